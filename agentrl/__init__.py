@@ -1,0 +1,1 @@
+"""Asynchronous reinforcement learning of language-model agents that use tools over many turns."""

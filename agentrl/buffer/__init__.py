@@ -1,0 +1,1 @@
+"""The replay buffer: ledger and store."""

@@ -1,0 +1,1 @@
+"""The schema of a run and its composition."""

@@ -1,0 +1,398 @@
+"""The schema of a run: the only place of defaults. A component receives its own part of it, never the whole.
+
+Units are suffixes (`_s` seconds, `_tokens`, `_bytes`). `docs/config.md` is generated from this file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agentrl.types import Outcome
+
+
+class Section(BaseModel):
+    """A group of keys: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+# ----------------------------------------------------------------------------------------------------------- data
+
+
+class DataConfig(Section):
+    """Where tasks come from."""
+
+    train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to train on, in this order before shuffling.")
+    val_files: tuple[str, ...] = Field((), description="Files to validate on, always whole and in order.")
+    shuffle: bool = Field(True, description="Shuffle the training rows anew for each epoch, by `trainer.seed`.")
+    max_prompt_tokens: int = Field(512, ge=1, description="Longest prompt, tool schemas included.")
+    overlong_prompts: Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"] = Field(
+        "filter", description="What happens to a longer prompt; filtered and truncated rows are counted."
+    )
+    max_train_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
+    max_val_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
+    reader: str | None = Field(None, description="`module:function` or `file.py:function` that turns one row (a dict) into a Task; None: the columns below.")
+    data_source_key: str = Field("data_source", description="Column that chooses the reward.")
+    prompt_key: str = Field("prompt", description="Column of the chat messages.")
+    ability_key: str = Field("ability", description="Column of the ability label.")
+    reward_model_key: str = Field("reward_model", description="Column of {style, ground_truth}.")
+    extra_info_key: str = Field("extra_info", description="Column of {tools_kwargs, interaction_kwargs, ...}.")
+    agent_name_key: str = Field("agent_name", description="Column that chooses the agent; may be absent.")
+
+
+# ---------------------------------------------------------------------------------------------------------- model
+
+
+class ModelConfig(Section):
+    """The policy and its tokenizer."""
+
+    path: str = Field("", description="Local folder or hub id of the policy.")
+    tokenizer_path: str | None = Field(None, description="Folder of the tokenizer; None: `model.path`.")
+    chat_template: str | None = Field(None, description="Jinja file that replaces the tokenizer's own template; None: the tokenizer's.")
+    tool_format: Literal["auto", "hermes"] = Field("auto", description="How the model writes tool calls; auto: from the chat template.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Parameter dtype of learner and servers.")
+    attention: Literal["auto", "sdpa", "segment_sdpa", "flash_attention_2", "flex_attention"] = Field(
+        "auto", description="Attention of the learner; auto: per-segment SDPA on CPU, flash or flex attention on GPU."
+    )
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+
+
+# ---------------------------------------------------------------------------------------------------------- agent
+
+
+class AgentConfig(Section):
+    """What an agent loop may use and spend."""
+
+    default: str = Field("single_turn_agent", description="Agent of rows that name none and have neither tools_kwargs nor interaction_kwargs.")
+    plugins: tuple[str, ...] = Field((), description="Your own plugins: `file.py` or `package.module`, each class is registered by its `name`.")
+    tools: tuple[str, ...] = Field((), description="Tools offered to tool agents; a row's tools_kwargs may add others.")
+    tool_config: dict[str, dict[str, Any]] = Field({}, description="Tool name -> its `config` dictionary.")
+    interaction_config: dict[str, dict[str, Any]] = Field({}, description="Interaction name -> its `config` dictionary.")
+    max_turns: int = Field(8, ge=1, description="Assistant turns per trajectory.")
+    max_tool_calls_per_turn: int = Field(8, ge=1, description="Calls run per turn; further ones are answered `not run`.")
+    max_response_tokens: int = Field(1024, ge=1, description="Tokens per trajectory after the prompt, context included.")
+    max_turn_tokens: int | None = Field(None, ge=1, description="Tokens sampled per turn; None: what is left of the response.")
+    max_tool_output_tokens: int = Field(512, ge=1, description="Longer tool output is cut in the middle, and says so.")
+    trajectory_timeout_s: float = Field(600.0, gt=0, description="Deadline of one attempt, everything included.")
+    tool_timeout_s: float = Field(30.0, gt=0, description="Deadline of one tool call.")
+    interaction_timeout_s: float = Field(30.0, gt=0, description="Deadline of one reply of an interaction.")
+
+
+# -------------------------------------------------------------------------------------------------------- rollout
+
+OutcomePolicy = Literal["train", "retry", "drop"]
+
+DEFAULT_OUTCOME_POLICY: dict[Outcome, OutcomePolicy] = {
+    Outcome.COMPLETED: "train",
+    Outcome.TRUNCATED: "train",
+    Outcome.TURN_LIMIT: "train",
+    Outcome.TIMEOUT: "retry",
+    Outcome.TOOL_ERROR: "retry",
+    Outcome.MODEL_ERROR: "retry",
+    Outcome.REWARD_ERROR: "drop",
+    Outcome.ABORTED: "drop",
+}
+
+
+class EmbeddedServerConfig(Section):
+    """The embedded server (transformers' continuous batching): for machines without SGLang."""
+
+    num_blocks: int = Field(512, ge=1, description="Blocks of the paged KV cache.")
+    page_size: int = Field(32, ge=1, description="Tokens per block.")
+    max_batch_tokens: int = Field(512, ge=1, description="Tokens per forward.")
+    max_requests_per_batch: int = Field(128, ge=1, description="Requests per forward; more wait.")
+    threads: int = Field(1, ge=1, description="CPU threads of torch.")
+
+
+class SGLangServerConfig(Section):
+    """SGLang servers."""
+
+    python: str | None = Field(None, description="Python of an environment in which SGLang is installed; None: this one's.")
+    args: dict[str, Any] = Field({}, description="Further server arguments, `name: value`.")
+
+
+class WeightsConfig(Section):
+    """How new weights reach the servers."""
+
+    transport: Literal["disk", "distributed"] = Field("disk", description="disk: safetensors in a folder all can read; distributed: torch process group.")
+    folder: str | None = Field(None, description="Folder of the disk transport; None: `weights/` of the run directory.")
+    bucket_bytes: int = Field(256 * 2**20, ge=1, description="Bytes sent at once by the distributed transport.")
+    backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="Process-group backend; auto: nccl on GPU, gloo on CPU.")
+    pause_mode: Literal["auto", "abort", "retract", "in_place"] = Field("auto", description="What happens to running requests; auto: abort for the embedded server, retract for SGLang.")
+    verify: bool = Field(False, description="Compare checksums of servers and learner after every publish.")
+    timeout_s: float = Field(120.0, gt=0, description="Deadline of one publish.")
+
+
+class RolloutConfig(Section):
+    """Generation: servers, sampling, concurrency."""
+
+    backend: Literal["embedded", "sglang"] = Field("embedded", description="Which server to start; ignored for `urls`.")
+    urls: tuple[str, ...] = Field((), description="Attach to these running servers instead of starting any.")
+    api_key_env: str | None = Field(None, description="Environment variable with the key of the servers; never the key itself.")
+    num_servers: int = Field(1, ge=1, description="Servers to start.")
+    num_actors: int = Field(1, ge=1, description="Rollout actors (processes that run agent loops).")
+    group_size: int = Field(8, ge=1, description="Trajectories per task (GRPO's n).")
+    max_concurrent_trajectories: int = Field(256, ge=1, description="Trajectories in flight per rollout actor.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature; the learner divides its logits by it.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Must stay 1 in training: the kept set is unknown to the learner.")
+    top_k: int = Field(-1, description="Must stay -1 in training.")
+    min_p: float = Field(0.0, ge=0, le=1, description="Must stay 0 in training.")
+    on_outcome: dict[Outcome, OutcomePolicy] = Field(DEFAULT_OUTCOME_POLICY, description="Per outcome: train on it, retry the member, or drop its group.")
+    max_retries: int = Field(2, ge=0, description="Retries of one member before its group is dropped.")
+    server_start_timeout_s: float = Field(180.0, gt=0, description="A server that is not ready by then failed.")
+    max_server_restarts: int = Field(3, ge=0, description="Restarts per server before the run ends.")
+    max_actor_restarts: int = Field(3, ge=0, description="Restarts per rollout actor before the run ends.")
+    embedded: EmbeddedServerConfig = EmbeddedServerConfig()
+    sglang: SGLangServerConfig = SGLangServerConfig()
+    weights: WeightsConfig = WeightsConfig()
+
+    @model_validator(mode="after")
+    def _complete_and_check(self) -> RolloutConfig:
+        if (self.top_p, self.top_k, self.min_p) != (1.0, -1, 0.0):
+            raise ValueError(
+                f"top_p={self.top_p}, top_k={self.top_k}, min_p={self.min_p}: truncated sampling is refused in training because the "
+                "servers report log-probabilities of the full distribution and the ratio would be off by the kept mass; "
+                "use top_p=1, top_k=-1, min_p=0 (the `eval` group may truncate)"
+            )
+        object.__setattr__(self, "on_outcome", {**DEFAULT_OUTCOME_POLICY, **self.on_outcome})
+        return self
+
+
+# --------------------------------------------------------------------------------------------------------- buffer
+
+
+class BufferConfig(Section):
+    """The replay buffer: how much, how old, in which order."""
+
+    groups_per_step: int = Field(16, ge=1, description="Groups (tasks) in one batch.")
+    max_staleness: int = Field(1, ge=0, description="No token older than this many versions is trained on; 0: strictly on-policy.")
+    sampler: Literal["fifo"] = Field("fifo", description="Order in which ready groups are taken; fifo: oldest lease first.")
+    stall_timeout_s: float = Field(600.0, gt=0, description="No finished trajectory for so long ends the run with a report.")
+
+
+# -------------------------------------------------------------------------------------------------------- learner
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule."""
+
+    lr: float = Field(1e-6, gt=0, description="Peak learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's betas.")
+    eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay to 0 over the run's updates.")
+    warmup_updates: int = Field(0, ge=0, description="Linear warm-up, in optimizer updates.")
+    grad_clip: float | None = Field(1.0, gt=0, description="Largest global gradient norm; None: no clipping.")
+
+
+class LearnerConfig(Section):
+    """FSDP ranks and the optimizer step."""
+
+    world_size: int = Field(1, ge=1, description="Data-parallel FSDP ranks.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda when Ray grants a GPU.")
+    threads: int = Field(1, ge=1, description="CPU threads of torch per rank.")
+    microbatch_tokens: int = Field(16384, ge=1, description="Packed tokens per forward and rank.")
+    minibatches_per_step: int = Field(1, ge=1, description="Optimizer updates per epoch over the batch, cut by groups.")
+    epochs_per_step: int = Field(1, ge=1, description="Passes over the batch.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    collective_timeout_s: float = Field(300.0, gt=0, description="A collective that takes longer lost a rank.")
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+
+class CriticConfig(Section):
+    """The value model; no estimator of this version uses one."""
+
+    enabled: Literal[False] = Field(False, description="Reserved: GRPO needs no critic.")
+
+
+# --------------------------------------------------------------------------------------------------------- reward
+
+
+class CustomFunctionConfig(Section):
+    """Your own `compute_score(data_source, solution_str, ground_truth, extra_info)`."""
+
+    path: str | None = Field(None, description="Python file; None: rewards are chosen by `reward.sources`.")
+    name: str = Field("compute_score", description="Function in that file; sync or async.")
+    kwargs: dict[str, Any] = Field({}, description="Further keyword arguments.")
+
+
+class RewardConfig(Section):
+    """Which reward scores which row."""
+
+    sources: dict[str, str] = Field(
+        {"arithmetic": "arithmetic", "gsm8k": "gsm8k", "openai/gsm8k": "gsm8k"},
+        description="data_source -> registered reward; your entries are added to the presets.",
+    )
+    custom_function: CustomFunctionConfig = CustomFunctionConfig()
+    reward_config: dict[str, dict[str, Any]] = Field({}, description="Reward name -> its `config` dictionary.")
+    timeout_s: float = Field(30.0, gt=0, description="Deadline of scoring one trajectory.")
+    tool_reward_weight: float = Field(0.0, description="Weight of the rewards that tools give per turn; 0: only reported.")
+    interaction_reward_weight: float = Field(0.0, description="Weight of the rewards that interactions give per turn; 0: only reported.")
+
+    @model_validator(mode="after")
+    def _keep_presets(self) -> RewardConfig:
+        object.__setattr__(self, "sources", {**type(self).model_fields["sources"].default, **self.sources})
+        return self
+
+
+# ------------------------------------------------------------------------------------------------------ algorithm
+
+
+class CorrectionConfig(Section):
+    """Off-policy correction by importance weights w = proximal / behavior."""
+
+    weight: Literal["none", "token"] = Field("token", description="token: truncated importance sampling per token.")
+    cap: float = Field(2.0, gt=0, description="Upper bound of the weight.")
+
+
+class KLConfig(Section):
+    """KL to the reference policy, in the loss."""
+
+    coefficient: float = Field(0.0, ge=0, description="0: no reference model is loaded.")
+    estimator: Literal["k2", "k3", "abs", "k3_k2grad"] = Field("k3_k2grad", description="k1 is refused in a loss: its expected gradient is zero.")
+
+
+class AlgorithmConfig(Section):
+    """From rewards to a loss."""
+
+    advantage: Literal["grpo"] = Field("grpo", description="Advantage estimator.")
+    policy_loss: Literal["ppo_clip"] = Field("ppo_clip", description="Policy loss.")
+    mode: Literal["auto", "decoupled", "bypass", "on_policy"] = Field(
+        "auto", description="Where the proximal policy comes from; auto: on_policy when max_staleness=0 and one update per step, else decoupled."
+    )
+    clip_low: float = Field(0.2, gt=0, lt=1, description="Lower clip of the ratio, 1 - clip_low.")
+    clip_high: float = Field(0.2, gt=0, description="Upper clip of the ratio, 1 + clip_high.")
+    dual_clip: float | None = Field(3.0, gt=1, description="Bound of the loss at negative advantage; None: off.")
+    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "constant"] = Field("token_mean", description="How token losses become one number.")
+    constant_length: int | None = Field(None, ge=1, description="L_max of aggregation `constant`; None: agent.max_response_tokens.")
+    entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    correction: CorrectionConfig = CorrectionConfig()
+    kl: KLConfig = KLConfig()
+
+
+# -------------------------------------------------------------------------------------------------------- trainer
+
+
+class TrainerConfig(Section):
+    """The run: how long, how often, where."""
+
+    steps: int | None = Field(None, ge=1, description="Batches to train on; None: by total_epochs.")
+    total_epochs: int = Field(1, ge=1, description="Passes over the training rows when `steps` is None.")
+    save_freq: int = Field(-1, ge=-1, description="Checkpoint every N steps (and at the end); -1: never.")
+    test_freq: int = Field(-1, ge=-1, description="Validate every N steps; -1: never.")
+    val_before_train: bool = Field(True, description="Validate before the first step, if there are val_files.")
+    val_only: bool = Field(False, description="Validate and stop.")
+    resume_mode: str = Field("auto", description="auto: from the newest checkpoint of the run directory; disable; or the path of a checkpoint.")
+    keep_last: int = Field(3, ge=1, description="Checkpoints kept.")
+    run_dir: str | None = Field(None, description="Folder of the run; None: runs/<project_name>/<experiment_name>.")
+    project_name: str = Field("agentrl", description="Name of the project, for trackers.")
+    experiment_name: str = Field("default", description="Name of the run.")
+    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(("console",), description="Trackers beside metrics.jsonl, which is always written.")
+    rollout_data_dir: str | None = Field(None, description="Where training trajectories are kept as Parquet; None: trajectories/ of the run directory.")
+    validation_data_dir: str | None = Field(None, description="The same for validation; None: validation/ of the run directory.")
+    keep_trajectories: bool = Field(True, description="Write the trajectories at all.")
+    seed: int = Field(0, ge=0, description="Seed of data order, initialisation and learner.")
+
+
+class ClusterConfig(Section):
+    """Ray."""
+
+    address: str | None = Field(None, description="None: start Ray on this machine; `auto` or an address joins a cluster.")
+    num_cpus: int | None = Field(None, ge=1, description="CPUs of a started Ray; None: what this process may use.")
+    gpus_per_learner: float = Field(0.0, ge=0, description="GPUs each learner rank asks for.")
+    gpus_per_server: float = Field(0.0, ge=0, description="GPUs each server asks for.")
+
+
+class TrackingConfig(Section):
+    """What is shown and kept."""
+
+    wandb_mode: Literal["online", "offline", "disabled"] = Field("offline", description="wandb's mode; offline needs no network.")
+    report: bool = Field(True, description="Draw report.png at the end.")
+    baselines: dict[str, str] = Field({}, description="Name -> model folder, validated before training and shown in the closing table.")
+
+
+class EvalConfig(Section):
+    """Sampling of validation."""
+
+    n: int = Field(1, ge=1, description="Attempts per validation row.")
+    temperature: float = Field(0.0, ge=0, description="0: greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
+    top_k: int = Field(-1, description="-1: off.")
+    min_p: float = Field(0.0, ge=0, le=1, description="0: off.")
+    timeout_s: float = Field(1800.0, gt=0, description="Deadline of one whole validation.")
+
+
+class Config(Section):
+    """A whole run."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    agent: AgentConfig = AgentConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    buffer: BufferConfig = BufferConfig()
+    learner: LearnerConfig = LearnerConfig()
+    critic: CriticConfig = CriticConfig()
+    reward: RewardConfig = RewardConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _check_across_groups(self) -> Config:
+        updates = self.learner.minibatches_per_step * self.learner.epochs_per_step
+        if self.algorithm.mode == "on_policy" and (self.buffer.max_staleness > 0 or updates > 1):
+            raise ValueError(
+                f"algorithm.mode=on_policy needs buffer.max_staleness=0 (is {self.buffer.max_staleness}) and one update per step (is {updates}); "
+                "use algorithm.mode=decoupled"
+            )
+        if self.learner.minibatches_per_step > self.buffer.groups_per_step:
+            raise ValueError(
+                f"learner.minibatches_per_step={self.learner.minibatches_per_step} exceeds buffer.groups_per_step={self.buffer.groups_per_step}: "
+                "a minibatch holds at least one group"
+            )
+        return self
+
+
+# ------------------------------------------------------------------------------------------------------------ sft
+
+
+class SFTDataConfig(Section):
+    """Conversations to imitate."""
+
+    train_files: tuple[str, ...] = Field((), description="Parquet or JSON lines with a column of messages; `tools` may hold the schemas shown.")
+    messages_key: str = Field("messages", description="Column of the chat messages; every assistant message is learned.")
+    tools_key: str = Field("tools", description="Column of tool names offered in that conversation; may be absent.")
+    max_tokens: int = Field(1024, ge=1, description="Longer conversations are dropped, counted.")
+
+
+class SFTTrainerConfig(Section):
+    """How long, where."""
+
+    steps: int = Field(100, ge=1, description="Optimizer updates.")
+    batch_size: int = Field(64, ge=1, description="Conversations per update.")
+    output: str = Field("policy", description="Folder of the trained model, in Hugging Face format.")
+    seed: int = Field(0, ge=0, description="Seed of initialisation and order.")
+    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(("console",), description="Trackers beside metrics.jsonl.")
+
+
+class ModelFromScratchConfig(Section):
+    """A new small model instead of `model.path`: the architecture's sizes by their Hugging Face names."""
+
+    architecture: Literal["none", "qwen2"] = Field("none", description="none: start from model.path.")
+    sizes: dict[str, Any] = Field({}, description="hidden_size, num_hidden_layers, ... of the architecture's config.")
+
+
+class SFTConfig(Section):
+    """A supervised run (`agentrl sft`)."""
+
+    data: SFTDataConfig = SFTDataConfig()
+    model: ModelConfig = ModelConfig()
+    from_scratch: ModelFromScratchConfig = ModelFromScratchConfig()
+    agent: AgentConfig = AgentConfig()
+    learner: LearnerConfig = LearnerConfig()
+    trainer: SFTTrainerConfig = SFTTrainerConfig()
+    cluster: ClusterConfig = ClusterConfig()

@@ -1,0 +1,1 @@
+"""The training loop; read train.py first."""

@@ -1,0 +1,1 @@
+"""Rows to tasks, trajectories to Arrow, and the preparation of datasets."""

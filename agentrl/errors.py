@@ -1,0 +1,76 @@
+"""The tree of errors: each names the boundary that failed.
+
+AgentRLError
+├── UserError                 exit code 2: the input is wrong; the message says what, the value, what would be right
+│   ├── ConfigError           a key, a value, a file of the config
+│   ├── DataError             a dataset file, row or field
+│   └── PluginError           an unknown or malformed agent, tool, interaction or reward
+└── InfrastructureError       exit code 1: the world failed; never a wrong answer of the policy
+    ├── ServerError           an inference server: `status` is its HTTP status, None if there was no reply
+    │   └── RequestRefused    the server called the request wrong (4xx): trying again is useless
+    ├── ToolError             a tool or an interaction broke (not: the model called it wrongly)
+    ├── RewardError           a reward raised or ran out of time
+    ├── LearnerError          a learner rank was lost or its collective timed out
+    └── CheckpointError       a checkpoint is missing, incomplete or could not be written
+"""
+
+from __future__ import annotations
+
+
+class AgentRLError(Exception):
+    """Root of all errors this project raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(AgentRLError):
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    pass
+
+
+class DataError(UserError):
+    pass
+
+
+class PluginError(UserError):
+    pass
+
+
+class InfrastructureError(AgentRLError):
+    pass
+
+
+class ServerError(InfrastructureError):
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:  # keyword-only arguments do not survive Ray's pickling by default
+        return (_rebuild_server_error, (type(self), str(self), self.status))
+
+
+class RequestRefused(ServerError):
+    pass
+
+
+class ToolError(InfrastructureError):
+    pass
+
+
+class RewardError(InfrastructureError):
+    pass
+
+
+class LearnerError(InfrastructureError):
+    pass
+
+
+class CheckpointError(InfrastructureError):
+    pass
+
+
+def _rebuild_server_error(cls: type[ServerError], message: str, status: int | None) -> ServerError:
+    return cls(message, status=status)

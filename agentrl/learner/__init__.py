@@ -1,0 +1,1 @@
+"""The FSDP ranks: model, packing, step, checkpoints."""

@@ -1,0 +1,1 @@
+"""The rule rewards and the loader of the user's function."""

@@ -1,0 +1,1 @@
+"""Playing tasks: session, agent loops in flight, router."""

@@ -1,0 +1,1 @@
+"""Inference servers: the embedded one, launching, supervision."""

@@ -1,0 +1,231 @@
+"""The carriers: every noun that travels from one station of a trajectory's way to the next.
+
+Frozen dataclasses, stdlib and numpy only, so that any module (and any process) may import them cheaply.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Role = Literal["system", "user", "assistant", "tool"]
+JsonObject = Mapping[str, Any]
+
+NO_VERSION = -1
+"""Version of a token that no policy sampled: prompt, tool output, user turn."""
+
+
+class Outcome(enum.StrEnum):
+    """Why an attempt stopped. Anything but the first three is a failure, recorded and never scored as wrong."""
+
+    COMPLETED = "completed"  # the agent loop returned
+    TRUNCATED = "truncated"  # token budget or context exhausted
+    TURN_LIMIT = "turn_limit"  # the model wanted another turn
+    TIMEOUT = "timeout"  # the trajectory's deadline passed
+    TOOL_ERROR = "tool_error"  # a tool's or an interaction's infrastructure failed
+    MODEL_ERROR = "model_error"  # no server answered
+    REWARD_ERROR = "reward_error"  # the reward could not be computed
+    ABORTED = "aborted"  # the agent loop itself raised, or the run was stopped
+
+
+SCORED_OUTCOMES = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.TURN_LIMIT})
+"""Outcomes whose reward says something about the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call the model asked for. `arguments` is None when it could not be parsed; then `error` says why."""
+
+    id: str
+    name: str
+    arguments: JsonObject | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message: a view of tokens, never their source."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One dataset row to attempt.
+
+    `task_id` is stable over runs (dataset, file and row); `agent_name` is resolved (never empty, never an alias).
+    """
+
+    task_id: str
+    data_source: str
+    messages: tuple[Message, ...]
+    agent_name: str
+    ground_truth: Any = None
+    ability: str = ""
+    extra_info: JsonObject = field(default_factory=dict)
+    tools_kwargs: Mapping[str, JsonObject] = field(default_factory=dict)
+    interaction_kwargs: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right and duty to play one group; `version` is the learner's at the moment of leasing."""
+
+    group_id: int
+    task: Task
+    group_size: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One assistant generation, as the agent loop sees it."""
+
+    index: int
+    message: Message
+    is_truncated: bool  # cut at a token limit, not ended by the model
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.message.tool_calls
+
+
+@dataclass(frozen=True, slots=True)
+class RewardEvent:
+    """A named reward received on one token: index `position` into the trajectory, always an action token."""
+
+    name: str
+    value: float
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One finished attempt. All arrays have length T and are aligned with `token_ids`.
+
+    token_ids: i32[T]; action_mask: bool[T], True where the policy sampled the token;
+    behavior_logprobs: f32[T], 0.0 off the mask; versions: i32[T], NO_VERSION off the mask;
+    turn_ids: i16[T], counts assistant turns from 0, -1 for tokens outside of them (prompt and context).
+    `metrics` are facts about the attempt (num_turns, num_tool_calls, generate_s, ...), one name one unit.
+    `failure` is one line for a person, None when the outcome is scored.
+    """
+
+    group_id: int
+    member: int
+    task_id: str
+    data_source: str
+    agent_name: str
+    token_ids: NDArray[np.int32]
+    action_mask: NDArray[np.bool_]
+    behavior_logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    turn_ids: NDArray[np.int16]
+    messages: tuple[Message, ...]
+    rewards: tuple[RewardEvent, ...]
+    outcome: Outcome
+    failure: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    extra_info: JsonObject = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lengths = {len(a) for a in (self.token_ids, self.action_mask, self.behavior_logprobs, self.versions, self.turn_ids)}
+        assert len(lengths) == 1, f"per-token arrays disagree in length: {sorted(lengths)}"
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_action_tokens(self) -> int:
+        return int(self.action_mask.sum())
+
+    @property
+    def reward(self) -> float:
+        """Sum of all reward events."""
+        return float(sum(event.value for event in self.rewards))
+
+    @property
+    def min_version(self) -> int:
+        """Version of the oldest action token; NO_VERSION when there is none."""
+        return int(self.versions[self.action_mask].min()) if self.action_mask.any() else NO_VERSION
+
+    def replace(self, **changes: Any) -> Trajectory:
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """All trajectories of one Task taken in one visit, ordered by member."""
+
+    group_id: int
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def min_version(self) -> int:
+        versions = [t.min_version for t in self.trajectories if t.min_version != NO_VERSION]
+        return min(versions, default=NO_VERSION)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the server samples one turn; `max_new_tokens` in tokens, temperature 0 is greedy, top_k -1 is off."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """What a server sampled for one turn: token_ids i32[N], logprobs f32[N], versions i32[N], aligned."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    finish_reason: Literal["stop", "length", "abort"]
+    num_interruptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, dtype ("float32", ...) and shape of one published weight, by its Hugging Face name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BufferCounts:
+    """Groups by state. At any moment drawn == queued + leased + ready + consumed + sum(dropped.values())."""
+
+    drawn: int
+    queued: int
+    leased: int
+    ready: int
+    consumed: int
+    dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> groups
+    discarded: Mapping[str, int] = field(default_factory=dict)  # reason -> single trajectories (late, owner_lost, retried)
+
+    @property
+    def is_balanced(self) -> bool:
+        return self.drawn == self.queued + self.leased + self.ready + self.consumed + sum(self.dropped.values())
+
+
+def member_tuple(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+    """Return trajectories of one group ordered by member."""
+    return tuple(sorted(trajectories, key=lambda t: t.member))

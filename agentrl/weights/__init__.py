@@ -1,0 +1,1 @@
+"""Publishing new weights to the servers."""
