@@ -1,0 +1,24 @@
+"""Cut a model's tensors into buckets with a byte budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl.types import TensorSpec
+
+
+def plan_buckets(specs: Sequence[TensorSpec], *, max_bytes: int) -> list[list[TensorSpec]]:
+    """Return `specs` in order, cut so that each bucket holds at most `max_bytes`; a larger tensor stands alone.
+
+    A bucket has one dtype, because it travels as one flat byte buffer that the receiver views by dtype.
+    """
+    buckets: list[list[TensorSpec]] = []
+    size = 0
+    for spec in specs:
+        fits = buckets and size + spec.num_bytes <= max_bytes and buckets[-1][-1].dtype == spec.dtype
+        if not fits:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(spec)
+        size += spec.num_bytes
+    return buckets
