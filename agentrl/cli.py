@@ -1,0 +1,161 @@
+"""The command line: one short function per command. Errors of ours are one line; `--debug` shows the traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.errors import AgentRLError, UserError
+
+app = typer.Typer(
+    name="agentrl",
+    help="Asynchronous reinforcement learning of language-model agents that use tools over many turns.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+data_app = typer.Typer(help="Write datasets as Parquet in the schema that `agentrl train` reads.", no_args_is_help=True)
+config_app = typer.Typer(help="Look at a config before running it.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(config_app, name="config")
+
+ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="YAML file; it holds differences from the defaults in docs/config.md.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides, such as trainer.steps=20 rollout.group_size=8.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+@app.callback()
+def _options(debug: Debug = False) -> None:
+    if debug:
+        os.environ["AGENTRL_DEBUG"] = "1"
+
+
+@app.command()
+def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Train a policy.
+
+    Starts Ray, inference servers, rollout actors and learner ranks on this machine (or on the cluster of `cluster.address`), trains for
+    `trainer.steps` batches and leaves everything in the run folder. Run the same command again to resume.
+
+    Every key is documented in docs/config.md; `agentrl config explain CONFIG.yaml` shows what a config amounts to.
+    """
+    _options(debug)
+    from agentrl.config.compose import load_config
+    from agentrl.controller.train import train as run
+
+    run(load_config(config, overrides or []))
+
+
+@app.command()
+def sft(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Train a policy by imitation (supervised fine-tuning), from `model.path` or from scratch."""
+    _options(debug)
+    from agentrl.config.compose import load_sft_config
+    from agentrl.controller.sft import supervise
+
+    supervise(load_sft_config(config, overrides or []))
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of the model, in Hugging Face format.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; anything but localhost needs --api-key-env.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 30000,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    weight_version: Annotated[str, typer.Option(help="Version that replies carry until the first update.")] = "default",
+    api_key_env: Annotated[str | None, typer.Option(help="Environment variable that holds the API key.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve a model by the embedded server, which speaks SGLang's native protocol (docs/sglang.md)."""
+    _options(debug)
+    from agentrl.config.schema import EmbeddedServerConfig
+    from agentrl.serving.embedded.server import serve as run
+
+    run(
+        model,
+        host=host,
+        port=port,
+        config=EmbeddedServerConfig(threads=threads),
+        dtype=dtype,
+        weight_version=weight_version,
+        api_key_env=api_key_env,
+    )
+
+
+@data_app.command("arithmetic")
+def data_arithmetic(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
+    train_rows: Annotated[int, typer.Option("--train", min=1, help="Rows to train on.")] = 3000,
+    val_rows: Annotated[int, typer.Option("--val", min=1, help="Rows to validate on.")] = 192,
+    sft_rows: Annotated[int, typer.Option("--sft", min=1, help="Conversations for the supervised warm start.")] = 6000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    debug: Debug = False,
+) -> None:
+    """Write sums for three kinds of agent: some need the calculator, some do not, some get feedback and a second try."""
+    _options(debug)
+    from agentrl.data.arithmetic import write_arithmetic
+
+    write_arithmetic(out, seed=seed, num_train=train_rows, num_val=val_rows, num_sft=sft_rows)
+    typer.echo(f"wrote train.parquet, val.parquet and sft.parquet to {out}")
+
+
+@data_app.command("gsm8k")
+def data_gsm8k(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
+    source: Annotated[Path, typer.Option("--in", help="Folder with GSM8K's original train.jsonl and test.jsonl.")],
+    agent: Annotated[str, typer.Option(help="single_turn_agent, tool_agent, interaction_agent, or mixed.")] = "mixed",
+    debug: Debug = False,
+) -> None:
+    """Write GSM8K from its original JSON lines."""
+    _options(debug)
+    from agentrl.data.prepare import write_gsm8k
+
+    write_gsm8k(out, source, agent=agent)
+    typer.echo(f"wrote train.parquet and test.parquet to {out}")
+
+
+@config_app.command("show")
+def config_show(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Print the resolved config, defaults included."""
+    _options(debug)
+    from agentrl.config.compose import dump_config, load_config
+
+    typer.echo(dump_config(load_config(config, overrides or [])))
+
+
+@config_app.command("explain")
+def config_explain(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Print what a config amounts to: batch arithmetic, bound on lag, which weights enter the loss, warnings."""
+    _options(debug)
+    from agentrl.config.compose import load_config
+    from agentrl.config.explain import explain
+
+    typer.echo(explain(load_config(config, overrides or [])))
+
+
+def main() -> None:
+    """Run the command line; exit code 2 for the user's mistakes, 1 for the world's, 130 for Ctrl-C."""
+    try:
+        app(standalone_mode=True)
+    except AgentRLError as error:
+        if os.environ.get("AGENTRL_DEBUG"):
+            traceback.print_exc()
+        kind = "" if isinstance(error, UserError) else " (infrastructure)"
+        typer.echo(f"error{kind}: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the run folder keeps everything saved so far, the same command resumes", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The folder of one run: the whole truth about it.
+
+```
+config.yaml        the resolved config            metrics.jsonl   one record per step and validation
+versions.jsonl     every version ever published   checkpoints/    step_000020/ ...
+weights/           the disk transport's versions  trajectories/   step_000001.parquet ...
+validation/        step_000010.parquet ...        servers/        logs of the servers
+report.png  summary.md
+```
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from agentrl.config.compose import dump_config
+from agentrl.config.schema import Config, TrainerConfig
+from agentrl.errors import ConfigError, InfrastructureError
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Paths of a run, and the lock that keeps a second process out of it."""
+
+    root: Path
+    lock: IO[str]
+    rollout_data: Path
+    validation_data: Path
+
+    @classmethod
+    def open(cls, config: Config) -> RunDir:
+        """Create the folder if needed, lock it, and write the resolved config.
+
+        Raises:
+            ConfigError: the folder cannot be written, or another run holds it.
+        """
+        trainer = config.trainer
+        root = run_folder(trainer)
+        try:
+            for name in ("checkpoints", "servers", "weights"):
+                (root / name).mkdir(parents=True, exist_ok=True)
+            lock = (root / ".lock").open("w")
+        except OSError as error:
+            raise ConfigError(f"trainer.run_dir {str(root)!r} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise ConfigError(f"run folder {str(root)!r} is in use by another run; choose another trainer.run_dir") from error
+        write_atomically(root / "config.yaml", dump_config(config))
+        return cls(
+            root,
+            lock,
+            Path(trainer.rollout_data_dir) if trainer.rollout_data_dir else root / "trajectories",
+            Path(trainer.validation_data_dir) if trainer.validation_data_dir else root / "validation",
+        )
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def close(self) -> None:
+        self.lock.close()
+
+    # ------------------------------------------------------------------------------------------------- versions
+
+    def next_version(self) -> int:
+        """Return a version that was never published in this folder."""
+        journal = self.root / "versions.jsonl"
+        if not journal.exists():
+            return 0
+        versions = [json.loads(line)["version"] for line in journal.read_text().splitlines() if line.endswith("}")]
+        return max(versions, default=-1) + 1
+
+    def journal_version(self, version: int, *, step: int, what: str) -> None:
+        """Record `version` durably BEFORE any server gets it, so that a crash can never lead to its reuse."""
+        with (self.root / "versions.jsonl").open("a") as file:
+            file.write(json.dumps({"version": version, "step": step, "what": what, "time": time.time()}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def run_folder(trainer: TrainerConfig) -> Path:
+    """Return the folder of the run that `trainer` names."""
+    return Path(trainer.run_dir) if trainer.run_dir else Path("runs") / trainer.project_name / trainer.experiment_name
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that a reader, or a crash, sees the old file or the new one.
+
+    Raises:
+        InfrastructureError: the disk is full or read-only; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InfrastructureError(f"{path} could not be written: {error.strerror}") from error
