@@ -72,6 +72,8 @@ class AgentLoop(ABC):
     """Plays one attempt at a task. Stateless: one instance serves one trajectory."""
 
     name: ClassVar[str]
+    uses_tools: ClassVar[bool] = True
+    """Whether the model is shown tools; False keeps configured tools and the row's out of the prompt."""
 
     @abstractmethod
     async def run(self, task: Task, session: Session) -> None:
@@ -121,6 +123,14 @@ class Tool(ABC):
         """Return the OpenAI function schema that the chat template shows to the model."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
+
+
+def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the tools offered in `task`: the configured ones, then the row's own, each once.
+
+    An agent with `uses_tools = False` is offered none.
+    """
+    return tuple(dict.fromkeys((*configured, *task.tools_kwargs))) if agent.uses_tools else ()
 
 
 # --------------------------------------------------------------------------------------------------- interactions
