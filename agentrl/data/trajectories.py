@@ -1,0 +1,273 @@
+"""One Arrow schema of trajectories: on the wire, in the replay buffer, and in the Parquet files of a run.
+
+N rows, one per trajectory. Token columns are lists whose values lie in one flat array, so that encoding is a
+concatenation and decoding a view; nothing here is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import DTypeLike, NDArray
+
+from agentrl.errors import DataError
+from agentrl.types import NO_VERSION, Message, Outcome, RewardEvent, ToolCall, Trajectory
+
+FORMAT = b"1"
+"""Number of this schema, in its metadata; raised when a column changes its meaning."""
+
+TOOL_CALL = pa.struct(
+    [
+        pa.field("id", pa.large_string(), nullable=False),
+        pa.field("name", pa.large_string(), nullable=False),
+        pa.field("arguments", pa.large_string()),  # JSON text; null: the model's text could not be parsed
+        pa.field("error", pa.large_string()),
+    ]
+)
+MESSAGE = pa.struct(
+    [
+        pa.field("role", pa.string(), nullable=False),
+        pa.field("content", pa.large_string(), nullable=False),
+        pa.field("tool_calls", pa.list_(TOOL_CALL), nullable=False),
+        pa.field("tool_call_id", pa.large_string()),
+        pa.field("name", pa.large_string()),
+    ]
+)
+REWARD = pa.struct(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("value", pa.float64(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+    ]
+)
+# Large lists: a batch of long trajectories holds more than 2**31 values.
+SCHEMA = pa.schema(
+    [
+        pa.field("group_id", pa.int64(), nullable=False),
+        pa.field("member", pa.int32(), nullable=False),
+        pa.field("task_id", pa.string(), nullable=False),
+        pa.field("data_source", pa.string(), nullable=False),
+        pa.field("agent_name", pa.string(), nullable=False),
+        pa.field("token_ids", pa.large_list(pa.int32()), nullable=False),
+        pa.field("action_mask", pa.large_list(pa.bool_()), nullable=False),
+        pa.field("behavior_logprobs", pa.large_list(pa.float32()), nullable=False),
+        pa.field("versions", pa.large_list(pa.int32()), nullable=False),
+        pa.field("turn_ids", pa.large_list(pa.int16()), nullable=False),
+        pa.field("messages", pa.large_list(MESSAGE), nullable=False),
+        pa.field("rewards", pa.list_(REWARD), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("failure", pa.large_string()),
+        pa.field("metrics", pa.map_(pa.string(), pa.float64()), nullable=False),
+        pa.field("extra_info", pa.large_string(), nullable=False),  # JSON text
+    ],
+    metadata={b"agentrl.trajectories": FORMAT},
+)
+
+_TOKEN_DTYPES: Mapping[str, DTypeLike] = {
+    "token_ids": np.int32,
+    "action_mask": np.bool_,
+    "behavior_logprobs": np.float32,
+    "versions": np.int32,
+    "turn_ids": np.int16,
+}
+
+
+# -------------------------------------------------------------------------------------------- trajectories <-> Arrow
+
+
+def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
+    """Return the N trajectories as one record batch of SCHEMA.
+
+    Text that is no valid Unicode (lone surrogates a tool or a model's JSON escape may bring) is written with `?`
+    in their place: messages are a view, the tokens stay exact.
+    """
+    columns: dict[str, pa.Array] = {name: _encode_tokens(trajectories, name) for name in _TOKEN_DTYPES}
+    values: Mapping[str, Callable[[Trajectory], Any]] = {
+        "group_id": lambda t: t.group_id,
+        "member": lambda t: t.member,
+        "task_id": lambda t: _unicode(t.task_id),
+        "data_source": lambda t: _unicode(t.data_source),
+        "agent_name": lambda t: t.agent_name,
+        "messages": lambda t: [_encode_message(message) for message in t.messages],
+        "rewards": lambda t: [asdict(event) for event in t.rewards],
+        "outcome": lambda t: t.outcome.value,
+        "failure": lambda t: _unicode(t.failure),
+        "metrics": lambda t: list(t.metrics.items()),
+        "extra_info": lambda t: json.dumps(t.extra_info),
+    }
+    for name, value_of in values.items():
+        columns[name] = pa.array([value_of(t) for t in trajectories], type=SCHEMA.field(name).type)
+    return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def decode(batch: pa.RecordBatch) -> list[Trajectory]:
+    """Return the trajectories of a batch that has at least the columns of SCHEMA.
+
+    The per-token arrays are read-only views of the batch's memory.
+    """
+    tokens = {name: _decode_tokens(batch, name) for name in _TOKEN_DTYPES}
+    plain = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in _TOKEN_DTYPES}
+    return [
+        Trajectory(
+            group_id=plain["group_id"][row],
+            member=plain["member"][row],
+            task_id=plain["task_id"][row],
+            data_source=plain["data_source"][row],
+            agent_name=plain["agent_name"][row],
+            messages=tuple(_decode_message(message) for message in plain["messages"][row]),
+            rewards=tuple(RewardEvent(**event) for event in plain["rewards"][row]),
+            outcome=Outcome(plain["outcome"][row]),
+            failure=plain["failure"][row],
+            metrics=dict(plain["metrics"][row]),
+            extra_info=json.loads(plain["extra_info"][row]),
+            **{name: arrays[row] for name, arrays in tokens.items()},
+        )
+        for row in range(batch.num_rows)
+    ]
+
+
+def min_versions(batch: pa.RecordBatch) -> NDArray[np.int32]:
+    """Return i32[N]: the version of each trajectory's oldest action token, NO_VERSION where there is none."""
+    oldest = np.full(batch.num_rows, NO_VERSION, dtype=np.int32)
+    masks, versions = _decode_tokens(batch, "action_mask"), _decode_tokens(batch, "versions")
+    for row, (mask, version) in enumerate(zip(masks, versions, strict=True)):
+        if mask.any():
+            oldest[row] = version[mask].min()
+    return oldest
+
+
+def _encode_tokens(trajectories: Sequence[Trajectory], name: str) -> pa.LargeListArray:
+    arrays: list[NDArray[Any]] = [getattr(t, name) for t in trajectories]
+    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+    np.cumsum([len(array) for array in arrays], out=offsets[1:])
+    # The empty first piece gives the dtype when there are no trajectories; `casting="no"` refuses a wrong one.
+    flat = np.concatenate([np.empty(0, _TOKEN_DTYPES[name]), *arrays], dtype=_TOKEN_DTYPES[name], casting="no")
+    return pa.LargeListArray.from_arrays(offsets, pa.array(flat), type=SCHEMA.field(name).type)
+
+
+def _decode_tokens(batch: pa.RecordBatch, name: str) -> list[NDArray[Any]]:
+    column = batch.column(name)
+    offsets = column.offsets.to_numpy()
+    # `column.values` ignores that the batch may be a slice; the offsets do not. Only booleans (bits in Arrow) are copied.
+    first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+    flat = column.values.slice(first, last - first).to_numpy(zero_copy_only=False)
+    flat.flags.writeable = False
+    return [flat[start - first : end - first] for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+
+
+def _encode_message(message: Message) -> dict[str, Any]:
+    calls = [
+        {
+            "id": _unicode(call.id),
+            "name": _unicode(call.name),
+            "arguments": None if call.arguments is None else json.dumps(call.arguments),
+            "error": _unicode(call.error),
+        }
+        for call in message.tool_calls
+    ]
+    content, call_id, name = _unicode(message.content), _unicode(message.tool_call_id), _unicode(message.name)
+    return {"role": message.role, "content": content, "tool_calls": calls, "tool_call_id": call_id, "name": name}
+
+
+def _decode_message(fields: dict[str, Any]) -> Message:
+    calls = tuple(
+        ToolCall(
+            id=call["id"],
+            name=call["name"],
+            arguments=None if call["arguments"] is None else json.loads(call["arguments"]),
+            error=call["error"],
+        )
+        for call in fields["tool_calls"]
+    )
+    return Message(fields["role"], fields["content"], calls, fields["tool_call_id"], fields["name"])
+
+
+def _unicode(text: str | None) -> str | None:
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+# ----------------------------------------------------------------------------------------------- Arrow <-> bytes, files
+
+
+def to_ipc(batch: pa.RecordBatch) -> bytes:
+    """Return the batch as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def from_ipc(data: bytes) -> pa.RecordBatch:
+    """Return the record batch of an Arrow IPC stream; its columns are views of `data`.
+
+    Raises:
+        DataError: the stream is no trajectories of this FORMAT.
+    """
+    try:
+        table = pa.ipc.open_stream(data).read_all()
+    except pa.ArrowInvalid as error:
+        raise DataError(f"not an Arrow stream of trajectories: {error}") from error
+    check_schema(table.schema, "stream")
+    return _one_batch(table)
+
+
+def write_parquet(path: str | Path, batch: pa.RecordBatch, columns: Mapping[str, int | float | str | Sequence[Any]] | None = None) -> None:
+    """Write trajectories to `path`; `columns` come first: one value for all rows (`step`), or a sequence of N values.
+
+    The file appears whole or not at all.
+    """
+    table = pa.Table.from_batches([batch])
+    for position, (name, value) in enumerate((columns or {}).items()):
+        values = [value] * batch.num_rows if isinstance(value, (int, float, str)) else list(value)
+        table = table.add_column(position, name, pa.array(values))
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    try:
+        pq.write_table(table, partial, compression="zstd")
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_parquet(path: str | Path) -> pa.RecordBatch:
+    """Read a file of `write_parquet`, additional columns included; `decode` takes the result.
+
+    Raises:
+        DataError: the file does not exist or holds no trajectories of this FORMAT.
+    """
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise DataError(f"trajectory file {str(path)!r} does not exist") from error
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: not a Parquet file of trajectories: {error}") from error
+    check_schema(table.schema, str(path))
+    return _one_batch(table)
+
+
+def check_schema(schema: pa.Schema, where: str) -> None:
+    """Raise DataError unless `schema` is of this FORMAT and has every column of SCHEMA."""
+    found = (schema.metadata or {}).get(b"agentrl.trajectories")
+    if found != FORMAT:
+        raise DataError(f"{where}: trajectories of format {found.decode() if found else 'unknown'}, expected {FORMAT.decode()}")
+    missing = [name for name in SCHEMA.names if name not in schema.names]
+    if missing:
+        raise DataError(f"{where}: trajectories without the columns {', '.join(missing)}")
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.to_batches()
+    if len(batches) == 1:
+        return batches[0]
+    return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
