@@ -1,0 +1,229 @@
+"""From a YAML file and overrides to a checked Config: Hydra composes, the schema completes and judges.
+
+A file holds only what differs from the schema's defaults. Its own `defaults` list works as in any Hydra program; the
+packaged configs stand on the search path after the file's folder. Nothing is written, the working directory and logging stay.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from agentrl.config.fields import unknown_keys, with_defaults
+from agentrl.config.messages import describe_invalid, describe_unknown
+from agentrl.config.origins import Origins, SourceFile, WrittenOverride
+from agentrl.config.schema import Config, Section, SFTConfig
+from agentrl.errors import ConfigError
+
+PACKAGED_CONFIGS = "agentrl.configs"
+HIDDEN = "<hidden>"
+RESOLVER_ERROR = re.compile(r'^\w+ raised while resolving interpolation: "?(.*?)"?$')
+SECRET_NAME = re.compile(r"(?:^|_)(?:api_?key|access_key|secret(?:_key)?|password|(?:auth|access|hf)_token)$", re.IGNORECASE)
+
+S = TypeVar("S", bound=Section)
+
+
+def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
+    """Read a training config; see `load_section`."""
+    return load_section(Config, path, overrides)
+
+
+def load_sft_config(path: str, overrides: Sequence[str] = ()) -> SFTConfig:
+    """Read a config of supervised training; see `load_section`."""
+    return load_section(SFTConfig, path, overrides)
+
+
+def load_section(schema: type[S], path: str, overrides: Sequence[str] = ()) -> S:
+    """Compose the YAML file at `path` with `overrides` and check the result against `schema`.
+
+    Overrides follow Hydra's grammar; a plain `key=value` also sets a key that the file does not write. Interpolations
+    (`${trainer.seed}`, `${oc.env:HOME}`) see the schema's defaults. Paths in values are left as written: relative to the
+    working directory.
+
+    Raises:
+        ConfigError: the file is missing or not YAML, a key is unknown, a value is refused; one line per problem.
+    """
+    file = _existing_file(path)
+    values, origins = _compose(file, path, overrides)
+    problems = [line for key, value in unknown_keys(schema, values) for line in describe_unknown(schema, key, value, origins)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    try:
+        return schema.model_validate(_resolve(with_defaults(schema, values), origins))
+    except ValidationError as error:
+        raise ConfigError("\n".join(describe_invalid(error, origins))) from None
+
+
+def dump_config(config: Section) -> str:
+    """Return the resolved config as YAML that loads into an equal config; values of free-form keys named like secrets are hidden."""
+    return yaml.safe_dump(_writable(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=140)
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: HIDDEN if isinstance(v, str) and SECRET_NAME.search(str(k)) else _writable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_writable(item) for item in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value
+
+
+# ---------------------------------------------------------------------------------------------------------- files
+
+
+def _existing_file(path: str) -> Path:
+    file = Path(path)
+    if file.is_dir():
+        raise ConfigError(f"config {path!r} is a folder; name a YAML file in it{_nearest(file, file)}")
+    if not file.is_file():
+        raise ConfigError(f"config file {path!r} does not exist{_nearest(file, file.parent)}")
+    if file.suffix != ".yaml":
+        raise ConfigError(f"config file {path!r} must end in .yaml")
+    return file.absolute()
+
+
+def _nearest(file: Path, folder: Path) -> str:
+    """Name the YAML files that may be meant: those of `folder`, else those of the working directory and its `configs`."""
+    folders = [folder] if folder.is_dir() else [Path(), Path("configs")]
+    found = {f.name: str(f) for place in folders for f in sorted(place.glob("*.yaml"))}
+    names = difflib.get_close_matches(file.name, found, n=3, cutoff=0.4) or list(found)[:5]
+    return f"; nearest: {', '.join(found[name] for name in names)}" if names else ""
+
+
+def _yaml_problem(error: yaml.YAMLError, label: str) -> ConfigError:
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return ConfigError(f"{label}: not YAML: {error}".splitlines()[0])
+    mark = error.problem_mark or error.context_mark
+    name = label if mark is None or mark.name.startswith("<") else _short(Path(mark.name))
+    line = "" if mark is None else f":{mark.line + 1}"
+    return ConfigError(f"{name}{line}: not YAML: {error.problem or error.context}")
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+# ---------------------------------------------------------------------------------------------------------- hydra
+
+
+class PackagedConfigs(SearchPathPlugin):
+    """Puts the packaged configs behind the folder of the user's file."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append(provider="agentrl", path=f"pkg://{PACKAGED_CONFIGS}")
+
+
+@contextmanager
+def _hydra(folder: Path) -> Iterator[ConfigLoader]:
+    """Open Hydra on `folder`, and leave the process's own Hydra, if it has one, as it was."""
+    Plugins.instance().register(PackagedConfigs)
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(folder), job_name="agentrl", version_base="1.3"):
+            yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
+    """Return what file and overrides write, interpolations unresolved, and where each key was written."""
+    try:
+        if not isinstance(SourceFile.read(file, label=label).root, yaml.MappingNode | None):
+            raise ConfigError(f"{label}: a config is a mapping of sections, as in `trainer:` and below it `  steps: 20`")
+        parsed = [_parse_override(text) for text in overrides]
+        with _hydra(file.parent) as loader:
+            groups = loader.list_groups("")
+            lines = [_force(override, groups) for override in parsed]
+            composed = compose(config_name=file.stem, overrides=lines)
+            defaults = loader.compute_defaults_list(file.stem, lines, RunMode.RUN).defaults
+        values = OmegaConf.to_container(composed, resolve=False)
+        assert isinstance(values, dict)
+        return {str(k): v for k, v in values.items()}, _origins(file, label, defaults, parsed)
+    except yaml.YAMLError as error:
+        raise _yaml_problem(error, label) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{label}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except PermissionError as error:
+        raise ConfigError(f"config file {label!r} cannot be read: {error.strerror}") from None
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # Hydra raises ValueError for a malformed defaults list
+        raise ConfigError(f"{label}: {_first_line(error)}") from None
+
+
+def _parse_override(text: str) -> Override:
+    try:
+        [override] = OverridesParser.create().parse_overrides([text])
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"override {text!r} cannot be read: {_first_line(error)}; write key=value, lists as [a,b], mappings as {{k:v}}"
+        ) from None
+    if override.is_sweep_override():
+        raise ConfigError(f"override {text!r} has several values; write a list as key=[a,b], or quote a text that has a comma")
+    return override
+
+
+def _force(override: Override, groups: Sequence[str]) -> str:
+    """Return the override for Hydra, which refuses to set what no file writes: a plain one that picks no file becomes `++`."""
+    text = override.input_line or ""
+    key = override.key_or_group
+    picks_file = "/" in key or override.package is not None or (key in groups and not isinstance(override.value(), dict))
+    if override.type is not OverrideType.CHANGE or override.is_hydra_override() or picks_file:
+        return text
+    return f"++{text}"
+
+
+def _origins(file: Path, label: str, defaults: Sequence[Any], overrides: Sequence[Override]) -> Origins:
+    files = []
+    for default in defaults:
+        name = f"{default.config_path}.yaml"
+        package = tuple(default.package.split(".")) if default.package else ()
+        path = next((p for p in (file.parent / name, _packaged(name)) if p is not None and p.is_file()), None)
+        if path is not None and package[:1] != ("hydra",):
+            files.append(SourceFile.read(path, label=label if path == file else _short(path), package=package))
+    written = tuple(
+        WrittenOverride(o.input_line or "", tuple(o.key_or_group.split(".")), o.value())
+        for o in overrides
+        if o.type is not OverrideType.DEL
+    )
+    return Origins(label, tuple(files), written)
+
+
+def _packaged(name: str) -> Path:
+    return Path(str(importlib.resources.files(PACKAGED_CONFIGS))) / name
+
+
+def _resolve(values: Mapping[str, Any], origins: Origins) -> Any:
+    try:
+        return OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key = error.full_key or ""
+        place = origins.find(tuple(key.split("."))) if key else origins.main
+        reason = RESOLVER_ERROR.sub(r"\1", _first_line(error))
+        raise ConfigError(f"{key}: {reason} ({place})") from None
+
+
+def _first_line(error: Exception) -> str:
+    """Return the sentence of a Hydra or OmegaConf error, without the advice that belongs to its own command line."""
+    cause = error.__cause__ if str(error).strip() == "" else error
+    lines = str(cause).strip().splitlines()
+    options = [line.strip() for line in lines if line.startswith("\t") and "provider=" not in line]
+    return lines[0].rstrip(".") + (f"; there is: {', '.join(options)}" if options else "") if lines else type(error).__name__

@@ -1,0 +1,64 @@
+"""The schema seen as a tree of keys: what may be written in a config file, and where."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from agentrl.config.schema import Section
+
+Key = tuple[str, ...]
+
+
+def section_type(field: FieldInfo) -> type[Section] | None:
+    """Return the Section class of a nested group of keys, None for a single key."""
+    annotation = field.annotation
+    return annotation if inspect.isclass(annotation) and issubclass(annotation, Section) else None
+
+
+def iter_keys(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
+    """Yield every single key of the schema, depth first in the order of the schema; sections themselves are left out."""
+    for name, field in schema.model_fields.items():
+        nested = section_type(field)
+        if nested is None:
+            yield (*prefix, name), field
+        else:
+            yield from iter_keys(nested, (*prefix, name))
+
+
+def iter_sections(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, type[Section]]]:
+    """Yield every section below the schema, a parent before its children."""
+    for name, field in schema.model_fields.items():
+        nested = section_type(field)
+        if nested is not None:
+            yield (*prefix, name), nested
+            yield from iter_sections(nested, (*prefix, name))
+
+
+def unknown_keys(schema: type[Section], values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Yield each written key that the schema does not have, with its value; free-form mappings are not searched."""
+    for name, value in values.items():
+        key = (*prefix, str(name))
+        field = schema.model_fields.get(str(name))
+        if field is None:
+            yield key, value
+            continue
+        nested = section_type(field)
+        if nested is not None and isinstance(value, Mapping):
+            yield from unknown_keys(nested, value, key)
+
+
+def with_defaults(schema: type[Section], values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return `values` completed by the schema's defaults, as plain data; an empty section (null) counts as not written."""
+    defaults = schema().model_dump(mode="json") if defaults is None else defaults
+    complete: dict[str, Any] = dict(values)
+    for name, field in schema.model_fields.items():
+        nested = section_type(field)
+        if name not in values or (nested is not None and values[name] is None):
+            complete[name] = defaults[name]
+        elif nested is not None and isinstance(values[name], Mapping):
+            complete[name] = with_defaults(nested, values[name], defaults[name])
+    return complete

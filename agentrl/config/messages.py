@@ -1,0 +1,114 @@
+"""One line for each problem of a config: the key, what was written, what would be right, and where it stands."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentrl.config.fields import Key, iter_keys, iter_sections
+from agentrl.config.origins import Origins
+from agentrl.config.schema import Section
+from agentrl.config.verl_keys import answer
+
+MAX_SHOWN_CHARACTERS = 80
+
+RIGHT: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    # pydantic's type of error -> what the value must be
+    "greater_than": lambda ctx: f"greater than {ctx['gt']:g}",
+    "greater_than_equal": lambda ctx: f"at least {ctx['ge']:g}",
+    "less_than": lambda ctx: f"less than {ctx['lt']:g}",
+    "less_than_equal": lambda ctx: f"at most {ctx['le']:g}",
+    "int_type": lambda ctx: "a whole number",
+    "int_parsing": lambda ctx: "a whole number",
+    "int_from_float": lambda ctx: "a whole number",
+    "float_type": lambda ctx: "a number",
+    "float_parsing": lambda ctx: "a number",
+    "finite_number": lambda ctx: "a finite number",
+    "bool_type": lambda ctx: "true or false",
+    "bool_parsing": lambda ctx: "true or false",
+    "string_type": lambda ctx: "text (put it in quotes: key=\"'123'\" on the command line)",
+    "tuple_type": lambda ctx: "a list, as in [a, b]",
+    "list_type": lambda ctx: "a list, as in [a, b]",
+    "too_long": lambda ctx: f"a list of {ctx['max_length']}",
+    "missing": lambda ctx: "complete: a value is missing",
+    "dict_type": lambda ctx: "a mapping, as in {name: value}",
+    "model_type": lambda ctx: "a section, as in {key: value}",
+    "literal_error": lambda ctx: f"one of {_alternatives(ctx['expected'])}",
+    "enum": lambda ctx: f"one of {_alternatives(ctx['expected'])}",
+}
+
+
+def describe_unknown(schema: type[Section], key: Key, value: Any, origins: Origins) -> list[str]:
+    """Return the line for one key that the schema lacks; a section of verl is answered key by key."""
+    known = [".".join(k) for k, _ in iter_keys(schema)]
+    sections = [".".join(k) for k, _ in iter_sections(schema)]
+    lines = []
+    for leaf in _leaves(key, value):
+        name = ".".join(leaf)
+        verl = answer(name, {*known, *sections})
+        if verl is not None:
+            lines.append(f"{name} is a key of verl; {verl} ({origins.find(leaf)})")
+    if lines:
+        return lines
+    name = ".".join(key)
+    return [f"unknown key {name}; {_suggest(name, known, sections)} ({origins.find(key)})"]
+
+
+def _leaves(key: Key, value: Any) -> list[Key]:
+    if isinstance(value, Mapping) and value:
+        return [leaf for name, inner in value.items() for leaf in _leaves((*key, str(name)), inner)]
+    return [key]
+
+
+def _suggest(name: str, known: Sequence[str], sections: Sequence[str]) -> str:
+    """Say which known key is meant: one of the same section if one is near, else the same word elsewhere, else the nearest of all."""
+    section, _, word = name.rpartition(".")
+    everything = [*known, *sections]
+    siblings = {k.rpartition(".")[2]: k for k in everything if k.rpartition(".")[0] == section}
+    near = difflib.get_close_matches(word, siblings, n=1, cutoff=0.7)
+    if near:
+        return f"did you mean {siblings[near[0]]}?"
+    elsewhere = [k for k in everything if k.rpartition(".")[2] == word]
+    nearest = elsewhere[:1] or difflib.get_close_matches(name, everything, n=1, cutoff=0.6)
+    if nearest:
+        return f"did you mean {nearest[0]}?"
+    return f"{section or 'a config'} has: {', '.join(siblings)}" if siblings else f"sections are: {', '.join(sections)}"
+
+
+def describe_invalid(error: ValidationError, origins: Origins) -> list[str]:
+    """Return one line for each value that the schema refuses."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        key = tuple(str(part) for part in problem["loc"] if part != "[key]")
+        name = _dotted(problem["loc"])
+        context = problem.get("ctx", {})
+        if problem["type"] == "value_error":  # written by the schema's own checks, in full sentences
+            lines.append(f"{context['error']} ({origins.find(key)})")
+        elif problem["type"] in RIGHT:
+            lines.append(f"{name}: {show(problem['input'])} is wrong; it must be {RIGHT[problem['type']](context)} ({origins.find(key)})")
+        else:
+            lines.append(f"{name}: {show(problem['input'])} is wrong: {problem['msg']} ({origins.find(key)})")
+    return lines
+
+
+def _dotted(location: Sequence[str | int]) -> str:
+    text = ""
+    for part in location:
+        if part == "[key]":
+            continue
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def _alternatives(expected: str) -> str:
+    return expected.replace("'", "").replace(" or ", ", ")
+
+
+def show(value: Any) -> str:
+    """Return `value` as a person would write it in YAML, cut when it is long."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "..."
