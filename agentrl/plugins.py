@@ -254,7 +254,7 @@ class Plugins:
                 (self.rewards, Reward),
             ):
                 if issubclass(cls, base):
-                    registry.add(cls)  # type: ignore[attr-defined]
+                    registry.add(cls)  # type: ignore[attr-defined, arg-type]
 
 
 def load_plugins(sources: Iterable[str] = ()) -> Plugins:

@@ -6,6 +6,7 @@ concatenation and decoding a view; nothing here is pickled.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -160,7 +161,7 @@ def _decode_tokens(batch: pa.RecordBatch, name: str) -> list[NDArray[Any]]:
     first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
     flat = column.values.slice(first, last - first).to_numpy(zero_copy_only=False)
     flat.flags.writeable = False
-    return [flat[start - first : end - first] for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [flat[start - first : end - first] for start, end in itertools.pairwise(offsets)]
 
 
 def _encode_message(message: Message) -> dict[str, Any]:
@@ -221,13 +222,13 @@ def from_ipc(data: bytes) -> pa.RecordBatch:
     return _one_batch(table)
 
 
-def write_parquet(path: str | Path, batch: pa.RecordBatch, columns: Mapping[str, int | float | str | Sequence[Any]] | None = None) -> None:
-    """Write trajectories to `path`; `columns` come first: one value for all rows (`step`), or a sequence of N values.
+def write_parquet(path: str | Path, batch: pa.RecordBatch, **columns: int | float | str | Sequence[Any]) -> None:
+    """Write trajectories to `path`; `columns` come first: one value for all rows (`step=3`), or a sequence of N values.
 
     The file appears whole or not at all.
     """
     table = pa.Table.from_batches([batch])
-    for position, (name, value) in enumerate((columns or {}).items()):
+    for position, (name, value) in enumerate(columns.items()):
         values = [value] * batch.num_rows if isinstance(value, (int, float, str)) else list(value)
         table = table.add_column(position, name, pa.array(values))
     target = Path(path)

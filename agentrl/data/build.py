@@ -1,0 +1,93 @@
+"""The dataset of a run, from its config: what a row needs is checked before anything is played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from agentrl.config.schema import AgentConfig, Config
+from agentrl.data.dataset import Dataset
+from agentrl.data.rows import AgentChoice
+from agentrl.errors import DataError, PluginError
+from agentrl.plugins import Plugins, tools_for
+from agentrl.types import Message, Task
+
+
+class OpenedConversation(Protocol):
+    def num_pending_tokens(self) -> int: ...
+
+
+class PromptRenderer(Protocol):
+    """What is needed of `agentrl.chat.chat.Chat`."""
+
+    def open(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> OpenedConversation: ...
+
+
+def build_dataset(
+    config: Config,
+    files: Sequence[str],
+    *,
+    plugins: Plugins,
+    chat: PromptRenderer,
+    shuffle: bool,
+    max_rows: int | None = None,
+    check_reward: Callable[[Task], None] | None = None,
+) -> Dataset:
+    """Open `files`, measuring every prompt with the tools it offers and checking that every row can be played.
+
+    Raises:
+        DataError: a malformed row, or one that `check_reward` refuses.
+        PluginError: a row needs an agent, tool or interaction that is not registered.
+    """
+    offered = OfferedTools(config.agent, plugins)
+
+    def measure(task: Task) -> int:
+        return chat.open(task.messages, offered.schemas(task)).num_pending_tokens()
+
+    def check(task: Task) -> None:
+        try:
+            offered.schemas(task)
+            if task.interaction_kwargs is not None:
+                plugins.interactions.resolve(task.interaction_kwargs["name"])
+            if check_reward is not None:
+                check_reward(task)
+        except PluginError as error:
+            raise PluginError(f"task {task.task_id}: {error}") from error
+        except DataError as error:
+            raise DataError(f"task {task.task_id}: {error}") from error
+
+    return Dataset(
+        files,
+        config.data,
+        agents=AgentChoice(plugins.agents.resolve, config.agent.default),
+        seed=config.trainer.seed,
+        shuffle=shuffle,
+        measure=measure,
+        check=check,
+        max_rows=max_rows,
+    )
+
+
+class OfferedTools:
+    """The tool schemas that a task's agent is shown; each tool is asked for its schema once."""
+
+    def __init__(self, config: AgentConfig, plugins: Plugins) -> None:
+        self._configured = config.tools
+        self._tool_config: Mapping[str, Mapping[str, Any]] = config.tool_config
+        self._plugins = plugins
+        self._schemas: dict[str, dict[str, Any]] = {}
+
+    def schemas(self, task: Task) -> list[dict[str, Any]]:
+        """Return the schemas in the order of `tools_for`.
+
+        Raises:
+            PluginError: the agent or a tool is not registered.
+        """
+        names = tools_for(task, self._plugins.agents.get(task.agent_name), self._configured)
+        return [self._schema(name) for name in names]
+
+    def _schema(self, name: str) -> dict[str, Any]:
+        if name not in self._schemas:
+            tool = self._plugins.tools.get(name)
+            self._schemas[name] = tool(self._tool_config.get(name)).schema()
+        return self._schemas[name]

@@ -1,0 +1,139 @@
+"""The tasks of a run, any position at once, so that the cursor of an endless shuffled stream is one integer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.config.schema import DataConfig
+from agentrl.data.files import RowFile, file_ids, open_rows
+from agentrl.data.reader import task_reader
+from agentrl.data.rows import AgentChoice, Place
+from agentrl.errors import DataError
+from agentrl.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetReport:
+    """What became of the rows read: `rows` = tasks kept + `filtered`; `truncated` of the kept ones are cut by the session."""
+
+    rows: int
+    filtered: int
+    truncated: int
+
+
+class Dataset:
+    """Tasks of Parquet and JSON-lines files.
+
+    Position p is row p % len(self) of epoch p // len(self); each epoch is permuted anew by (seed, epoch) when `shuffle`.
+    Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        config: DataConfig,
+        *,
+        agents: AgentChoice,
+        seed: int,
+        shuffle: bool,
+        measure: Callable[[Task], int] | None = None,
+        check: Callable[[Task], None] | None = None,
+        max_rows: int | None = None,
+    ) -> None:
+        """Open `files`, read each row once, and keep those whose prompt fits.
+
+        Args:
+            measure: length of a task's prompt in tokens; None: no prompt is too long, and rows are not read before use.
+            check: raises when a task cannot be played (unknown reward, tool, ...).
+            max_rows: use only the first so many rows.
+
+        Raises:
+            DataError: no file, a missing file, a malformed row, an over-long prompt under the policy `error`, nothing left.
+            PluginError: a row names an unknown agent.
+        """
+        if not files:
+            raise DataError("no dataset files; set data.train_files (or data.val_files)")
+        self._files: list[RowFile] = [open_rows(path) for path in files]
+        self._ids = file_ids(files)
+        self._starts = np.concatenate([[0], np.cumsum([len(file) for file in self._files], dtype=np.int64)])
+        self._read = task_reader(config, agents)
+        self._seed, self._shuffle = seed, shuffle
+        self._orders: dict[int, NDArray[np.int64]] = {}
+        self._lock = threading.Lock()
+
+        num_rows = int(self._starts[-1]) if max_rows is None else min(max_rows, int(self._starts[-1]))
+        if measure is None and check is None:
+            self._kept = np.arange(num_rows, dtype=np.int64)
+            self.report = DatasetReport(rows=num_rows, filtered=0, truncated=0)
+        else:
+            self._kept, self.report = _select(self._tasks(num_rows), config, measure=measure, check=check)
+        if not len(self._kept):
+            cause = (
+                f"all {num_rows} prompts exceed data.max_prompt_tokens={config.max_prompt_tokens}" if num_rows else "the files have no rows"
+            )
+            raise DataError(f"no task in {', '.join(files)}: {cause}")
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def task(self, position: int) -> Task:
+        """Return the task at `position` = epoch * len(self) + index.
+
+        Raises:
+            DataError, PluginError: as in the constructor, for rows that were not read there.
+        """
+        epoch, index = divmod(position, len(self))
+        number = int(self._kept[self._order(epoch)[index]]) if self._shuffle else int(self._kept[index])
+        which = int(np.searchsorted(self._starts, number, side="right")) - 1
+        row = number - int(self._starts[which])
+        return self._read(self._files[which].row(row), self._place(which, row))
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        with self._lock:
+            if epoch not in self._orders:
+                # Two epochs: around their border, groups that are queued again still belong to the earlier one.
+                for old in sorted(self._orders)[:-1]:
+                    del self._orders[old]
+                self._orders[epoch] = np.random.default_rng([self._seed, epoch]).permutation(len(self))
+            return self._orders[epoch]
+
+    def _tasks(self, limit: int) -> Iterator[Task]:
+        for which, file in enumerate(self._files):
+            remaining = limit - int(self._starts[which])
+            if remaining <= 0:
+                return
+            for row, raw in enumerate(file.rows(remaining)):
+                yield self._read(raw, self._place(which, row))
+
+    def _place(self, which: int, row: int) -> Place:
+        file = self._files[which]
+        return Place(file.path, self._ids[which], row, file.line(row))
+
+
+def _select(
+    tasks: Iterator[Task], config: DataConfig, *, measure: Callable[[Task], int] | None, check: Callable[[Task], None] | None
+) -> tuple[NDArray[np.int64], DatasetReport]:
+    kept: list[int] = []
+    rows = truncated = 0
+    for number, task in enumerate(tasks):
+        rows += 1
+        if check is not None:
+            check(task)
+        tokens = 0 if measure is None else measure(task)
+        if tokens > config.max_prompt_tokens:
+            if config.overlong_prompts == "error":
+                raise DataError(
+                    f"task {task.task_id}: prompt of {tokens} tokens exceeds data.max_prompt_tokens={config.max_prompt_tokens}; "
+                    "raise it, or set data.overlong_prompts=filter"
+                )
+            if config.overlong_prompts == "filter":
+                continue
+            truncated += 1
+        kept.append(number)
+    report = DatasetReport(rows=rows, filtered=rows - len(kept), truncated=truncated)
+    return np.array(kept, dtype=np.int64), report

@@ -1,0 +1,179 @@
+"""Dataset files, any row at once: Parquet decoded a row group at a time, JSON lines by byte offset."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.errors import DataError
+
+CACHE_BYTES = 256 * 2**20
+"""Decoded row groups kept per Parquet file; the one in use stays even when it alone is larger."""
+STREAM_ROWS = 256
+"""Rows turned into Python objects at once when a file is read from end to end."""
+
+RawRow = dict[str, Any]
+
+
+class RowFile(Protocol):
+    """A file of rows. `line` is the row's line in a text file, None elsewhere. Safe to use from several threads."""
+
+    path: str
+
+    def __len__(self) -> int: ...
+    def row(self, index: int) -> RawRow: ...
+    def rows(self, limit: int) -> Iterator[RawRow]: ...
+    def line(self, index: int) -> int | None: ...
+
+
+def open_rows(path: str) -> RowFile:
+    """Open a `.parquet`, `.jsonl` or `.json` (JSON lines) file.
+
+    Raises:
+        DataError: the file does not exist, cannot be read, or is of another kind.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise DataError(f"dataset file {path!r} does not exist{_nearest(file)}")
+    if file.suffix == ".parquet":
+        return ParquetRows(path)
+    if file.suffix in (".jsonl", ".json"):
+        return JsonRows(path)
+    raise DataError(f"dataset file {path!r}: unknown kind {file.suffix!r}; use .parquet or .jsonl, or convert it")
+
+
+class ParquetRows:
+    """Rows of a Parquet file; at most CACHE_BYTES of decoded row groups are held."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._file = pq.ParquetFile(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"dataset file {path!r} cannot be read as Parquet: {error}") from error
+        meta = self._file.metadata
+        sizes = [meta.row_group(index).num_rows for index in range(meta.num_row_groups)]
+        self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._cache: OrderedDict[int, pa.Table] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def row(self, index: int) -> RawRow:
+        group = int(np.searchsorted(self._starts, index, side="right")) - 1
+        with self._lock:
+            table = self._row_group(group)
+        return table.slice(index - int(self._starts[group]), 1).to_pylist()[0]
+
+    def rows(self, limit: int) -> Iterator[RawRow]:
+        read = 0
+        # A handle of its own: an iteration may be suspended while another thread asks for single rows.
+        with pq.ParquetFile(self.path) as file:
+            for batch in file.iter_batches(batch_size=STREAM_ROWS):
+                yield from batch.slice(0, limit - read).to_pylist()
+                read += batch.num_rows
+                if read >= limit:
+                    return
+
+    def line(self, index: int) -> int | None:
+        return None
+
+    def _row_group(self, group: int) -> pa.Table:
+        if group not in self._cache:
+            self._cache[group] = self._file.read_row_group(group)
+        self._cache.move_to_end(group)
+        while len(self._cache) > 1 and sum(table.nbytes for table in self._cache.values()) > CACHE_BYTES:
+            self._cache.popitem(last=False)
+        return self._cache[group]
+
+
+class JsonRows:
+    """Rows of a file with one JSON object per line; empty lines are skipped."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        starts, sizes, lines = [], [], []
+        offset = 0
+        with open(path, "rb") as file:
+            for number, text in enumerate(file, start=1):
+                if text.strip():
+                    starts.append(offset)
+                    sizes.append(len(text))
+                    lines.append(number)
+                offset += len(text)
+        self._starts, self._sizes, self._lines = (np.array(values, dtype=np.int64) for values in (starts, sizes, lines))
+        self._file = open(path, "rb")  # noqa: SIM115 - read by offset for as long as the dataset lives
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def row(self, index: int) -> RawRow:
+        # pread: no shared file position, so threads need no lock.
+        text = os.pread(self._file.fileno(), int(self._sizes[index]), int(self._starts[index]))
+        try:
+            row = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"{self.path}: line {self.line(index)}: no JSON: {error}") from error
+        if not isinstance(row, dict):
+            kind = "a JSON array" if isinstance(row, list) else type(row).__name__
+            raise DataError(f"{self.path}: line {self.line(index)}: must be one JSON object per line, is {kind}")
+        return row
+
+    def rows(self, limit: int) -> Iterator[RawRow]:
+        return (self.row(index) for index in range(min(limit, len(self))))
+
+    def line(self, index: int) -> int | None:
+        return int(self._lines[index])
+
+
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> int:
+    """Stream `rows` into a Parquet file that appears whole or not at all; return how many there were."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    written = 0
+    try:
+        with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+            for chunk in _chunks(rows, size=4096):
+                writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema=schema))
+                written += len(chunk)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return written
+
+
+def file_ids(paths: Sequence[str]) -> list[str]:
+    """Return a short id per file: its stem, with its place in the list where two files share one."""
+    stems = [Path(path).stem for path in paths]
+    return [stem if stems.count(stem) == 1 else f"{stem}#{index}" for index, stem in enumerate(stems)]
+
+
+def _chunks(rows: Iterable[Mapping[str, Any]], *, size: int) -> Iterator[list[Mapping[str, Any]]]:
+    chunk: list[Mapping[str, Any]] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _nearest(missing: Path) -> str:
+    if not missing.parent.is_dir():
+        return f" (nor does its folder {str(missing.parent)!r})"
+    names = [entry.name for entry in missing.parent.iterdir()]
+    close = difflib.get_close_matches(missing.name, names, n=1)
+    return f"; did you mean {str(missing.parent / close[0])!r}?" if close else ""

@@ -1,0 +1,91 @@
+"""Public data sets -> Parquet files in the row schema of `agentrl.data.rows`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from agentrl.data.files import JsonRows, open_rows, write_rows
+from agentrl.errors import DataError
+
+Gsm8kAgent = Literal["single_turn_agent", "tool_agent", "interaction_agent", "mixed"]
+KINDS = ("single_turn_agent", "tool_agent", "interaction_agent")
+
+GSM8K_INSTRUCTION = "Solve the problem step by step. End with a last line of the form `#### answer`, where answer is one number."
+GSM8K_TOOL_INSTRUCTION = GSM8K_INSTRUCTION + " Use the calculator for every computation."
+
+_TEXT = pa.string()
+_CREATE_KWARGS = pa.struct([("create_kwargs", pa.struct([("ground_truth", _TEXT)]))])
+GSM8K_SCHEMA = pa.schema(
+    [
+        ("data_source", _TEXT),
+        ("prompt", pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))),
+        ("ability", _TEXT),
+        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
+        (
+            "extra_info",
+            pa.struct(
+                [
+                    ("split", _TEXT),
+                    ("index", pa.int64()),
+                    ("question", _TEXT),
+                    ("answer", _TEXT),
+                    ("need_tools_kwargs", pa.bool_()),
+                    ("tools_kwargs", pa.struct([("calculator", _CREATE_KWARGS)])),
+                    ("interaction_kwargs", pa.struct([("name", _TEXT), ("query", _TEXT), ("ground_truth", _TEXT)])),
+                ]
+            ),
+        ),
+        ("agent_name", _TEXT),
+    ]
+)
+
+
+def write_gsm8k(out_dir: str | Path, source_dir: str | Path, *, agent: Gsm8kAgent = "single_turn_agent") -> dict[str, int]:
+    """Write `train.parquet` and `test.parquet` from GSM8K's `train.jsonl` and `test.jsonl`; return rows per split.
+
+    `agent` plays every row; with `mixed` the three built-in agents take turns.
+
+    Raises:
+        DataError: a source file is missing, or a line is not `{question, answer}` with an answer after `####`.
+    """
+    written = {}
+    for split in ("train", "test"):
+        source = open_rows(str(Path(source_dir) / f"{split}.jsonl"))
+        assert isinstance(source, JsonRows)
+        written[split] = write_rows(Path(out_dir) / f"{split}.parquet", _gsm8k_rows(source, split, agent), GSM8K_SCHEMA)
+    return written
+
+
+def _gsm8k_rows(source: JsonRows, split: str, agent: Gsm8kAgent) -> Iterator[dict[str, Any]]:
+    for index, raw in enumerate(source.rows(len(source))):
+        question, answer = raw.get("question"), raw.get("answer")
+        _, marker, final = answer.rpartition("####") if isinstance(answer, str) else ("", "", "")
+        if not isinstance(question, str) or not marker or not final.strip():
+            raise DataError(f"{source.path}: line {source.line(index)}: needs `question` and an `answer` that ends with `#### number`")
+        name = KINDS[index % len(KINDS)] if agent == "mixed" else agent
+        yield _gsm8k_row(name, split, index, question=question, answer=answer, truth=final.strip().replace(",", ""))
+
+
+def _gsm8k_row(agent: str, split: str, index: int, *, question: str, answer: str, truth: str) -> dict[str, Any]:
+    uses_tools, interacts = agent == "tool_agent", agent == "interaction_agent"
+    instruction = GSM8K_TOOL_INSTRUCTION if uses_tools else GSM8K_INSTRUCTION
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "system", "content": instruction}, {"role": "user", "content": question}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {
+            "split": split,
+            "index": index,
+            "question": question,
+            "answer": answer,
+            "need_tools_kwargs": uses_tools,
+            "tools_kwargs": {"calculator": {"create_kwargs": {"ground_truth": truth}}} if uses_tools else None,
+            "interaction_kwargs": {"name": "gsm8k", "query": question, "ground_truth": truth} if interacts else None,
+        },
+        "agent_name": agent,
+    }

@@ -1,0 +1,63 @@
+"""How a file's rows become Tasks: by the columns of the config, or by the user's own function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from agentrl.config.schema import DataConfig
+from agentrl.data.rows import AgentChoice, Place, Row, read_row
+from agentrl.errors import DataError, PluginError
+from agentrl.plugins import import_source
+from agentrl.types import Task
+
+TaskReader = Callable[[Row, Place], Task]
+"""Raises DataError or PluginError that name file and row."""
+
+
+def task_reader(config: DataConfig, agents: AgentChoice) -> TaskReader:
+    """Return the reader of `data.reader`, or the one of the configured columns.
+
+    Raises:
+        DataError: `data.reader` names no function.
+    """
+    if config.reader is None:
+        return lambda row, place: read_row(row, place, config, agents)
+    source, function = config.reader, load_function(config.reader)
+    return lambda row, place: _read_with(function, source, row, place, agents)
+
+
+def load_function(source: str) -> Callable[[dict[str, Any]], Any]:
+    """Return the function behind `module:function` or `file.py:function`.
+
+    Raises:
+        DataError: the text has another form, or there is no such module or function.
+    """
+    module_name, _, function_name = source.rpartition(":")
+    if not module_name or not function_name:
+        raise DataError(f"data.reader={source!r} must have the form module:function or file.py:function")
+    try:
+        module = import_source(module_name)
+    except PluginError as error:
+        raise DataError(f"data.reader={source!r}: {error}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise DataError(f"data.reader={source!r}: {module_name} has no function {function_name!r}")
+    return function
+
+
+def _read_with(function: Callable[[dict[str, Any]], Any], source: str, row: Row, place: Place, agents: AgentChoice) -> Task:
+    try:
+        task = function(dict(row))
+    except Exception as error:  # the user's code: whatever it raises is about this row
+        raise DataError(f"{place}: data.reader={source} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(task, Task):
+        raise DataError(f"{place}: data.reader={source} must return an agentrl.types.Task, returned {type(task).__name__}")
+    if not task.messages:
+        raise DataError(f"{place}: data.reader={source} returned a Task without messages")
+    try:
+        agent_name = agents.choose(task.agent_name, has_interaction=task.interaction_kwargs is not None, has_tools=bool(task.tools_kwargs))
+    except PluginError as error:
+        raise PluginError(f"{place}: {error}") from error
+    return dataclasses.replace(task, agent_name=agent_name, task_id=task.task_id or place.task_id)

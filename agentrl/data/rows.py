@@ -1,0 +1,226 @@
+"""One raw dataset row -> Task, in the schema of verl's datasets (column names are configurable).
+
+    data_source   str                           chooses the reward
+    prompt        [{role, content}, ...]        the conversation so far
+    ability       str                           a label; may be absent
+    reward_model  {style, ground_truth}         may be absent: the reward says whether it needs a ground truth
+    extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...}, index, split, ...}
+    agent_name    str                           may be absent: see `AgentChoice`
+
+Every error names file, row (counted from 0) and field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from agentrl.config.schema import DataConfig
+from agentrl.errors import DataError, PluginError
+from agentrl.types import JsonObject, Message, Role, Task, ToolCall
+
+Row = Mapping[str, Any]
+MULTIMODAL_COLUMNS = ("images", "videos")
+MULTIMODAL_PARTS = ("image", "image_url", "video", "video_url")
+ROLES: tuple[str, ...] = get_args(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row stands: for errors, and for the task's id."""
+
+    file: str
+    file_id: str  # short, and unique among the files of the dataset
+    row: int
+    line: int | None = None  # of a text file, counted from 1
+
+    @property
+    def task_id(self) -> str:
+        return f"{self.file_id}:{self.row}"
+
+    def error(self, field: str, problem: str) -> DataError:
+        return DataError(f"{self}: field {field!r}: {problem}")
+
+    def __str__(self) -> str:
+        return f"{self.file}: row {self.row}" + ("" if self.line is None else f" (line {self.line})")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentChoice:
+    """Which agent plays a row: the one it names; else `interaction_agent` if it has interaction_kwargs; else
+    `tool_agent` if it has tools_kwargs; else `default`.
+
+    `resolve` maps a name or alias to a registered name and raises PluginError for an unknown one.
+    """
+
+    resolve: Callable[[str], str]
+    default: str
+
+    def choose(self, named: str, *, has_interaction: bool, has_tools: bool) -> str:
+        implied = "interaction_agent" if has_interaction else "tool_agent" if has_tools else self.default
+        return self.resolve(named or implied)
+
+
+def read_row(row: Row, place: Place, config: DataConfig, agents: AgentChoice) -> Task:
+    """Return the row's Task.
+
+    Raises:
+        DataError: the row is malformed, or holds images or video.
+        PluginError: it names an unknown agent.
+    """
+    for column in MULTIMODAL_COLUMNS:
+        if row.get(column):
+            raise place.error(column, "images and video are not supported; leave such rows out")
+    messages = _messages(row.get(config.prompt_key), place, config.prompt_key)
+    reward_model = _object(row.get(config.reward_model_key), place, config.reward_model_key)
+    extra_info = without_nulls(_object(row.get(config.extra_info_key), place, config.extra_info_key))
+    tools_kwargs = _tools_kwargs(extra_info, place, config.extra_info_key)
+    interaction_kwargs = _interaction_kwargs(extra_info, place, config.extra_info_key)
+    named = _text(row.get(config.agent_name_key), place, config.agent_name_key)
+    try:
+        agent_name = agents.choose(named, has_interaction=interaction_kwargs is not None, has_tools=bool(tools_kwargs))
+    except PluginError as error:
+        raise PluginError(f"{place}: field {config.agent_name_key!r}: {error}") from error
+    return Task(
+        task_id=place.task_id,
+        data_source=_required_text(row.get(config.data_source_key), place, config.data_source_key),
+        messages=messages,
+        agent_name=agent_name,
+        ground_truth=reward_model.get("ground_truth"),
+        ability=_text(row.get(config.ability_key), place, config.ability_key),
+        extra_info=extra_info,
+        tools_kwargs=tools_kwargs,
+        interaction_kwargs=interaction_kwargs,
+    )
+
+
+def without_nulls(value: Any) -> Any:
+    """Return `value` without the null entries of its objects, at any depth.
+
+    A Parquet column has one struct type: every key that any row of the file has comes as null in all others, and a
+    tool would be started with arguments its row never named.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+# ------------------------------------------------------------------------------------------------------- kwargs
+
+
+def _tools_kwargs(extra_info: JsonObject, place: Place, parent: str) -> Mapping[str, JsonObject]:
+    tools = _object(extra_info.get("tools_kwargs"), place, f"{parent}.tools_kwargs")
+    for name, kwargs in tools.items():
+        field = f"{parent}.tools_kwargs.{name}"
+        _object(_object(kwargs, place, field).get("create_kwargs"), place, f"{field}.create_kwargs")
+    return tools
+
+
+def _interaction_kwargs(extra_info: JsonObject, place: Place, parent: str) -> JsonObject | None:
+    kwargs = _object(extra_info.get("interaction_kwargs"), place, f"{parent}.interaction_kwargs")
+    if not kwargs:
+        return None
+    if not isinstance(kwargs.get("name"), str) or not kwargs["name"]:
+        problem = f"must name the interaction that answers, is {_short(kwargs.get('name'))}; the row has {', '.join(sorted(kwargs))}"
+        raise place.error(f"{parent}.interaction_kwargs.name", problem)
+    return kwargs
+
+
+# ------------------------------------------------------------------------------------------------------ messages
+
+
+def _messages(value: Any, place: Place, field: str) -> tuple[Message, ...]:
+    if not isinstance(value, list):
+        raise place.error(field, f"must be a list of {{role, content}}, is {_short(value)}")
+    if not value:
+        raise place.error(field, "must hold at least one message, is empty")
+    return tuple(_message(item, place, f"{field}[{index}]") for index, item in enumerate(value))
+
+
+def _message(value: Any, place: Place, field: str) -> Message:
+    if not isinstance(value, Mapping):
+        raise place.error(field, f"must be an object {{role, content}}, is {_short(value)}")
+    role = value.get("role")
+    if role not in ROLES:
+        raise place.error(f"{field}.role", f"must be one of {', '.join(ROLES)}, is {_short(role)}")
+    calls = value.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise place.error(f"{field}.tool_calls", f"must be a list of calls, is {_short(calls)}")
+    return Message(
+        role=role,
+        content=_content(value.get("content"), place, f"{field}.content", may_be_absent=bool(calls)),
+        tool_calls=tuple(_tool_call(call, index, place, f"{field}.tool_calls[{index}]") for index, call in enumerate(calls)),
+        tool_call_id=_text(value.get("tool_call_id"), place, f"{field}.tool_call_id") or None,
+        name=_text(value.get("name"), place, f"{field}.name") or None,
+    )
+
+
+def _content(value: Any, place: Place, field: str, *, may_be_absent: bool) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None and may_be_absent:
+        return ""
+    if not isinstance(value, list):
+        raise place.error(field, f"must be a string, is {_short(value)}")
+    texts = []
+    for index, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            problem = (
+                "images and video are not supported" if kind in ("image", "image_url", "video", "video_url") else "must be a text part"
+            )
+            raise place.error(f"{field}[{index}]", f"{problem}, is {_short(part)}")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _tool_call(value: Any, index: int, place: Place, field: str) -> ToolCall:
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise place.error(field, f"must be {{id, function: {{name, arguments}}}}, is {_short(value)}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except json.JSONDecodeError as error:
+            raise place.error(f"{field}.arguments", f"is no JSON: {error}") from error
+    return ToolCall(
+        id=_text(value.get("id"), place, f"{field}.id") or f"call_{index}",
+        name=function["name"],
+        arguments=without_nulls(_object(arguments, place, f"{field}.arguments")),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- values
+
+
+def _object(value: Any, place: Place, field: str) -> JsonObject:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise place.error(field, f"must be an object, is {_short(value)}")
+    return value
+
+
+def _text(value: Any, place: Place, field: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise place.error(field, f"must be a string, is {_short(value)}")
+    return value
+
+
+def _required_text(value: Any, place: Place, field: str) -> str:
+    text = _text(value, place, field)
+    if not text:
+        raise place.error(field, f"must be a non-empty string, is {'missing' if value is None else 'empty'}")
+    return text
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "missing"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
