@@ -375,12 +375,13 @@ class SFTTrainerConfig(Section):
     steps: int = Field(100, ge=1, description="Optimizer updates.")
     batch_size: int = Field(64, ge=1, description="Conversations per update.")
     output: str = Field("policy", description="Folder of the trained model, in Hugging Face format.")
+    untrained_output: str | None = Field(None, description="Folder for the model as it was before the first update, a baseline; None: not kept.")
     seed: int = Field(0, ge=0, description="Seed of initialisation and order.")
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(("console",), description="Trackers beside metrics.jsonl.")
 
 
 class ModelFromScratchConfig(Section):
-    """A new small model instead of `model.path`: the architecture's sizes by their Hugging Face names."""
+    """A new small model instead of `model.path`; without `model.tokenizer_path` it gets the byte-level tokenizer of this project."""
 
     architecture: Literal["none", "qwen2"] = Field("none", description="none: start from model.path.")
     sizes: dict[str, Any] = Field({}, description="hidden_size, num_hidden_layers, ... of the architecture's config.")

@@ -1,0 +1,48 @@
+"""Calls to Ray actors: every wait has a deadline, and what comes back is one of our errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray import ObjectRef
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from agentrl.errors import AgentRLError, InfrastructureError
+
+
+def get(refs: ObjectRef | list[ObjectRef], *, timeout_s: float, who: str) -> Any:
+    """Wait for `refs` and return their values.
+
+    Raises:
+        AgentRLError: the one that the actor raised.
+        InfrastructureError: `who` died, did not answer in time, or raised something else.
+    """
+    try:
+        return ray.get(refs, timeout=timeout_s)
+    except RayError as error:
+        raise translate(error, who=who, timeout_s=timeout_s) from error
+
+
+def translate(error: RayError, *, who: str, timeout_s: float | None = None) -> AgentRLError:
+    """Return the error of ours that a Ray error stands for, in one line."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, AgentRLError):
+        return cause
+    if isinstance(error, GetTimeoutError):
+        return InfrastructureError(f"{who} did not answer within {timeout_s:g} s")
+    if isinstance(error, RayActorError):
+        reason = _creation_cause(error)
+        return reason or InfrastructureError(f"{who} died")
+    return InfrastructureError(f"{who} failed: {type(cause or error).__name__}: {str(cause or error).strip().splitlines()[-1]}")
+
+
+def _creation_cause(error: RayActorError) -> AgentRLError | None:
+    """Return our own error when it was an actor's constructor that raised it."""
+    inner: BaseException | None = error
+    while inner is not None:
+        cause = getattr(inner, "cause", None)
+        if isinstance(cause, AgentRLError):
+            return cause
+        inner = cause if isinstance(cause, BaseException) else inner.__cause__
+    return None

@@ -1,0 +1,125 @@
+"""The rollout actors of a run: started, told of servers and versions, replaced when they die."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError
+
+from agentrl.config.schema import Config
+from agentrl.controller.calls import get, translate
+from agentrl.data.trajectories import decode, from_ipc
+from agentrl.errors import AgentRLError, InfrastructureError
+from agentrl.rollout.actor import RolloutActor
+from agentrl.types import Lease, Trajectory
+
+CALL_TIMEOUT_S = 60.0
+
+
+@dataclass
+class _Member:
+    """One incarnation of a rollout actor. `owner` is unique per incarnation: leases of a dead one are known by it."""
+
+    owner: str
+    actor: ActorHandle
+    running: ObjectRef | None = None
+
+
+class RolloutFleet:
+    """All rollout actors of a run."""
+
+    def __init__(self, config: Config, buffer: ActorHandle) -> None:
+        self._config = config
+        self._buffer = buffer
+        self._restarts_left = config.rollout.max_actor_restarts * config.rollout.num_actors
+        self._servers: tuple[tuple[str, ...], int] = ((), -1)
+        self._is_running = False
+        self._members = [self._new_member(index) for index in range(config.rollout.num_actors)]
+        get([m.actor.stats.remote() for m in self._members], timeout_s=CALL_TIMEOUT_S * 3, who="a rollout actor")
+
+    def _new_member(self, index: int) -> _Member:
+        owner = f"rollout-{index}-{uuid.uuid4().hex[:8]}"
+        return _Member(owner, RolloutActor.options(num_cpus=0).remote(owner, self._config, self._buffer))
+
+    def set_servers(self, urls: Sequence[str], *, version: int) -> None:
+        """Tell all actors where to generate, and which version a server must have at least."""
+        self._servers = (tuple(urls), version)
+        for member in self._members:
+            with suppress(InfrastructureError):  # a dead one is replaced by heal(), and told then
+                get(member.actor.set_servers.remote(*self._servers), timeout_s=CALL_TIMEOUT_S, who=member.owner)
+
+    def run(self) -> None:
+        """Start playing training tasks."""
+        self._is_running = True
+        for member in self._members:
+            member.running = member.actor.run.remote()
+
+    def heal(self, say: Callable[[str], None]) -> int:
+        """Replace the actors that died and give their leases back; return how many.
+
+        Raises:
+            InfrastructureError: an actor failed by itself (a bug or a broken plugin), or the restarts are used up.
+        """
+        dead = [index for index, member in enumerate(self._members) if self._is_dead(member)]
+        for index in dead:
+            self._replace(index, say)
+        return len(dead)
+
+    def _is_dead(self, member: _Member) -> bool:
+        if member.running is None:
+            return False
+        done, _ = ray.wait([member.running], timeout=0)
+        if not done:
+            return False
+        try:
+            ray.get(member.running)
+        except RayActorError:
+            return True
+        except RayError as error:
+            raise translate(error, who=f"rollout actor {member.owner}") from error
+        raise InfrastructureError(f"rollout actor {member.owner} stopped by itself")
+
+    def _replace(self, index: int, say: Callable[[str], None]) -> None:
+        old = self._members[index]
+        if self._restarts_left == 0:
+            raise InfrastructureError(f"rollout actor {old.owner} died and rollout.max_actor_restarts is used up")
+        self._restarts_left -= 1
+        ray.kill(old.actor)  # unreachable is not dead: only after this can its leases go to another
+        released = get(self._buffer.release.remote(old.owner), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+        new = self._new_member(index)
+        get(new.actor.set_servers.remote(*self._servers), timeout_s=CALL_TIMEOUT_S * 3, who=new.owner)
+        if self._is_running:
+            new.running = new.actor.run.remote()
+        self._members[index] = new
+        say(f"rollout actor {old.owner} died; {released} groups are leased again, {new.owner} takes over")
+
+    def start_play(self, leases: Sequence[Lease]) -> list[ObjectRef]:
+        """Start playing `leases` for validation, spread over the actors; results come by `collect`."""
+        shares = [list(leases[i :: len(self._members)]) for i in range(len(self._members))]
+        return [m.actor.play.remote(share) for m, share in zip(self._members, shares, strict=True) if share]
+
+    @staticmethod
+    def collect(result: bytes) -> list[Trajectory]:
+        return decode(from_ipc(result))
+
+    def stats(self) -> dict[str, float]:
+        """Return the sum of all actors' counters; an actor that does not answer is left out."""
+        total: dict[str, float] = {}
+        for member in self._members:
+            with suppress(InfrastructureError):
+                for name, value in get(member.actor.stats.remote(), timeout_s=CALL_TIMEOUT_S, who=member.owner).items():
+                    total[name] = total.get(name, 0.0) + value
+        return total
+
+    def close(self) -> None:
+        """Stop playing and end the actors."""
+        with suppress(AgentRLError):
+            get([m.actor.stop.remote() for m in self._members], timeout_s=CALL_TIMEOUT_S, who="a rollout actor")
+        for member in self._members:
+            ray.kill(member.actor)

@@ -1,0 +1,225 @@
+"""Everything a training run holds, and the verbs of the loop: publish, take, validate, save, record, finish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+
+import numpy as np
+import ray
+import trio
+from ray import ObjectRef
+from ray.actor import ActorHandle
+
+from agentrl.chat.chat import Chat
+from agentrl.config.schema import Config
+from agentrl.controller.calls import get
+from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
+from agentrl.controller.cluster import interruptible, ray_session
+from agentrl.controller.credit import group_trajectories
+from agentrl.controller.observe import Observer
+from agentrl.controller.result import RunResult
+from agentrl.controller.rollouts import RolloutFleet
+from agentrl.controller.run_dir import RunDir
+from agentrl.controller.servers import ServerFleet
+from agentrl.controller.validation import Validation
+from agentrl.buffer.actor import BufferActor
+from agentrl.data.trajectories import decode, from_ipc
+from agentrl.errors import InfrastructureError
+from agentrl.learner.actor import LearnerGroup
+from agentrl.types import BufferCounts, Group
+from agentrl.weights.publish import Publisher, PublishReport
+
+CALL_TIMEOUT_S = 60.0
+POLL_S = 1.0
+"""How long one look into the buffer lasts before the health of servers and actors is looked at."""
+
+
+class Run:
+    """One training run: its processes and its place in time (`step` batches learned, `version` published)."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: RunDir,
+        *,
+        buffer: ActorHandle,
+        learner: LearnerGroup,
+        servers: ServerFleet,
+        rollouts: RolloutFleet,
+        validation: Validation | None,
+        observer: Observer,
+        checkpoint: Checkpoint | None,
+        total_steps: int,
+    ) -> None:
+        self.config = config
+        self.dir = run_dir
+        self.buffer = buffer
+        self.learner = learner
+        self.servers = servers
+        self.rollouts = rollouts
+        self.validation = validation
+        self.observer = observer
+        self.total_steps = total_steps
+        self.is_resumed = checkpoint is not None
+        self.step = checkpoint.step if checkpoint else 0
+        self.version = -1
+        self.results: dict[str, Mapping[str, float]] = {}
+        self._publisher = Publisher(
+            learner,
+            config.rollout.weights,
+            folder=run_dir.weights(config.rollout.weights),
+            pause_mode=config.rollout.pause_mode_in_use,
+            backend=learner.backend if config.rollout.weights.backend == "auto" else config.rollout.weights.backend,
+        )
+        self._checkpoint = checkpoint
+
+    def timer(self, phase: str) -> AbstractContextManager[None]:
+        """Measure a phase of the step."""
+        return self.observer.timer(phase)
+
+    # -------------------------------------------------------------------------------------------------- publish
+
+    def publish(self) -> None:
+        """Give the learner's weights a new version and bring every server to it."""
+        self.version = self._new_version("policy")
+        self._send_weights(self.servers.urls + self.servers.urls_needing_weights)
+        get(self.buffer.advance.remote(self.version, self.step), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+
+    def _new_version(self, what: str) -> int:
+        version = self.dir.next_version()
+        self.dir.journal_version(version, step=self.step, what=what)
+        return version
+
+    def _send_weights(self, urls: Sequence[str]) -> None:
+        """Bring `urls` to the current version; those that fail are restarted and brought there by `heal`."""
+        report = trio.run(self._publish_to, urls)
+        for url, why in report.failed.items():
+            self.observer.say(f"server {url} did not take version {self.version}: {why}; it is restarted")
+            self.servers.restart(url, why=why)
+        self.servers.mark_ready([url for url in urls if url not in report.failed])
+        self.rollouts.set_servers(self.servers.urls, version=self.version)
+
+    async def _publish_to(self, urls: Sequence[str]) -> PublishReport:
+        clients = self.servers.clients(urls)
+        try:
+            return await self._publisher.publish(self.version, clients)
+        finally:
+            for client in clients:
+                await client.aclose()
+
+    # ----------------------------------------------------------------------------------------------------- take
+
+    def start_rollouts(self) -> None:
+        """Let the rollout actors lease and play training tasks, until the run ends."""
+        self.rollouts.run()
+
+    def take(self) -> list[Group]:
+        """Wait for the next batch: `buffer.groups_per_step` complete groups within the bound on staleness.
+
+        Raises:
+            InfrastructureError: nothing finished for `buffer.stall_timeout_s`, or something was lost for good.
+        """
+        num_groups = self.config.buffer.groups_per_step
+        progress = _Progress(self.config.buffer.stall_timeout_s)
+        while True:
+            batch = get(self.buffer.take.remote(num_groups, POLL_S), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+            if batch is not None:
+                return group_trajectories(decode(from_ipc(batch)))
+            self.heal()
+            progress.check(self.counts(), self.rollouts.stats())
+
+    def heal(self) -> None:
+        """Replace dead rollout actors; bring restarted servers to the current version before they take traffic."""
+        self.rollouts.heal(self.observer.say)
+        self.servers.poll()
+        behind = self.servers.urls_needing_weights
+        if behind:
+            self.observer.say(f"server {', '.join(behind)} was restarted and gets version {self.version}")
+            self._send_weights(behind)
+        elif set(self.servers.urls) != set(self.rollouts.urls):
+            self.rollouts.set_servers(self.servers.urls, version=self.version)
+
+    def counts(self) -> BufferCounts:
+        """Return the buffer's counts; they balance at any moment."""
+        counts: BufferCounts = get(self.buffer.counts.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+        return counts
+
+    def wait(self, refs: list[ObjectRef], *, timeout_s: float, who: str) -> list[object]:
+        """Wait for results of rollout actors while keeping servers and actors alive."""
+        deadline = time.monotonic() + timeout_s
+        pending = list(refs)
+        while pending:
+            _, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
+            if pending:
+                self.heal()
+            if time.monotonic() > deadline:
+                raise InfrastructureError(f"{who} took longer than {timeout_s:g} s")
+        values: list[object] = get(refs, timeout_s=CALL_TIMEOUT_S, who=who)
+        return values
+
+    # ------------------------------------------------------------------------------------------------- validate
+
+    def validate(self) -> None:
+        """Play the validation rows with the current weights, on the same servers."""
+        if self.validation is None:
+            return
+        name = "initial" if self.step == 0 else "final"
+        with self.timer("validate"):
+            self.results[name] = self.validation.run(self, step=self.step, version=self.version)
+
+    def validate_baselines(self) -> None:
+        """Play the validation rows with each of tracking.baselines, before training."""
+        if self.validation is None or self.is_resumed:
+            return
+        for name, folder in self.config.tracking.baselines.items():
+            self.version = self._new_version(f"baseline {name}")
+            trio.run(partial(self._load_baseline, folder))
+            urls = self.servers.urls_needing_weights + self.servers.urls
+            self.rollouts.set_servers(urls, version=self.version)
+            self.results[name] = self.validation.run(self, step=0, version=self.version, baseline=name)
+
+    async def _load_baseline(self, folder: str) -> None:
+        for client in self.servers.clients(self.servers.urls_needing_weights + self.servers.urls):
+            try:
+                await client.update_weights_from_disk(folder, version=self.version, flush_cache=True)
+            finally:
+                await client.aclose()
+
+    # ----------------------------------------------------------------------------------------------------- keep
+
+    def save(self) -> None:
+        """Write a checkpoint of this step: learner, ledger, ready groups and the place in the data."""
+        with self.timer("save"):
+            state = get(self.buffer.state.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+            save_checkpoint(
+                self.dir.checkpoints,
+                step=self.step,
+                version=self.version,
+                save_learner=self.learner.save,
+                buffer_state=state,
+                keep_last=self.config.trainer.keep_last,
+            )
+
+    def record(self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]]) -> None:
+        """Write down what the step was made of and what came out."""
+        buffer_stats = get(self.buffer.stats.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+        self.observer.step(
+            self.step,
+            trained_by=self.version - 1,
+            version=self.version,
+            groups=groups,
+            updates=updates,
+            rollout_stats=self.rollouts.stats(),
+            buffer_stats=buffer_stats,
+        )
+
+    def finish(self) -> RunResult:
+        """Export the policy, draw the report, show the closing table."""
+        policy = self.dir.root / "policy"
+        self.learner.export(str(policy))
+        counts = self.counts()
+        self.observer.finish(self.results, counts)
+        return RunResult(self.dir.root, policy, self.step, self.version, counts, self.results)

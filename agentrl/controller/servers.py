@@ -1,0 +1,139 @@
+"""The inference servers of a run: started and supervised by one Ray actor each, or attached by URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+
+from agentrl.config.schema import Config
+from agentrl.controller.calls import get
+from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
+from agentrl.serving.actor import ServerActor
+from agentrl.serving.status import ServerStatus
+from agentrl.sglang.client import SGLangClient
+
+POLL_TIMEOUT_S = 30.0
+
+
+@dataclass
+class _Server:
+    """One server: its actor (None when attached by URL) and what was last heard of it."""
+
+    actor: ActorHandle | None
+    status: ServerStatus
+    starting: ObjectRef | None = None
+
+
+class ServerFleet:
+    """All servers of a run. `urls` are those that hold the current weights and may take traffic."""
+
+    def __init__(self, servers: list[_Server], *, api_key: str | None) -> None:
+        self._servers = servers
+        self._api_key = api_key
+
+    @classmethod
+    def launch(cls, config: Config, *, log_folder: Path) -> ServerFleet:
+        """Begin to start every server (or attach to those of rollout.urls); `wait_until_ready` ends it."""
+        rollout = config.rollout
+        api_key = _api_key(rollout.api_key_env)
+        if rollout.urls:
+            return cls([_Server(None, ServerStatus.attached(url)) for url in rollout.urls], api_key=api_key)
+        servers = []
+        for index in range(rollout.num_servers):
+            options = ServerActor.options(num_cpus=0, num_gpus=config.cluster.gpus_per_server)
+            actor = options.remote(index, rollout, dtype=config.model.dtype, log_folder=str(log_folder))
+            servers.append(_Server(actor, ServerStatus.starting(), actor.start.remote(config.model.path, weight_version="default")))
+        return cls(servers, api_key=api_key)
+
+    def wait_until_ready(self, *, timeout_s: float) -> None:
+        """Wait until every server generates; none may take traffic before a publish.
+
+        Raises:
+            InfrastructureError: one did not come up within `timeout_s`; the message ends with its log.
+        """
+        refs = [s.starting for s in self._servers if s.starting is not None]
+        get(refs, timeout_s=timeout_s + POLL_TIMEOUT_S, who="a server's supervisor")
+        self.poll()
+
+    # ---------------------------------------------------------------------------------------------------- state
+
+    @property
+    def urls(self) -> list[str]:
+        return [s.status.url for s in self._servers if s.status.state == "ready"]
+
+    @property
+    def urls_needing_weights(self) -> list[str]:
+        return [s.status.url for s in self._servers if s.status.state == "needs_weights"]
+
+    @property
+    def num_restarts(self) -> int:
+        return sum(s.status.restarts for s in self._servers)
+
+    def poll(self) -> None:
+        """Ask every supervisor.
+
+        Raises:
+            InfrastructureError: a server used up its restarts, or its supervisor died.
+        """
+        supervised = [s for s in self._servers if s.actor is not None]
+        refs = [s.actor.status.remote() for s in supervised if s.actor is not None]
+        statuses = get(refs, timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
+        for server, status in zip(supervised, statuses, strict=True):
+            server.status = status
+            if status.state == "failed":
+                raise InfrastructureError(f"server {status.url or '(never up)'} is lost for good: {status.message}")
+
+    def mark_ready(self, urls: Sequence[str]) -> None:
+        """Record that `urls` hold the current weights."""
+        for server in self._servers:
+            if server.status.url in urls:
+                if server.actor is None:
+                    server.status = server.status.as_ready()
+                else:
+                    get(server.actor.mark_ready.remote(), timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
+        self.poll()
+
+    def restart(self, url: str, *, why: str) -> None:
+        """End a server that did not take its weights; its supervisor starts it anew.
+
+        Raises:
+            InfrastructureError: the server was attached by URL, so it is not ours to restart.
+        """
+        for server in self._servers:
+            if server.status.url == url:
+                if server.actor is None:
+                    raise InfrastructureError(f"attached server {url} did not take the weights: {why}")
+                get(server.actor.restart.remote(why), timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
+        self.poll()
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the supervised servers."""
+        return [s.status.pid for s in self._servers if s.status.pid]
+
+    def clients(self, urls: Sequence[str]) -> list[SGLangClient]:
+        """Return a client for each URL; to be used within one trio.run."""
+        return [SGLangClient(url, api_key=self._api_key) for url in urls]
+
+    def close(self) -> None:
+        """Stop every server that this run started."""
+        actors = [s.actor for s in self._servers if s.actor is not None]
+        with suppress(AgentRLError):  # an actor that is already gone has taken its server with it
+            get([actor.stop.remote() for actor in actors], timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
+        for actor in actors:
+            ray.kill(actor)
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise ConfigError(f"rollout.api_key_env={variable!r}: this environment variable is not set")
+    return os.environ[variable]
+

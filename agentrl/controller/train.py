@@ -1,0 +1,80 @@
+"""The training loop: read this file first.
+
+    take      groups from the replay buffer, none of whose tokens is older than `buffer.max_staleness` versions
+    credit    rewards -> advantages on action tokens
+    pack      trajectories -> microbatches without padding, per rank
+    score     proximal (and reference) log-probabilities, before the first update
+    update    loss / global count, backward, clip, step; once per minibatch and epoch
+    publish   pause the servers, send the weights, resume; version + 1
+
+Meanwhile the rollout actors lease tasks, play them and fill the buffer; they stop for nobody but the bound on staleness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from agentrl.config.schema import Config
+from agentrl.controller.credit import credit, split_minibatches
+from agentrl.controller.result import RunResult
+from agentrl.controller.run import Run, open_run
+from agentrl.learner.batch import Sample
+from agentrl.learner.packing import pack
+
+
+def train(config: Config) -> RunResult:
+    """Run a whole training, or the rest of one, and return what came out.
+
+    Raises:
+        UserError: the config, data or a plugin is wrong; nothing was started or everything is stopped again.
+        InfrastructureError: something was lost that the run could not replace.
+    """
+    with open_run(config) as run:
+        run.validate_baselines()
+        run.publish()
+        if config.trainer.val_only:
+            run.validate()
+            return run.finish()
+        run.start_rollouts()
+        if config.trainer.val_before_train and not run.is_resumed:
+            run.validate()
+        while run.step < run.total_steps:
+            train_step(run, config)
+            if _is_due(run.step, config.trainer.test_freq, run.total_steps):
+                run.validate()
+            if _is_due(run.step, config.trainer.save_freq, run.total_steps):
+                run.save()
+        return run.finish()
+
+
+def train_step(run: Run, config: Config) -> None:
+    """Take one batch, learn from it, publish."""
+    with run.timer("take"):
+        groups = run.take()
+    with run.timer("credit"):
+        samples = credit(groups, estimator=config.algorithm.advantage)
+    rng = np.random.default_rng((config.trainer.seed, run.step))
+    with run.timer("score"):
+        minibatches = [_score(run, config, m) for m in _cut(samples, config, rng)]
+    with run.timer("update"):
+        updates = [run.learner.update(minibatch) for _ in range(config.learner.epochs_per_step) for minibatch in minibatches]
+    run.step += 1
+    with run.timer("publish"):
+        run.publish()
+    run.record(groups, updates)
+
+
+def _cut(samples: Sequence[Sequence[Sample]], config: Config, rng: np.random.Generator) -> list[list[Sample]]:
+    return split_minibatches(samples, num_minibatches=config.learner.minibatches_per_step, rng=rng)
+
+
+def _score(run: Run, config: Config, minibatch: Sequence[Sample]) -> object:
+    shards = pack(minibatch, max_tokens=config.learner.microbatch_tokens, world_size=config.learner.world_size)
+    return run.learner.score(shards)
+
+
+def _is_due(step: int, frequency: int, total_steps: int) -> bool:
+    """-1 is never; otherwise every `frequency` steps and at the end."""
+    return frequency > 0 and (step % frequency == 0 or step == total_steps)
