@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from agentrl.config.schema import AgentConfig, Config
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
-from agentrl.errors import DataError, PluginError
 from agentrl.plugins import Plugins, tools_for
 from agentrl.types import Message, Task
 
@@ -45,16 +44,11 @@ def build_dataset(
         return chat.open(task.messages, offered.schemas(task)).num_pending_tokens()
 
     def check(task: Task) -> None:
-        try:
-            offered.schemas(task)
-            if task.interaction_kwargs is not None:
-                plugins.interactions.resolve(task.interaction_kwargs["name"])
-            if check_reward is not None:
-                check_reward(task)
-        except PluginError as error:
-            raise PluginError(f"task {task.task_id}: {error}") from error
-        except DataError as error:
-            raise DataError(f"task {task.task_id}: {error}") from error
+        offered.schemas(task)
+        if task.interaction_kwargs is not None:
+            plugins.interactions.resolve(task.interaction_kwargs["name"])
+        if check_reward is not None:
+            check_reward(task)
 
     return Dataset(
         files,

@@ -13,7 +13,7 @@ from agentrl.config.schema import DataConfig
 from agentrl.data.files import RowFile, file_ids, open_rows
 from agentrl.data.reader import task_reader
 from agentrl.data.rows import AgentChoice, Place
-from agentrl.errors import DataError
+from agentrl.errors import DataError, PluginError
 from agentrl.types import Task
 
 
@@ -102,13 +102,14 @@ class Dataset:
                 self._orders[epoch] = np.random.default_rng([self._seed, epoch]).permutation(len(self))
             return self._orders[epoch]
 
-    def _tasks(self, limit: int) -> Iterator[Task]:
+    def _tasks(self, limit: int) -> Iterator[tuple[Place, Task]]:
         for which, file in enumerate(self._files):
             remaining = limit - int(self._starts[which])
             if remaining <= 0:
                 return
             for row, raw in enumerate(file.rows(remaining)):
-                yield self._read(raw, self._place(which, row))
+                place = self._place(which, row)
+                yield place, self._read(raw, place)
 
     def _place(self, which: int, row: int) -> Place:
         file = self._files[which]
@@ -116,24 +117,33 @@ class Dataset:
 
 
 def _select(
-    tasks: Iterator[Task], config: DataConfig, *, measure: Callable[[Task], int] | None, check: Callable[[Task], None] | None
+    tasks: Iterator[tuple[Place, Task]],
+    config: DataConfig,
+    *,
+    measure: Callable[[Task], int] | None,
+    check: Callable[[Task], None] | None,
 ) -> tuple[NDArray[np.int64], DatasetReport]:
     kept: list[int] = []
     rows = truncated = 0
-    for number, task in enumerate(tasks):
+    for number, (place, task) in enumerate(tasks):
         rows += 1
         if check is not None:
-            check(task)
+            _checked(task, place, check)
         tokens = 0 if measure is None else measure(task)
         if tokens > config.max_prompt_tokens:
             if config.overlong_prompts == "error":
-                raise DataError(
-                    f"task {task.task_id}: prompt of {tokens} tokens exceeds data.max_prompt_tokens={config.max_prompt_tokens}; "
-                    "raise it, or set data.overlong_prompts=filter"
-                )
+                cure = "raise it, or set data.overlong_prompts=filter"
+                raise place.error(config.prompt_key, f"{tokens} tokens exceed data.max_prompt_tokens={config.max_prompt_tokens}; {cure}")
             if config.overlong_prompts == "filter":
                 continue
             truncated += 1
         kept.append(number)
     report = DatasetReport(rows=rows, filtered=rows - len(kept), truncated=truncated)
     return np.array(kept, dtype=np.int64), report
+
+
+def _checked(task: Task, place: Place, check: Callable[[Task], None]) -> None:
+    try:
+        check(task)
+    except (DataError, PluginError) as error:
+        raise type(error)(f"{place}: {error}") from error

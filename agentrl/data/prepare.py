@@ -63,11 +63,11 @@ def write_gsm8k(out_dir: str | Path, source_dir: str | Path, *, agent: Gsm8kAgen
 def _gsm8k_rows(source: JsonRows, split: str, agent: Gsm8kAgent) -> Iterator[dict[str, Any]]:
     for index, raw in enumerate(source.rows(len(source))):
         question, answer = raw.get("question"), raw.get("answer")
-        _, marker, final = answer.rpartition("####") if isinstance(answer, str) else ("", "", "")
-        if not isinstance(question, str) or not marker or not final.strip():
+        final = answer.rpartition("####")[2].strip() if isinstance(answer, str) and "####" in answer else ""
+        if not isinstance(question, str) or not isinstance(answer, str) or not final:
             raise DataError(f"{source.path}: line {source.line(index)}: needs `question` and an `answer` that ends with `#### number`")
         name = KINDS[index % len(KINDS)] if agent == "mixed" else agent
-        yield _gsm8k_row(name, split, index, question=question, answer=answer, truth=final.strip().replace(",", ""))
+        yield _gsm8k_row(name, split, index, question=question, answer=answer, truth=final.replace(",", ""))
 
 
 def _gsm8k_row(agent: str, split: str, index: int, *, question: str, answer: str, truth: str) -> dict[str, Any]:
