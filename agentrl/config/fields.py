@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -52,13 +52,19 @@ def unknown_keys(schema: type[Section], values: Mapping[str, Any], prefix: Key =
 
 
 def with_defaults(schema: type[Section], values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return `values` completed by the schema's defaults, as plain data; an empty section (null) counts as not written."""
+    """Return `values` completed by the schema's defaults, as plain data.
+
+    An empty section (null) counts as not written. Null for a free-form mapping empties it: mappings are merged along a
+    `defaults` list, so a file has no other way to take back what an earlier one wrote.
+    """
     defaults = schema().model_dump(mode="json") if defaults is None else defaults
     complete: dict[str, Any] = dict(values)
     for name, field in schema.model_fields.items():
         nested = section_type(field)
         if name not in values or (nested is not None and values[name] is None):
             complete[name] = defaults[name]
+        elif values[name] is None and get_origin(field.annotation) is dict:
+            complete[name] = {}
         elif nested is not None and isinstance(values[name], Mapping):
             complete[name] = with_defaults(nested, values[name], defaults[name])
     return complete

@@ -341,6 +341,14 @@ class Config(Section):
     tracking: TrackingConfig = TrackingConfig()
     eval: EvalConfig = EvalConfig()
 
+    @property
+    def policy_mode(self) -> Literal["decoupled", "bypass", "on_policy"]:
+        """`algorithm.mode` with auto resolved: on_policy when nothing can be stale and the batch is updated on once, else decoupled."""
+        if self.algorithm.mode != "auto":
+            return self.algorithm.mode
+        updates = self.learner.minibatches_per_step * self.learner.epochs_per_step
+        return "on_policy" if self.buffer.max_staleness == 0 and updates == 1 else "decoupled"
+
     @model_validator(mode="after")
     def _check_across_groups(self) -> Config:
         updates = self.learner.minibatches_per_step * self.learner.epochs_per_step

@@ -1,0 +1,69 @@
+# Each target says what it is for in the comment behind it; `make` alone prints them.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+QUICKSTART := runs/quickstart
+PYTEST := $(BIN)/python -m pytest
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-slow test-sglang lint type bench docs clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install everything into it
+
+# torch goes first and alone, so that pip takes the build meant for this machine; the rest follows the tested versions.
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setup: creating $(VENV) and installing (a few minutes the first time)"
+	@test -x $(BIN)/python || { \
+		for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
+			if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+		done; \
+		test -n "$$found" || { echo "setup: needs Python 3.11 or newer; name one: make setup PYTHON=/path/to/python" >&2; exit 2; }; \
+		$$found -m venv $(VENV); }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "setup: done"
+
+quickstart: $(QUICKSTART)/warm_start/.done ## train a small policy to use a calculator, from nothing (ARGS="trainer.steps=20" overrides)
+	@echo "quickstart: training asynchronously (agentrl train configs/quickstart.yaml $(ARGS))"
+	@$(BIN)/agentrl train configs/quickstart.yaml $(ARGS)
+
+# `.done` is written last: an interrupted command starts over instead of leaving half a dataset or half a policy.
+$(QUICKSTART)/warm_start/.done: configs/quickstart_sft.yaml $(QUICKSTART)/data/.done | setup
+	@echo "quickstart: no policy yet; making one by imitation, about two minutes (agentrl sft configs/quickstart_sft.yaml)"
+	@$(BIN)/agentrl sft configs/quickstart_sft.yaml
+	@touch $@
+
+$(QUICKSTART)/data/.done: | setup
+	@echo "quickstart: writing sums to imitate, train and validate on (agentrl data arithmetic $(@D))"
+	@$(BIN)/agentrl data arithmetic $(@D)
+	@touch $@
+
+test: setup ## run the tests that need no GPU, no network and no patience
+	$(PYTEST) -m "not slow and not sglang" $(ARGS)
+
+test-slow: setup ## run the tests that take minutes
+	$(PYTEST) -m slow $(ARGS)
+
+test-sglang: setup ## run the tests that need a real SGLang server
+	$(PYTEST) -m sglang $(ARGS)
+
+lint: setup ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: setup ## check types
+	$(BIN)/mypy
+
+bench: setup ## measure synchronous against asynchronous training on a long-tailed workload
+	$(BIN)/python benchmarks/sync_vs_async.py $(ARGS)
+
+docs: setup ## write docs/config.md from the schema
+	$(BIN)/python -m agentrl.config.docs
+
+clean: ## remove the environment and caches; runs/ stays
+	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,147 @@
+"""Write docs/config.md from the schema: `python -m agentrl.config.docs [FILE]`."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+import yaml
+from pydantic.fields import FieldInfo
+
+from agentrl.config.fields import Key, iter_sections, section_type
+from agentrl.config.schema import Config, Section, SFTConfig
+from agentrl.errors import ConfigError
+
+DEFAULT_FILE = "docs/config.md"
+
+INTRODUCTION = """\
+# Configuration
+
+Generated from `agentrl/config/schema.py` by `make docs`; do not edit by hand.
+
+A config file is YAML and holds only what differs from the defaults below. Keys are written in sections
+(`trainer: {steps: 20}`) or on the command line (`agentrl train run.yaml trainer.steps=20`), in
+[Hydra's grammar](https://hydra.cc/docs/advanced/override_grammar/basic/): `key=value`, lists `key=[a,b]`, mappings
+`key={a: 1}`, `~key` to take back what a file sets. A file may build on others by a `defaults` list; they are looked
+for in its own folder, then among the packaged `configs/`. Mappings are merged along the list; null empties one.
+`${oc.env:NAME}` inserts an environment variable, `${section.key}` another key. Paths are relative to the working
+directory. An unknown key is refused.
+
+`agentrl config show FILE` prints the resolved config, `agentrl config explain FILE` what it amounts to.
+Units are suffixes: `_s` seconds, `_tokens`, `_bytes`.
+"""
+
+WORDS: dict[Any, str] = {bool: "true or false", int: "whole number", float: "number", str: "text", Any: "anything"}
+
+
+def render() -> str:
+    """Return the text of docs/config.md."""
+    training = [_section(key, section) for key, section in iter_sections(Config)]
+    shared = {section for _, section in iter_sections(Config)}
+    own = [_section(key, section) for key, section in iter_sections(SFTConfig) if section not in shared]
+    same = ", ".join(f"`{'.'.join(key)}`" for key, section in iter_sections(SFTConfig) if section in shared and len(key) == 1)
+    parts = [
+        INTRODUCTION,
+        "# Training: `agentrl train`\n",
+        *training,
+        "# Supervised training: `agentrl sft`\n",
+        f"The sections {same} are those of training. The others are:\n",
+        *own,
+    ]
+    return "\n".join(parts)
+
+
+def _section(key: Key, section: type[Section]) -> str:
+    rows = "\n".join(
+        f"| `{'.'.join((*key, name))}` | {type_words(field)} | {_default(field)} | {_cell(field.description)} |"
+        for name, field in _rows(section)
+    )
+    heading = f"{'#' * (len(key) + 1)} `{'.'.join(key)}`\n\n{inspect.cleandoc(section.__doc__ or '')}\n"
+    return f"{heading}\n| key | type | default | meaning |\n|---|---|---|---|\n{rows}\n" if rows else heading
+
+
+def _rows(section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        if section_type(field) is None:
+            yield name, field
+
+
+def type_words(field: FieldInfo) -> str:
+    """Return the type of a key in words, with its bounds: `whole number, at least 1`."""
+    kinds = [_words(kind) for kind in _kinds(field.annotation) if kind is not type(None)]
+    null = " or null" if type(None) in _kinds(field.annotation) else ""
+    return ", ".join([" or ".join(kinds), *_bounds(field)]) + null
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _words(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " ".join(f"`{_yaml(choice)}`" for choice in arguments)
+    if inspect.isclass(annotation) and issubclass(annotation, enum.Enum):
+        return " ".join(f"`{member.value}`" for member in annotation)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return f"list of {_words(arguments[0])}"
+    if origin is tuple:
+        return f"list of {len(arguments)} {_words(arguments[0])}s"
+    if origin is dict:
+        return "mapping" if arguments[1] is Any else f"mapping of {_words(arguments[0])} to {_words(arguments[1])}"
+    return WORDS[annotation]
+
+
+def _bounds(field: FieldInfo) -> Iterator[str]:
+    for bound in field.metadata:
+        if isinstance(bound, annotated_types.Ge):
+            yield f"at least {bound.ge}"
+        elif isinstance(bound, annotated_types.Gt):
+            yield f"above {bound.gt}"
+        elif isinstance(bound, annotated_types.Le):
+            yield f"at most {bound.le}"
+        elif isinstance(bound, annotated_types.Lt):
+            yield f"below {bound.lt}"
+
+
+def _default(field: FieldInfo) -> str:
+    return f"`{_cell(_yaml(_plain(field.default)))}`"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {_plain(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _yaml(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return re.sub(r"\n(\.\.\.\n)?$", "", text)
+
+
+def _cell(text: str | None) -> str:
+    """Return text for a cell of a table; None is what YAML calls null."""
+    return re.sub(r"\bNone\b", "null", text or "").replace("|", "\\|")
+
+
+def main() -> None:
+    """Write the file named on the command line, docs/config.md by default."""
+    file = Path(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_FILE)
+    if not file.parent.is_dir():
+        raise ConfigError(f"folder {str(file.parent)!r} does not exist; run this from the root of the repository, or name a file")
+    file.write_text(render(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

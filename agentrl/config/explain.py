@@ -1,0 +1,265 @@
+"""What a config amounts to, in numbers: the batch, the bound on staleness, the loss, and what is probably not meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agentrl.config.schema import Config
+
+LABEL_WIDTH = 26
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The numbers that follow from a config; tokens and microbatches are upper bounds, reached when every trajectory is full."""
+
+    groups: int
+    trajectories: int
+    longest_tokens: int
+    tokens: int
+    updates: int
+    trajectories_per_rank_and_update: int
+    microbatches_per_rank_and_update: int
+    capacity: int
+    admitted_groups: int
+
+    @classmethod
+    def of(cls, config: Config) -> Arithmetic:
+        groups, size = config.buffer.groups_per_step, config.rollout.group_size
+        longest = config.data.max_prompt_tokens + config.agent.max_response_tokens
+        minibatch_groups = _ceil(groups, config.learner.minibatches_per_step)
+        per_rank = _ceil(minibatch_groups * size, config.learner.world_size)
+        per_microbatch = max(1, config.learner.microbatch_tokens // longest)
+        return cls(
+            groups=groups,
+            trajectories=groups * size,
+            longest_tokens=longest,
+            tokens=groups * size * longest,
+            updates=config.learner.minibatches_per_step * config.learner.epochs_per_step,
+            trajectories_per_rank_and_update=per_rank,
+            microbatches_per_rank_and_update=_ceil(per_rank, per_microbatch),
+            capacity=config.rollout.num_actors * config.rollout.max_concurrent_trajectories,
+            admitted_groups=(config.buffer.max_staleness + 1) * groups,
+        )
+
+
+def explain(config: Config, *, num_train_rows: int | None = None) -> str:
+    """Return the arithmetic of a run as text for a person; `num_train_rows` adds what depends on the length of the data."""
+    numbers = Arithmetic.of(config)
+    parts = [
+        ("One step", _step_lines(config, numbers)),
+        ("Asynchrony", _asynchrony_lines(config, numbers)),
+        ("Loss", _loss_lines(config)),
+        ("Run", _run_lines(config, num_train_rows)),
+    ]
+    text = "\n\n".join(f"{title}\n" + "\n".join(f"  {label:<{LABEL_WIDTH}}{value}" for label, value in lines) for title, lines in parts)
+    warnings = list(find_warnings(config, num_train_rows=num_train_rows))
+    return text + ("\n\nWarnings\n" + "\n".join(f"  - {warning}" for warning in warnings) if warnings else "\n\nNo warnings")
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+Lines = list[tuple[str, str]]
+
+
+def _step_lines(config: Config, numbers: Arithmetic) -> Lines:
+    learner = config.learner
+    cut = f"{learner.minibatches_per_step:,} per epoch x {_count(learner.epochs_per_step, 'epoch')}"
+    return [
+        ("tasks (groups)", f"{numbers.groups:,}"),
+        ("trajectories", f"{numbers.trajectories:,} = {numbers.groups:,} groups x {config.rollout.group_size:,}"),
+        ("tokens", f"at most {numbers.tokens:,} = {numbers.trajectories:,} x {numbers.longest_tokens:,} (prompt + response)"),
+        ("optimizer updates", f"{numbers.updates:,} = {cut}"),
+        (
+            "microbatches",
+            f"at most {numbers.microbatches_per_rank_and_update:,} per update on each of {_count(learner.world_size, 'rank')}"
+            f" ({numbers.trajectories_per_rank_and_update:,} full trajectories in packs of {learner.microbatch_tokens:,} tokens)",
+        ),
+        ("then", "publish one new version of the weights"),
+    ]
+
+
+def _asynchrony_lines(config: Config, numbers: Arithmetic) -> Lines:
+    staleness = config.buffer.max_staleness
+    admitted = numbers.admitted_groups * config.rollout.group_size
+    overlap = "rollouts wait while the learner works" if staleness == 0 else "rollouts go on while the learner works"
+    return [
+        ("bound on lag", f"{_count(staleness, 'version')}: no older token is trained on; {overlap}"),
+        (
+            "groups admitted",
+            f"{numbers.admitted_groups:,} leased or ready = ({staleness} + 1) x {numbers.groups:,}, {admitted:,} trajectories",
+        ),
+        (
+            "trajectories in flight",
+            f"at most {min(numbers.capacity, admitted):,} (room for {numbers.capacity:,} ="
+            f" {_count(config.rollout.num_actors, 'actor')} x {config.rollout.max_concurrent_trajectories:,})",
+        ),
+        (
+            "longest trajectory",
+            f"{numbers.longest_tokens:,} tokens, {_count(config.agent.max_turns, 'turn')}, {config.agent.trajectory_timeout_s:g} s",
+        ),
+    ]
+
+
+def _loss_lines(config: Config) -> Lines:
+    algorithm = config.algorithm
+    mode = config.policy_mode
+    resolved = f"{mode} (auto)" if algorithm.mode == "auto" else mode
+    band = f"[{1 - algorithm.clip_low:g}, {1 + algorithm.clip_high:g}]"
+    kl = (
+        f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator} to the reference"
+        if algorithm.kl.coefficient
+        else "none; no reference is loaded"
+    )
+    return [
+        ("advantage", f"{algorithm.advantage} over groups of {config.rollout.group_size:,}"),
+        ("policy mode", f"{resolved}: {MODES[mode].format(band=band)}"),
+        ("importance weight", _weight(config)),
+        ("aggregation", algorithm.aggregation + _constant_length(config)),
+        ("KL", kl),
+        ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "none"),
+    ]
+
+
+MODES = {
+    "decoupled": "ratio policy / proximal clipped to {band}; proximal is scored by the learner at the start of the step",
+    "bypass": "ratio policy / behavior clipped to {band}; proximal is the behavior policy itself",
+    "on_policy": "ratio is exactly 1; proximal is the policy itself, held constant",
+}
+
+
+def _weight(config: Config) -> str:
+    if config.policy_mode != "decoupled":
+        return "none enters the loss"
+    correction = config.algorithm.correction
+    if correction.weight == "none":
+        return "none: the age of tokens is not corrected"
+    return f"proximal / behavior per {correction.weight}, at most {correction.cap:g}"
+
+
+def _constant_length(config: Config) -> str:
+    if config.algorithm.aggregation != "constant":
+        return ""
+    return f", by {config.algorithm.constant_length or config.agent.max_response_tokens:,} tokens per trajectory"
+
+
+def _run_lines(config: Config, num_train_rows: int | None) -> Lines:
+    trainer, groups = config.trainer, config.buffer.groups_per_step
+    if config.data.max_train_rows is not None and num_train_rows is not None:
+        num_train_rows = min(num_train_rows, config.data.max_train_rows)
+    lines: Lines = []
+    if num_train_rows is not None:
+        lines.append(("one epoch", f"{num_train_rows / groups:,.1f} steps = {num_train_rows:,} rows / {groups:,}"))
+    if trainer.steps is not None:
+        lines.append(("steps", f"{trainer.steps:,} (trainer.steps), {trainer.steps * groups:,} tasks"))
+    elif num_train_rows is not None:
+        lines.append(
+            (
+                "steps",
+                f"{num_train_rows * trainer.total_epochs // groups:,} = {_count(trainer.total_epochs, 'epoch')} of {num_train_rows:,} rows",
+            )
+        )
+    else:
+        lines.append(("steps", f"{_count(trainer.total_epochs, 'epoch')} of the training rows (trainer.total_epochs)"))
+    lines.append(
+        (
+            "checkpoints",
+            "never" if trainer.save_freq == -1 else f"every {_count(trainer.save_freq, 'step')}, the last {trainer.keep_last} kept",
+        )
+    )
+    lines.append(("validation", _validation(config)))
+    return lines
+
+
+def _validation(config: Config) -> str:
+    sampling = "greedy" if config.eval.temperature == 0 else f"at temperature {config.eval.temperature:g}"
+    if not config.data.val_files:
+        return "none: no data.val_files"
+    when = ["before the first step"] if config.trainer.val_before_train else []
+    if config.trainer.test_freq > 0:
+        when.append(f"every {_count(config.trainer.test_freq, 'step')}")
+    return f"{' and '.join(when) or 'at the end'}, {_count(config.eval.n, 'attempt')} per row, {sampling}"
+
+
+def find_warnings(config: Config, *, num_train_rows: int | None = None) -> Iterator[str]:
+    """Yield one sentence for each combination that works but is probably not meant."""
+    yield from _rollout_warnings(config)
+    yield from _learner_warnings(config)
+    yield from _validation_warnings(config)
+    if num_train_rows is not None and num_train_rows < config.buffer.groups_per_step:
+        yield (
+            f"{num_train_rows} training rows are fewer than buffer.groups_per_step={config.buffer.groups_per_step}:"
+            " a batch holds several groups of the same row"
+        )
+
+
+def _rollout_warnings(config: Config) -> Iterator[str]:
+    rollout, agent, numbers = config.rollout, config.agent, Arithmetic.of(config)
+    if rollout.group_size > rollout.max_concurrent_trajectories:
+        yield (
+            f"rollout.group_size={rollout.group_size} exceeds rollout.max_concurrent_trajectories={rollout.max_concurrent_trajectories}:"
+            " an actor cannot play one group at once, its members wait for each other"
+        )
+    elif numbers.capacity < numbers.trajectories:
+        yield (
+            f"room for {numbers.capacity} trajectories in flight is less than one batch of {numbers.trajectories}:"
+            " raise rollout.max_concurrent_trajectories or rollout.num_actors if the servers have capacity left"
+        )
+    if rollout.group_size == 1 and config.algorithm.advantage == "grpo":
+        yield "rollout.group_size=1 with grpo: every advantage is 0 and nothing is learned"
+    if rollout.backend == "embedded" and not rollout.urls:
+        room = rollout.embedded.num_blocks * rollout.embedded.page_size
+        if room < numbers.longest_tokens:
+            yield f"the embedded server's cache of {room:,} tokens is smaller than the longest trajectory of {numbers.longest_tokens:,}"
+    if agent.max_turn_tokens is not None and agent.max_turn_tokens > agent.max_response_tokens:
+        yield f"agent.max_turn_tokens={agent.max_turn_tokens} has no effect above agent.max_response_tokens={agent.max_response_tokens}"
+    for name, limit in (("tool_timeout_s", agent.tool_timeout_s), ("interaction_timeout_s", agent.interaction_timeout_s)):
+        if limit >= agent.trajectory_timeout_s:
+            yield (
+                f"agent.{name}={limit:g} is not below agent.trajectory_timeout_s={agent.trajectory_timeout_s:g}:"
+                " one call may use up the whole trajectory"
+            )
+
+
+def _learner_warnings(config: Config) -> Iterator[str]:
+    learner, algorithm, numbers = config.learner, config.algorithm, Arithmetic.of(config)
+    if learner.microbatch_tokens < numbers.longest_tokens:
+        yield (
+            f"learner.microbatch_tokens={learner.microbatch_tokens} is smaller than the longest trajectory of {numbers.longest_tokens}:"
+            " such a trajectory is a microbatch of its own, and memory must hold it"
+        )
+    if config.buffer.groups_per_step % learner.minibatches_per_step:
+        yield (
+            f"buffer.groups_per_step={config.buffer.groups_per_step} is not a multiple of"
+            f" learner.minibatches_per_step={learner.minibatches_per_step}: the updates of a step have unequal batches"
+        )
+    if learner.world_size > _ceil(numbers.groups, learner.minibatches_per_step) * config.rollout.group_size:
+        yield f"learner.world_size={learner.world_size} exceeds the trajectories of one update: some ranks have nothing to learn from"
+    if algorithm.constant_length is not None and algorithm.aggregation != "constant":
+        yield f"algorithm.constant_length={algorithm.constant_length} has no effect with algorithm.aggregation={algorithm.aggregation}"
+    if config.policy_mode == "decoupled" and algorithm.correction.weight == "none" and config.buffer.max_staleness > 0:
+        yield (
+            f"algorithm.correction.weight=none with buffer.max_staleness={config.buffer.max_staleness}:"
+            " old tokens are trained on as if they were new"
+        )
+
+
+def _validation_warnings(config: Config) -> Iterator[str]:
+    sampling, trainer = config.eval, config.trainer
+    if sampling.temperature == 0 and sampling.n > 1:
+        yield f"eval.n={sampling.n} greedy attempts (eval.temperature=0) are all the same: set a temperature, or n=1"
+    if sampling.temperature == 0 and (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, -1, 0.0):
+        yield "eval.top_p, top_k and min_p have no effect on greedy validation (eval.temperature=0)"
+    if trainer.test_freq > 0 and not config.data.val_files:
+        yield f"trainer.test_freq={trainer.test_freq} without data.val_files: there is nothing to validate on"
+    if trainer.val_only and not config.data.val_files:
+        yield "trainer.val_only without data.val_files: there is nothing to do"
+    if trainer.save_freq == -1 and trainer.steps is not None and trainer.steps >= 100:
+        yield f"trainer.save_freq=-1: a crash in {trainer.steps} steps loses everything"
