@@ -1,0 +1,215 @@
+"""An HTTP/1.1 client on trio streams: h11, keep-alive connections, orjson bodies. It has no time-outs: the caller's cancel scope has.
+
+Failures without a reply are ServerError(status=None); a reply of any status is an HttpReply.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11
+import orjson
+import trio
+
+from agentrl.errors import ServerError
+
+_READ_BYTES = 64 * 1024
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """One whole reply; `origin` is host:port, for error messages."""
+
+    status: int
+    body: bytes
+    origin: str
+
+    def json(self) -> Any:
+        """Return the decoded body; raise ServerError when it is not JSON."""
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            start = self.body[:80].decode(errors="replace")
+            raise ServerError(f"{self.origin} sent a body that is not JSON: {start!r}", status=self.status) from error
+
+
+class _StaleConnection(Exception):
+    """The server closed a kept connection before any byte of a reply: the request was not answered, and may be sent again."""
+
+
+class HttpClient:
+    """Requests to one origin over a pool of kept connections; safe to share among tasks of one trio run.
+
+    Args:
+        base_url: http://host[:port][/prefix] or https://...
+        headers: sent with every request (an API key, say); their values appear in no error.
+        max_connections: requests beyond it wait for a connection.
+        max_reply_bytes: a longer reply is an error instead of a full memory.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        max_connections: int = 1024,
+        max_reply_bytes: int = 256 * 2**20,
+    ) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"{base_url!r} is not the URL of a server; write it like http://127.0.0.1:30000")
+        self._is_tls = parts.scheme == "https"
+        self._host = parts.hostname
+        self._port = parts.port or (443 if self._is_tls else 80)
+        self._prefix = parts.path.rstrip("/")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.origin = f"{host}:{self._port}"
+        self._headers = [("Host", self.origin), ("Accept", "application/json"), *_checked(headers or {})]
+        self._max_reply_bytes = max_reply_bytes
+        self._idle: list[_Connection] = []
+        self._slots = trio.CapacityLimiter(max_connections)
+        self._is_closed = False
+
+    async def __aenter__(self) -> HttpClient:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def request(self, method: str, path: str, *, json: Any = None) -> HttpReply:
+        """Send one request and return its reply, whatever its status.
+
+        A kept connection that the server closed before any byte of a reply is replaced once by a fresh one.
+
+        Raises:
+            ServerError: no (whole) reply came: unreachable, broken off, not HTTP, or longer than `max_reply_bytes`.
+        """
+        body = b"" if json is None else orjson.dumps(json)
+        headers = [*self._headers, ("Content-Length", str(len(body)))]
+        if body:
+            headers.append(("Content-Type", "application/json"))
+        request = h11.Request(method=method, target=self._prefix + path, headers=headers)
+        async with self._slots:
+            if self._idle:
+                # The newest connection first: the old ones are those that a server's keep-alive limit closes.
+                try:
+                    return await self._exchange(self._idle.pop(), request, body)
+                except _StaleConnection:
+                    pass
+            connection = await self._connect()
+            try:
+                return await self._exchange(connection, request, body)
+            except _StaleConnection as error:
+                raise ServerError(f"{self.origin} closed the connection without a reply to {method} {path}") from error
+
+    async def aclose(self) -> None:
+        """Close the kept connections; requests in flight close theirs when they end."""
+        self._is_closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.close()
+
+    async def _connect(self) -> _Connection:
+        try:
+            stream: trio.abc.Stream = await trio.open_tcp_stream(self._host, self._port)
+            if self._is_tls:
+                tls = trio.SSLStream(stream, ssl.create_default_context(), server_hostname=self._host, https_compatible=True)
+                await tls.do_handshake()
+                stream = tls
+        except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
+            raise ServerError(f"cannot connect to {self.origin}: {error}") from error
+        return _Connection(stream)
+
+    async def _exchange(self, connection: _Connection, request: h11.Request, body: bytes) -> HttpReply:
+        try:
+            status, reply = await connection.exchange(request, body, max_bytes=self._max_reply_bytes)
+        except (trio.BrokenResourceError, h11.RemoteProtocolError, _ReplyTooLong) as error:
+            what = f"{request.method.decode()} {request.target.decode()}"
+            raise ServerError(f"{self.origin} broke off its reply to {what}: {error or type(error).__name__}") from error
+        finally:
+            # Whatever did not end as a whole exchange (an error, a cancellation) leaves bytes of unknown meaning in the stream.
+            if connection.is_reusable and not self._is_closed:
+                self._idle.append(connection)
+            else:
+                await connection.close()
+        return HttpReply(status, reply, self.origin)
+
+
+class _ReplyTooLong(Exception):
+    pass
+
+
+class _Connection:
+    """One stream and its HTTP state machine."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._state = h11.Connection(h11.CLIENT)
+        self.is_reusable = False
+
+    async def exchange(self, request: h11.Request, body: bytes, *, max_bytes: int) -> tuple[int, bytes]:
+        self.is_reusable = False
+        data = self._state.send(request) or b""
+        if body:
+            data += self._state.send(h11.Data(data=body)) or b""
+        data += self._state.send(h11.EndOfMessage()) or b""
+        try:
+            await self._stream.send_all(data)
+        except trio.BrokenResourceError as error:
+            raise _StaleConnection from error
+        status, reply = await self._read_reply(max_bytes)
+        if self._state.our_state is h11.DONE and self._state.their_state is h11.DONE:
+            self._state.start_next_cycle()
+            self.is_reusable = True
+        return status, reply
+
+    async def _read_reply(self, max_bytes: int) -> tuple[int, bytes]:
+        status, chunks, size, has_bytes = 0, [], 0, False
+        while True:
+            event = self._state.next_event()
+            if event is h11.NEED_DATA:
+                data = await self._receive(has_bytes)
+                has_bytes = True
+                self._state.receive_data(data)
+            elif isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                chunks.append(bytes(event.data))
+                size += len(event.data)
+                if size > max_bytes:
+                    raise _ReplyTooLong(f"longer than {max_bytes} bytes")
+            elif isinstance(event, h11.EndOfMessage):
+                return status, b"".join(chunks)
+
+    async def _receive(self, has_bytes: bool) -> bytes:
+        """Return bytes, or b"" at the end of a stream that had sent some."""
+        try:
+            data = bytes(await self._stream.receive_some(_READ_BYTES))
+        except trio.BrokenResourceError as error:
+            if has_bytes:
+                raise
+            raise _StaleConnection from error
+        if not data and not has_bytes:
+            raise _StaleConnection
+        return data
+
+    async def close(self) -> None:
+        self.is_reusable = False
+        with trio.CancelScope(shield=True):  # never blocks: the connection is dropped, not shut down politely
+            await trio.aclose_forcefully(self._stream)
+
+
+def _checked(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    # Checked here because h11's own error would print the value, and that may be a key.
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"header {name!r} has an empty value, or characters that HTTP headers may not have (a line break, say)")
+    return list(headers.items())

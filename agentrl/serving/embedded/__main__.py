@@ -1,0 +1,40 @@
+"""`python -m agentrl.serving.embedded MODEL --port N`: the embedded server as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.errors import UserError
+from agentrl.serving.embedded.server import DEFAULT_WEIGHT_VERSION, serve
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = vars(_parser().parse_args(arguments))
+    config = EmbeddedServerConfig(**{name: options.pop(name) for name in EmbeddedServerConfig.model_fields})
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        return serve(options.pop("model"), config=config, **options)
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m agentrl.serving.embedded", description="Serve a model with SGLang's native protocol.")
+    parser.add_argument("model", help="folder of the model")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others than this machine's need an API key")
+    parser.add_argument("--port", type=int, default=30000, help="0: a free one")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--weight-version", default=DEFAULT_WEIGHT_VERSION, help="version that replies report until weights are published")
+    parser.add_argument("--api-key-env", help="environment variable with the API key that requests must carry")
+    parser.add_argument("--parent-pid", type=int, help="end when this process is no longer the parent")
+    for name, field in EmbeddedServerConfig.model_fields.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=field.default, help=field.description)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,371 @@
+"""The routes: SGLang's paths, fields and status codes around the service.
+
+Where this server deliberately differs from SGLang 0.5.23: an input id outside of the vocabulary, unknown weight names, wrong
+shapes and values that are not finite are refused (400) instead of ending or silently corrupting the server; /health does not
+generate, so a pause does not fail it; a closed connection ends its generation; unsupported fields are refused like unknown ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+
+from agentrl.errors import InfrastructureError
+from agentrl.serving.embedded.engine import EngineError
+from agentrl.serving.embedded.requests import BadRequest, Limits, parse_generate
+from agentrl.serving.embedded.service import Result, Service, WrongState
+from agentrl.serving.embedded.weights import WeightsRefused, parse_specs
+
+Decode = Callable[[list[int], bool], str]
+"""Token ids, whether to skip special tokens -> text; the empty text for a model without a tokenizer."""
+
+_OPEN_PATHS = frozenset({"/health", "/ready"})
+_ONLY_ABORT = "the embedded server pauses in mode `abort` only: running requests return what they have; got `{}`"
+
+
+class App:
+    """The handlers of one server. `info` is what /server_info shows of its settings."""
+
+    def __init__(self, service: Service, limits: Limits, *, decode: Decode, info: Mapping[str, Any]) -> None:
+        self._service = service
+        self._limits = limits
+        self._decode = decode
+        self._info = dict(info)
+
+    # -------------------------------------------------------------------------------------------------- generation
+
+    async def generate(self, request: Request) -> Response:
+        requests, is_batch = parse_generate(await _body(request), self._limits)
+        self._service.check_rids(requests)
+        work = asyncio.gather(*(self._service.generate(each) for each in requests))
+        results = await _unless_disconnected(request, work)
+        if results is None:
+            return Response(status_code=499)  # nobody reads it
+        answers = [self._answer(result) for result in results]
+        return _json(answers if is_batch else answers[0])
+
+    def _answer(self, result: Result) -> dict[str, Any]:
+        request, ids = result.request, [token for token, _ in result.samples]
+        meta: dict[str, Any] = {
+            "id": request.rid,
+            "finish_reason": _finish_reason(result),
+            "prompt_tokens": len(request.input_ids),
+            "completion_tokens": len(ids),
+            "cached_tokens": 0,
+            "weight_version": result.version,
+            "weight_versions": [{"version": s.version, "start": s.start, "end": s.end} for s in result.spans],
+            "num_retractions": 0,
+            "e2e_latency": result.seconds,
+        }
+        if request.return_logprob:
+            meta["input_token_logprobs"] = []
+            meta["output_token_logprobs"] = [(logprob, token, None) for token, logprob in result.samples]
+            meta["output_token_logprobs_length"] = len(ids)
+        # The token that stopped the generation is in the ids, not in the text.
+        text_ids = ids[:-1] if result.finish == "stop" else ids
+        return {"text": self._decode(text_ids, request.skip_special_tokens), "output_ids": ids, "meta_info": meta}
+
+    async def abort(self, request: Request) -> Response:
+        body = await _body(request)
+        if body.get("abort_all") is True:
+            self._service.abort_all()
+        else:
+            self._service.abort(_text(body, "rid", ""))
+        return Response()
+
+    async def pause(self, request: Request) -> Response:
+        mode = (await _body(request)).get("mode", "abort")
+        if mode != "abort":
+            raise BadRequest(_ONLY_ABORT.format(mode))
+        self._service.pause()
+        return _json({"status": "ok", "message": "Generation paused successfully."})
+
+    async def resume(self, request: Request) -> Response:
+        await _body(request)
+        self._service.resume()
+        return _json({"status": "ok", "message": "Generation continued successfully."})
+
+    async def flush_cache(self, request: Request) -> Response:
+        """No block outlives its request, so there is nothing to flush; running requests refuse it as in SGLang."""
+        timeout_s = _seconds(request.query_params.get("timeout", "0"))
+        if await self._service.wait_idle(timeout_s):
+            return PlainTextResponse("Cache flushed.\n")
+        reason = "Timed out waiting for idle state.\n" if timeout_s else "Flush cache failed.\n"
+        return PlainTextResponse(reason, status_code=400)
+
+    # --------------------------------------------------------------------------------------------------- questions
+
+    async def ready(self, request: Request) -> Response:
+        is_ready = self._service.is_warm and self._service.engine.is_alive
+        return Response(status_code=200 if is_ready else 503)
+
+    async def loads(self, request: Request) -> Response:
+        running, waiting, used = self._service.counts()
+        load = {
+            "dp_rank": 0,
+            "num_running_reqs": running,
+            "num_waiting_reqs": waiting,
+            "num_used_tokens": used,
+            "num_total_tokens": used,
+            "max_total_num_tokens": self._limits.cache_tokens,
+            "max_running_requests": self._info["max_requests_per_batch"],
+            "token_usage": used / self._limits.cache_tokens,
+        }
+        return _json({"timestamp": time.time(), "version": self._info["version"], "loads": [load]})
+
+    async def server_info(self, request: Request) -> Response:
+        return _json({**self._info, **self._model_info(), "is_paused": self._service.is_paused})
+
+    async def model_info(self, request: Request) -> Response:
+        return _json(self._model_info())
+
+    def _model_info(self) -> dict[str, Any]:
+        path = self._service.model_path
+        return {"model_path": path, "served_model_name": path, "is_generation": True, "weight_version": self._service.version}
+
+    async def models(self, request: Request) -> Response:
+        path = self._service.model_path
+        card = {"id": path, "object": "model", "owned_by": "agentrl", "root": path, "max_model_len": self._limits.context_tokens}
+        return _json({"object": "list", "data": [card]})
+
+    async def check_weights(self, request: Request) -> Response:
+        action = (await _body(request)).get("action")
+        if action != "checksum":
+            raise BadRequest(f"the embedded server's weights_checker knows the action `checksum` only, got {action!r}")
+        return _json({"success": True, "message": "", "ranks": [{"checksums": await self._service.checksums()}]})
+
+    # ----------------------------------------------------------------------------------------------------- weights
+
+    async def update_from_disk(self, request: Request) -> Response:
+        body = await _body(request)
+        version = _version(body, "weight_version")
+        await self._service.update_from_disk(_text(body, "model_path"), version=version, abort_all=body.get("abort_all_requests") is True)
+        return _success(f"Succeeded to update model weights. Weight version updated to {self._service.version}.", num_paused_requests=0)
+
+    async def begin_update(self, request: Request) -> Response:
+        await _body(request)
+        await self._service.begin_update()
+        return _success("Weight update begun.")
+
+    async def end_update(self, request: Request) -> Response:
+        await _body(request)
+        self._service.end_update()
+        return _success("Weight update ended.")
+
+    async def update_from_group(self, request: Request) -> Response:
+        body = await _body(request)
+        load_format = body.get("load_format")
+        if load_format not in (None, "flattened_bucket"):
+            raise BadRequest(f"unknown load_format {load_format!r}; the embedded server knows null and `flattened_bucket`")
+        await self._service.update_from_group(
+            parse_specs(_list(body, "names"), _list(body, "dtypes"), _list(body, "shapes")),
+            name=_text(body, "group_name", "weight_update_group"),
+            is_bucket=load_format is not None,
+            version=_version(body, "weight_version"),
+            abort_all=body.get("abort_all_requests") is True,
+        )
+        return _success("Succeeded to update parameter online.")
+
+    async def update_from_tensor(self, request: Request) -> Response:
+        raise BadRequest(
+            "update_weights_from_tensor is refused: its tensors are pickled, and unpickling runs code; use disk or distributed"
+        )
+
+    async def init_group(self, request: Request) -> Response:
+        body = await _body(request)
+        await self._service.join_group(
+            address=_text(body, "master_address"),
+            port=_count(body, "master_port"),
+            rank=_count(body, "rank_offset"),
+            world_size=_count(body, "world_size"),
+            name=_text(body, "group_name", "weight_update_group"),
+            backend=_text(body, "backend", "nccl"),
+        )
+        return _success("Succeeded to initialize custom process group.")
+
+    async def destroy_group(self, request: Request) -> Response:
+        await self._service.leave_group(_text(await _body(request), "group_name", "weight_update_group"))
+        return _success("Succeeded to destroy custom process group.")
+
+    async def rename(self, request: Request) -> Response:
+        body = await _body(request)
+        version = _version(body, "new_version")
+        if version is None:
+            raise BadRequest("`new_version` is missing")
+        if body.get("abort_all_requests", True) is True:
+            self._service.abort_all()
+        self._service.rename(version)
+        return _json({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+
+    def routes(self) -> list[Route]:
+        posts: Mapping[str, Callable[[Request], Awaitable[Response]]] = {
+            "/generate": self.generate,
+            "/abort_request": self.abort,
+            "/pause_generation": self.pause,
+            "/continue_generation": self.resume,
+            "/weights_checker": self.check_weights,
+            "/update_weights_from_disk": self.update_from_disk,
+            "/begin_weight_update": self.begin_update,
+            "/end_weight_update": self.end_update,
+            "/update_weights_from_distributed": self.update_from_group,
+            "/update_weights_from_tensor": self.update_from_tensor,
+            "/init_weights_update_group": self.init_group,
+            "/destroy_weights_update_group": self.destroy_group,
+            "/update_weight_version": self.rename,
+        }
+        gets: Mapping[str, Callable[[Request], Awaitable[Response]]] = {
+            "/ready": self.ready,
+            "/health": self.ready,
+            "/v1/loads": self.loads,
+            "/server_info": self.server_info,
+            "/get_server_info": self.server_info,
+            "/model_info": self.model_info,
+            "/get_model_info": self.model_info,
+            "/v1/models": self.models,
+        }
+        return [
+            Route("/flush_cache", self.flush_cache, methods=["GET", "POST"]),
+            *(Route(path, handler, methods=["POST"]) for path, handler in posts.items()),
+            *(Route(path, handler, methods=["GET"]) for path, handler in gets.items()),
+        ]
+
+
+def build_app(app: App, *, api_key: str | None, lifespan: Lifespan[Starlette]) -> ASGIApp:
+    """Return the ASGI application; with `api_key` every route but the two of readiness asks for it."""
+    starlette = Starlette(
+        routes=app.routes(),
+        lifespan=lifespan,
+        exception_handlers={
+            BadRequest: _bad_request,
+            WeightsRefused: _refused_update,
+            WrongState: _refused_update,
+            InfrastructureError: _refused_update,
+            EngineError: _engine_failed,
+        },
+    )
+    return _KeyCheck(starlette, api_key) if api_key else starlette
+
+
+class _KeyCheck:
+    """Answers 401 to requests without the right Authorization header."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._expected):
+                await _json({"error": "Unauthorized"}, status=401)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def _unless_disconnected(request: Request, work: asyncio.Future[list[Result]]) -> list[Result] | None:
+    """Await `work`; cancel it, and return None, when the client goes away first."""
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await work if work.done() else None
+    finally:
+        gone.cancel()
+        work.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+def _finish_reason(result: Result) -> dict[str, Any]:
+    if result.finish == "length":
+        return {"type": "length", "length": len(result.samples)}
+    if result.finish == "stop":
+        return {"type": "stop", "matched": result.matched}
+    return {"type": "abort", "message": result.message, "status_code": None, "err_type": None}
+
+
+# ------------------------------------------------------------------------------------------------- bodies and errors
+
+
+async def _body(request: Request) -> Mapping[str, Any]:
+    try:
+        body = orjson.loads(await request.body())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+def _text(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = body.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        raise BadRequest(f"`{name}` must be a string, got {value!r}")
+    return value
+
+
+def _version(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise BadRequest(f"`{name}` must be a string, got {value!r}")
+    return value
+
+
+def _count(body: Mapping[str, Any], name: str) -> int:
+    value = body.get(name)
+    if type(value) is not int or value < 0:
+        raise BadRequest(f"`{name}` must be an integer of at least 0, got {value!r}")
+    return value
+
+
+def _list(body: Mapping[str, Any], name: str) -> list[Any]:
+    value = body.get(name)
+    if not isinstance(value, list):
+        raise BadRequest(f"`{name}` must be a list, got {value!r}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 86400:
+        raise BadRequest(f"timeout must be a number of seconds between 0 and 86400, got {text!r}")
+    return value
+
+
+def _json(content: Any, *, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status_code=status, media_type="application/json")
+
+
+def _success(message: str, **more: Any) -> Response:
+    return _json({"success": True, "message": message, **more})
+
+
+async def _bad_request(request: Request, error: Exception) -> Response:
+    message = str(error)
+    is_flat = isinstance(error, BadRequest) and error.is_flat
+    return _json({"error": message if is_flat else {"message": message, "type": "BadRequest", "code": 400}}, status=400)
+
+
+async def _refused_update(request: Request, error: Exception) -> Response:
+    return _json({"success": False, "message": str(error)}, status=400)
+
+
+async def _engine_failed(request: Request, error: Exception) -> Response:
+    return _json({"error": {"message": f"the engine ended: {error}", "type": "InternalServerError", "code": 500}}, status=500)

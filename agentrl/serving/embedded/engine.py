@@ -1,0 +1,165 @@
+"""The one file that touches transformers' ContinuousBatchingManager (5.19 to 5.23).
+
+The manager runs forwards in a thread of its own: paged cache, scheduling, cancellation, parking. Sampling is ours: a logits
+processor samples each row (`sampler.py`), records token and log-probability with the request, and hands the manager one-hot
+scores, of which its greedy choice can only take the sampled token. So every request has its own temperature (greedy included)
+and SGLang's log-probabilities, which the manager's own sampling does not offer, and a cancelled request keeps what it had.
+
+Blocks are never shared between requests: a prefix computed under old weights would outlive an update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers.generation.continuous_batching.cb_logits_processors import (
+    ContinuousBatchingLogitsProcessor,
+    ContinuousBatchingLogitsProcessorList,
+)
+
+from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.serving.embedded.sampler import GREEDY, RowSampling, sample
+
+
+class EngineError(Exception):
+    """The generation loop failed a request; it failed all others too, and the process must end."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One request inside the engine. `samples` grows in the engine's thread; reading a copy is safe at any time."""
+
+    key: str
+    sampling: RowSampling
+    finished: asyncio.Future[None]
+    samples: list[tuple[int, float]] = field(default_factory=list)  # (token, logprob)
+
+
+class Engine:
+    """Continuous batching of one model. Used from one event loop; only `parked` may be entered from another thread."""
+
+    def __init__(self, model: PreTrainedModel, config: EmbeddedServerConfig) -> None:
+        self.model = model.eval()
+        self.vocab_size = int(model.get_input_embeddings().num_embeddings)
+        self.cache_tokens = config.num_blocks * config.page_size
+        self._jobs: dict[str, Job] = {}
+        self._keys = itertools.count()
+        # Greedy over scores that `_Sampling` made one-hot: see the head of this file.
+        greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+        self._manager = model.init_continuous_batching(generation_config=greedy, continuous_batching_config=_batching(config))
+        self._manager.logit_processor = _only(_Sampling(self._jobs))
+
+    def start(self) -> None:
+        self._manager.start()
+
+    def stop(self) -> None:
+        """End the generation thread; what runs is lost. Blocks until the current forward is done."""
+        if self._manager.is_running():
+            self._manager.stop(block=True, timeout=10.0, hard_stop=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the generation loop ended: it cannot be started again in this process."""
+        return self._manager.is_running()
+
+    def submit(self, input_ids: list[int], *, max_new_tokens: int, stop_ids: frozenset[int], sampling: RowSampling) -> Job:
+        """Queue a request and return it; its `finished` resolves at its last token, or raises EngineError.
+
+        The caller has checked what would end the loop: ids within the vocabulary, at least one of them, and prompt plus
+        max_new_tokens (>= 1) within `cache_tokens`.
+        """
+        # Keys are the engine's own: a cancelled request may linger for one forward after its rid is free for the next.
+        job = Job(f"r{next(self._keys)}", sampling, asyncio.get_running_loop().create_future())
+        self._jobs[job.key] = job
+        self._manager.register_result_handler(job.key, lambda output: self._finish(job, output.error))
+        self._manager.add_request(
+            input_ids,
+            request_id=job.key,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=sorted(stop_ids) or [-1],
+        )
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Take the request out; its `samples` stay as they are, its `finished` resolves."""
+        if self._jobs.pop(job.key, None) is None:
+            return
+        self._manager.cancel_request(job.key)
+        self._manager.output_router.result_handlers.pop(job.key, None)
+        _resolve(job.finished, None)
+
+    @contextmanager
+    def parked(self) -> Iterator[None]:
+        """Hold the generation loop between two forwards; blocks until it is there. For a worker thread."""
+        with self._manager.pause():
+            yield
+
+    def _finish(self, job: Job, error: str | None) -> None:
+        self._jobs.pop(job.key, None)
+        _resolve(job.finished, EngineError(error) if error else None)
+
+
+class _Sampling(ContinuousBatchingLogitsProcessor):
+    """Samples and records; see the head of this file."""
+
+    supported_kwargs: dict[str, type] = {}  # noqa: RUF012  (declared so by the base class)
+    ignored_kwargs: tuple[str, ...] = ()
+
+    def __init__(self, jobs: dict[str, Job]) -> None:
+        self._all_jobs = jobs
+        self._row_jobs: list[Job | None] = []
+
+    def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
+        int32_tensor.zero_()
+
+    def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
+        # Called once before each forward, in the order of the rows; None stands for a request cancelled meanwhile.
+        self._row_jobs = [self._all_jobs.get(request.state.request_id) for request in requests_with_new_token]
+        return torch.zeros(len(self._row_jobs), dtype=torch.int32)
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        jobs = self._row_jobs
+        one_hot = torch.zeros_like(scores)  # rows beyond len(jobs) belong to unfinished prompts: their token is never read
+        if jobs:
+            tokens_B, logprobs_B = sample(scores[: len(jobs)], [job.sampling if job else GREEDY for job in jobs])
+            one_hot[: len(jobs)].scatter_(1, tokens_B.unsqueeze(1), 1.0)
+            for job, token, logprob in zip(jobs, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
+                if job is not None:
+                    job.samples.append((token, logprob))
+        return one_hot
+
+
+def _only(processor: _Sampling) -> ContinuousBatchingLogitsProcessorList:
+    processors = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([processor]))
+    processors.tensors_required = 1  # the list counts only the processors that it converted itself
+    return processors
+
+
+def _batching(config: EmbeddedServerConfig) -> ContinuousBatchingConfig:
+    return ContinuousBatchingConfig(
+        page_size=config.page_size,
+        num_blocks=config.num_blocks,
+        max_batch_tokens=config.max_batch_tokens,
+        max_requests_per_batch=config.max_requests_per_batch,
+        allow_block_sharing=False,
+        # Sampling is Python between the forwards: it can neither be captured in a graph nor overlap the next forward.
+        use_async_batching=False,
+        use_cuda_graph=False,
+        auto_switch_to_flash=False,
+    )
+
+
+def _resolve(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,201 @@
+"""The process of the embedded server: port, model, key, start, end.
+
+It ends with status 1 when the generation loop dies, so that whoever watches the process can start another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.errors import UserError
+from agentrl.serving.embedded.app import App, Decode, build_app
+from agentrl.serving.embedded.engine import Engine
+from agentrl.serving.embedded.requests import GenerateRequest, Limits
+from agentrl.serving.embedded.sampler import GREEDY
+from agentrl.serving.embedded.service import Service
+from agentrl.serving.embedded.weights import Weights
+
+DEFAULT_WEIGHT_VERSION = "default"
+"""SGLang's name for weights that nobody published."""
+
+_WATCH_INTERVAL_S = 0.2
+_KEEP_ALIVE_S = 600
+_SHUTDOWN_GRACE_S = 3
+
+_log = logging.getLogger("agentrl.serving")
+
+
+@dataclass(eq=False)
+class _Ending:
+    """Why the server ends by itself; `server` is set once it exists."""
+
+    server: uvicorn.Server | None = None
+    reason: str | None = field(default=None)
+
+    def end(self, reason: str) -> None:
+        assert self.server is not None
+        self.reason = reason
+        _log.error("%s: the server ends", reason)
+        self.server.should_exit = self.server.force_exit = True
+
+
+def serve(
+    model_path: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 30000,
+    config: EmbeddedServerConfig | None = None,
+    dtype: str = "float32",
+    weight_version: str = DEFAULT_WEIGHT_VERSION,
+    api_key_env: str | None = None,
+    parent_pid: int | None = None,
+) -> int:
+    """Serve the model of a folder until SIGTERM or Ctrl-C, and return the exit status.
+
+    Args:
+        port: 0 takes a free one; the line "listening on http://..." names it.
+        weight_version: what replies report until weights are published.
+        api_key_env: environment variable with the key that requests must carry; needed for any host but this machine.
+        parent_pid: end when the process with this id is no longer the parent.
+
+    Raises:
+        UserError: no model there, the port is taken, or a key is missing.
+    """
+    config = config or EmbeddedServerConfig()
+    api_key = _api_key(host, api_key_env)
+    _check_model(model_path)
+    listener = _bind(host, port)
+    torch.set_num_threads(config.threads)
+    model = _load(model_path, dtype)
+    engine = Engine(model, config)
+    limits = _limits(model, engine, model_path)
+    ending = _Ending()
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        engine.start()
+        watch = asyncio.create_task(_watch(engine, parent_pid, ending))
+        await _warm_up(service)
+        _log.info("listening on http://%s:%d", host, listener.getsockname()[1])
+        yield
+        watch.cancel()
+        service.abort_all()
+        await asyncio.to_thread(engine.stop)
+
+    service = Service(engine, Weights(model), model_path=model_path, version=weight_version)
+    info = {"version": _version(), "backend": "agentrl-embedded", "dtype": dtype, **config.model_dump()}
+    app = build_app(App(service, limits, decode=_decoder(model_path), info=info), api_key=api_key, lifespan=lifespan)
+    settings = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
+        lifespan="on",
+    )
+    ending.server = uvicorn.Server(settings)
+    ending.server.run(sockets=[listener])
+    return 1 if ending.reason or not ending.server.started else 0
+
+
+async def _watch(engine: Engine, parent_pid: int | None, ending: _Ending) -> None:
+    while True:
+        await asyncio.sleep(_WATCH_INTERVAL_S)
+        if not engine.is_alive:
+            return ending.end("the generation loop died")
+        if parent_pid is not None and os.getppid() != parent_pid:
+            return ending.end(f"the parent process {parent_pid} is gone")
+
+
+async def _warm_up(service: Service) -> None:
+    """Generate one token: a server that cannot is not ready, and ends here."""
+    request = GenerateRequest("warm-up", [0], 1, GREEDY, frozenset(), return_logprob=False, skip_special_tokens=True)
+    await service.generate(request)
+    service.is_warm = True
+
+
+def _api_key(host: str, variable: str | None) -> str | None:
+    key = os.environ.get(variable) if variable else None
+    if variable and not key:
+        raise UserError(f"the environment variable {variable} with the server's API key is not set")
+    if key is None and not _is_local(host):
+        raise UserError(
+            f"host {host} is open to other machines: name an environment variable with an API key (--api-key-env), or use 127.0.0.1"
+        )
+    return key
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    # Bound before the model loads: a taken port is an error at once, not after minutes.
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error}; choose another --port, or 0 for a free one") from error
+    return listener
+
+
+def _check_model(model_path: str) -> None:
+    if not (Path(model_path) / "config.json").is_file():
+        raise UserError(f"{model_path!r} is no model folder: it has no config.json")
+
+
+def _load(model_path: str, dtype: str) -> PreTrainedModel:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"the model in {model_path!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+    return model.to(device)
+
+
+def _limits(model: PreTrainedModel, engine: Engine, model_path: str) -> Limits:
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is None:
+        raise UserError(f"the config of {model_path!r} does not say max_position_embeddings, the model's context length")
+    return Limits(engine.vocab_size, int(context), engine.cache_tokens, _eos_ids(model))
+
+
+def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
+    ids: set[int] = set()
+    for source in (model.config, model.generation_config):
+        value = getattr(source, "eos_token_id", None)
+        ids.update([value] if isinstance(value, int) else value or [])
+    return frozenset(token for token in ids if token >= 0)
+
+
+def _decoder(model_path: str) -> Decode:
+    file = Path(model_path) / "tokenizer.json"
+    if not file.is_file():
+        return lambda ids, skip_special: ""
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda ids, skip_special: tokenizer.decode(ids, skip_special_tokens=skip_special)
+
+
+def _version() -> str:
+    return f"agentrl-{importlib.metadata.version('agentrl')}"

@@ -1,0 +1,137 @@
+"""The weights of the served model: checked as a whole, then replaced in place.
+
+Nothing is changed before every name and shape of an update was found right, and all its bytes are here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from transformers import PreTrainedModel
+
+from agentrl.sglang.process_group import broadcast, unflatten
+
+_INDEX = "model.safetensors.index.json"
+
+
+class WeightsRefused(Exception):
+    """An update was refused, and nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """Name, dtype and shape of one weight to come."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Weights:
+    """All parameters of a model by their Hugging Face names; tied ones have two names and one storage."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._targets: dict[str, Tensor] = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        self._device = model.device
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse unknown names and wrong shapes."""
+        unknown = sorted(set(shapes) - set(self._targets))
+        if unknown:
+            raise WeightsRefused(f"{len(unknown)} names are no weights of this model, the first is {unknown[0]!r}")
+        for name, shape in shapes.items():
+            expected = tuple(self._targets[name].shape)
+            if tuple(shape) != expected:
+                raise WeightsRefused(f"{name!r} has shape {list(shape)}; this model's is {list(expected)}")
+
+    def check_complete(self, names: Sequence[str]) -> None:
+        """Refuse a set of weights that leaves any old one in place; of tied weights one is enough."""
+        covered = {self._targets[name].data_ptr() for name in names}
+        missing = sorted(name for name, tensor in self._targets.items() if tensor.data_ptr() not in covered)
+        if missing:
+            raise WeightsRefused(f"{len(missing)} weights are missing, the first is {missing[0]!r}")
+
+    def read_folder(self, folder: str) -> dict[str, Tensor]:
+        """Read a complete set of weights from the safetensors of `folder`, checked."""
+        tensors: dict[str, Tensor] = {}
+        for file in _weight_files(Path(folder)):
+            try:
+                tensors.update(load_file(file))
+            except (OSError, SafetensorError) as error:
+                raise WeightsRefused(f"{file} cannot be read: {error}") from error
+        self.check({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        self.check_complete(list(tensors))
+        _check_finite(tensors)
+        return tensors
+
+    def receive(self, specs: Sequence[WeightSpec], group: ProcessGroup, *, is_bucket: bool) -> dict[str, Tensor]:
+        """Receive the weights that rank 0 of `group` broadcasts, each by itself or all in one flat byte bucket."""
+        self.check({spec.name: spec.shape for spec in specs})
+        if is_bucket:
+            sizes = [spec.dtype.itemsize * torch.Size(spec.shape).numel() for spec in specs]
+            flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+            broadcast(flat, group)
+            tensors = dict(zip((s.name for s in specs), unflatten(flat, [(s.dtype, s.shape) for s in specs]), strict=True))
+        else:
+            tensors = {}
+            for spec in specs:
+                tensors[spec.name] = torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
+                broadcast(tensors[spec.name], group)
+        _check_finite(tensors)
+        return tensors
+
+    @torch.no_grad()
+    def replace(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy checked tensors over the model's own. The caller holds the engine parked."""
+        for name, tensor in tensors.items():
+            self._targets[name].copy_(tensor)
+
+    def checksums(self) -> dict[str, str]:
+        """Return {name: sha256 of the raw bytes, as stored in the served dtype}."""
+        return {name: checksum(tensor) for name, tensor in self._targets.items()}
+
+
+def checksum(tensor: Tensor) -> str:
+    """Return the sha256 of a tensor's bytes in row-major order, as hex."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
+
+
+def parse_specs(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[WeightSpec]:
+    """Read the three parallel lists of SGLang's distributed update."""
+    if not len(names) == len(dtypes) == len(shapes) or not names:
+        raise WeightsRefused(
+            f"names, dtypes and shapes must be as many, and at least one; they are {len(names)}, {len(dtypes)}, {len(shapes)}"
+        )
+    return [WeightSpec(str(name), _dtype(dtype), tuple(map(int, shape))) for name, dtype, shape in zip(names, dtypes, shapes, strict=True)]
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, str(name).removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise WeightsRefused(f"unknown dtype {name!r}; write it like float32 or bfloat16")
+    return dtype
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / _INDEX
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        return [folder / name for name in sorted(set(orjson.loads(index.read_bytes())["weight_map"].values()))]
+    raise WeightsRefused(f"{folder} has neither {single.name} nor {_INDEX}")
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    # A model that computes NaN cannot be sampled from: the engine would end.
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise WeightsRefused(f"{name!r} holds values that are not finite")

@@ -1,0 +1,171 @@
+"""A client of one inference server that speaks SGLang's native protocol (SGLang itself, or the embedded server).
+
+Every call is one attempt and has no time-out of its own: use a cancel scope. Nothing is retried here but a request on a kept
+connection that the server had closed already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import trio
+
+from agentrl.errors import RequestRefused, ServerError
+from agentrl.http.client import HttpClient, HttpReply
+from agentrl.sglang.protocol import (
+    ModelInfo,
+    PauseMode,
+    ServerLoad,
+    bucket_body,
+    error_message,
+    generate_body,
+    parse_checksums,
+    parse_generation,
+    parse_load,
+    parse_model_info,
+)
+from agentrl.types import Generation, SamplingParams, TensorSpec
+
+_ABORT_GRACE_S = 2.0
+"""How long a cancelled generation may still take to tell the server so."""
+
+_BUSY = frozenset({408, 429})
+"""Statuses that call the moment wrong, not the request."""
+
+
+class SGLangClient:
+    """One server at `url`; `api_key` goes into the Authorization header and into no message.
+
+    Every method raises RequestRefused when the server calls the request wrong (4xx), and ServerError when it fails (5xx, an
+    unreadable reply) or does not answer (status None).
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._http = HttpClient(self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    # ------------------------------------------------------------------------------------------------- generation
+
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, rid: str) -> Generation:
+        """Sample one continuation of `input_ids`. It may finish with "abort" and the tokens sampled until then.
+
+        Cancelling it aborts the request on the server too, which would otherwise sample on for nobody.
+        """
+        body = generate_body(input_ids, params, rid=rid)
+        try:
+            reply = await self._call("POST", "/generate", body)
+        except trio.Cancelled:
+            await self._abort_quietly(rid)
+            raise
+        return parse_generation(reply.json(), server=self.url)
+
+    async def abort(self, rid: str | None) -> None:
+        """End the request `rid`, or all requests when it is None; they answer with what they have."""
+        await self._call("POST", "/abort_request", {"abort_all": True} if rid is None else {"rid": rid})
+
+    async def _abort_quietly(self, rid: str) -> None:
+        with trio.CancelScope(shield=True), trio.move_on_after(_ABORT_GRACE_S):
+            try:
+                await self.abort(rid)
+            except ServerError:
+                return  # a server that is gone samples nothing any more
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling. Requests sent from here on hang until `resume`; what becomes of running ones is the mode's matter."""
+        await self._call("POST", "/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        await self._call("POST", "/continue_generation", {})
+
+    async def flush_cache(self) -> None:
+        await self._call("POST", "/flush_cache", {})
+
+    # -------------------------------------------------------------------------------------------------- questions
+
+    async def is_ready(self) -> bool:
+        """Tell whether the server answers and takes requests. It never raises ServerError, and works while paused."""
+        try:
+            return (await self._http.request("GET", "/ready")).status == 200
+        except ServerError:
+            return False
+
+    async def loads(self) -> ServerLoad:
+        return parse_load((await self._call("GET", "/v1/loads")).json(), server=self.url)
+
+    async def server_info(self) -> Mapping[str, Any]:
+        return (await self._call("GET", "/server_info")).json()
+
+    async def model_info(self) -> ModelInfo:
+        return parse_model_info((await self._call("GET", "/model_info")).json(), server=self.url)
+
+    async def checksums(self) -> Mapping[str, str]:
+        """Return {weight name: hex}; a real SGLang uses its own fused names."""
+        return parse_checksums((await self._call("POST", "/weights_checker", {"action": "checksum"})).json(), server=self.url)
+
+    # ---------------------------------------------------------------------------------------------------- weights
+
+    async def update_weights_from_disk(self, path: str, *, version: int, flush_cache: bool) -> None:
+        """Load the safetensors of folder `path`, which the server must be able to read, as `version`."""
+        await self._update("/update_weights_from_disk", {"model_path": path, "weight_version": str(version), "flush_cache": flush_cache})
+
+    async def update_weight_version(self, version: int) -> None:
+        """Rename the weights the server has; nothing is transferred and nothing aborted."""
+        await self._update("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+
+    async def init_weights_group(self, *, address: str, port: int, rank_offset: int, world_size: int, name: str, backend: str) -> None:
+        """Let the server join a process group as rank `rank_offset`. Call it when the peers join too: a real server stands still."""
+        body = {
+            "master_address": address,
+            "master_port": port,
+            "rank_offset": rank_offset,
+            "world_size": world_size,
+            "group_name": name,
+            "backend": backend,
+        }
+        await self._update("/init_weights_update_group", body)
+
+    async def destroy_weights_group(self, name: str) -> None:
+        await self._update("/destroy_weights_update_group", {"group_name": name})
+
+    async def begin_weight_update(self) -> None:
+        await self._update("/begin_weight_update", {})
+
+    async def end_weight_update(self) -> None:
+        await self._update("/end_weight_update", {})
+
+    async def update_weights_from_distributed(
+        self, specs: Sequence[TensorSpec], *, group: str, version: int | None, flush_cache: bool
+    ) -> None:
+        """Receive one bucket that rank 0 of `group` broadcasts; `version` with the last bucket, None before."""
+        await self._update("/update_weights_from_distributed", bucket_body(specs, group=group, version=version, flush_cache=flush_cache))
+
+    async def _update(self, path: str, body: Mapping[str, Any]) -> None:
+        reply = await self._call("POST", path, body)
+        if not reply.body:
+            return
+        answer = reply.json()
+        if isinstance(answer, Mapping) and answer.get("success") is False:
+            raise ServerError(f"{self.url}{path}: {error_message(answer) or 'failed without a message'}", status=reply.status)
+
+    # -------------------------------------------------------------------------------------------------------- wire
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpReply:
+        reply = await self._http.request(method, path, json=body)
+        if reply.status == 200:
+            return reply
+        message = f"{self.url}{path} answered {reply.status}: {_error_text(reply)}"
+        if 400 <= reply.status < 500 and reply.status not in _BUSY:
+            raise RequestRefused(message, status=reply.status)
+        raise ServerError(message, status=reply.status)
+
+
+def _error_text(reply: HttpReply) -> str:
+    try:
+        message = error_message(reply.json())
+    except ServerError:
+        message = None
+    return message or reply.body[:300].decode(errors="replace").strip() or "no message"

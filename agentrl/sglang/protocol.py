@@ -1,0 +1,165 @@
+"""SGLang's native protocol in types: request bodies built, replies read and checked.
+
+A reply that contradicts itself (lengths, ids, version spans) is a ServerError: training on it would be silent damage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.errors import ServerError
+from agentrl.types import Generation, SamplingParams, TensorSpec
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a server serves; `version` is None until weights were published to it."""
+
+    model_path: str
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """Requests and KV-cache tokens of a server at one moment."""
+
+    num_running: int
+    num_waiting: int
+    num_used_tokens: int
+    max_tokens: int
+
+
+def generate_body(input_ids: Sequence[int], params: SamplingParams, *, rid: str) -> dict[str, Any]:
+    """Return the body of POST /generate: token ids in, token ids and log-probabilities out."""
+    return {
+        "rid": rid,
+        "input_ids": list(map(int, input_ids)),
+        "sampling_params": {
+            "max_new_tokens": params.max_new_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "min_p": params.min_p,
+            "stop_token_ids": list(params.stop_token_ids),
+            "skip_special_tokens": False,
+        },
+        "return_logprob": True,
+        "stream": False,
+    }
+
+
+def bucket_body(specs: Sequence[TensorSpec], *, group: str, version: int | None, flush_cache: bool) -> dict[str, Any]:
+    """Return the body of POST /update_weights_from_distributed for one flat byte bucket of `specs`."""
+    body: dict[str, Any] = {
+        "names": [spec.name for spec in specs],
+        "dtypes": [spec.dtype for spec in specs],
+        "shapes": [list(spec.shape) for spec in specs],
+        "group_name": group,
+        "load_format": "flattened_bucket",
+        "flush_cache": flush_cache,
+    }
+    if version is not None:
+        body["weight_version"] = str(version)
+    return body
+
+
+def parse_generation(reply: Any, *, server: str) -> Generation:
+    """Read a reply of /generate into aligned arrays.
+
+    Raises:
+        ServerError: fields are missing or disagree, or the server samples from weights that nobody published.
+    """
+    try:
+        meta = reply["meta_info"]
+        ids = [int(token) for token in reply["output_ids"]]
+        reason = meta["finish_reason"]["type"]
+        triples = meta.get("output_token_logprobs") or []
+        logprobs = [float(triple[0]) for triple in triples]
+        logprob_ids = [int(triple[1]) for triple in triples]
+        versions = parse_versions(meta.get("weight_versions") or [], num_tokens=len(ids), server=server)
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise ServerError(f"{server} sent a generation that cannot be read: {type(error).__name__}: {error}") from error
+    if reason not in ("stop", "length", "abort"):
+        raise ServerError(f"{server} sent the unknown finish reason {reason!r}; known: stop, length, abort")
+    if logprob_ids != ids:
+        raise ServerError(f"{server} sent {len(ids)} output ids, but log-probabilities of {len(logprob_ids)} (or other) tokens")
+    if not all(math.isfinite(value) and value <= 1e-3 for value in logprobs):
+        raise ServerError(f"{server} sent a log-probability that is not a finite number below zero")
+    return Generation(np.array(ids, np.int32), np.array(logprobs, np.float32), versions, reason)
+
+
+def parse_versions(spans: Sequence[Mapping[str, Any]], *, num_tokens: int, server: str) -> NDArray[np.int32]:
+    """Turn spans [{version, start, end}] over the output into one version per token, i32[num_tokens].
+
+    Raises:
+        ServerError: the spans do not cover the tokens in order, or a version is no integer (no weights were published).
+    """
+    versions = np.empty(num_tokens, np.int32)
+    position = 0
+    for span in spans:
+        start, end = int(span["start"]), int(span["end"])
+        if start != position or end < start:
+            raise ServerError(f"{server} sent version spans that do not cover its {num_tokens} tokens: {list(spans)}")
+        if end > start:
+            versions[start:end] = _published(span["version"], server)
+        position = end
+    if position != num_tokens:
+        raise ServerError(f"{server} sent version spans that do not cover its {num_tokens} tokens: {list(spans)}")
+    return versions
+
+
+def parse_model_info(reply: Any, *, server: str) -> ModelInfo:
+    try:
+        version = str(reply["weight_version"])
+        return ModelInfo(str(reply["model_path"]), int(version) if version.isdecimal() else None)
+    except (KeyError, TypeError) as error:
+        raise ServerError(f"{server} sent a model info that cannot be read: {type(error).__name__}: {error}") from error
+
+
+def parse_load(reply: Any, *, server: str) -> ServerLoad:
+    """Sum the loads of all data-parallel ranks of a server."""
+    try:
+        ranks = reply["loads"]
+        return ServerLoad(
+            num_running=sum(int(rank["num_running_reqs"]) for rank in ranks),
+            num_waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+            num_used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
+            max_tokens=sum(int(rank["max_total_num_tokens"]) for rank in ranks),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ServerError(f"{server} sent a load that cannot be read: {type(error).__name__}: {error}") from error
+
+
+def parse_checksums(reply: Any, *, server: str) -> dict[str, str]:
+    """Read {weight name: hex} of a server's first rank."""
+    try:
+        return {str(name): str(value) for name, value in reply["ranks"][0]["checksums"].items()}
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ServerError(f"{server} sent checksums that cannot be read: {type(error).__name__}: {error}") from error
+
+
+def error_message(reply: Any) -> str | None:
+    """Find the message in an error body; SGLang has several shapes of them."""
+    if not isinstance(reply, Mapping):
+        return None
+    for value in (reply.get("error"), reply.get("message")):
+        if isinstance(value, Mapping):
+            value = value.get("message")
+        if value:
+            return str(value)
+    return None
+
+
+def _published(version: Any, server: str) -> int:
+    text = str(version)
+    if not text.isdecimal():
+        raise ServerError(f"{server} has no published weights (its weight version is {text!r}): publish a version to it first")
+    return int(text)
