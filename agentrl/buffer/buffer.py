@@ -16,8 +16,8 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 
 from agentrl.buffer.ledger import Ledger, ReadyGroup
-from agentrl.data.trajectories import SCHEMA, check_schema, from_ipc, min_versions, to_ipc
-from agentrl.errors import CheckpointError
+from agentrl.data.trajectories import SCHEMA, from_ipc, min_versions, to_ipc
+from agentrl.errors import CheckpointError, DataError
 from agentrl.types import BufferCounts, Lease, Task
 
 STATE_KEY = b"agentrl.buffer"
@@ -56,7 +56,7 @@ class ReplayBuffer:
         self._is_closed = False
         self._clock = clock
         self._last_add = clock()
-        self._waited: Counter[str] = Counter()
+        self._waited_s = {"lease": 0.0, "take": 0.0}
         self._last_lags: Counter[int] = Counter()
 
     # ------------------------------------------------------------------------------------------------ rollout side
@@ -128,11 +128,11 @@ class ReplayBuffer:
     def advance(self, version: int, step: int | None = None) -> None:
         """Note that the servers serve `version`, which learned from every batch taken so far.
 
-        Groups that it makes too old are dropped at once, and their places are leased anew. `step` is the caller's count
-        of learned batches; the ledger keeps its own account in groups.
+        Groups that it makes too old are dropped at once, and their places are leased anew. `step`, where given, is the
+        learner's count of batches and must agree with the ledger's.
         """
         with self._changed:
-            self._ledger.advance(version)
+            self._ledger.advance(version, step=step)
             self._forget(self._ledger.drop_stale())
             self._changed.notify_all()
 
@@ -155,17 +155,18 @@ class ReplayBuffer:
             counts = self._ledger.counts()
             lags = self._last_lags
             memory = sum(row.nbytes for rows in self._members.values() for row in rows.values())
+            lag_sum = sum(lag * count for lag, count in lags.items())
             stats: dict[str, float] = {
-                "ready": counts.ready,
-                "leased": counts.leased,
-                "queued": counts.queued,
-                "consumed": counts.consumed,
+                "ready": float(counts.ready),
+                "leased": float(counts.leased),
+                "queued": float(counts.queued),
+                "consumed": float(counts.consumed),
                 "stored_bytes": memory,
-                "lease_wait_s": self._waited["lease"],
-                "take_wait_s": self._waited["take"],
+                "lease_wait_s": self._waited_s["lease"],
+                "take_wait_s": self._waited_s["take"],
                 "since_last_add_s": self._clock() - self._last_add,
                 "batch_lag_max": max(lags, default=0),
-                "batch_lag_mean": sum(lag * count for lag, count in lags.items()) / max(1, lags.total()),
+                "batch_lag_mean": lag_sum / max(1, lags.total()),
             }
         stats |= {f"batch_lag_{lag}": count for lag, count in sorted(lags.items())}
         stats |= {f"dropped_{reason}": count for reason, count in counts.dropped.items()}
@@ -194,22 +195,20 @@ class ReplayBuffer:
             CheckpointError: the bytes are no such state.
         """
         try:
-            table = pa.ipc.open_stream(data).read_all()
-        except pa.ArrowInvalid as error:
-            raise CheckpointError(f"the buffer's state is no Arrow stream: {error}") from error
-        check_schema(table.schema, "the buffer's state")
-        text = table.schema.metadata.get(STATE_KEY)
+            batch = from_ipc(data)
+        except DataError as error:
+            raise CheckpointError(f"the buffer's state cannot be read: {error}") from error
+        text = batch.schema.metadata.get(STATE_KEY)
         if text is None:
             raise CheckpointError("the buffer's state holds trajectories but no ledger")
         state = json.loads(text)
-        rows = table.combine_chunks().replace_schema_metadata(SCHEMA.metadata).to_batches()
+        batch = batch.replace_schema_metadata(SCHEMA.metadata)
+        keys = zip(batch.column("group_id").to_pylist(), batch.column("member").to_pylist(), strict=True)
         with self._changed:
             self._ledger.restore(state, version=state["version"] if version is None else version)
             self._members = {}
-            for batch in rows:
-                keys = zip(batch.column("group_id").to_pylist(), batch.column("member").to_pylist(), strict=True)
-                for row, (group_id, member) in enumerate(keys):
-                    self._members.setdefault(group_id, {})[member] = batch.slice(row, 1)
+            for row, (group_id, member) in enumerate(keys):
+                self._members.setdefault(group_id, {})[member] = batch.slice(row, 1)
             self._forget(self._ledger.drop_stale())
             self._changed.notify_all()
 
@@ -225,7 +224,7 @@ class ReplayBuffer:
             return self._is_closed or result is not None
 
         self._changed.wait_for(is_over, timeout_s)
-        self._waited[what] += self._clock() - start
+        self._waited_s[what] += self._clock() - start
         return result
 
     def _rows(self, group_id: int) -> list[pa.RecordBatch]:

@@ -1,0 +1,118 @@
+"""The replay buffer as a Ray actor: no GPU, synchronous, as thin as can be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ray
+
+from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.chat.chat import Chat
+from agentrl.config.schema import Config, TrainerConfig
+from agentrl.data.build import build_dataset
+from agentrl.data.dataset import DatasetReport
+from agentrl.errors import DataError
+from agentrl.plugins import load_plugins
+from agentrl.rewards.select import RewardTable
+from agentrl.types import BufferCounts, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPlan:
+    """What the training data come to: tasks per epoch, batches of the whole run, what became of the rows."""
+
+    num_tasks: int
+    total_steps: int
+    report: DatasetReport
+
+
+def planned_steps(trainer: TrainerConfig, *, num_tasks: int, groups_per_step: int) -> int:
+    """Return the batches of a run: `trainer.steps`, or as many whole batches as `total_epochs` hold.
+
+    Raises:
+        DataError: not even one.
+    """
+    if trainer.steps is not None:
+        return trainer.steps
+    steps = trainer.total_epochs * num_tasks // groups_per_step
+    if steps == 0:
+        raise DataError(
+            f"{num_tasks} tasks times trainer.total_epochs={trainer.total_epochs} fill no batch of "
+            f"buffer.groups_per_step={groups_per_step}; lower it, or set trainer.steps"
+        )
+    return steps
+
+
+# Threads per kind of call. Leases and takes are long polls that hold their thread while they wait: in pools of their own
+# they can never starve `add`, `release` and `advance`, which are what they wait for. More rollout actors than lease threads
+# only take turns in polling.
+@ray.remote(num_cpus=0, max_concurrency=8, concurrency_groups={"lease": 64, "take": 2})
+class BufferActor:
+    """Shell of ReplayBuffer; see there. Call `open` first: its errors are the user's, a constructor's would lose their type."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def open(self) -> BufferPlan:
+        """Read and check the training data.
+
+        Raises:
+            UserError: the data, or what a row needs, is wrong.
+        """
+        config = self._config
+        plugins = load_plugins(config.agent.plugins)
+        model = config.model
+        chat = Chat.load(model.tokenizer_path or model.path, template_file=model.chat_template, tool_format=model.tool_format)
+        dataset = build_dataset(
+            config,
+            config.data.train_files,
+            plugins=plugins,
+            chat=chat,
+            shuffle=config.data.shuffle,
+            max_rows=config.data.max_train_rows,
+            check_reward=RewardTable(config.reward, plugins).check,
+        )
+        steps = planned_steps(config.trainer, num_tasks=len(dataset), groups_per_step=config.buffer.groups_per_step)
+        self._buffer = ReplayBuffer(
+            dataset,
+            groups_per_step=config.buffer.groups_per_step,
+            max_staleness=config.buffer.max_staleness,
+            group_size=config.rollout.group_size,
+            total_groups=steps * config.buffer.groups_per_step,
+        )
+        return BufferPlan(num_tasks=len(dataset), total_steps=steps, report=dataset.report)
+
+    @ray.method(concurrency_group="lease")
+    def lease(self, owner: str, limit: int, timeout_s: float) -> list[Lease]:
+        return self._buffer.lease(owner, limit, timeout_s)
+
+    @ray.method(concurrency_group="take")
+    def take(self, num_groups: int, timeout_s: float) -> bytes | None:
+        return self._buffer.take(num_groups, timeout_s)
+
+    def add(self, owner: str, data: bytes) -> None:
+        self._buffer.add(owner, data)
+
+    def drop_group(self, owner: str, group_id: int, reason: str) -> None:
+        self._buffer.drop_group(owner, group_id, reason)
+
+    def release(self, owner: str) -> int:
+        return self._buffer.release(owner)
+
+    def advance(self, version: int, step: int | None = None) -> None:
+        self._buffer.advance(version, step)
+
+    def counts(self) -> BufferCounts:
+        return self._buffer.counts()
+
+    def stats(self) -> dict[str, float]:
+        return self._buffer.stats()
+
+    def state(self) -> bytes:
+        return self._buffer.state()
+
+    def restore(self, state: bytes, version: int | None = None) -> None:
+        self._buffer.restore(state, version)
+
+    def close(self) -> None:
+        self._buffer.close()
