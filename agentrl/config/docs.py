@@ -76,7 +76,7 @@ def _rows(section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
 def type_words(field: FieldInfo) -> str:
     """Return the type of a key in words, with its bounds: `whole number, at least 1`."""
     kinds = [_words(kind) for kind in _kinds(field.annotation) if kind is not type(None)]
-    null = " or null" if type(None) in _kinds(field.annotation) else ""
+    null = "" if type(None) not in _kinds(field.annotation) else ", or null" if field.metadata else " or null"
     return ", ".join([" or ".join(kinds), *_bounds(field)]) + null
 
 
