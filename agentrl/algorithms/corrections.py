@@ -1,0 +1,95 @@
+"""Off-policy correction: how far the proximal policy went from the behavior policy, and what a token weighs for it.
+
+rho' = proximal / behavior, everywhere; never its inverse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.policy_losses import LOG_RATIO_LIMIT
+
+
+def token_weights(proximal_A: Tensor, behavior_A: Tensor, *, cap: float) -> Tensor:
+    """Return the truncated importance weight min(exp(proximal - behavior), cap) of each token, f[A], detached.
+
+    Source: Ionides 2008, "Truncated importance sampling"; Yao et al. 2025, "Your efficient RL framework secretly brings
+    you off-policy RL training" (token-level, against the sampling server's log-probabilities).
+    """
+    return _raw_weights(proximal_A, behavior_A).clamp(max=cap)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CorrectionStatistics:
+    """What adds up over microbatches and ranks (`sums`) or is compared (`maxima`); 0-d float64 tensors by name."""
+
+    sums: Mapping[str, Tensor]
+    maxima: Mapping[str, Tensor]
+
+
+def correction_statistics(proximal_A: Tensor, behavior_A: Tensor, sequence_ids_A: Tensor, *, cap: float) -> CorrectionStatistics:
+    """Sum what `correction_metrics` needs over the tokens of one microbatch, on raw weights (before truncation).
+
+    `sequence_ids_A` (i64[A], any labels) tells which tokens share a sequence; a sequence never spans two calls.
+    """
+    log_ratios = (proximal_A - behavior_A).detach().double()
+    weights = _raw_weights(proximal_A, behavior_A).double()
+    truncated = weights.clamp(max=cap)
+    labels, index = torch.unique(sequence_ids_A, return_inverse=True)
+    log_products = log_ratios.new_zeros(len(labels)).index_add_(0, index, log_ratios)
+    sequence_weights = torch.exp(log_products.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    sums = {
+        "tokens": weights.new_tensor(len(weights)),
+        "sequences": weights.new_tensor(len(labels)),
+        "behavior": behavior_A.double().sum(),
+        "proximal": proximal_A.detach().double().sum(),
+        "k3": (weights - 1 - log_ratios).sum(),
+        "weight": weights.sum(),
+        "weight_squared": weights.square().sum(),
+        "truncated": truncated.sum(),
+        "truncated_squared": truncated.square().sum(),
+        "above_cap": (weights > cap).double().sum(),
+        "sequence_weight_squared": sequence_weights.square().sum(),
+    }
+    return CorrectionStatistics(sums, {"weight": _max(weights)})
+
+
+def correction_metrics(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[str, float]:
+    """Turn global sums and maxima of `correction_statistics` into metrics; all tokens of the update count alike.
+
+    kl_*: KL(behavior || proximal) by the estimators k1 and k3. chi2_*: E[rho'^2] - 1 under the behavior policy, per token and
+    per sequence (product of its weights). ess*: (sum w)^2 / (n sum w^2) in (0, 1], of raw and truncated weights.
+    """
+    tokens, sequences = max(sums["tokens"], 1.0), max(sums["sequences"], 1.0)
+    behavior, proximal = sums["behavior"] / tokens, sums["proximal"] / tokens
+    return {
+        "kl_k1": behavior - proximal,
+        "kl_k3": sums["k3"] / tokens,
+        "chi2_token": sums["weight_squared"] / tokens - 1.0,
+        "chi2_sequence": sums["sequence_weight_squared"] / sequences - 1.0,
+        "ess": _effective_share(sums["weight"], sums["weight_squared"], tokens),
+        "ess_truncated": _effective_share(sums["truncated"], sums["truncated_squared"], tokens),
+        "weight_mean": sums["weight"] / tokens,
+        "weight_max": maxima["weight"],
+        "above_cap": sums["above_cap"] / tokens,
+        "behavior_perplexity": math.exp(-behavior),
+        "proximal_perplexity": math.exp(-proximal),
+        "perplexity_ratio": math.exp(behavior - proximal),
+    }
+
+
+def _raw_weights(proximal_A: Tensor, behavior_A: Tensor) -> Tensor:
+    return torch.exp((proximal_A - behavior_A).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+
+
+def _effective_share(total: float, squares: float, count: float) -> float:
+    return total * total / (count * squares) if squares > 0 else 1.0
+
+
+def _max(values: Tensor) -> Tensor:
+    return values.max() if len(values) else values.new_tensor(-math.inf)

@@ -1,0 +1,47 @@
+"""Estimators of KL(policy || reference) per token, for tokens sampled from the policy.
+
+Source: Schulman 2020, "Approximating KL divergence" (k1, k2, k3). As a loss, the gradient of k1 is zero in expectation, that of
+k2 is right, that of k3 biased; `k3_k2grad` reports the low-variance value and follows the right gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.policy_losses import LOG_RATIO_LIMIT
+
+KLEstimator = Callable[[Tensor, Tensor], Tensor]
+
+
+def k1(policy_A: Tensor, ref_A: Tensor) -> Tensor:
+    """Return log policy - log ref. For reports and rewards only: useless as a loss."""
+    return policy_A - ref_A
+
+
+def k2(policy_A: Tensor, ref_A: Tensor) -> Tensor:
+    """Return half the squared log-ratio."""
+    return k1(policy_A, ref_A).square() / 2
+
+
+def k3(policy_A: Tensor, ref_A: Tensor) -> Tensor:
+    """Return exp(-k1) - 1 + k1, never negative."""
+    log_ratio = k1(policy_A, ref_A)
+    return torch.exp((-log_ratio).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - 1 + log_ratio
+
+
+def absolute(policy_A: Tensor, ref_A: Tensor) -> Tensor:
+    """Return the absolute log-ratio."""
+    return k1(policy_A, ref_A).abs()
+
+
+def k3_k2grad(policy_A: Tensor, ref_A: Tensor) -> Tensor:
+    """Return the value of k3 with the gradient of k2."""
+    surrogate = k2(policy_A, ref_A)
+    return k3(policy_A, ref_A).detach() + (surrogate - surrogate.detach())
+
+
+KL_ESTIMATORS: Mapping[str, KLEstimator] = {"k2": k2, "k3": k3, "abs": absolute, "k3_k2grad": k3_k2grad}
+"""Registered name (`algorithm.kl.estimator`) -> estimator usable in a loss."""
