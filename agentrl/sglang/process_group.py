@@ -6,6 +6,7 @@ keys under the group's name.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -34,8 +35,8 @@ def join_weights_group(*, address: str, port: int, rank: int, world_size: int, n
             [],
             backend,
             PrefixStore(name, store),
-            group_name=name,
-            timeout=timeout,  # type: ignore[arg-type]
+            group_name=name,  # type: ignore[arg-type]  # torch's own NewType, absent in older versions
+            timeout=timeout,
         )
     except (RuntimeError, ValueError, OSError) as error:  # torch's DistError is a RuntimeError
         raise InfrastructureError(
@@ -79,3 +80,8 @@ def unflatten(flat: Tensor, specs: Sequence[tuple[torch.dtype, tuple[int, ...]]]
     # Cloned, because a slice may start where its dtype may not.
     pieces = [piece.clone() for piece in flat.split(sizes)]
     return [piece.view(dtype).reshape(shape) for piece, (dtype, shape) in zip(pieces, specs, strict=True)]
+
+
+def tensor_checksum(tensor: Tensor) -> str:
+    """Return the sha256 of a tensor's bytes in row-major order, in its own dtype, as hex: what `/weights_checker` compares."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()

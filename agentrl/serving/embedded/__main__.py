@@ -6,6 +6,8 @@ import argparse
 import logging
 import sys
 
+from transformers.utils.logging import disable_progress_bar
+
 from agentrl.config.schema import EmbeddedServerConfig
 from agentrl.errors import UserError
 from agentrl.serving.embedded.server import DEFAULT_WEIGHT_VERSION, serve
@@ -15,6 +17,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = vars(_parser().parse_args(arguments))
     config = EmbeddedServerConfig(**{name: options.pop(name) for name in EmbeddedServerConfig.model_fields})
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
+    disable_progress_bar()
     try:
         return serve(options.pop("model"), config=config, **options)
     except UserError as error:

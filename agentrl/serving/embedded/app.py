@@ -275,8 +275,9 @@ class _KeyCheck:
 async def _unless_disconnected(request: Request, work: asyncio.Future[list[Result]]) -> list[Result] | None:
     """Await `work`; cancel it, and return None, when the client goes away first."""
     gone = asyncio.ensure_future(_disconnected(request))
+    either: set[asyncio.Future[Any]] = {work, gone}
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         return await work if work.done() else None
     finally:
         gone.cancel()

@@ -47,13 +47,13 @@ class Engine:
 
     def __init__(self, model: PreTrainedModel, config: EmbeddedServerConfig) -> None:
         self.model = model.eval()
-        self.vocab_size = int(model.get_input_embeddings().num_embeddings)
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index, union-attr]
         self.cache_tokens = config.num_blocks * config.page_size
         self._jobs: dict[str, Job] = {}
         self._keys = itertools.count()
         # Greedy over scores that `_Sampling` made one-hot: see the head of this file.
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-        self._manager = model.init_continuous_batching(generation_config=greedy, continuous_batching_config=_batching(config))
+        self._manager = self.model.init_continuous_batching(generation_config=greedy, continuous_batching_config=_batching(config))
         self._manager.logit_processor = _only(_Sampling(self._jobs))
 
     def start(self) -> None:

@@ -145,11 +145,12 @@ def _check_prompt(prompt: Any, limits: Limits) -> None:
 
 
 def _check_size(prompt_tokens: int, max_new_tokens: int, limits: Limits) -> None:
-    requested = f"Requested token count exceeds the {{}} of {{}} tokens. {prompt_tokens} of the prompt and {max_new_tokens} new ones were requested."
-    if prompt_tokens + max_new_tokens > limits.context_tokens:
-        raise BadRequest(requested.format("model's maximum context length", limits.context_tokens))
-    if prompt_tokens + max_new_tokens > limits.cache_tokens:
-        raise BadRequest(requested.format("server's whole KV cache", limits.cache_tokens))
+    for limit, what in ((limits.context_tokens, "model's maximum context length"), (limits.cache_tokens, "server's whole KV cache")):
+        if prompt_tokens + max_new_tokens > limit:
+            raise BadRequest(
+                f"Requested token count exceeds the {what} of {limit} tokens. "
+                f"{prompt_tokens} of the prompt and {max_new_tokens} new ones were requested."
+            )
 
 
 def _check_names(params: Any) -> None:

@@ -171,7 +171,7 @@ def _load(model_path: str, dtype: str) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype), attn_implementation="sdpa")
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"the model in {model_path!r} cannot be loaded: {str(error).splitlines()[0]}") from error
-    return model.to(device)
+    return model.to(device)  # type: ignore[arg-type]  # the decorator of transformers hides the method
 
 
 def _limits(model: PreTrainedModel, engine: Engine, model_path: str) -> Limits:

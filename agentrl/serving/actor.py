@@ -1,0 +1,41 @@
+"""One server of a run, as a Ray actor: a thin shell around its supervisor."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ray
+
+from agentrl.config.schema import RolloutConfig
+from agentrl.serving.launch import launcher
+from agentrl.serving.supervisor import ServerStatus, Supervisor
+
+
+# Several threads, so that `status` and `stop` are answered while `start` waits for the model to load.
+@ray.remote(num_cpus=0, max_concurrency=4)  # type: ignore[call-overload]  # ray's stubs lack max_concurrency
+class ServerActor:
+    """Starts the server that `rollout.backend` names; its log is `run_dir/servers/<name>.log`."""
+
+    def __init__(self, name: str, rollout: RolloutConfig, *, dtype: str, run_dir: str, host: str = "127.0.0.1") -> None:
+        self._supervisor = Supervisor(
+            launcher(rollout, dtype=dtype),
+            log_file=Path(run_dir) / "servers" / f"{name}.log",
+            start_timeout_s=rollout.server_start_timeout_s,
+            max_restarts=rollout.max_server_restarts,
+            host=host,
+            api_key=os.environ.get(rollout.api_key_env) if rollout.api_key_env else None,
+        )
+
+    def start(self, model_path: str, weight_version: str) -> str:
+        """Return the URL once the server generates; raise ServerError with the end of its log when it does not."""
+        return self._supervisor.start(model_path, weight_version)
+
+    def status(self) -> ServerStatus:
+        return self._supervisor.status()
+
+    def mark_ready(self) -> None:
+        self._supervisor.mark_ready()
+
+    def stop(self) -> None:
+        self._supervisor.stop()

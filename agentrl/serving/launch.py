@@ -1,0 +1,97 @@
+"""How each kind of server is started: command line and environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentrl.config.schema import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
+
+
+class Launcher(Protocol):
+    """Says how to start a server; the supervisor starts it, in a process group of its own."""
+
+    def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]: ...
+
+    def environment(self) -> Mapping[str, str]:
+        """Return variables to add to this process's environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedServer:
+    """The server of this project; it ends by itself when its starter is gone."""
+
+    config: EmbeddedServerConfig
+    dtype: str
+    api_key_env: str | None = None
+
+    def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]:
+        options: dict[str, Any] = {
+            "host": host,
+            "port": port,
+            "dtype": self.dtype,
+            "weight_version": weight_version,
+            "parent_pid": os.getpid(),
+            "api_key_env": self.api_key_env,
+            **self.config.model_dump(),
+        }
+        return [sys.executable, "-m", "agentrl.serving.embedded", model_path, *as_options(options)]
+
+    def environment(self) -> Mapping[str, str]:
+        return {"OMP_NUM_THREADS": str(self.config.threads)}
+
+
+@dataclass(frozen=True, slots=True)
+class SGLangServer:
+    """A real SGLang, behind a small guard process that takes it down when its starter is gone."""
+
+    config: SGLangServerConfig
+    dtype: str
+    api_key_env: str | None = None
+
+    def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]:
+        options: dict[str, Any] = {
+            "model_path": model_path,
+            "host": host,
+            "port": port,
+            "dtype": self.dtype,
+            "weight_version": weight_version,
+            **self.config.args,
+        }
+        guard = [sys.executable, "-m", "agentrl.serving.guard", "--parent-pid", str(os.getpid())]
+        if self.api_key_env:
+            guard += ["--api-key-env", self.api_key_env]
+        return [*guard, "--", self.config.python or sys.executable, "-m", "sglang.launch_server", *as_options(options)]
+
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+
+def launcher(rollout: RolloutConfig, *, dtype: str) -> Launcher:
+    """Return the launcher that `rollout.backend` names."""
+    if rollout.backend == "embedded":
+        return EmbeddedServer(rollout.embedded, dtype, rollout.api_key_env)
+    return SGLangServer(rollout.sglang, dtype, rollout.api_key_env)
+
+
+def as_options(values: Mapping[str, Any]) -> list[str]:
+    """Write `{name: value}` as command-line options: True is a bare flag, None and False are left out, a list repeats its values."""
+    words: list[str] = []
+    for name, value in values.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words.extend(str(item) for item in (value if isinstance(value, (list, tuple)) else [value]))
+    return words
+
+
+def free_port(host: str) -> int:
+    """Return a port of `host` that nothing listens on at this moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
