@@ -1,0 +1,155 @@
+"""A tokenizer's folder as a conversation partner sees it: template, tokens, and the format of tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from agentrl.chat.codec import TURN, Codec, first_added_token, load_tokenizer
+from agentrl.chat.conversation import Conversation
+from agentrl.chat.differences import prefix_error, token_error
+from agentrl.chat.formats import NO_FORMAT, detect_format, get_parser
+from agentrl.chat.probes import probe_conversations
+from agentrl.chat.renderer import Renderer, Tools
+from agentrl.chat.template import ChatTemplate, load_template, read_json
+from agentrl.errors import ConfigError, DataError
+from agentrl.types import Message
+
+
+class Chat:
+    """Opens conversations. Immutable; one instance serves all trajectories of a process."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, eos_token_ids: Sequence[int], tool_format: str) -> None:
+        """Put the parts together; `eos_token_ids[0]` is the token with which the template ends an assistant turn."""
+        self.tool_format = detect_format(template.text) if tool_format == "auto" else tool_format
+        self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
+        codec = Codec(tokenizer, template_text=template.text, eos_token_ids=self.eos_token_ids)
+        self.vocab_size = codec.vocab_size
+        self._renderer = Renderer(template, codec, get_parser(self.tool_format), self.eos_token_ids)
+
+    @classmethod
+    def load(cls, folder: str, *, template_file: str | None = None, tool_format: str = "auto") -> Chat:
+        """Read `tokenizer.json`, the chat template and the end-of-sequence tokens of a local folder.
+
+        Raises:
+            ConfigError: a file is missing or malformed, or the template ends assistant turns with no special token.
+        """
+        if not Path(folder).is_dir():
+            raise ConfigError(f"tokenizer folder {folder!r} does not exist")
+        tokenizer = load_tokenizer(Path(folder))
+        template = load_template(Path(folder), template_file=template_file)
+        return cls(tokenizer, template, eos_token_ids=_eos_token_ids(Path(folder), tokenizer, template), tool_format=tool_format)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`; control tokens in it are recognised, none is added."""
+        return self._renderer.codec.encode(text)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Return the text of `ids`."""
+        return self._renderer.codec.decode(ids, skip_special=skip_special)
+
+    def open(self, messages: Sequence[Message], tools: Tools) -> Conversation:
+        """Begin a conversation with its prompt; `tools` are the OpenAI schemas shown to the model."""
+        return Conversation(self._renderer, messages, tools)
+
+    def render_training(self, messages: Sequence[Message], tools: Tools) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Return the tokens of a conversation to imitate, built as a `Conversation` would have built them.
+
+        Every assistant message becomes a generation: the text that the template gives it, its end-of-turn token included.
+        Messages after the last assistant message are left out.
+
+        Returns:
+            token_ids: i32[T]; assistant_mask: bool[T], True on the tokens that the assistant has to write.
+
+        Raises:
+            DataError: there is no assistant message.
+            ConfigError: the template edits the history.
+        """
+        turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        if not turns:
+            raise DataError("the conversation has no assistant message to imitate")
+        written = [self._written(messages, turn, turn + 1, tools) for turn in turns]
+        return self._replay(messages[: turns[-1] + 1], written, tools)
+
+    def check_template(self, tools: Tools, *, has_user_turns: bool = True) -> None:
+        """Make sure that a conversation built turn by turn has the tokens of the template's render of the whole.
+
+        `has_user_turns=False` leaves out conversations in which a user speaks again, for runs without interactions: some
+        templates drop the thinking of earlier turns only then.
+
+        Raises:
+            ConfigError: the template edits earlier turns, with the first different token; or it shows the tools, but no
+                tool-call format that we can parse.
+        """
+        if tools and self.tool_format == NO_FORMAT:
+            raise ConfigError("the chat template shows no tool-call format we know; set model.tool_format=hermes or model.chat_template")
+        thinks = "</think>" in self._renderer.template.text
+        for messages in probe_conversations(tools, thinks=thinks, has_user_turns=has_user_turns):
+            self._check_probe(messages, tools)
+
+    def _check_probe(self, messages: Sequence[Message], tools: Tools) -> None:
+        turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        ends = [*turns[1:], len(messages)]
+        written = [self._written(messages, turn, end, tools) for turn, end in zip(turns, ends, strict=True)]
+        built, _ = self._replay(messages, written, tools)
+        shown = [self._renderer.shown(message) for message in messages]
+        whole = self._renderer.codec.encode_rendered(self._renderer.render(shown, tools, add_generation_prompt=True))
+        if built.tolist() != whole:
+            raise token_error(self._renderer.codec, built.tolist(), whole)
+
+    def _replay(
+        self, messages: Sequence[Message], written: Sequence[list[int]], tools: Tools
+    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Build the conversation as if its assistant turns, `written` as tokens, had been sampled."""
+        pending: list[Message] = []
+        conversation: Conversation | None = None
+        mask: list[bool] = []
+        generations = iter(written)
+        for message in messages:
+            if message.role != "assistant":
+                pending.append(message)
+                continue
+            if conversation is None:
+                conversation = self.open(pending, tools)
+            else:
+                conversation.add_messages(pending)
+            pending = []
+            ids = next(generations)
+            mask += [False] * len(conversation.next_prompt()) + [True] * len(ids)
+            conversation.add_generation(ids, is_truncated=False)
+        assert conversation is not None
+        if pending:
+            conversation.add_messages(pending)
+            mask += [False] * len(conversation.next_prompt())
+        return np.array(conversation.token_ids, dtype=np.int32), np.array(mask, dtype=np.bool_)
+
+    def _written(self, messages: Sequence[Message], turn: int, end: int, tools: Tools) -> list[int]:
+        """Return the tokens that the template gives to assistant message `turn` when it shows `messages[:end]`."""
+        shown = [self._renderer.shown(message) for message in messages[:end]]
+        before = self._renderer.render(shown[:turn], tools, add_generation_prompt=True)
+        after = self._renderer.render(shown, tools, add_generation_prompt=end > turn + 1)
+        if not after.startswith(before):
+            raise prefix_error(self._renderer.codec, before, after)
+        stop = self._renderer.codec.turn_end.search(after, len(before))
+        if stop is None:
+            raise ConfigError(f"the chat template does not end an assistant turn with {self._renderer.codec.end_of_turn!r}")
+        return self._renderer.codec.encode_rendered(after[len(before) : stop.end()], after=self._renderer.codec.end_of_turn)
+
+
+def _eos_token_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
+    """Return the ids that end an assistant turn, the template's own first, then those of the generation config (or tokenizer)."""
+    probe: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": TURN}]
+    tail = template.render(probe, add_generation_prompt=False).rpartition(TURN)[2]
+    end_of_turn = first_added_token(tokenizer, tail)
+    if end_of_turn is None:
+        raise ConfigError(f"the chat template ends an assistant turn with {tail!r}, which holds no special token of the tokenizer")
+    configured = read_json(folder / "generation_config.json").get("eos_token_id")
+    if configured is None:
+        configured = tokenizer.token_to_id(template.special_tokens.get("eos_token", ""))
+    further = configured if isinstance(configured, list) else [configured]
+    return tuple(dict.fromkeys([end_of_turn, *(id for id in further if id is not None)]))

@@ -1,0 +1,124 @@
+"""Text <-> token ids on `tokenizers`, and the protection of control tokens that occur in somebody's content."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer
+
+from agentrl.errors import ConfigError
+from agentrl.types import Role
+
+SPLIT = "\ufdd0"
+"""Written into content after the first character of a control token: encoding cuts the text there, so that the token's text
+stays text. A Unicode noncharacter: never part of exchanged text."""
+
+TURN = "\ufdd1"
+"""Stands for what the model sampled when a history is rendered; another noncharacter."""
+
+_UNENCODABLE = re.compile(f"[{SPLIT}{TURN}\ud800-\udfff]")  # our two marks and lone surrogates
+
+
+class Codec:
+    """A tokenizer that knows which of its tokens steer a conversation.
+
+    A message's content is data. `<|im_end|>` in a web page that a tool returned must not end the tool's turn, so its
+    control tokens are encoded as the plain text they are. Which ones depends on who wrote the content:
+
+    - system, user: the tokenizer's special tokens (a prompt may well speak of `<think>` and mean the token);
+    - tool: also the other added tokens that the template itself writes, such as `<tool_response>`;
+    - assistant: only those that end a turn.
+
+    Content without such text is encoded as `apply_chat_template` would.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, template_text: str, eos_token_ids: Sequence[int]) -> None:
+        """`eos_token_ids` end an assistant turn; the first is the one that the template writes."""
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        special = [token.content for token in added.values() if token.special and _is_markup(token)]
+        written = [token.content for token in added.values() if _is_markup(token) and token.content in template_text]
+        turn_ends = [str(tokenizer.id_to_token(id)) for id in eos_token_ids]
+        self.end_of_turn: str = turn_ends[0]
+        self.turn_end = _any_of(turn_ends)
+        self._special = _any_of(special)
+        self._control: dict[Role, re.Pattern[str]] = {
+            "system": self._special,
+            "user": self._special,
+            "tool": _any_of([*special, *written]),
+            "assistant": self.turn_end,
+        }
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        """Encode text as it stands: control tokens are recognised, none is added."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_rendered(self, text: str, *, after: str | None = None) -> list[int]:
+        """Encode rendered text that may hold SPLIT marks, as it is encoded in the place after the added token `after`.
+
+        The token before matters: some tokenizers write a space mark at the start of a text, some tokens swallow the
+        spaces that follow them.
+        """
+        first, *rest = text.split(SPLIT)
+        ids = self.encode(first) if after is None else self.encode(after + first)[1:]
+        for piece in rest:
+            ids += self.encode(self.end_of_turn + piece)[1:]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the range of characters of each token of `text`."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+
+    def protect(self, content: str, role: Role) -> str:
+        """Return `content` with its control tokens split and what no tokenizer can encode replaced by U+FFFD."""
+        content = _UNENCODABLE.sub("\ufffd", content)
+        return self._control[role].sub(lambda match: match[0][0] + SPLIT + match[0][1:], content)
+
+    def strip_special(self, text: str) -> str:
+        return self._special.sub("", text)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read `tokenizer.json` of a folder, without its padding and truncation.
+
+    Raises:
+        ConfigError: it is missing or malformed.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"no tokenizer.json in {str(folder)!r}; transformers' save_pretrained writes one")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # boundary: the library raises bare Exception for a malformed file
+        raise ConfigError(f"{path} is not a tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def first_added_token(tokenizer: Tokenizer, text: str) -> int | None:
+    """Return the id of the first added token in `text`, None when there is none."""
+    added = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items() if _is_markup(token)}
+    match = _any_of(added).search(text)
+    return added[match[0]] if match else None
+
+
+def _is_markup(token: AddedToken) -> bool:
+    """Tell tokens that mean something from runs of spaces, which some tokenizers add and templates write as ordinary text."""
+    return len(token.content) > 1 and not token.content.isspace()
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Match any of `texts`, the longest first; nothing when there are none."""
+    choices = sorted(set(texts), key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, choices)) if choices else r"(?!)")

@@ -1,0 +1,36 @@
+"""What to tell a person whose chat template edits the history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl.chat.codec import TURN, Codec
+from agentrl.errors import ConfigError
+
+CONTEXT = 6
+"""Tokens shown before and after the first difference."""
+
+
+def prefix_error(codec: Codec, prefix: str, longer: str) -> ConfigError:
+    """Return the error for two renders, the first of which should be a prefix of the second."""
+    before, after = (codec.encode_rendered(text.replace(TURN, "(sampled turn)")) for text in (prefix, longer))
+    return token_error(codec, before, after)
+
+
+def token_error(codec: Codec, before: Sequence[int], after: Sequence[int]) -> ConfigError:
+    """Return the error for the tokens of a conversation and those of a later render of the same messages."""
+    pairs = zip(before, after, strict=False)
+    position = next((i for i, (left, right) in enumerate(pairs) if left != right), min(len(before), len(after)))
+    start = max(0, position - CONTEXT)
+    return ConfigError(
+        "the chat template edits earlier turns when the conversation goes on, so sampled tokens would not be a prefix of the next prompt; "
+        f"first difference at token {position}\n"
+        f"  both begin        {_show(codec, before[start:position])}\n"
+        f"  the prefix had    {_show(codec, before[position : position + CONTEXT])}\n"
+        f"  the longer render {_show(codec, after[position : position + CONTEXT])}\n"
+        "set model.chat_template to a template that only appends"
+    )
+
+
+def _show(codec: Codec, ids: Sequence[int]) -> str:
+    return " ".join(repr(codec.decode([id])) for id in ids) or "(the end)"

@@ -1,0 +1,145 @@
+"""Chat templates: Jinja text of a tokenizer's folder, rendered exactly as `transformers` renders it, without importing it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from agentrl.errors import ConfigError
+
+TemplateMessage = dict[str, Any]
+
+
+class ChatTemplate:
+    """A compiled chat template and the names it may use (`bos_token`, `eos_token`, ...).
+
+    A folder may hold a second template named `tool_use`, which is chosen when tools are given.
+    """
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """Compile `sources` (name -> Jinja text; at least `default`).
+
+        Raises:
+            ConfigError: there is no default, or the Jinja text does not compile.
+        """
+        if "default" not in sources:
+            raise ConfigError(
+                f"no default chat template; found: {', '.join(sorted(sources)) or 'none'}; set model.chat_template to a Jinja file"
+            )
+        self.sources = dict(sources)
+        self.special_tokens = dict(special_tokens)
+        environment = _environment()
+        try:
+            self._compiled = {name: environment.from_string(source) for name, source in sources.items()}
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
+
+    @property
+    def text(self) -> str:
+        """All Jinja text, to look for tokens and marks that the template writes."""
+        return "\n".join(self.sources.values())
+
+    def render(self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]] = (), *, add_generation_prompt: bool) -> str:
+        """Return the text of the conversation; equals `apply_chat_template(..., tokenize=False)`.
+
+        Raises:
+            ConfigError: the template refuses these messages or fails on them.
+        """
+        compiled = self._compiled["tool_use" if tools and "tool_use" in self._compiled else "default"]
+        # an absent value, never an empty list: templates ask `if tools` as well as `if tools is not none`
+        shown = [dict(tool) for tool in tools] or None
+        try:
+            return compiled.render(
+                **self.special_tokens, messages=list(messages), tools=shown, documents=None, add_generation_prompt=add_generation_prompt
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            roles = " ".join(str(message["role"]) for message in messages)
+            raise ConfigError(f"the chat template fails on the roles [{roles}]: {type(error).__name__}: {error}") from error
+
+
+def load_template(folder: Path, *, template_file: str | None = None) -> ChatTemplate:
+    """Read the template of a tokenizer's folder: `template_file`, else `chat_template.jinja`, else `tokenizer_config.json`.
+
+    Raises:
+        ConfigError: none of them holds a template, or a file is missing or malformed.
+    """
+    config = read_json(folder / "tokenizer_config.json")
+    special_tokens = _special_tokens({**read_json(folder / "special_tokens_map.json"), **config})
+    return ChatTemplate(_sources(folder, config.get("chat_template"), template_file), special_tokens)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, {} when there is no such file; raise ConfigError when it is malformed."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _sources(folder: Path, configured: Any, template_file: str | None) -> dict[str, str]:
+    if template_file is not None:
+        try:
+            return {"default": Path(template_file).read_text(encoding="utf-8")}
+        except OSError as error:
+            raise ConfigError(f"model.chat_template {template_file!r} cannot be read: {error.strerror}") from error
+    own_file = folder / "chat_template.jinja"
+    if own_file.is_file():
+        further = {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+        return {**further, "default": own_file.read_text(encoding="utf-8")}
+    if isinstance(configured, str):
+        return {"default": configured}
+    if isinstance(configured, list):
+        return {entry["name"]: entry["template"] for entry in configured}
+    raise ConfigError(f"the tokenizer in {str(folder)!r} has no chat template; set model.chat_template to a Jinja file")
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the named special tokens; each is written as text or as {"content": text}."""
+    tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items() if name.endswith("_token")}
+    return {name: text for name, text in tokens.items() if isinstance(text, str)}
+
+
+# ------------------------------------------------------------------------------------------------ the environment
+
+
+class _GenerationTag(Extension):
+    """`{% generation %} ... {% endgeneration %}` marks assistant text for trainers that need it; here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012  (declared so by Jinja)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    # the day of loading: a template that writes the date must not edit the history of a conversation that passes midnight
+    environment.globals["strftime_now"] = datetime.datetime.now().strftime
+    return environment
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+    # Jinja's own filter escapes < > & for HTML; a model should read them as they are
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
