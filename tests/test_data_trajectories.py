@@ -148,7 +148,7 @@ def test_a_wrong_dtype_is_refused_instead_of_cast():
 def test_parquet_keeps_trajectories_and_added_columns(tmp_path: Path):
     path = tmp_path / "trajectories" / "step_3.parquet"
     items = [simple(member=0), simple(member=1, versions=[NO_VERSION])]
-    write_parquet(path, encode(items), {"step": 3, "advantage": [0.5, -0.5]})
+    write_parquet(path, encode(items), step=3, advantage=[0.5, -0.5])
     batch = read_parquet(path)
     assert_same(decode(batch), items)
     assert batch.column("step").to_pylist() == [3, 3]
