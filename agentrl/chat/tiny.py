@@ -1,0 +1,74 @@
+"""The tokenizer of the quickstart's policy: bytes, single digits, a few whole words, and a short chat template with tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+TEMPLATE_FILE = Path(__file__).with_name("tiny.jinja")
+
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TURN = "<|im_end|>"
+SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", END_OF_TURN, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+MAX_CONTEXT_TOKENS = 1024
+
+SPACE = "Ġ"
+"""How byte-level BPE spells a space."""
+
+WORDS = (
+    *("assistant", "system", "user", "calculator", "arguments", "arithmetic", "expression", "Compute", "string", "name"),
+    *("Tools", "Call", "Wrong", "again", "What", "Try", "an", "is", "##", '{"', '":', '",', '"}}', "):"),
+)
+"""Fragments of the template, of calls and of the arithmetic rows, each one token, which halves what is sampled. Of two fragments
+that share letters the earlier wins. Digits stay single, so that a sum can be learned place by place."""
+
+JOINED = (("##", "##"), *((" ", word) for word in ("an", "arithmetic", "expression", "string", "again", "name", "Try", "is", '{"', '"')))
+"""Pairs of fragments that are one token when they meet."""
+
+
+def write_tiny_tokenizer(folder: Path) -> None:
+    """Write `tokenizer.json`, its configs and the chat template, as `transformers.AutoTokenizer` reads them. Deterministic."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=True)
+    named = {"eos_token": END_OF_TURN, "pad_token": END_OF_TEXT}
+    further = [token for token in SPECIAL_TOKENS if token not in named.values()]
+    _write_json(folder / "special_tokens_map.json", {**named, "additional_special_tokens": further})
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": MAX_CONTEXT_TOKENS,
+            "clean_up_tokenization_spaces": False,
+            "additional_special_tokens": further,
+            **named,
+        },
+    )
+    ends = [tokenizer.token_to_id(END_OF_TURN), tokenizer.token_to_id(END_OF_TEXT)]
+    _write_json(folder / "generation_config.json", {"eos_token_id": ends, "pad_token_id": tokenizer.token_to_id(END_OF_TEXT)})
+    (folder / "chat_template.jinja").write_text(TEMPLATE_FILE.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def build_tiny_tokenizer() -> Tokenizer:
+    """Return byte-level BPE whose merges spell WORDS from left to right, then join JOINED; the special tokens come last."""
+    vocab = {letter: id for id, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    spelled = [(word[:end], word[end]) for word in WORDS for end in range(1, len(word))]
+    merges: dict[tuple[str, str], None] = {}
+    for left, right in [*spelled, *JOINED]:
+        pair = (left.replace(" ", SPACE), right.replace(" ", SPACE))
+        merges[pair] = None
+        vocab.setdefault("".join(pair), len(vocab))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
+    split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
