@@ -6,7 +6,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from agentrl.config.schema import CustomFunctionConfig, RewardConfig
 from agentrl.errors import DataError, PluginError, RewardError
@@ -104,5 +104,5 @@ def _as_result(returned: Any) -> RewardResult:
     return RewardResult(float(value), {str(k): float(v) for k, v in others if k != "score" and _is_finite_number(v)})
 
 
-def _is_finite_number(value: Any) -> bool:
+def _is_finite_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, numbers.Real) and math.isfinite(value)

@@ -1,0 +1,205 @@
+"""The Ray shell of one rollout process: threads of Ray outside, one trio loop in a thread of its own inside.
+
+Methods are synchronous: a Ray actor with one `async def` becomes an asyncio actor, and trio inside of it dead-locks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+import trio
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.template import read_json
+from agentrl.config.schema import Config, ModelConfig
+from agentrl.data.trajectories import encode, to_ipc
+from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.plugins import load_plugins
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.manager import AgentLoopManager
+from agentrl.rollout.router import Router
+from agentrl.rollout.session import PromptLimits
+from agentrl.sglang.client import SGLangClient
+from agentrl.types import Lease, Trajectory
+
+T = TypeVar("T")
+
+LEASE_WAIT_S = 5.0
+"""One long poll for work."""
+BUFFER_TIMEOUT_S = 120.0
+"""A buffer that does not answer for so long ends the process; its owner's leases are then given to another."""
+STOP_TIMEOUT_S = 30.0
+
+
+class RemoteBuffer:
+    """The replay buffer's actor as TaskSource and TrajectorySink, for leases of `owner`."""
+
+    def __init__(self, owner: str, actor: ActorHandle) -> None:
+        self._owner = owner
+        self._actor = actor
+        self._threads = trio.CapacityLimiter(4)
+
+    async def lease(self, limit: int) -> Sequence[Lease]:
+        return await self._call(self._actor.lease, limit, LEASE_WAIT_S)
+
+    async def add(self, trajectories: Sequence[Trajectory]) -> None:
+        await self._call(self._actor.add, to_ipc(encode(trajectories)))
+
+    async def drop_group(self, group_id: int, reason: str) -> None:
+        await self._call(self._actor.drop_group, group_id, reason)
+
+    async def _call(self, method: Any, *args: Any) -> Any:
+        def get() -> Any:
+            try:
+                return ray.get(method.remote(self._owner, *args), timeout=BUFFER_TIMEOUT_S)
+            except GetTimeoutError as error:
+                raise InfrastructureError(f"the replay buffer did not answer within {BUFFER_TIMEOUT_S:g} s") from error
+
+        return await trio.to_thread.run_sync(get, abandon_on_cancel=True, limiter=self._threads)
+
+
+class RolloutPart:
+    """What RolloutActor is, without Ray around it: an AgentLoopManager in a trio thread, called from other threads."""
+
+    def __init__(self, config: Config, buffer: RemoteBuffer | None) -> None:
+        """Load tokenizer, plugins and rewards, and start the thread.
+
+        Raises:
+            UserError: one of them is missing or wrong.
+        """
+        self._config = config
+        self._buffer = buffer
+        model = config.model
+        chat = Chat.load(model.tokenizer_path or model.path, template_file=model.chat_template, tool_format=model.tool_format)
+        api_key = _api_key(config.rollout.api_key_env)
+        vocab_size, context_tokens = model_limits(model, chat)
+        self._router = Router(lambda url: SGLangClient(url, api_key=api_key), vocab_size=vocab_size, context_tokens=context_tokens)
+        self._host = AsyncioHost()
+        self._manager = AgentLoopManager(
+            config.agent,
+            config.rollout,
+            config.reward,
+            plugins=load_plugins(config.agent.plugins),
+            chat=chat,
+            router=self._router,
+            host=self._host,
+            prompt=PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts),
+        )
+        self._calls: set[trio.CancelScope] = set()
+        self._is_started = threading.Event()
+        self._thread = threading.Thread(target=trio.run, args=(self._main,), name="rollout", daemon=True)
+        self._thread.start()
+        self._is_started.wait()
+
+    def run(self) -> None:
+        """Play what the buffer leases; returns after `stop`."""
+        assert self._buffer is not None, "an actor without a buffer only plays what it is given"
+        self._call(self._manager.run, self._buffer, self._buffer)
+
+    def play(self, leases: Sequence[Lease]) -> bytes:
+        """Play `leases` with the `eval` sampling, and return all trajectories as an Arrow IPC stream.
+
+        Raises:
+            InfrastructureError: `stop` was called meanwhile.
+        """
+        trajectories = self._call(self._manager.play, leases, self._config.eval)
+        if trajectories is None:
+            raise InfrastructureError("the rollout actor was stopped during validation")
+        return to_ipc(encode(trajectories))
+
+    def set_servers(self, urls: Sequence[str], version: int) -> None:
+        def set_servers() -> None:
+            self._router.set_servers(urls, version=version)
+
+        trio.from_thread.run_sync(set_servers, trio_token=self._token)
+
+    def stats(self) -> dict[str, float]:
+        return self._manager.stats()
+
+    def stop(self) -> None:
+        """End `run` and `play`: agents are cancelled, tools closed, running generations aborted. May be called again."""
+        with suppress(trio.RunFinishedError):
+            trio.from_thread.run_sync(self._stopping.set, trio_token=self._token)
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T | None:
+        """Run `function(*args)` in the trio thread; None when `stop` cancelled it."""
+
+        async def cancellable() -> T | None:
+            with trio.CancelScope() as scope:
+                if self._stopping.is_set():
+                    scope.cancel()
+                self._calls.add(scope)
+                try:
+                    return await function(*args)
+                finally:
+                    self._calls.discard(scope)
+                    self._call_ended.set()
+            return None
+
+        return trio.from_thread.run(cancellable, trio_token=self._token)
+
+    async def _main(self) -> None:
+        """The thread's life: calls come in from outside, and all of them end before the plugins' event loop does."""
+        self._token = trio.lowlevel.current_trio_token()
+        self._stopping, self._call_ended = trio.Event(), trio.Event()
+        self._is_started.set()
+        with self._host:
+            await self._stopping.wait()
+            for scope in self._calls:
+                scope.cancel()
+            while self._calls:
+                self._call_ended = trio.Event()
+                await self._call_ended.wait()
+            await self._router.aclose()
+
+
+@ray.remote(num_cpus=0, max_concurrency=8)  # type: ignore[call-overload]
+class RolloutActor:
+    """Plays tasks for one `owner` of leases; see RolloutPart. `buffer` None: only `play`."""
+
+    def __init__(self, owner: str, config: Config, buffer: ActorHandle | None) -> None:
+        self._part = RolloutPart(config, None if buffer is None else RemoteBuffer(owner, buffer))
+
+    def run(self) -> None:
+        self._part.run()
+
+    def play(self, leases: Sequence[Lease]) -> bytes:
+        return self._part.play(leases)
+
+    def set_servers(self, urls: Sequence[str], version: int) -> None:
+        self._part.set_servers(urls, version)
+
+    def stats(self) -> dict[str, float]:
+        return self._part.stats()
+
+    def stop(self) -> None:
+        self._part.stop()
+
+
+def model_limits(model: ModelConfig, chat: Chat) -> tuple[int, int | None]:
+    """Return the number of ids the model knows and its context in tokens, from its `config.json`.
+
+    Without the file (servers elsewhere, only the tokenizer here): the tokenizer's vocabulary, and an unknown context.
+    """
+    described = read_json(Path(model.path) / "config.json")
+    text_model = described.get("text_config") or described
+    vocab_size = text_model.get("vocab_size")
+    context_tokens = text_model.get("max_position_embeddings")
+    return (vocab_size if isinstance(vocab_size, int) else chat.vocab_size), (context_tokens if isinstance(context_tokens, int) else None)
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if variable not in os.environ:
+        raise ConfigError(f"rollout.api_key_env={variable!r}: this environment variable is not set")
+    return os.environ[variable]

@@ -1,0 +1,87 @@
+"""A tool or interaction during one trajectory: started at its first use, given deadlines, closed exactly once."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import trio
+
+from agentrl.errors import ToolError, UserError
+from agentrl.plugins import Interaction, Tool
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.types import JsonObject
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0
+"""`close` runs shielded, also after the trajectory's own deadline: it needs one of its own."""
+
+
+class GuestTimeout(ToolError):
+    """A call ran longer than its deadline."""
+
+
+class Guest:
+    """Wraps one plugin instance; `label` is how errors call it.
+
+    Whatever the plugin raises leaves here as ToolError (with the cause in one line), but for errors of the user's input.
+    """
+
+    def __init__(self, plugin: Tool | Interaction, label: str, start_kwargs: JsonObject, *, host: AsyncioHost, timeout_s: float) -> None:
+        self._plugin = plugin
+        self._label = label
+        self._start_kwargs = start_kwargs
+        self._host = host
+        self._timeout_s = timeout_s
+        self._start_lock = trio.Lock()
+        self._is_opened = False  # `start` was begun: there may be something to close
+        self._is_ready = False
+
+    async def use(self, method: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Call a method of the plugin, after `start` if this is the first use.
+
+        Raises:
+            GuestTimeout: `timeout_s` passed (counted anew for `start` and for the call).
+            ToolError: the plugin raised.
+        """
+        async with self._start_lock:  # parallel first calls start it once
+            if not self._is_ready:
+                self._is_opened = True
+                try:
+                    await self._within_deadline("start", functools.partial(self._plugin.start, **self._start_kwargs))
+                except GuestTimeout as error:
+                    raise ToolError(str(error)) from error  # not a call of the model that took long
+                self._is_ready = True
+        return await self._within_deadline(method.__name__, method, *args)
+
+    async def close(self) -> None:
+        """Close the plugin if it was started. Never raises and never takes long: a failure is logged."""
+        if not self._is_opened:
+            return
+        self._is_opened = False
+        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S) as scope:
+            try:
+                await self._run(self._plugin.close)
+            except Exception:
+                log.warning("%s failed to close", self._label, exc_info=True)
+        if scope.cancelled_caught:
+            log.warning("%s did not close within %g s", self._label, CLOSE_TIMEOUT_S)
+
+    async def _within_deadline(self, what: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        with trio.move_on_after(self._timeout_s):
+            try:
+                return await self._run(function, *args)
+            except (ToolError, UserError):
+                raise
+            except Exception as error:
+                raise ToolError(f"{self._label} raised in `{what}`: {type(error).__name__}: {error}") from error
+        raise GuestTimeout(f"{self._label}: `{what}` timed out after {self._timeout_s:g} s")
+
+    async def _run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        if self._plugin.runtime == "trio":
+            return await function(*args)
+        return await self._host.run(function, *args)

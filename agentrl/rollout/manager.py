@@ -1,0 +1,207 @@
+"""Many attempts at once: claims groups, plays their members side by side, ships every finished trajectory at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from agentrl.chat.chat import Chat
+from agentrl.config.schema import AgentConfig, RewardConfig, RolloutConfig
+from agentrl.plugins import Plugins
+from agentrl.rewards.select import RewardTable
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.player import Player
+from agentrl.rollout.recorder import Attempt
+from agentrl.rollout.router import Router
+from agentrl.rollout.scoring import Scorer
+from agentrl.rollout.session import PromptLimits, Sampling
+from agentrl.rollout.stats import RolloutStats
+from agentrl.types import Lease, Trajectory
+
+EMPTY_LEASE_PAUSE_S = 0.05
+"""A source should wait by itself; one that does not must not be asked in a tight loop."""
+MAX_SHIPMENT = 64
+"""Trajectories in one `add`; those that finish while one is under way travel together."""
+
+
+class TaskSource(Protocol):
+    """Where groups to play come from: the replay buffer."""
+
+    async def lease(self, limit: int) -> Sequence[Lease]:
+        """Return at most `limit` groups, after waiting a while for the first; [] when there was none."""
+
+
+class TrajectorySink(Protocol):
+    """Where trajectories go: the replay buffer."""
+
+    async def add(self, trajectories: Sequence[Trajectory]) -> None: ...
+
+    async def drop_group(self, group_id: int, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedGroup:
+    """Says, in the order of shipping, that nothing more of a group will come."""
+
+    group_id: int
+    reason: str
+
+
+Shipment = Trajectory | DroppedGroup
+
+
+class AgentLoopManager:
+    """Runs agent loops. `run` plays what a source leases, for ever; `play` plays given groups once.
+
+    A lease ends in all its members added, or in its group dropped with the outcome that exhausted the retries.
+    """
+
+    def __init__(
+        self,
+        agent: AgentConfig,
+        rollout: RolloutConfig,
+        reward: RewardConfig,
+        *,
+        plugins: Plugins,
+        chat: Chat,
+        router: Router,
+        host: AsyncioHost,
+        prompt: PromptLimits,
+    ) -> None:
+        self._rollout = rollout
+        self._router = router
+        scorer = Scorer(reward, RewardTable(reward, plugins), host=host)
+        self._player = Player(agent, plugins=plugins, chat=chat, router=router, host=host, scorer=scorer, prompt=prompt)
+        self._stats = RolloutStats()
+        self._claimed = 0  # members of leased groups that are not settled yet
+        self._settled = trio.Event()
+        self._slots = trio.CapacityLimiter(rollout.max_concurrent_trajectories)
+
+    # ----------------------------------------------------------------------------------------------------- training
+
+    async def run(self, source: TaskSource, sink: TrajectorySink) -> None:
+        """Lease, play and ship until cancelled. An error of the source or the sink ends it; one of an attempt never does."""
+        send, receive = trio.open_memory_channel[Shipment](MAX_SHIPMENT)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._router.watch)
+            nursery.start_soon(self._ship, receive, sink)
+            nursery.start_soon(self._claim, source, send, nursery)
+
+    async def _claim(self, source: TaskSource, out: trio.MemorySendChannel[Shipment], nursery: trio.Nursery) -> None:
+        """Consumes leases; waits for room; unblocked by settled members; produces one task per group."""
+        while True:
+            room = await self._room()
+            leases = await source.lease(room)
+            for lease in leases:
+                self._claimed += lease.group_size
+                nursery.start_soon(self._play_group, lease, out)
+            if not leases:
+                await trio.sleep(EMPTY_LEASE_PAUSE_S)
+
+    async def _room(self) -> int:
+        """Wait until a whole group has room, and return for how many groups there is."""
+        while True:
+            free = self._rollout.max_concurrent_trajectories - self._claimed
+            if free >= self._rollout.group_size:
+                return free // self._rollout.group_size
+            if self._claimed == 0:  # a group larger than the limit: its members take turns
+                return 1
+            await self._settled.wait()
+
+    async def _play_group(self, lease: Lease, out: trio.MemorySendChannel[Shipment]) -> None:
+        """Play all members; the first that cannot be had drops the group, and its siblings are not played on."""
+        unsettled = lease.group_size
+        dropped: list[str] = []
+
+        async def play(member: int) -> None:
+            nonlocal unsettled
+            trajectory = await self._play_member(Attempt(lease.group_id, member, lease.task))
+            if self._rollout.on_outcome[trajectory.outcome] != "train":
+                dropped.append(trajectory.outcome.value)
+                nursery.cancel_scope.cancel()
+                return
+            await out.send(trajectory)
+            unsettled -= 1
+            self._settle(1)
+
+        async with trio.open_nursery() as nursery:
+            for member in range(lease.group_size):
+                nursery.start_soon(play, member)
+        if dropped:
+            self._stats.group_dropped(dropped[0])
+            await out.send(DroppedGroup(lease.group_id, dropped[0]))
+        self._settle(unsettled)
+
+    async def _play_member(self, attempt: Attempt) -> Trajectory:
+        """Play until an outcome need not be retried, or the retries are used up."""
+        retries_left = self._rollout.max_retries
+        while True:
+            trajectory = await self._play_once(attempt, self._rollout)
+            if self._rollout.on_outcome[trajectory.outcome] != "retry" or retries_left == 0:
+                return trajectory
+            retries_left -= 1
+            self._stats.retried(trajectory)
+
+    def _settle(self, count: int) -> None:
+        self._claimed -= count
+        self._settled.set()
+        self._settled = trio.Event()
+
+    async def _ship(self, receive: trio.MemoryReceiveChannel[Shipment], sink: TrajectorySink) -> None:
+        """Consumes finished trajectories and drops, in order; unblocked by each; produces calls of the sink."""
+        async for first in receive:
+            waiting = [first]
+            while len(waiting) < MAX_SHIPMENT:
+                try:
+                    waiting.append(receive.receive_nowait())
+                except trio.WouldBlock:
+                    break
+            dropped = {item.group_id: item.reason for item in waiting if isinstance(item, DroppedGroup)}
+            # Siblings that finished just before their group was dropped need not travel.
+            finished = [item for item in waiting if isinstance(item, Trajectory) and item.group_id not in dropped]
+            if finished:
+                await sink.add(finished)
+            for group_id, reason in dropped.items():
+                await sink.drop_group(group_id, reason)
+
+    # --------------------------------------------------------------------------------------------------- validation
+
+    async def play(self, leases: Sequence[Lease], sampling: Sampling) -> list[Trajectory]:
+        """Play every member of `leases` once, ordered by lease and member; failures are returned like all others."""
+        results: dict[tuple[int, int], Trajectory] = {}
+
+        async def play(place: tuple[int, int], attempt: Attempt) -> None:
+            results[place] = await self._play_once(attempt, sampling)
+
+        async with trio.open_nursery() as watching:
+            watching.start_soon(self._router.watch)
+            async with trio.open_nursery() as nursery:
+                for index, lease in enumerate(leases):
+                    for member in range(lease.group_size):
+                        nursery.start_soon(play, (index, member), Attempt(lease.group_id, member, lease.task))
+            watching.cancel_scope.cancel()
+        return [results[place] for place in sorted(results)]
+
+    # ------------------------------------------------------------------------------------------------------ both
+
+    async def _play_once(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
+        async with self._slots:
+            self._stats.begin()
+            try:
+                trajectory = await self._player.play(attempt, sampling)
+            finally:
+                self._stats.end()
+        self._stats.finished(trajectory)
+        return trajectory
+
+    def stats(self) -> dict[str, float]:
+        """Return counters of everything played so far (see RolloutStats), and of the router; cheap, from any thread."""
+        router = self._router
+        return self._stats.snapshot() | {
+            "servers_up": float(router.num_up),
+            "server_failures": float(router.num_server_failures),
+            "outstanding_tokens": float(sum(router.outstanding_tokens().values())),
+        }

@@ -1,0 +1,48 @@
+"""The interaction partner of one trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl.config.schema import AgentConfig
+from agentrl.errors import PluginError, ToolError
+from agentrl.plugins import Interaction, InteractionReply, Registry
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.guests import Guest
+from agentrl.types import Message, Task
+
+
+class Partner:
+    """One instance of the row's interaction, started at its first reply."""
+
+    def __init__(self, name: str, interaction: Interaction, guest: Guest) -> None:
+        self.name = name
+        self._interaction = interaction
+        self._guest = guest
+
+    @classmethod
+    def of(cls, task: Task, registry: Registry[Interaction], config: AgentConfig, *, host: AsyncioHost) -> Partner | None:
+        """Return the partner that the row names, None when it has no interaction_kwargs.
+
+        Raises:
+            PluginError: the name is missing or unknown.
+        """
+        if task.interaction_kwargs is None:
+            return None
+        kwargs = dict(task.interaction_kwargs)
+        name = kwargs.pop("name", None)
+        if not isinstance(name, str):
+            raise PluginError(f"task {task.task_id}: interaction_kwargs.name is missing; registered: {', '.join(registry.names())}")
+        interaction = registry.get(name)(config.interaction_config.get(name))
+        guest = Guest(interaction, f"interaction {name!r}", kwargs, host=host, timeout_s=config.interaction_timeout_s)
+        return cls(name, interaction, guest)
+
+    async def reply(self, messages: Sequence[Message]) -> InteractionReply:
+        """Answer the conversation so far; raise ToolError when the partner breaks or takes too long."""
+        reply = await self._guest.use(self._interaction.reply, messages)
+        if not isinstance(reply, InteractionReply):
+            raise ToolError(f"interaction {self.name!r} returned {type(reply).__name__}; return agentrl.plugins.InteractionReply")
+        return reply
+
+    async def close(self) -> None:
+        await self._guest.close()

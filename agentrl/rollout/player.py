@@ -1,0 +1,124 @@
+"""One attempt from task to trajectory. Whatever goes wrong inside becomes its outcome; nothing escapes but cancellation."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+
+import trio
+
+from agentrl.chat.chat import Chat
+from agentrl.config.schema import AgentConfig
+from agentrl.errors import RewardError, ServerError, ToolError
+from agentrl.plugins import Plugins, tools_for
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.partner import Partner
+from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
+from agentrl.rollout.router import Router
+from agentrl.rollout.scoring import Scorer
+from agentrl.rollout.session import PromptLimits, Sampling, TrajectoryEnd, TrajectorySession
+from agentrl.rollout.toolbox import Toolbox
+from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
+
+OUTCOME_OF: Mapping[type[Exception], Outcome] = {
+    ServerError: Outcome.MODEL_ERROR,
+    ToolError: Outcome.TOOL_ERROR,
+    RewardError: Outcome.REWARD_ERROR,
+}
+MAX_FAILURE_CHARS = 500
+
+
+class Player:
+    """Plays attempts; keeps nothing between them."""
+
+    def __init__(
+        self, agent: AgentConfig, *, plugins: Plugins, chat: Chat, router: Router, host: AsyncioHost, scorer: Scorer, prompt: PromptLimits
+    ) -> None:
+        self._agent = agent
+        self._plugins = plugins
+        self._chat = chat
+        self._router = router
+        self._host = host
+        self._scorer = scorer
+        self._prompt = prompt
+
+    async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
+        """Play the attempt within `agent.trajectory_timeout_s`, close what it used, and score it.
+
+        A failure is returned as a trajectory with its outcome, one line of `failure`, the tokens so far and no reward.
+        """
+        try:
+            session = self._open(attempt, sampling)
+        except Exception as error:  # noqa: BLE001 - boundary of one trajectory: a plugin's constructor raised
+            return _unopened(attempt, error)
+        try:
+            outcome, failure = await self._run_agent(attempt, session)
+        finally:
+            self._router.forget(attempt.key)
+            await session.close()
+        trajectory = session.trajectory(outcome, failure)
+        if outcome not in SCORED_OUTCOMES:
+            return trajectory
+        try:
+            return await self._scorer.score(attempt.task, trajectory, session.turn_rewards)
+        except Exception as error:  # noqa: BLE001 - boundary of one trajectory
+            return trajectory.replace(outcome=Outcome.REWARD_ERROR, failure=one_line(error))
+
+    def _open(self, attempt: Attempt, sampling: Sampling) -> TrajectorySession:
+        task = attempt.task
+        names = tools_for(task, self._plugins.agents.get(task.agent_name), self._agent.tools)
+        toolbox = Toolbox(names, self._plugins.tools, self._agent, tools_kwargs=task.tools_kwargs, host=self._host)
+        return TrajectorySession(
+            attempt,
+            self._agent,
+            chat=self._chat,
+            generator=self._router,
+            sampling=sampling,
+            prompt=self._prompt,
+            toolbox=toolbox,
+            partner=Partner.of(task, self._plugins.interactions, self._agent, host=self._host),
+        )
+
+    async def _run_agent(self, attempt: Attempt, session: TrajectorySession) -> tuple[Outcome, str | None]:
+        """Return why the attempt stopped, and what failed if something did."""
+        agent = self._plugins.agents.get(attempt.task.agent_name)()
+        with trio.move_on_after(self._agent.trajectory_timeout_s) as deadline:
+            try:
+                await agent.run(attempt.task, session)
+            except TrajectoryEnd:
+                pass  # the session knows the outcome
+            except Exception as error:  # noqa: BLE001 - boundary of one trajectory
+                leaf = _cause(error)
+                if not isinstance(leaf, TrajectoryEnd):
+                    return _outcome_of(leaf), one_line(leaf)
+        if deadline.cancelled_caught:
+            return Outcome.TIMEOUT, f"agent.trajectory_timeout_s={self._agent.trajectory_timeout_s:g} passed"
+        if not session.num_action_tokens:  # nothing to learn from, and no token to put a reward on
+            is_full = session.outcome is Outcome.TRUNCATED
+            return Outcome.ABORTED, "the prompt leaves no room for an answer" if is_full else "the agent loop ended without generating"
+        return session.outcome, None
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's type and message in one line, with the place in the code where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_FAILURE_CHARS]}{place}"
+
+
+def _outcome_of(error: BaseException) -> Outcome:
+    return next((outcome for kind, outcome in OUTCOME_OF.items() if isinstance(error, kind)), Outcome.ABORTED)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the error that counts inside of an exception group, as an agent loop with a nursery of its own raises them."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = [_cause(inner) for inner in error.exceptions]
+    known: tuple[type[Exception], ...] = (TrajectoryEnd, *OUTCOME_OF)
+    return next((leaf for leaf in leaves if isinstance(leaf, known)), leaves[0])
+
+
+def _unopened(attempt: Attempt, error: Exception) -> Trajectory:
+    empty = TrajectoryRecorder()
+    return empty.trajectory(attempt, messages=attempt.task.messages, outcome=Outcome.ABORTED, failure=one_line(error), metrics={})

@@ -1,0 +1,308 @@
+"""What an agent loop holds during one attempt: the one writer of its tokens, and the keeper of its budgets.
+
+`Trajectory.metrics` of every attempt (numbers; seconds end in `_s`):
+    num_turns, num_tool_calls, num_tool_errors (calls answered with an error), num_interruptions (generations continued),
+    generate_s, tool_s, interaction_s (waiting for servers, tools, the partner), reward_s (scoring),
+    reward/tool, reward/interaction (sums of turn rewards, where there were any),
+    reward/<metric> of the reward, and `accuracy` where it reports one, <tool>/<metric> of tools (sums).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import trio
+
+from agentrl.chat.chat import Chat
+from agentrl.config.schema import AgentConfig
+from agentrl.errors import DataError, PluginError
+from agentrl.plugins import InteractionReply, TurnLimits
+from agentrl.rollout.partner import Partner
+from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
+from agentrl.rollout.toolbox import Toolbox
+from agentrl.types import Generation, Message, Outcome, SamplingParams, Trajectory, Turn
+
+OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
+
+
+class Sampling(Protocol):
+    """How to sample: the `rollout` config in training, the `eval` config in validation."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def min_p(self) -> float: ...
+
+
+class Generator(Protocol):
+    """Samples turns: the Router."""
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Largest prompt plus answer that every server takes; None while unknown."""
+
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str) -> Generation: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimits:
+    """`data.max_prompt_tokens` and what happens to longer prompts."""
+
+    max_tokens: int
+    overlong: OverlongPrompts
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReward:
+    """A reward that a tool or the partner gave for one assistant turn."""
+
+    source: Literal["tool", "interaction"]
+    name: str
+    value: float
+    turn: int
+
+
+class TrajectoryEnd(Exception):
+    """The attempt is over with `outcome`; raised again by every further call, should an agent loop catch it."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(f"the trajectory ended: {outcome.value}")
+        self.outcome = outcome
+
+
+class TrajectorySession:
+    """Implements `agentrl.plugins.Session`.
+
+    Tokens and messages agree at every moment: a block of context that does not fit the budget is not appended at all, and
+    messages that no prompt shows yet are not part of the trajectory.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        agent: AgentConfig,
+        *,
+        chat: Chat,
+        generator: Generator,
+        sampling: Sampling,
+        prompt: PromptLimits,
+        toolbox: Toolbox,
+        partner: Partner | None,
+    ) -> None:
+        self._attempt = attempt
+        self._agent = agent
+        self._chat = chat
+        self._generator = generator
+        self._sampling = sampling
+        self._prompt = prompt
+        self._toolbox = toolbox
+        self._partner = partner
+        self._conversation = chat.open(attempt.task.messages, toolbox.schemas)
+        self._recorder = TrajectoryRecorder()
+        self._num_prompt_tokens = 0
+        self._num_shown_messages = 0  # those that tokens stand for
+        self._is_cut = False  # the last turn ended at a token limit
+        self._ended: Outcome | None = None
+        self._metrics: defaultdict[str, float] = defaultdict(float)
+        self.turn_rewards: list[TurnReward] = []
+        self.limits = TurnLimits(agent.max_turns, agent.max_tool_calls_per_turn)
+
+    # -------------------------------------------------------------------------------------------- for agent loops
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return self._conversation.messages
+
+    @property
+    def has_interaction(self) -> bool:
+        return self._partner is not None
+
+    async def generate(self) -> Turn:
+        """Show the model all that happened since its last turn, and sample the next one.
+
+        Raises:
+            TrajectoryEnd: no room for one more token, or `limits.turns` are used up.
+            ServerError: a server refused the request, or servers failed again and again.
+        """
+        self._refuse_if_ended()
+        if self._recorder.num_turns >= self.limits.turns:
+            raise self._end(Outcome.TURN_LIMIT)
+        self._prepare_first_prompt()
+        max_new_tokens = self._room_for_turn()
+        if max_new_tokens < 1:
+            raise self._end(Outcome.TRUNCATED)
+        self._recorder.append_context(self._conversation.next_prompt())
+        self._num_shown_messages = len(self._conversation.messages)
+        with self._timed("generate_s"):
+            generation = await self._generator.generate(
+                self._conversation.token_ids, self._params(max_new_tokens), trajectory_key=self._attempt.key
+            )
+        return self._record(generation)
+
+    async def call_tools(self, turn: Turn) -> Sequence[Message]:
+        """Run the turn's calls side by side; the answers wait for the next `generate`.
+
+        Raises:
+            ToolError: a tool broke.
+        """
+        self._refuse_if_ended()
+        with self._timed("tool_s"):
+            results = await self._toolbox.answer(turn.tool_calls)
+        messages = []
+        for call, result in zip(turn.tool_calls, results, strict=True):
+            self._metrics["num_tool_calls"] += 1
+            self._metrics["num_tool_errors"] += result.is_error
+            for name, value in result.metrics.items():
+                self._metrics[f"{call.name}/{name}"] += value
+            if result.reward is not None:
+                self.turn_rewards.append(TurnReward("tool", call.name, result.reward, turn.index))
+            text = shorten(result.text, self._agent.max_tool_output_tokens, self._chat)
+            messages.append(Message("tool", text, tool_call_id=call.id, name=call.name or None))
+        self._conversation.add_messages(messages)
+        return messages
+
+    async def interact(self) -> InteractionReply:
+        """Let the row's partner answer; unless it is done, the answer waits for the next `generate`.
+
+        Raises:
+            PluginError: the row has no interaction_kwargs, or the model has not said anything yet.
+            ToolError: the partner broke or took too long.
+        """
+        self._refuse_if_ended()
+        if self._partner is None:
+            raise PluginError(f"task {self._attempt.task.task_id}: the agent interacts, but the row has no interaction_kwargs")
+        if not self._recorder.num_turns:
+            raise PluginError("the agent interacts before its first `generate`: there is nothing to answer")
+        with self._timed("interaction_s"):
+            reply = await self._partner.reply(self.messages)
+        if reply.reward is not None:
+            self.turn_rewards.append(TurnReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1))
+        if not reply.is_done:
+            self._conversation.add_messages([Message("user", reply.text)])
+        return reply
+
+    def stop_at_turn_limit(self) -> None:
+        """Record that the model wanted another turn than `limits.turns` allows."""
+        self._ended = self._ended or Outcome.TURN_LIMIT
+
+    # ---------------------------------------------------------------------------------------- for whoever plays it
+
+    @property
+    def outcome(self) -> Outcome:
+        """Why the attempt stopped, if it stopped by its own means."""
+        return self._ended or (Outcome.TRUNCATED if self._is_cut else Outcome.COMPLETED)
+
+    @property
+    def num_action_tokens(self) -> int:
+        return self._recorder.num_action_tokens
+
+    def trajectory(self, outcome: Outcome, failure: str | None) -> Trajectory:
+        """Return what happened so far, without rewards."""
+        counts = ("num_tool_calls", "num_tool_errors", "num_interruptions", "generate_s", "tool_s", "interaction_s")
+        metrics = {"num_turns": float(self._recorder.num_turns)} | dict.fromkeys(counts, 0.0)
+        return self._recorder.trajectory(
+            self._attempt,
+            messages=self._conversation.messages[: self._num_shown_messages],
+            outcome=outcome,
+            failure=failure,
+            metrics=metrics | self._metrics,
+        )
+
+    async def close(self) -> None:
+        """Close what tools and the partner hold; runs to its end also when cancelled."""
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._toolbox.close)
+                if self._partner is not None:
+                    nursery.start_soon(self._partner.close)
+
+    # -------------------------------------------------------------------------------------------------- inside
+
+    def _prepare_first_prompt(self) -> None:
+        if self._num_prompt_tokens:
+            return
+        limit, overlong = self._prompt.max_tokens, self._prompt.overlong
+        if overlong == "truncate_left":
+            self._conversation.truncate_prompt(limit, "left")
+        elif overlong == "truncate_right":
+            self._conversation.truncate_prompt(limit, "right")
+        elif overlong == "truncate_middle":
+            self._conversation.truncate_prompt(limit, "middle")
+        self._num_prompt_tokens = self._conversation.num_pending_tokens()
+        if self._num_prompt_tokens > limit:
+            raise DataError(
+                f"task {self._attempt.task.task_id}: the prompt has {self._num_prompt_tokens} tokens, data.max_prompt_tokens is {limit}"
+            )
+
+    def _room_for_turn(self) -> int:
+        """Return how many tokens the next turn may have, counting the block of context before it."""
+        total = self._recorder.num_tokens + self._conversation.num_pending_tokens()
+        room = self._num_prompt_tokens + self._agent.max_response_tokens - total
+        if self._generator.context_tokens is not None:
+            room = min(room, self._generator.context_tokens - total)
+        return room if self._agent.max_turn_tokens is None else min(room, self._agent.max_turn_tokens)
+
+    def _params(self, max_new_tokens: int) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=max_new_tokens,
+            temperature=self._sampling.temperature,
+            top_p=self._sampling.top_p,
+            top_k=self._sampling.top_k,
+            min_p=self._sampling.min_p,
+            stop_token_ids=self._chat.eos_token_ids,
+        )
+
+    def _record(self, generation: Generation) -> Turn:
+        self._is_cut = generation.finish_reason == "length"
+        message = self._conversation.add_generation(generation.token_ids.tolist(), is_truncated=self._is_cut)
+        turn = Turn(self._recorder.num_turns, message, self._is_cut)
+        self._recorder.append_generation(generation)
+        self._num_shown_messages = len(self._conversation.messages)
+        self._metrics["num_interruptions"] += generation.num_interruptions
+        return turn
+
+    def _end(self, outcome: Outcome) -> TrajectoryEnd:
+        self._ended = outcome
+        return TrajectoryEnd(outcome)
+
+    def _refuse_if_ended(self) -> None:
+        if self._ended is not None:
+            raise TrajectoryEnd(self._ended)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = trio.current_time()
+        try:
+            yield
+        finally:
+            self._metrics[name] += trio.current_time() - started
+
+
+def shorten(text: str, max_tokens: int, chat: Chat) -> str:
+    """Return `text` in at most `max_tokens` tokens: a longer one loses its middle, and says so where there is room for it."""
+    most_chars = 64 * max_tokens  # far more than any tokenizer packs into one token: do not tokenize megabytes
+    head_text, tail_text = (text, "") if len(text) <= 2 * most_chars else (text[:most_chars], text[-most_chars:])
+    ids = chat.encode(head_text + tail_text)
+    if len(ids) <= max_tokens and not tail_text:
+        return text
+    notice = "\n[... cut ...]\n"
+    room = max_tokens - len(chat.encode(notice))
+    if room < 2:
+        notice, room = "", max_tokens
+    while room > 0:
+        head = chat.decode(ids[: (room + 1) // 2])
+        tail = chat.decode(ids[len(ids) - room // 2 :])
+        short = head + notice + tail
+        # Pieces of characters at the cuts may take more tokens than they had.
+        if (excess := len(chat.encode(short)) - max_tokens) <= 0:
+            return short
+        room -= excess
+    return ""
