@@ -115,12 +115,12 @@ def test_overlong_prompts_as_error_name_the_row(tmp_path: Path):
 
 def test_nothing_left_is_an_error(tmp_path: Path):
     path = parquet(tmp_path / "a.parquet", ["aaa", "bbb"])
-    with pytest.raises(DataError, match="all 2 prompts exceed data.max_prompt_tokens=1"):
+    with pytest.raises(DataError, match=r"all 2 prompts exceed data\.max_prompt_tokens=1"):
         dataset([path], DataConfig(max_prompt_tokens=1), measure=length)
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(DataError, match="have no rows"):
         dataset([str(tmp_path / "empty.jsonl")])
-    with pytest.raises(DataError, match="set data.train_files"):
+    with pytest.raises(DataError, match=r"set data\.train_files"):
         dataset([])
 
 
@@ -318,5 +318,6 @@ def test_gsm8k_of_the_shared_folder(tmp_path: Path):
 
 
 def test_data_needs_no_torch_no_ray_no_transformers():
-    code = "import sys, agentrl.data.build, agentrl.data.prepare, agentrl.data.trajectories; print({'torch', 'ray', 'transformers'} & set(sys.modules))"
+    modules = "agentrl.data.build, agentrl.data.prepare, agentrl.data.trajectories"
+    code = f"import sys, {modules}; print({{'torch', 'ray', 'transformers'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"

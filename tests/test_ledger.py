@@ -114,7 +114,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(by=st.integers(1, 2))
     def publish(self, by: int) -> None:
         self.version += by
-        self.ledger.advance(self.version, step=self.batches)
+        self.ledger.advance(self.version)
         self.is_learning = False
 
     @precondition(lambda self: not self.is_learning)
@@ -267,8 +267,6 @@ def test_misuse_is_answered():
     ledger.advance(3)
     with pytest.raises(ValueError, match="version 3 was published after version 3"):
         ledger.advance(3)
-    with pytest.raises(ValueError, match="step 1 were published, but 0 batches"):
-        ledger.advance(4, step=1)
     with pytest.raises(ValueError, match=r"member 2 is not in 0\.\.1"):
         ledger.add_member("a", ledger.lease("a"), 2, 3)
     with pytest.raises(ValueError, match="holds 1 to groups_per_step=2"):

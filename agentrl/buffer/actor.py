@@ -99,8 +99,8 @@ class BufferActor:
     def release(self, owner: str) -> int:
         return self._buffer.release(owner)
 
-    def advance(self, version: int, step: int | None = None) -> None:
-        self._buffer.advance(version, step)
+    def advance(self, version: int) -> None:
+        self._buffer.advance(version)
 
     def counts(self) -> BufferCounts:
         return self._buffer.counts()

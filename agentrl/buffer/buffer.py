@@ -125,14 +125,13 @@ class ReplayBuffer:
             self._forget([group.group_id for group in groups])
         return to_ipc(pa.concat_batches(rows))
 
-    def advance(self, version: int, step: int | None = None) -> None:
+    def advance(self, version: int) -> None:
         """Note that the servers serve `version`, which learned from every batch taken so far.
 
-        Groups that it makes too old are dropped at once, and their places are leased anew. `step`, where given, is the
-        learner's count of batches and must agree with the ledger's.
+        Groups that it makes too old are dropped at once, and their places are leased anew.
         """
         with self._changed:
-            self._ledger.advance(version, step=step)
+            self._ledger.advance(version)
             self._forget(self._ledger.drop_stale())
             self._changed.notify_all()
 

@@ -75,7 +75,6 @@ class Ledger:
         self._ready: dict[int, ReadyGroup] = {}
         self._consumed = 0
         self._published = 0  # of the consumed ones, those whose update is published: k * B
-        self._num_batches = 0
         self._dropped: Counter[str] = Counter()
         self._discarded: Counter[str] = Counter()
 
@@ -187,19 +186,16 @@ class Ledger:
         for group in batch:
             del self._ready[group.group_id]
         self._consumed += len(batch)
-        self._num_batches += 1
         return batch
 
-    def advance(self, version: int, *, step: int | None = None) -> None:
+    def advance(self, version: int) -> None:
         """Record that weights which learned from every batch taken so far are published as `version`.
 
         Raises:
-            ValueError: the version is not newer than the last, or the learner's count of batches `step` is not ours.
+            ValueError: the version is not newer than the last.
         """
         if version <= self._version:
             raise ValueError(f"version {version} was published after version {self._version}: versions only grow")
-        if step is not None and step != self._num_batches:
-            raise ValueError(f"weights of step {step} were published, but {self._num_batches} batches were taken")
         self._version = version
         self._published = self._consumed
 
@@ -231,7 +227,6 @@ class Ledger:
             "leased": [{"group_id": group_id, "num_members": len(leased.members)} for group_id, leased in self._leased.items()],
             "ready": [{"group_id": g.group_id, "order": g.order, "min_version": g.min_version} for g in self._ready.values()],
             "consumed": self._consumed,
-            "num_batches": self._num_batches,
             "dropped": dict(self._dropped),
             "discarded": dict(self._discarded),
         }
@@ -256,7 +251,6 @@ class Ledger:
         self._leased = {}
         self._ready = {group["group_id"]: ReadyGroup(**group) for group in state["ready"]}
         self._consumed = self._published = state["consumed"]
-        self._num_batches = state["num_batches"]
         self._dropped = Counter(state["dropped"])
         self._discarded = Counter(state["discarded"])
         self._discarded[OWNER_LOST] += sum(leased["num_members"] for leased in state["leased"])

@@ -127,9 +127,7 @@ def _select(
     rows = truncated = 0
     for number, (place, task) in enumerate(tasks):
         rows += 1
-        if check is not None:
-            _checked(task, place, check)
-        tokens = 0 if measure is None else measure(task)
+        tokens = _size(task, place, measure=measure, check=check)
         if tokens > config.max_prompt_tokens:
             if config.overlong_prompts == "error":
                 cure = "raise it, or set data.overlong_prompts=filter"
@@ -142,8 +140,10 @@ def _select(
     return np.array(kept, dtype=np.int64), report
 
 
-def _checked(task: Task, place: Place, check: Callable[[Task], None]) -> None:
+def _size(task: Task, place: Place, *, measure: Callable[[Task], int] | None, check: Callable[[Task], None] | None) -> int:
     try:
-        check(task)
+        if check is not None:
+            check(task)
+        return 0 if measure is None else measure(task)
     except (DataError, PluginError) as error:
         raise type(error)(f"{place}: {error}") from error

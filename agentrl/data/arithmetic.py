@@ -1,0 +1,260 @@
+"""Sums for three kinds of agent, and conversations about them for a supervised warm start.
+
+    tool         tool_agent          products of two-digit numbers: a small model must call the calculator
+    easy         single_turn_agent   additions without carry: a small model can learn them
+    interaction  interaction_agent   subtractions without borrow; a partner says when the answer is wrong, then the next try
+
+Rows have the schema of verl's datasets. A hash of the normalised expression decides the split it may appear in, so that no
+expression of the validation (nor its mirror image 34*12 of 12*34) is ever trained on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from agentrl.data.files import write_rows
+from agentrl.errors import DataError
+
+Kind = Literal["tool", "easy", "interaction"]
+Split = Literal["train", "val"]
+
+KINDS: tuple[Kind, ...] = ("tool", "easy", "interaction")
+AGENTS = {"tool": "tool_agent", "easy": "single_turn_agent", "interaction": "interaction_agent"}
+DATA_SOURCE = "arithmetic"
+FEEDBACK = "Wrong. Try again."
+"""What the interaction `gsm8k` says to a wrong answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticMix:
+    """What is asked, and how well the conversations of the warm start answer it (shares in 0..1)."""
+
+    val_percent: int = 20  # of all expressions
+    phrasings: tuple[str, ...] = ("{}=?", "What is {}?", "Compute {}.", "{}")
+    factors: tuple[int, int] = (10, 99)  # of tool expressions
+    tool_term: tuple[int, int] = (1, 9)  # added to or subtracted from some products
+    easy_addend: tuple[int, int] = (1, 89)
+    interaction_subtrahend: tuple[int, int] = (1, 89)
+    sft_tool_use: float = 0.5  # the others guess a number with as many digits
+    sft_easy_right: float = 0.55  # the others miss one digit by one
+    sft_first_right: float = 0.35  # interaction, before any feedback
+    sft_retry_right: float = 0.4  # interaction, each try after feedback
+    sft_tries: int = 3  # interaction, at most
+
+
+_TEXT = pa.string()
+_PROMPT = pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))
+_TOOLS_KWARGS = pa.struct([("calculator", pa.struct([("create_kwargs", pa.struct([("ground_truth", _TEXT)]))]))])
+_INTERACTION_KWARGS = pa.struct([("name", _TEXT), ("query", _TEXT), ("ground_truth", _TEXT)])
+_EXTRA_INFO = pa.struct(
+    [
+        ("index", pa.int64()),
+        ("split", _TEXT),
+        ("kind", _TEXT),
+        ("needs_tool", pa.bool_()),
+        ("expression", _TEXT),
+        ("tools_kwargs", _TOOLS_KWARGS),
+        ("interaction_kwargs", _INTERACTION_KWARGS),
+    ]
+)
+TASK_SCHEMA = pa.schema(
+    [
+        ("data_source", _TEXT),
+        ("prompt", _PROMPT),
+        ("ability", _TEXT),
+        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
+        ("extra_info", _EXTRA_INFO),
+        ("agent_name", _TEXT),
+    ]
+)
+_CALL = pa.struct([("id", _TEXT), ("type", _TEXT), ("function", pa.struct([("name", _TEXT), ("arguments", _TEXT)]))])
+_MESSAGE = pa.struct([("role", _TEXT), ("content", _TEXT), ("tool_calls", pa.list_(_CALL)), ("tool_call_id", _TEXT), ("name", _TEXT)])
+SFT_SCHEMA = pa.schema([("messages", pa.list_(_MESSAGE)), ("tools", pa.list_(_TEXT)), ("kind", _TEXT), ("expression", _TEXT)])
+
+
+def write_arithmetic(out: Path, *, seed: int, num_train: int, num_val: int, num_sft: int, mix: ArithmeticMix | None = None) -> None:
+    """Write `train.parquet` and `val.parquet` (tasks) and `sft.parquet` (conversations) into `out`.
+
+    The three kinds take turns. The expressions of a kind in `val` are all different; `train` and `sft` share theirs and
+    may repeat them. The same arguments write the same rows.
+
+    Raises:
+        DataError: `num_val` asks for more expressions than the validation split has.
+    """
+    mix = mix or ArithmeticMix()
+    write_rows(out / "train.parquet", _tasks("train", num_train, seed, mix), TASK_SCHEMA)
+    write_rows(out / "val.parquet", _tasks("val", num_val, seed, mix), TASK_SCHEMA)
+    write_rows(out / "sft.parquet", _conversations(num_sft, seed, mix), SFT_SCHEMA)
+
+
+# --------------------------------------------------------------------------------------------------- expressions
+
+
+def normalize(expression: str) -> str:
+    """Return the expression with its factors and its added terms in ascending order: 34*12+5 becomes 5+12*34."""
+    added, *subtracted = expression.replace(" ", "").split("-")
+    terms = ["*".join(sorted(term.split("*"), key=int)) for term in added.split("+")]
+    return "-".join(["+".join(sorted(terms, key=lambda term: [int(factor) for factor in term.split("*")])), *subtracted])
+
+
+def split_of(expression: str, *, val_percent: int) -> Split:
+    """Return the only split in which the expression, in whatever order, may appear."""
+    digest = hashlib.sha256(normalize(expression).encode()).digest()
+    return "val" if int.from_bytes(digest[:8]) % 100 < val_percent else "train"
+
+
+def evaluate(expression: str) -> int:
+    """Return the value of an expression of this file: products joined by + and -."""
+    added, *subtracted = expression.split("-")
+    return sum(map(_product, added.split("+"))) - sum(map(_product, subtracted))
+
+
+def _product(term: str) -> int:
+    left, _, right = term.partition("*")
+    return int(left) * int(right or 1)
+
+
+@functools.cache
+def _forms(kind: Kind, split: Split, mix: ArithmeticMix) -> tuple[tuple[str, ...], ...]:
+    """Return the expressions of a kind that belong to a split, by form; forms are drawn equally often."""
+    forms = {"tool": _tool_forms, "easy": _easy_forms, "interaction": _interaction_forms}[kind](mix)
+    return tuple(tuple(e for e in form if split_of(e, val_percent=mix.val_percent) == split) for form in forms)
+
+
+def _tool_forms(mix: ArithmeticMix) -> tuple[Iterator[str], ...]:
+    factors = range(mix.factors[0], mix.factors[1] + 1)
+    terms = range(mix.tool_term[0], mix.tool_term[1] + 1)
+    products = [f"{a}*{b}" for a in factors for b in factors]
+    return iter(products), (f"{p}+{c}" for p in products for c in terms), (f"{p}-{c}" for p in products for c in terms)
+
+
+def _easy_forms(mix: ArithmeticMix) -> tuple[Iterator[str], ...]:
+    addends = range(mix.easy_addend[0], mix.easy_addend[1] + 1)
+    return ((f"{a}+{b}" for a in range(10, 100) for b in addends if a % 10 + b % 10 <= 9 and a // 10 + b // 10 <= 9),)
+
+
+def _interaction_forms(mix: ArithmeticMix) -> tuple[Iterator[str], ...]:
+    # the tens differ, so that every result has two digits like every first number
+    subtrahends = range(mix.interaction_subtrahend[0], mix.interaction_subtrahend[1] + 1)
+    return ((f"{a}-{b}" for a in range(10, 100) for b in subtrahends if a % 10 >= b % 10 and a // 10 > b // 10),)
+
+
+def _draw(kind: Kind, split: Split, count: int, rng: random.Random, mix: ArithmeticMix) -> list[str]:
+    """Return `count` expressions, the forms in turn; all different for `val`.
+
+    Raises:
+        DataError: `val` has fewer.
+    """
+    forms = _forms(kind, split, mix)
+    drawn = []
+    for position, form in enumerate(forms):
+        share = len(range(position, count, len(forms)))
+        if split == "val" and share > len(form):
+            raise DataError(f"the validation split has {len(form)} expressions of kind {kind!r}, {share} were asked for; lower num_val")
+        drawn.append(rng.sample(form, share) if split == "val" else rng.choices(form, k=share))
+    return [drawn[i % len(forms)][i // len(forms)] for i in range(count)]
+
+
+def _draw_kinds(name: str, split: Split, count: int, seed: int, mix: ArithmeticMix) -> Iterator[tuple[random.Random, Kind, str]]:
+    """Yield (generator, kind, expression) for `count` rows of the file `name`, the kinds in turn."""
+    rng = random.Random(f"{DATA_SOURCE}:{name}:{seed}")
+    shares = [len(range(position, count, len(KINDS))) for position in range(len(KINDS))]
+    drawn = [_draw(kind, split, share, rng, mix) for kind, share in zip(KINDS, shares, strict=True)]
+    for index in range(count):
+        position = index % len(KINDS)
+        yield rng, KINDS[position], drawn[position][index // len(KINDS)]
+
+
+# --------------------------------------------------------------------------------------------------------- tasks
+
+
+def _tasks(split: Split, count: int, seed: int, mix: ArithmeticMix) -> Iterator[dict[str, Any]]:
+    for index, (rng, kind, expression) in enumerate(_draw_kinds(split, split, count, seed, mix)):
+        yield _task(index, split, kind, expression, rng.choice(mix.phrasings).format(expression))
+
+
+def _task(index: int, split: Split, kind: Kind, expression: str, question: str) -> dict[str, Any]:
+    truth = str(evaluate(expression))
+    needs_tool, interacts = kind == "tool", kind == "interaction"
+    return {
+        "data_source": DATA_SOURCE,
+        "prompt": [{"role": "user", "content": question}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {
+            "index": index,
+            "split": split,
+            "kind": kind,
+            "needs_tool": needs_tool,
+            "expression": expression,
+            "tools_kwargs": {"calculator": {"create_kwargs": {"ground_truth": truth}}} if needs_tool else None,
+            "interaction_kwargs": {"name": "gsm8k", "query": question, "ground_truth": truth} if interacts else None,
+        },
+        "agent_name": AGENTS[kind],
+    }
+
+
+# ------------------------------------------------------------------------------------------------- conversations
+
+
+def _conversations(count: int, seed: int, mix: ArithmeticMix) -> Iterator[dict[str, Any]]:
+    for rng, kind, expression in _draw_kinds("sft", "train", count, seed, mix):
+        question = {"role": "user", "content": rng.choice(mix.phrasings).format(expression)}
+        answers = {"tool": _tool_turns, "easy": _easy_turns, "interaction": _interaction_turns}[kind](rng, expression, mix)
+        tools = ["calculator"] if kind == "tool" else []
+        yield {"messages": [question, *answers], "tools": tools, "kind": kind, "expression": expression}
+
+
+def _tool_turns(rng: random.Random, expression: str, mix: ArithmeticMix) -> list[dict[str, Any]]:
+    truth = evaluate(expression)
+    if rng.random() >= mix.sft_tool_use:
+        return [_answer(_guess(rng, truth))]
+    function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "call00000", "type": "function", "function": function}]},
+        {"role": "tool", "content": str(truth), "tool_call_id": "call00000", "name": "calculator"},
+        _answer(truth),
+    ]
+
+
+def _easy_turns(rng: random.Random, expression: str, mix: ArithmeticMix) -> list[dict[str, Any]]:
+    truth = evaluate(expression)
+    return [_answer(truth if rng.random() < mix.sft_easy_right else _near_miss(rng, truth))]
+
+
+def _interaction_turns(rng: random.Random, expression: str, mix: ArithmeticMix) -> list[dict[str, Any]]:
+    truth = evaluate(expression)
+    turns: list[dict[str, Any]] = []
+    for attempt in range(mix.sft_tries):
+        if turns:
+            turns.append({"role": "user", "content": FEEDBACK})
+        is_right = rng.random() < (mix.sft_retry_right if attempt else mix.sft_first_right)
+        turns.append(_answer(truth if is_right else _near_miss(rng, truth)))
+        if is_right:
+            break
+    return turns
+
+
+def _answer(value: int) -> dict[str, Any]:
+    return {"role": "assistant", "content": f"#### {value}"}
+
+
+def _guess(rng: random.Random, truth: int) -> int:
+    """Return another number with as many digits as `truth`."""
+    low = 10 ** (len(str(truth)) - 1)
+    guess = rng.randrange(low, 10 * low - 1)
+    return guess + (guess >= truth)
+
+
+def _near_miss(rng: random.Random, truth: int) -> int:
+    """Return `truth` with its last or last but one digit off by one."""
+    return max(0, truth + rng.choice((-10, -1, 1, 10))) if truth > 10 else truth + rng.choice((1, 10))

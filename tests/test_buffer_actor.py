@@ -1,0 +1,147 @@
+"""The buffer's Ray shell: real processes, one of them killed, and counts that still balance."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from agentrl.buffer.actor import BufferActor, BufferPlan, planned_steps
+from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.config.schema import AgentConfig, BufferConfig, Config, DataConfig, ModelConfig, RolloutConfig, TrainerConfig
+from agentrl.data.dataset import DatasetReport
+from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
+from agentrl.errors import DataError
+from agentrl.types import BufferCounts, Lease, Message, Outcome, Trajectory
+
+DEADLINE_S = 60.0
+LONG_POLL_S = 50.0  # a test that waits so long has failed
+
+
+def trajectory(lease: Lease, member: int) -> Trajectory:
+    return Trajectory(
+        group_id=lease.group_id,
+        member=member,
+        task_id=lease.task.task_id,
+        data_source=lease.task.data_source,
+        agent_name=lease.task.agent_name,
+        token_ids=np.array([1, 2], np.int32),
+        action_mask=np.array([False, True]),
+        behavior_logprobs=np.zeros(2, np.float32),
+        versions=np.array([-1, lease.version], np.int32),
+        turn_ids=np.array([-1, 0], np.int16),
+        messages=(*lease.task.messages, Message("assistant", "ok")),
+        rewards=(),
+        outcome=Outcome.COMPLETED,
+    )
+
+
+@ray.remote(num_cpus=0)
+class Player:
+    """Leases groups and plays some of their members."""
+
+    def __init__(self, owner: str, buffer) -> None:
+        self.owner, self.buffer = owner, buffer
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def play(self, limit: int, members: int, timeout_s: float) -> list[int]:
+        leases = ray.get(self.buffer.lease.remote(self.owner, limit, timeout_s))
+        for lease in leases:
+            batch = encode([trajectory(lease, member) for member in range(members)])
+            ray.get(self.buffer.add.remote(self.owner, to_ipc(batch)))
+        return [lease.group_id for lease in leases]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("buffer_actor")
+    write_tiny_tokenizer(path / "tokenizer")
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def config(folder: Path, *, rows: int = 6, ground_truth: str | None = "2") -> Config:
+    path = folder / f"{rows}_{ground_truth}.jsonl"
+    row = {
+        "data_source": "gsm8k",
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+    }
+    path.write_text((json.dumps(row) + "\n") * rows)
+    return Config(
+        data=DataConfig(train_files=(str(path),)),
+        model=ModelConfig(path=str(folder), tokenizer_path=str(folder / "tokenizer")),
+        agent=AgentConfig(default="single_turn_agent"),
+        rollout=RolloutConfig(group_size=2),
+        buffer=BufferConfig(groups_per_step=2, max_staleness=0),
+        trainer=TrainerConfig(total_epochs=2),
+    )
+
+
+def call(method, *args):
+    return ray.get(method.remote(*args), timeout=DEADLINE_S)
+
+
+def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(cluster, folder):
+    buffer = BufferActor.remote(config(folder))
+    assert call(buffer.open) == BufferPlan(num_tasks=6, total_steps=6, report=DatasetReport(rows=6, filtered=0, truncated=0))
+    call(buffer.advance, 0)
+    first, second = Player.remote("first", buffer), Player.remote("second", buffer)
+    assert call(first.play, 2, 1, 0.0) == [0, 1]
+
+    # More long polls than the default pool has threads: they must not hold up what they wait for.
+    polls = [buffer.lease.remote("idle", 0, LONG_POLL_S) for _ in range(12)]
+    taken = buffer.take.remote(2, LONG_POLL_S)
+    playing = second.play.remote(2, 2, LONG_POLL_S)
+    os.kill(call(first.pid), signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayActorError):
+        call(first.pid)
+    assert call(buffer.counts).leased == 2  # nobody but the controller may say that an owner is dead
+    assert call(buffer.release, "first") == 2
+
+    assert ray.get(playing, timeout=DEADLINE_S) == [0, 1]
+    batch = decode(from_ipc(ray.get(taken, timeout=DEADLINE_S)))
+    assert [(t.group_id, t.member) for t in batch] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    call(buffer.advance, 1)
+    assert ray.get(polls, timeout=DEADLINE_S) == [[]] * 12
+    call(buffer.add, "first", to_ipc(encode(batch[:1])))  # still in flight when its sender died
+    assert call(buffer.counts) == BufferCounts(2, 0, 0, 0, 2, {}, {"owner_lost": 2, "late": 1})
+
+    saved = call(buffer.state)
+    resumed = BufferActor.remote(config(folder))
+    call(resumed.open)
+    call(resumed.restore, saved)
+    call(resumed.advance, 2)
+    assert [lease.group_id for lease in call(resumed.lease, "third", 9, 0.0)] == [2, 3]
+    call(resumed.close)
+    assert call(resumed.take, 2, LONG_POLL_S) is None
+    assert call(resumed.stats)["leased"] == 2
+
+
+def test_bad_data_is_the_users_error_with_its_type(cluster, folder):
+    buffer = BufferActor.remote(config(folder, rows=1, ground_truth=None))
+    with pytest.raises(DataError, match=r"1_None\.jsonl: row 0 \(line 1\): .*ground.truth"):
+        call(buffer.open)
+
+
+@pytest.mark.parametrize(("steps", "epochs", "planned"), [(None, 1, 3), (None, 3, 9), (7, 1, 7)])
+def test_planned_steps(steps, epochs, planned):
+    assert planned_steps(TrainerConfig(steps=steps, total_epochs=epochs), num_tasks=13, groups_per_step=4) == planned
+
+
+def test_too_few_tasks_for_one_batch():
+    with pytest.raises(DataError, match=r"3 tasks times trainer\.total_epochs=1 fill no batch of buffer\.groups_per_step=4"):
+        planned_steps(TrainerConfig(), num_tasks=3, groups_per_step=4)
