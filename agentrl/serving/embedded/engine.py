@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
     ContinuousBatchingLogitsProcessorList,
 )
 
 from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.serving.embedded.attention import segment_attention
 from agentrl.serving.embedded.sampler import GREEDY, RowSampling, sample
 
 
@@ -55,6 +56,9 @@ class Engine:
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._manager = self.model.init_continuous_batching(generation_config=greedy, continuous_batching_config=_batching(config))
         self._manager.logit_processor = _only(_Sampling(self._jobs))
+        if not _has_sliding_window(model):
+            # After the manager was made, which knows transformers' own implementations only.
+            self.model.set_attn_implementation(_ATTENTION)
 
     def start(self) -> None:
         self._manager.start()
@@ -134,6 +138,43 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
                 if job is not None:
                     job.samples.append((token, logprob))
         return one_hot
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    cache: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: write the new keys into the paged cache, read all, attend per request."""
+    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
+    output = segment_attention(
+        query[0],
+        key[0],
+        value[0],
+        query_lengths=kwargs["cu_seq_lens_q"].diff().tolist(),
+        key_lengths=kwargs["cu_seq_lens_k"].diff().tolist(),
+        scale=scaling,
+    )
+    return output.unsqueeze(0), None
+
+
+_ATTENTION = "agentrl_segments"
+AttentionInterface.register(_ATTENTION, _attend)
+
+
+def _has_sliding_window(model: PreTrainedModel) -> bool:
+    """Tell whether any layer forgets old keys; those keep transformers' own SDPA."""
+    config = model.config.get_text_config()
+    layers = getattr(config, "layer_types", None)
+    if layers is None:
+        return getattr(config, "sliding_window", None) is not None
+    return any(layer != "full_attention" for layer in layers)
 
 
 def _only(processor: _Sampling) -> ContinuousBatchingLogitsProcessorList:

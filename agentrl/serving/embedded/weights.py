@@ -5,7 +5,6 @@ Nothing is changed before every name and shape of an update was found right, and
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
-from agentrl.sglang.process_group import broadcast, unflatten
+from agentrl.sglang.process_group import broadcast, tensor_checksum, unflatten
 
 _INDEX = "model.safetensors.index.json"
 
@@ -97,12 +96,7 @@ class Weights:
 
     def checksums(self) -> dict[str, str]:
         """Return {name: sha256 of the raw bytes, as stored in the served dtype}."""
-        return {name: checksum(tensor) for name, tensor in self._targets.items()}
-
-
-def checksum(tensor: Tensor) -> str:
-    """Return the sha256 of a tensor's bytes in row-major order, as hex."""
-    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+        return {name: tensor_checksum(tensor) for name, tensor in self._targets.items()}
 
 
 def parse_specs(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[WeightSpec]:

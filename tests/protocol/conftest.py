@@ -1,0 +1,175 @@
+"""One suite for every server that speaks the protocol: here against the embedded server, as a process of its own.
+
+`server` is the only fixture that knows what it talks to. A test that needs more than every server has asks its capabilities.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.errors import ServerError
+from agentrl.serving.launch import EmbeddedServer
+from agentrl.serving.supervisor import Supervisor
+from agentrl.sglang.client import SGLangClient
+
+VOCAB_SIZE = 300
+CONTEXT_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What one kind of server does beyond, or in place of, what all do."""
+
+    pause_modes: tuple[str, ...]
+    refuses_foreign_ids: bool  # real SGLang on a CPU dies of them
+    refuses_foreign_weights: bool  # real SGLang ignores unknown names and dies of wrong shapes
+    checksums_by_hf_name: bool
+    cache_tokens: int
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server with the weights of `model` as version 0; `other` has the same shapes and other values."""
+
+    url: str
+    model: Path
+    other: Path
+    capabilities: Capabilities
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("model", "other")):
+        torch.manual_seed(seed)
+        config = Qwen2Config(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=CONTEXT_TOKENS,
+            initializer_range=0.3,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+        Qwen2ForCausalLM(config).save_pretrained(folder / name)
+    return folder / "model", folder / "other"
+
+
+@pytest.fixture(scope="session")
+def running_server(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    config = EmbeddedServerConfig(num_blocks=24, page_size=16)
+    supervisor = Supervisor(
+        EmbeddedServer(config, "float32"),
+        log_file=tmp_path_factory.mktemp("log") / "server.log",
+        start_timeout_s=120,
+        max_restarts=0,
+    )
+    url = supervisor.start(str(models[0]), "0")
+    capabilities = Capabilities(
+        pause_modes=("abort",),
+        refuses_foreign_ids=True,
+        refuses_foreign_weights=True,
+        checksums_by_hf_name=True,
+        cache_tokens=config.num_blocks * config.page_size,
+    )
+    yield Server(url, *models, capabilities)
+    supervisor.stop()
+
+
+@pytest.fixture
+def server(running_server: Server) -> Server:
+    """The server, running, idle, with its first weights as version 0."""
+
+    async def reset(client: SGLangClient) -> None:
+        await client.resume()
+        await client.abort(None)
+        try:
+            await client.end_weight_update()
+        except ServerError:
+            pass
+        await client.update_weights_from_disk(str(running_server.model), version=0, flush_cache=True)
+
+    run_with(running_server, reset)
+    return running_server
+
+
+Script = Callable[[SGLangClient], Awaitable[Any]]
+
+
+def run_with(server: Server, script: Script) -> Any:
+    async def main() -> Any:
+        client = SGLangClient(server.url)
+        with trio.fail_after(120):
+            try:
+                return await script(client)
+            finally:
+                await client.aclose()
+
+    return trio.run(main)
+
+
+@pytest.fixture
+def talk(server: Server) -> Callable[[Script], Any]:
+    """Run an async function with a client of the server; then check that the server still generates."""
+
+    def run(script: Script) -> Any:
+        async def main(client: SGLangClient) -> Any:
+            result = await script(client)
+            await client.resume()
+            assert await client.is_ready()
+            return result
+
+        return run_with(server, main)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def logprobs_of(models: tuple[Path, Path]) -> Callable[..., list[float]]:
+    """Log-probabilities of given output tokens by one plain forward of transformers: the independent reference."""
+    loaded = {path: Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in models}
+
+    @torch.no_grad()
+    def compute(model: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[float]:
+        logits = loaded[model](torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+        return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
+
+    return compute
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, models: tuple[Path, Path]) -> Path:
+    """A copy of the first model's folder, to be spoiled."""
+    shutil.copytree(models[0], tmp_path / "scratch")
+    return tmp_path / "scratch"
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[[list[str]], subprocess.Popen[str]]]:
+    """Start processes that are gone after the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(command: list[str]) -> subprocess.Popen[str]:
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
