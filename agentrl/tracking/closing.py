@@ -1,0 +1,114 @@
+"""The closing table of a run: one row per policy, from untrained to trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.table import Table
+
+from agentrl.errors import InfrastructureError
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingRow:
+    """What a validation of one policy measured; None where it measured nothing.
+
+    accuracy, tool_use (share of rows that need a tool and got a call): in [0, 1]; reward: mean;
+    tokens_per_answer: mean tokens after the prompt.
+    """
+
+    policy: str
+    accuracy: float | None = None
+    accuracy_by_agent: Mapping[str, float] = field(default_factory=dict)
+    tool_use: float | None = None
+    reward: float | None = None
+    tokens_per_answer: float | None = None
+
+    @classmethod
+    def from_values(cls, policy: str, values: Mapping[str, float]) -> ClosingRow:
+        """Read the row from the metrics of a validation (`val/...`)."""
+        prefix = "val/accuracy/"
+        return cls(
+            policy,
+            accuracy=values.get("val/accuracy"),
+            accuracy_by_agent={name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)},
+            tool_use=values.get("val/tool_use/needs_tool"),
+            reward=values.get("val/reward_mean"),
+            tokens_per_answer=values.get("val/response_tokens/mean"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingTable:
+    """Rows and the columns that any of them has."""
+
+    rows: tuple[ClosingRow, ...]
+
+    def header(self) -> tuple[str, ...]:
+        agents = sorted({agent for row in self.rows for agent in row.accuracy_by_agent})
+        return ("policy", "accuracy", *agents, "tool use where needed", "reward", "tokens per answer")
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """Return one tuple of strings per row, in the order of `header`."""
+        agents = self.header()[2:-3]
+        return [
+            (
+                row.policy,
+                _number(row.accuracy, 3),
+                *(_number(row.accuracy_by_agent.get(agent), 3) for agent in agents),
+                _number(row.tool_use, 2),
+                _number(row.reward, 3),
+                _number(row.tokens_per_answer, 1),
+            )
+            for row in self.rows
+        ]
+
+    def to_rich(self) -> Table:
+        """Return the table for a terminal; the last row, the trained policy, stands out."""
+        table = Table(title="validation", title_justify="left", title_style="bold", border_style="dim", header_style="bold", pad_edge=True)
+        for index, name in enumerate(self.header()):
+            table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
+        cells = self.cells()
+        for index, row in enumerate(cells):
+            table.add_row(*row, style="bold green" if index == len(cells) - 1 and index > 0 else "")
+        return table
+
+    def to_text(self) -> str:
+        """Return aligned columns."""
+        lines = [self.header(), *self.cells()]
+        widths = [max(len(line[index]) for line in lines) for index in range(len(lines[0]))]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+            )
+            for line in lines
+        )
+
+    def to_markdown(self) -> str:
+        header = self.header()
+        rule = ("---", *("---:" for _ in header[1:]))
+        return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *self.cells()))
+
+
+def closing_table(rows: Sequence[ClosingRow]) -> ClosingTable:
+    """Return the table of `rows`, in their order: baselines first, the trained policy last."""
+    return ClosingTable(tuple(rows))
+
+
+def write_summary(table: ClosingTable, path: Path, *, title: str, notes: Sequence[str] = ()) -> None:
+    """Write the table and one line per note as Markdown (`summary.md` of the run folder).
+
+    Raises:
+        InfrastructureError: it cannot be written.
+    """
+    lines = [f"# {title}", "", table.to_markdown(), "", *(f"- {note}" for note in notes)]
+    try:
+        path.write_text("\n".join(lines).rstrip() + "\n")
+    except OSError as error:
+        raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

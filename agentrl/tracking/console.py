@@ -1,0 +1,143 @@
+"""What a person sees of a run: a live panel on a terminal, one plain line per step anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from agentrl.tracking.closing import ClosingTable
+from agentrl.tracking.live_console import LiveConsole
+from agentrl.tracking.metrics import StepRecord
+from agentrl.tracking.progress import Progress, duration
+from agentrl.tracking.terminal import is_terminal
+
+
+class Console(Protocol):
+    """The voice of a run."""
+
+    def say(self, text: str) -> None:
+        """Show one line: a start-up message, a restart, a warning."""
+
+    def log(self, record: StepRecord) -> None:
+        """Show what a step or a validation measured."""
+
+    def set_phase(self, phase: str | None) -> None:
+        """Show what the run does at the moment; None: between phases."""
+
+    def set_servers(self, states: Mapping[str, str]) -> None:
+        """Show the inference servers: name or URL -> starting, ready, needs_weights or failed."""
+
+    def show_closing(self, table: ClosingTable) -> None:
+        """Show the last word of the run."""
+
+    def close(self) -> None:
+        """Give the terminal back; harmless when called twice."""
+
+
+def open_console(total_steps: int | None, *, title: str = "agentrl", log_file: Path | None = None, stream: TextIO | None = None) -> Console:
+    """Return a live console when standard output is a terminal, else a plain one.
+
+    Args:
+        log_file: where a live console keeps what this process and its children print meanwhile; None: it lets them print.
+        stream: write plain lines there, whatever standard output is.
+    """
+    if stream is None and is_terminal(sys.stdout):
+        return LiveConsole(total_steps, title=title, log_file=log_file)
+    return PlainConsole(total_steps, stream=stream)
+
+
+class QuietConsole:
+    """Says nothing: `console` is not among the trackers."""
+
+    def say(self, text: str) -> None:
+        pass
+
+    def log(self, record: StepRecord) -> None:
+        pass
+
+    def set_phase(self, phase: str | None) -> None:
+        pass
+
+    def set_servers(self, states: Mapping[str, str]) -> None:
+        pass
+
+    def show_closing(self, table: ClosingTable) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainConsole:
+    """Aligned lines, each written whole: for files, pipes and CI."""
+
+    def __init__(self, total_steps: int | None, *, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stdout
+        self._progress = Progress(total_steps)
+        self._servers: dict[str, str] = {}
+
+    def say(self, text: str) -> None:
+        # One write per line, newline included: lines of other processes fall between ours, never into them.
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def log(self, record: StepRecord) -> None:
+        self._progress.add(record)
+        self.say(validation_line(record) if record.kind == "validation" else step_line(record, self._progress))
+
+    def set_phase(self, phase: str | None) -> None:
+        pass  # a line per phase would drown the lines per step
+
+    def set_servers(self, states: Mapping[str, str]) -> None:
+        for name, state in states.items():
+            if self._servers.get(name) != state:
+                self.say(f"server {name}: {state}")
+        self._servers = dict(states)
+
+    def show_closing(self, table: ClosingTable) -> None:
+        self.say("\n" + table.to_text())
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+def step_line(record: StepRecord, progress: Progress) -> str:
+    """Return the line of a training step; what it did not measure is a dash, so that columns stay in place."""
+
+    def number(name: str, form: str) -> str:
+        return format(record.values[name], form) if name in record.values else "-"
+
+    total = progress.total_steps
+    step = f"{record.step:>5}" if total is None else f"{record.step:>{len(str(total))}}/{total}"
+    cells = (
+        f"step {step}",
+        f"reward {number('rollout/reward_mean', '.3f'):>6}",
+        f"accuracy {number('rollout/accuracy', '.3f'):>5}",
+        f"tool use {number('rollout/tool_use', '.2f'):>4}",
+        f"lag {number('rollout/lag/mean', '.2f'):>4} max {number('rollout/lag/max', '.0f'):>2}",
+        f"tokens/s {number('speed/tokens_per_s', '.0f'):>6}",
+        f"took {number('time/step_s', '.1f'):>5} s",
+        f"eta {duration(progress.eta_s()):>7}",
+    )
+    return "  ".join(cells)
+
+
+def validation_line(record: StepRecord) -> str:
+    """Return the line of a validation."""
+    return f"validation at step {record.step}: {validation_text(record.values)}"
+
+
+def validation_text(values: Mapping[str, float]) -> str:
+    """Return accuracy, by agent, and tool use where it is needed, in words."""
+    if "val/accuracy" not in values:
+        return "no attempt could be scored"
+    prefix = "val/accuracy/"
+    agents = ", ".join(f"{name.removeprefix(prefix)} {value:.3f}" for name, value in sorted(values.items()) if name.startswith(prefix))
+    text = f"accuracy {values['val/accuracy']:.3f}" + (f" ({agents})" if agents else "")
+    if "val/tool_use/needs_tool" in values:
+        text += f", tool use where needed {values['val/tool_use/needs_tool']:.2f}"
+    if "val/reward_mean" in values:
+        text += f", reward {values['val/reward_mean']:.3f}"
+    return text

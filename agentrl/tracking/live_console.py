@@ -1,0 +1,96 @@
+"""The live panel: progress, the numbers that matter, where the time goes; redrawn in place."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import RLock
+
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from agentrl.tracking.closing import ClosingTable
+from agentrl.tracking.metrics import StepRecord
+from agentrl.tracking.panel import PanelState, draw_panel
+from agentrl.tracking.terminal import OutputCapture, TerminalConsole
+
+REFRESH_PER_S = 4
+
+
+class LiveConsole:
+    """A panel at the bottom of the terminal; everything said or printed scrolls by above it.
+
+    Nothing else may write to a terminal on which a display moves the cursor. So, from here to `close`, standard output
+    and error of this process and of its children go to `log_file`; their lines are read back and shown above the panel.
+    """
+
+    def __init__(
+        self,
+        total_steps: int | None,
+        *,
+        title: str = "agentrl",
+        log_file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._lock = RLock()  # the state is drawn by the display's thread
+        self._state = PanelState(title, total_steps)
+        self._logged_at = clock()
+        self._capture = OutputCapture(log_file, self._show_foreign) if log_file is not None else None
+        self._terminal = TerminalConsole(file=self._capture.terminal if self._capture else sys.stdout, highlight=False)
+        self._live = Live(
+            get_renderable=self._draw,
+            console=self._terminal,
+            refresh_per_second=REFRESH_PER_S,
+            redirect_stdout=self._capture is None,
+            redirect_stderr=self._capture is None,
+        )
+        self._is_closed = False
+        self._live.start()
+        atexit.register(self.close)  # a hidden cursor and a diverted output must not outlive the run
+
+    def say(self, text: str) -> None:
+        self._terminal.print(Text(text))
+
+    def log(self, record: StepRecord) -> None:
+        with self._lock:
+            self._state.add(record)
+            self._logged_at = self._clock()
+
+    def set_phase(self, phase: str | None) -> None:
+        with self._lock:
+            self._state.phase = phase or self._state.phase  # the gaps between phases would only flicker
+
+    def set_servers(self, states: Mapping[str, str]) -> None:
+        with self._lock:
+            self._state.servers = dict(states)
+
+    def show_closing(self, table: ClosingTable) -> None:
+        self._end_panel()
+        self._terminal.print()
+        self._terminal.print(table.to_rich())
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        self._end_panel()
+        if self._capture is not None:
+            self._capture.close()
+
+    def _end_panel(self) -> None:
+        with self._lock:
+            self._state.phase = None
+        self._live.stop()  # draws the last state once more and leaves it standing
+
+    def _draw(self) -> Panel:
+        with self._lock:
+            return draw_panel(self._state, since_log_s=self._clock() - self._logged_at)
+
+    def _show_foreign(self, lines: Sequence[str]) -> None:
+        self._terminal.print(Text("\n").join(Text.from_ansi(line, style="dim") for line in lines))

@@ -1,0 +1,144 @@
+"""What a step measured, and the file that keeps it: `metrics.jsonl`, one flat JSON object per line.
+
+```
+{"kind": "train", "step": 12, "version": 13, "wall_s": 41.7, "rollout/reward_mean": 0.71, "learner/loss": null, ...}
+```
+The keys without a slash are the record's own; every metric's name has one. A value that is not finite is null.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast
+
+import orjson
+
+from agentrl.errors import CheckpointError, InfrastructureError
+
+Kind = Literal["train", "validation"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one step, or the validation after it, measured.
+
+    step: batches trained on so far, 0 for a validation before training. version: of the policy that was measured.
+    wall_s: seconds of running time since the start of the run, time between a stop and its resume left out.
+    values: metric name (with a namespace, `rollout/reward_mean`) -> value; NaN where it was not defined.
+    """
+
+    kind: Kind
+    step: int
+    version: int
+    wall_s: float
+    values: Mapping[str, float] = field(default_factory=dict)
+
+    def to_line(self) -> bytes:
+        """Return the record as one line of JSON, newline included."""
+        values = {name: float(value) if math.isfinite(value) else None for name, value in self.values.items()}
+        own = {"kind": self.kind, "step": self.step, "version": self.version, "wall_s": round(self.wall_s, 3)}
+        return orjson.dumps({**own, **values}, option=orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> StepRecord:
+        """Read a line that `to_line` wrote. Raises ValueError or KeyError for anything else."""
+        raw = orjson.loads(line)
+        values = {name: math.nan if value is None else float(value) for name, value in raw.items() if "/" in name}
+        return cls(cast(Kind, raw["kind"]), int(raw["step"]), int(raw["version"]), float(raw["wall_s"]), values)
+
+
+def read_metrics(path: Path) -> list[StepRecord]:
+    """Read all records of a `metrics.jsonl`, in the order written.
+
+    A last line without its newline was cut off by a crash and is left out.
+
+    Raises:
+        CheckpointError: any other line is not a record; the message has its number.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1]
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(StepRecord.from_line(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path}, line {number}: not a metrics record ({error}); move the file away to go on") from error
+    return records
+
+
+class MetricsFile:
+    """Appends records to a `metrics.jsonl`; always on, whatever other trackers a run has.
+
+    Each record is handed to the operating system at once, so that a killed process loses none; the disk is awaited
+    (fsync) only by `close`.
+    """
+
+    def __init__(self, path: Path, *, restored_step: int | None = None) -> None:
+        """Open `path`.
+
+        Args:
+            restored_step: step of the checkpoint that the run goes on from: later records are cut off, because the
+                run writes those steps again. None starts afresh; a file that stands there is kept as `metrics.1.jsonl`, ...
+
+        Raises:
+            CheckpointError: the file to go on from is damaged.
+            InfrastructureError: it cannot be written.
+        """
+        self.path = path
+        self.kept: tuple[StepRecord, ...] = ()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and restored_step is None:
+                path.rename(_free_name(path))
+            elif path.exists() and restored_step is not None:
+                self.kept = tuple(record for record in read_metrics(path) if record.step <= restored_step)
+                _replace(path, self.kept)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    @property
+    def last_wall_s(self) -> float:
+        """Running time at the last record kept from before the resume; 0.0 when there is none."""
+        return self.kept[-1].wall_s if self.kept else 0.0
+
+    def log(self, record: StepRecord) -> None:
+        """Append one record. Raises InfrastructureError when the disk is full or gone."""
+        try:
+            self._file.write(record.to_line())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def close(self) -> None:
+        """Wait until the disk has everything; harmless when called twice."""
+        if self._file.closed:
+            return
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        finally:
+            self._file.close()
+
+
+def _replace(path: Path, records: Sequence[StepRecord]) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.writelines(record.to_line() for record in records)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (candidate := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    return candidate
+
+
+def _unwritable(path: Path, error: OSError) -> InfrastructureError:
+    return InfrastructureError(f"cannot write {path}: {error.strerror or error}; free some space there or choose another trainer.run_dir")

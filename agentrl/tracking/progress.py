@@ -1,0 +1,50 @@
+"""How far a run is and when it will be done."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from agentrl.tracking.metrics import StepRecord
+
+WINDOW_STEPS = 20
+"""Steps the pace is taken from: long enough to level out validations, short enough to follow growing answers."""
+
+
+class Progress:
+    """Watches training records go by."""
+
+    def __init__(self, total_steps: int | None) -> None:
+        self.total_steps = total_steps
+        self.step = 0
+        self.wall_s = 0.0
+        self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW_STEPS + 1)
+
+    def add(self, record: StepRecord) -> None:
+        self.wall_s = record.wall_s
+        if record.kind == "train":
+            self.step = record.step
+            self._recent.append((record.step, record.wall_s))
+
+    def seconds_per_step(self) -> float | None:
+        """Return the mean over the last steps, everything between them included; None before two are known."""
+        if len(self._recent) < 2:
+            return None
+        (first_step, first_s), (last_step, last_s) = self._recent[0], self._recent[-1]
+        return (last_s - first_s) / (last_step - first_step) if last_step > first_step else None
+
+    def eta_s(self) -> float | None:
+        """Return the seconds left at this pace; None when nobody can know yet."""
+        pace = self.seconds_per_step()
+        if pace is None or self.total_steps is None:
+            return None
+        return max(0, self.total_steps - self.step) * pace
+
+
+def duration(seconds: float | None) -> str:
+    """Return `m:ss` or `h:mm:ss`; a dash for None."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

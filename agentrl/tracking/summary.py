@@ -1,0 +1,119 @@
+"""Facts about a set of trajectories, as the metrics of a step."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
+
+
+def summarise_trajectories(trajectories: Sequence[Trajectory], *, version: int | None, prefix: str = "rollout/") -> dict[str, float]:
+    """Return means and shares over `trajectories`; a value that is not defined (no row of that kind) is absent.
+
+    A failed trajectory says nothing about the policy: it counts in `trajectories`, `failed` and `outcome/*` only.
+
+    Args:
+        version: the learner's at the moment of taking the batch, for the lag of each token; None: no lag (validation).
+        prefix: namespace, `rollout/` or `val/`.
+
+    Returns:
+        prefix + one of:
+        `trajectories`, `failed` (counts); `outcome/<name>`, `truncated` (shares);
+        `reward_mean`, `reward_std` (over trajectories, population), `accuracy`, `accuracy/<agent>`;
+        `tool_use`, `tool_use/needs_tool` (share with at least one call; the latter over rows with `extra_info.needs_tool`);
+        `turns/mean`, `tool_calls/mean`, `tool_errors/mean` (per trajectory);
+        `response_tokens/mean`, `response_tokens/max` (tokens after the prompt), `action_tokens/mean` (sampled ones);
+        `lag/mean`, `lag/max` and the shares `lag/0`, `lag/1`, ... over action tokens.
+    """
+    if not trajectories:
+        return {}
+    scored = [t for t in trajectories if t.outcome in SCORED_OUTCOMES]
+    values: dict[str, float] = {"trajectories": len(trajectories), "failed": len(trajectories) - len(scored)}
+    values |= _outcomes(trajectories)
+    if scored:
+        values |= _rewards(scored) | _tools(scored) | _lengths(scored)
+    if version is not None:
+        values |= _lags(scored, version)
+    return {prefix + name: float(value) for name, value in values.items()}
+
+
+def is_correct(trajectory: Trajectory) -> float:
+    """Return what the reward called accuracy, in [0, 1]; a reward that reports none is right when it is positive."""
+    for key in ("accuracy", "reward/accuracy"):
+        if key in trajectory.metrics:
+            return float(trajectory.metrics[key])
+    return float(trajectory.reward > 0)
+
+
+def num_tool_calls(trajectory: Trajectory) -> int:
+    """Return how many calls the policy made, well-formed or not."""
+    if "num_tool_calls" in trajectory.metrics:
+        return int(trajectory.metrics["num_tool_calls"])
+    return sum(len(message.tool_calls) for message in trajectory.messages if message.role == "assistant")
+
+
+def num_response_tokens(trajectory: Trajectory) -> int:
+    """Return the tokens from the first sampled one to the end, tool output and user turns included."""
+    sampled = np.flatnonzero(trajectory.action_mask)
+    return trajectory.num_tokens - int(sampled[0]) if len(sampled) else 0
+
+
+def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    counts = Counter(t.outcome for t in trajectories)
+    shares = {f"outcome/{outcome.value}": count / len(trajectories) for outcome, count in sorted(counts.items())}
+    return {**shares, "truncated": counts[Outcome.TRUNCATED] / len(trajectories)}
+
+
+def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
+    rewards = np.array([t.reward for t in scored])
+    by_agent: dict[str, list[float]] = defaultdict(list)
+    for trajectory in scored:
+        by_agent[trajectory.agent_name].append(is_correct(trajectory))
+    return {
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "accuracy": _mean(value for values in by_agent.values() for value in values),
+        **{f"accuracy/{agent}": _mean(values) for agent, values in sorted(by_agent.items())},
+    }
+
+
+def _tools(scored: Sequence[Trajectory]) -> dict[str, float]:
+    calls = [num_tool_calls(t) for t in scored]
+    values = {"tool_use": _mean(count > 0 for count in calls), "tool_calls/mean": _mean(calls)}
+    needed = [count > 0 for count, t in zip(calls, scored, strict=True) if t.extra_info.get("needs_tool")]
+    if needed:
+        values["tool_use/needs_tool"] = _mean(needed)
+    return values | _means_of(scored, {"num_tool_errors": "tool_errors/mean"})
+
+
+def _lengths(scored: Sequence[Trajectory]) -> dict[str, float]:
+    responses = [num_response_tokens(t) for t in scored]
+    return {
+        "turns/mean": _mean(int(t.turn_ids.max(initial=-1)) + 1 for t in scored),
+        "response_tokens/mean": _mean(responses),
+        "response_tokens/max": max(responses),
+        "action_tokens/mean": _mean(t.num_action_tokens for t in scored),
+    }
+
+
+def _lags(scored: Sequence[Trajectory], version: int) -> dict[str, float]:
+    lags: NDArray[np.int32] = np.concatenate([version - t.versions[t.action_mask] for t in scored] or [np.empty(0, np.int32)])
+    if not len(lags):
+        return {}
+    found, counts = np.unique(lags, return_counts=True)
+    shares = {f"lag/{lag}": count / len(lags) for lag, count in zip(found.tolist(), counts.tolist(), strict=True)}
+    return {"lag/mean": float(lags.mean()), "lag/max": float(lags.max()), **shares}
+
+
+def _means_of(scored: Sequence[Trajectory], names: Mapping[str, str]) -> dict[str, float]:
+    """Mean of a fact over the trajectories that report it."""
+    found = {name: [t.metrics[fact] for t in scored if fact in t.metrics] for fact, name in names.items()}
+    return {name: _mean(values) for name, values in found.items() if values}
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(np.fromiter(values, dtype=float)))

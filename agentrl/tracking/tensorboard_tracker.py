@@ -1,0 +1,52 @@
+"""Records to TensorBoard event files, by tensorboard's own writer: torch.utils.tensorboard would load torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from agentrl.tracking.metrics import StepRecord
+
+
+class TensorboardTracker:
+    """One event file per start of the run, all in one folder: TensorBoard joins them."""
+
+    def __init__(self, folder: Path, *, config: Mapping[str, Any], restored_step: int | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder))
+        if restored_step is not None:
+            # Tells TensorBoard to forget the steps that an interrupted run wrote beyond its checkpoint.
+            restart = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=restored_step + 1, session_log=restart))
+        self._add(restored_step or 0, _text("config", f"```json\n{json.dumps(config, indent=2, default=str)}\n```"))
+
+    def log(self, record: StepRecord) -> None:
+        """Write the finite values of one record and hand them to the file, so that a reader sees them at once."""
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in record.values.items() if math.isfinite(value)]
+        self._add(record.step, *values)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _add(self, step: int, *values: Summary.Value) -> None:
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+
+def _text(tag: str, text: str) -> Summary.Value:
+    """A Markdown text for TensorBoard's text page."""
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
+    return Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)

@@ -1,0 +1,96 @@
+"""The terminal under a live display: everyone else's output is set aside, shown above the display, and kept in a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console, ConsoleDimensions
+
+POLL_S = 0.2
+SHOWN_LINES = 20
+"""Lines shown of one burst; the file has the rest."""
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether a live display makes sense there."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+class TerminalConsole(Console):
+    """A rich console that asks its own descriptor for the size: descriptors 0-2 may point elsewhere."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        try:
+            size = os.get_terminal_size(self.file.fileno())
+        except (OSError, ValueError):
+            return super().size
+        return ConsoleDimensions(size.columns, size.lines) if size.columns and size.lines else super().size
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        raise AssertionError("the terminal decides its size")
+
+
+class OutputCapture:
+    """Points descriptors 1 and 2 of this process, and so of the children it starts, to a file, and reads it back.
+
+    A pipe would do the same with less, but children that outlive us would die of it, and what is printed in the
+    moment of a crash would be lost: the file keeps it.
+    """
+
+    def __init__(self, log_file: Path, on_lines: Callable[[Sequence[str]], None]) -> None:
+        """Begin. `on_lines` is called on a thread of its own with complete lines, without their newline."""
+        self.terminal: TextIO = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding or "utf-8", errors="replace")
+        self._stderr = os.dup(2)
+        self._on_lines = on_lines
+        self._rest = b""
+        self._ended = threading.Event()
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        # O_APPEND: several processes write, none may overwrite another.
+        with log_file.open("ab") as log:
+            self._reader = log_file.open("rb")
+            self._reader.seek(0, os.SEEK_END)
+            _flush_python_streams()
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        self._thread = threading.Thread(target=self._follow, name="console-output", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give descriptors 1 and 2 back and pass on what is left; harmless when called twice."""
+        if self._ended.is_set():
+            return
+        _flush_python_streams()
+        os.dup2(self.terminal.fileno(), 1)
+        os.dup2(self._stderr, 2)
+        self._ended.set()
+        self._thread.join()
+        self._pass_on(is_last=True)
+        self._reader.close()
+        os.close(self._stderr)
+
+    def _follow(self) -> None:
+        while not self._ended.wait(POLL_S):
+            self._pass_on(is_last=False)
+
+    def _pass_on(self, *, is_last: bool) -> None:
+        *complete, self._rest = (self._rest + self._reader.read()).split(b"\n")
+        if is_last and self._rest:
+            complete, self._rest = [*complete, self._rest], b""
+        # A progress bar rewrites its line by carriage returns: its last state is what a person would have seen.
+        lines = [line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace") for line in complete]
+        if len(lines) > SHOWN_LINES:
+            lines = [*lines[:SHOWN_LINES], f"... {len(lines) - SHOWN_LINES} more lines in {Path(self._reader.name).name}"]
+        if lines:
+            self._on_lines(lines)
+
+
+def _flush_python_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()

@@ -1,0 +1,161 @@
+"""Where records go: `metrics.jsonl` always, and the trackers of `trainer.logger`.
+
+Only the trackers that are asked for are imported: wandb and tensorboard take a while to load.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl.tracking.console import Console, QuietConsole, open_console
+from agentrl.tracking.metrics import Kind, MetricsFile, StepRecord
+from agentrl.tracking.redact import redact
+
+
+class Tracker(Protocol):
+    """Something that keeps records. `close` waits until it has kept them."""
+
+    def log(self, record: StepRecord) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TrackingOptions(Protocol):
+    """What of the `tracking` config this package reads."""
+
+    @property
+    def wandb_mode(self) -> str: ...
+
+
+class Trackers:
+    """Hands each record to the metrics file, the console and every other tracker; a context manager that closes all.
+
+    A tracker that fails (the network, a service) is reported once and left out from then on: it never ends a run.
+    The metrics file is no such guest: when it cannot be written, the disk is full and the run must know.
+    """
+
+    def __init__(
+        self,
+        metrics: MetricsFile,
+        console: Console,
+        guests: Mapping[str, Tracker] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.metrics = metrics
+        self.console = console
+        self._guests = dict(guests or {})
+        self._clock = clock
+        self._start = clock() - metrics.last_wall_s
+        for record in metrics.kept:
+            console.log(record)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the trackers that still work, beside the metrics file and the console."""
+        return tuple(self._guests)
+
+    def write(self, kind: Kind, *, step: int, version: int, values: Mapping[str, float]) -> StepRecord:
+        """Make a record with the running time of this moment, log it, return it."""
+        record = StepRecord(kind, step, version, self._clock() - self._start, values)
+        self.log(record)
+        return record
+
+    def log(self, record: StepRecord) -> None:
+        """Keep one record. Raises InfrastructureError when the metrics file cannot be written."""
+        self.metrics.log(record)
+        self.console.log(record)
+        for name, guest in tuple(self._guests.items()):
+            self._call(name, guest.log, record)
+
+    def close(self) -> None:
+        """Close all; harmless when called twice."""
+        for name, guest in tuple(self._guests.items()):
+            self._call(name, guest.close)
+        self._guests.clear()
+        try:
+            self.metrics.close()
+        finally:
+            self.console.close()
+
+    def __enter__(self) -> Trackers:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _call(self, name: str, verb: Callable[..., None], *arguments: object) -> None:
+        try:
+            verb(*arguments)
+        except Exception as error:  # noqa: BLE001 - boundary: a third party's client may raise anything
+            self._guests.pop(name, None)
+            self.console.say(f"tracker {name} failed and is left out from here on ({_one_line(error)}); metrics.jsonl has everything")
+
+
+def open_trackers(
+    config: TrackingOptions,
+    logger: Sequence[str],
+    *,
+    run_dir: Path,
+    project: str,
+    experiment: str,
+    resolved_config: Mapping[str, Any],
+    total_steps: int | None = None,
+    restored_step: int | None = None,
+) -> Trackers:
+    """Open `run_dir/metrics.jsonl` and every tracker that `logger` names (console, wandb, tensorboard).
+
+    Args:
+        resolved_config: shown by wandb and tensorboard; what looks like a secret is blanked before.
+        total_steps: of the whole run, for the console's progress; None when unknown.
+        restored_step: step of the checkpoint that is resumed; None for a fresh run.
+
+    Raises:
+        ConfigError: wandb is to be online and has no key.
+        InfrastructureError: the run folder cannot be written.
+    """
+    openers: dict[str, Callable[[], Tracker]] = {}
+    if "wandb" in logger and config.wandb_mode != "disabled":
+        openers["wandb"] = lambda: _open_wandb(config.wandb_mode, run_dir, project, experiment, redact(resolved_config))
+    if "tensorboard" in logger:
+        openers["tensorboard"] = lambda: _open_tensorboard(run_dir, redact(resolved_config), restored_step)
+    with ExitStack() as opened:  # should one not open, the terminal is given back before anyone hears of it
+        metrics = MetricsFile(run_dir / "metrics.jsonl", restored_step=restored_step)
+        opened.callback(metrics.close)
+        title, log_file = f"{project} / {experiment}", run_dir / "console.log"
+        console = open_console(total_steps, title=title, log_file=log_file) if "console" in logger else QuietConsole()
+        opened.callback(console.close)
+        trackers = Trackers(metrics, console, _open_guests(openers, console))
+        opened.pop_all()
+    return trackers
+
+
+def _open_guests(openers: Mapping[str, Callable[[], Tracker]], console: Console) -> dict[str, Tracker]:
+    guests: dict[str, Tracker] = {}
+    for name, opener in openers.items():
+        try:
+            guests[name] = opener()
+        except (OSError, RuntimeError, TimeoutError) as error:
+            console.say(f"tracker {name} does not start and is left out ({_one_line(error)}); metrics.jsonl has everything")
+    return guests
+
+
+def _open_wandb(mode: str, run_dir: Path, project: str, experiment: str, config: Mapping[str, Any]) -> Tracker:
+    from agentrl.tracking.wandb_tracker import WandbTracker
+
+    return WandbTracker(run_dir, project=project, experiment=experiment, mode=mode, config=config)
+
+
+def _open_tensorboard(run_dir: Path, config: Mapping[str, Any], restored_step: int | None) -> Tracker:
+    from agentrl.tracking.tensorboard_tracker import TensorboardTracker
+
+    return TensorboardTracker(run_dir / "tensorboard", config=config, restored_step=restored_step)
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

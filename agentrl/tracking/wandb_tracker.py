@@ -1,0 +1,64 @@
+"""Records to Weights & Biases; `offline` writes to the run folder and needs no network (`wandb sync` sends it later)."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from agentrl.errors import ConfigError
+from agentrl.tracking.metrics import StepRecord
+
+INIT_TIMEOUT_S = 60
+
+
+class WandbTracker:
+    """One wandb run per run folder: a resumed run goes on under the same id, kept in `wandb_id.txt`."""
+
+    def __init__(self, run_dir: Path, *, project: str, experiment: str, mode: str, config: Mapping[str, Any]) -> None:
+        """Start the run.
+
+        Raises:
+            ConfigError: mode is `online` and there is no key.
+            RuntimeError: the service cannot be reached.
+        """
+        if mode == "online" and not wandb.login(prompt=False):
+            raise ConfigError(
+                "tracking.wandb_mode=online needs a key: run `wandb login` or set WANDB_API_KEY, or use tracking.wandb_mode=offline"
+            )
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=experiment,
+                id=_run_id(run_dir / "wandb_id.txt"),
+                resume="allow",
+                dir=str(run_dir),
+                mode=mode,  # type: ignore[arg-type]
+                config=dict(config),
+                # The console is ours: wandb would wrap the streams and print banners through the live display.
+                settings=wandb.Settings(console="off", silent=True, init_timeout=INIT_TIMEOUT_S),
+            )
+        except wandb.Error as error:
+            raise RuntimeError(str(error)) from error
+        # A validation belongs to a step that training logged already: wandb's own counter would refuse to go back.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, record: StepRecord) -> None:
+        """Send the finite values of one record."""
+        values = {name: value for name, value in record.values.items() if math.isfinite(value)}
+        self._run.log({**values, "step": record.step, "version": record.version, "wall_s": record.wall_s})
+
+    def close(self) -> None:
+        """Finish the run and end wandb's own process."""
+        self._run.finish()
+
+
+def _run_id(path: Path) -> str:
+    if not path.exists():
+        path.write_text(secrets.token_hex(4))
+    return path.read_text().strip()
