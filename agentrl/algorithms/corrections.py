@@ -77,14 +77,21 @@ def correction_metrics(sums: Mapping[str, float], maxima: Mapping[str, float]) -
         "weight_mean": sums["weight"] / tokens,
         "weight_max": maxima["weight"],
         "above_cap": sums["above_cap"] / tokens,
-        "behavior_perplexity": math.exp(-behavior),
-        "proximal_perplexity": math.exp(-proximal),
-        "perplexity_ratio": math.exp(behavior - proximal),
+        "behavior_perplexity": _exp(-behavior),
+        "proximal_perplexity": _exp(-proximal),
+        "perplexity_ratio": _exp(behavior - proximal),
     }
 
 
 def _raw_weights(proximal_A: Tensor, behavior_A: Tensor) -> Tensor:
     return torch.exp((proximal_A - behavior_A).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+
+
+def _exp(value: float) -> float:
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
 
 
 def _effective_share(total: float, squares: float, count: float) -> float:

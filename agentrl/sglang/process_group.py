@@ -84,4 +84,4 @@ def unflatten(flat: Tensor, specs: Sequence[tuple[torch.dtype, tuple[int, ...]]]
 
 def tensor_checksum(tensor: Tensor) -> str:
     """Return the sha256 of a tensor's bytes in row-major order, in its own dtype, as hex: what `/weights_checker` compares."""
-    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
+    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()

@@ -1,0 +1,93 @@
+"""Attention over packed sequences: each segment sees itself alone.
+
+On a CPU one call of SDPA per segment is exact and costs the sum of squares of the lengths, where a dense block mask costs the
+square of their sum. On a GPU flash attention (varlen) or FlexAttention do the same in one kernel.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from agentrl.errors import ConfigError
+
+SEGMENT_SDPA = "segment_sdpa"
+_FLASH = "flash_attention_2"
+
+
+def choose_attention(requested: str, *, device: str) -> str:
+    """Resolve `model.attention` for a device type (`cpu`, `cuda`).
+
+    Raises:
+        ConfigError: flash attention is asked for and not installed.
+    """
+    has_flash = importlib.util.find_spec("flash_attn") is not None
+    if requested == _FLASH and not has_flash:
+        raise ConfigError("model.attention=flash_attention_2 needs the package flash-attn; install it or use model.attention=auto")
+    if requested != "auto":
+        return requested
+    if device == "cpu":
+        return SEGMENT_SDPA
+    return _FLASH if has_flash else "flex_attention"
+
+
+def packed_arguments(attention: str, segment_lengths: Sequence[int], *, device: torch.device) -> dict[str, Any]:
+    """Return the keyword arguments of the model's forward that tell its attention where sequences start.
+
+    FlexAttention and dense SDPA need none: transformers reads the restarts of the position ids.
+    """
+    if attention == SEGMENT_SDPA:
+        return {"segment_lengths": tuple(segment_lengths)}
+    if attention == _FLASH:
+        starts = torch.tensor([0, *segment_lengths], device=device).cumsum(0, dtype=torch.int32)
+        longest = max(segment_lengths)
+        return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
+    return {}
+
+
+def segment_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segment_lengths: Sequence[int] | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend causally within each segment of one packed row; the signature is transformers' attention interface.
+
+    Args:
+        query: f[1, H, T, D]; key, value: f[1, K, T, D] with H a multiple of K.
+        segment_lengths: lengths that sum to T.
+
+    Returns:
+        f[1, T, H, D], and no attention weights.
+    """
+    assert segment_lengths is not None, f"{type(module).__name__} does not pass segment_lengths on to its attention"
+    outputs = [
+        scaled_dot_product_attention(q, k, v, **_causal(q, sliding_window), dropout_p=dropout, scale=scaling, enable_gqa=True)
+        for q, k, v in zip(*(t.split(list(segment_lengths), dim=2) for t in (query, key, value)), strict=True)
+    ]
+    return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def _causal(query: Tensor, sliding_window: int | None) -> dict[str, Any]:
+    length = query.shape[2]
+    if sliding_window is None or length <= sliding_window:
+        return {"is_causal": True}
+    positions = torch.arange(length, device=query.device)
+    distance = positions[:, None] - positions[None, :]
+    return {"attn_mask": (distance >= 0) & (distance < sliding_window)}
+
+
+AttentionInterface.register(SEGMENT_SDPA, segment_sdpa)

@@ -1,0 +1,120 @@
+"""What the learner reads: trajectories as samples, samples packed into microbatches. numpy only, so that Ray shares it.
+
+Shapes: T tokens, A action tokens, S sequences. Per-token facts of a microbatch exist for action tokens alone, because nothing
+is learned, scored or counted on a context token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.types import Trajectory
+
+Floats = NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One trajectory to learn from; all arrays have length T.
+
+    action_mask: bool, True where the policy sampled the token (never at position 0: nothing predicts it).
+    loss_mask: bool, a subset of action_mask: the tokens accepted for the loss.
+    behavior_logprobs, advantages: f32, read where action_mask is True. index: its place in the batch.
+    """
+
+    index: int
+    token_ids: NDArray[np.int32]
+    action_mask: NDArray[np.bool_]
+    loss_mask: NDArray[np.bool_]
+    behavior_logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        lengths = {len(a) for a in (self.token_ids, self.action_mask, self.loss_mask, self.behavior_logprobs, self.advantages)}
+        assert len(lengths) == 1, f"per-token arrays disagree in length: {sorted(lengths)}"
+        assert len(self.token_ids) > 0, "a sample without tokens"
+        assert not self.action_mask[0], "the first token is an action, but nothing predicts it"
+        assert not (self.loss_mask & ~self.action_mask).any(), "loss_mask is True off the action mask"
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @classmethod
+    def supervised(cls, index: int, token_ids: NDArray[np.int32], mask: NDArray[np.bool_]) -> Sample:
+        """Return a sample to imitate: `mask` (bool[T]) is True on the tokens to learn."""
+        mask = np.concatenate([[False], mask[1:]])  # the first token has no predictor
+        zeros = np.zeros(len(token_ids), np.float32)
+        return cls(index, np.asarray(token_ids, np.int32), mask, mask, zeros, zeros)
+
+
+def samples_from(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> list[Sample]:
+    """Return one sample per trajectory, its advantage laid on every action token."""
+    pairs = zip(trajectories, advantages, strict=True)
+    return [_sample_from(index, trajectory, advantage) for index, (trajectory, advantage) in enumerate(pairs)]
+
+
+def _sample_from(index: int, trajectory: Trajectory, advantage: float) -> Sample:
+    mask = trajectory.action_mask
+    advantages = np.where(mask, np.float32(advantage), np.float32(0.0))
+    return Sample(index, trajectory.token_ids, mask, mask, trajectory.behavior_logprobs, advantages)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Microbatch:
+    """Whole sequences one after the other, without padding: what one rank puts through the model at once.
+
+    token_ids, position_ids: i64[T], positions restart at each sequence. segment_lengths: i64[S].
+    predictor_positions: i64[A], the position whose logits predict the action token; targets: i64[A], that token.
+    sequence_ids: i64[A], place of the token's sequence in segment_lengths. loss_mask: bool[A].
+    behavior_logprobs, advantages: f32[A]. sample_indices: i64[S], -1 for a filler that only keeps ranks in step.
+    """
+
+    token_ids: NDArray[np.int64]
+    position_ids: NDArray[np.int64]
+    segment_lengths: NDArray[np.int64]
+    predictor_positions: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    sequence_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    behavior_logprobs: Floats
+    advantages: Floats
+    sample_indices: NDArray[np.int64]
+
+    @property
+    def num_tokens(self) -> int:
+        """Packed tokens, without fillers."""
+        return 0 if self.is_filler else len(self.token_ids)
+
+    @property
+    def num_action_tokens(self) -> int:
+        return len(self.targets)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences with at least one action token."""
+        return len(np.unique(self.sequence_ids))
+
+    @property
+    def is_filler(self) -> bool:
+        return bool((self.sample_indices < 0).all())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredMicrobatch:
+    """A microbatch with the log-probabilities taken before the step's first update, f[A].
+
+    proximal_logprobs: None when the proximal policy is the policy itself (on_policy). ref_logprobs: None without KL.
+    """
+
+    microbatch: Microbatch
+    proximal_logprobs: Floats | None
+    ref_logprobs: Floats | None

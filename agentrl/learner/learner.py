@@ -1,0 +1,168 @@
+"""The learner of one rank, without Ray: all ranks call the same methods in the same order, each with its own microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.distributed import ProcessGroup
+
+from agentrl.algorithms.logprobs import logprobs_and_entropy
+from agentrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.learner import checkpoint, weights
+from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
+from agentrl.learner.loss import Mode, PolicyObjective, SupervisedObjective
+from agentrl.learner.model import Policy, build_policy
+from agentrl.learner.ranks import join_ranks, leave_ranks
+from agentrl.learner.step import Stepper, count_update
+from agentrl.sglang.process_group import join_weights_group, leave_weights_group
+from agentrl.types import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSpec:
+    """What every rank is told.
+
+    mode: resolved, never `auto`. temperature: of the rollout. total_updates: length of the schedule.
+    dump_folder: where a batch with a non-finite loss is kept; None: nowhere. from_scratch: a new model instead of model.path.
+    master_dtype: of weights, gradients and optimizer state; float64 serves numerical comparisons.
+    """
+
+    model: ModelConfig
+    learner: LearnerConfig
+    algorithm: AlgorithmConfig
+    mode: Mode
+    seed: int
+    temperature: float
+    total_updates: int
+    dump_folder: str | None = None
+    from_scratch: ModelFromScratchConfig | None = None
+    master_dtype: torch.dtype = torch.float32
+
+
+class Learner:
+    """One FSDP rank: the policy, its optimizer and, with KL, the frozen reference.
+
+    Raises:
+        ConfigError: model, device or attention cannot be had.
+        LearnerError: the other ranks did not come.
+    """
+
+    def __init__(self, spec: LearnerSpec, *, rank: int, address: str, port: int) -> None:
+        self._spec = spec
+        self._place = join_ranks(spec.learner, rank=rank, address=address, port=port)
+        self._policy = self._build(checkpointing=spec.learner.gradient_checkpointing)
+        self._reference = self._build_reference() if spec.algorithm.kl.coefficient > 0 else None
+        self._stepper = Stepper(
+            self._policy, self._place, spec.learner.optimizer, total_updates=spec.total_updates, dump_folder=spec.dump_folder
+        )
+        self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
+        self._weights_group: ProcessGroup | None = None
+        torch.manual_seed(spec.seed + 1 + rank)  # dropout differs between ranks
+
+    # ------------------------------------------------------------------------------------------------------ learn
+
+    def score(self, microbatches: Sequence[Microbatch]) -> list[ScoredMicrobatch]:
+        """Return the microbatches with proximal log-probabilities (mode decoupled) and reference ones (with KL)."""
+        needs_proximal = self._spec.mode == "decoupled"
+        return [
+            ScoredMicrobatch(
+                microbatch,
+                self._logprobs(self._policy, microbatch) if needs_proximal else None,
+                self._logprobs(self._reference, microbatch) if self._reference is not None else None,
+            )
+            for microbatch in microbatches
+        ]
+
+    def update(self, minibatch: Sequence[ScoredMicrobatch]) -> dict[str, float]:
+        """Make one optimizer update of all microbatches of all ranks and return its metrics, equal on every rank.
+
+        Per loss token over the whole update: `entropy`, `kl` (to the reference), `ppo_kl` (proximal - policy), `ratio_mean`, `clip_*`
+        (shares), `mismatch_mean` and `mismatch_max` (|policy - behavior|), `correction/*` (see `correction_metrics`); `num_tokens` and
+        `num_sequences` are what was learned from. `is_skipped` is 1 when no weight changed: nothing to learn, or not finite
+        (`non_finite_updates` counts those); a metric that is not finite is left out.
+        """
+        self._policy.module.train()
+        counts = count_update([scored.microbatch for scored in minibatch])
+        return self._stepper.run(minibatch, lambda index: self._objective.part(self._policy, minibatch[index], counts), counts)
+
+    def supervised_update(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
+        """Make one optimizer update by cross-entropy on the loss tokens; `loss` and `entropy` are means over them."""
+        self._policy.module.train()
+        counts = count_update(microbatches)
+        objective = SupervisedObjective()
+        return self._stepper.run(microbatches, lambda index: objective.part(self._policy, microbatches[index], counts), counts)
+
+    # ---------------------------------------------------------------------------------------------------- weights
+
+    def tensor_specs(self) -> list[TensorSpec]:
+        """Return the published weights by their Hugging Face names; of tied ones, one."""
+        return weights.tensor_specs(self._policy)
+
+    def checksums(self) -> dict[str, str]:
+        """Return {name: sha256 of the bytes} of the published weights."""
+        return weights.checksums(self._policy)
+
+    def export(self, folder: str) -> None:
+        """Write the policy as a folder that transformers and SGLang load; rank 0 writes."""
+        weights.export(self._policy, self._place, self._spec.model, Path(folder))
+
+    def join_weights_group(self, address: str, port: int, world_size: int, name: str, backend: str) -> None:
+        """Open the group to the servers: rank 0 of the learner is its rank 0; blocks until all servers have come."""
+        self.leave_weights_group()
+        if self._place.is_first:
+            timeout_s = self._spec.learner.collective_timeout_s
+            self._weights_group = join_weights_group(
+                address=address, port=port, rank=0, world_size=world_size, name=name, backend=backend, timeout_s=timeout_s
+            )
+
+    def send_bucket(self, names: Sequence[str]) -> None:
+        """Send the named weights, end to end in this order, to all servers of the group."""
+        weights.send_bucket(self._policy, self._place, names, self._weights_group)
+
+    def leave_weights_group(self) -> None:
+        """Close the group to the servers, if one is open."""
+        if self._weights_group is not None:
+            group, self._weights_group = self._weights_group, None
+            leave_weights_group(group)
+
+    # ------------------------------------------------------------------------------------------------ checkpoints
+
+    def save(self, folder: str) -> None:
+        """Write model, optimizer, schedule and random state into `folder`."""
+        checkpoint.save(self._policy, self._stepper, self._place, Path(folder))
+
+    def load(self, folder: str) -> None:
+        """Read what `save` wrote; the world size may differ."""
+        checkpoint.load(self._policy, self._stepper, self._place, Path(folder))
+
+    def close(self) -> None:
+        """Leave all process groups."""
+        self.leave_weights_group()
+        leave_ranks()
+
+    # ----------------------------------------------------------------------------------------------------- private
+
+    def _build(self, *, checkpointing: bool) -> Policy:
+        spec = self._spec
+        torch.manual_seed(spec.seed)  # a new model must be one model on all ranks, and as policy and reference
+        return build_policy(
+            spec.model, self._place, from_scratch=spec.from_scratch, checkpointing=checkpointing, master_dtype=spec.master_dtype
+        )
+
+    def _build_reference(self) -> Policy:
+        reference = self._build(checkpointing=False)
+        reference.module.requires_grad_(False)
+        return reference
+
+    @torch.no_grad()
+    def _logprobs(self, policy: Policy, microbatch: Microbatch) -> Floats:
+        policy.module.eval()
+        positions = torch.tensor(microbatch.predictor_positions, device=policy.device)
+        targets = torch.tensor(microbatch.targets, device=policy.device)
+        logprobs, _ = logprobs_and_entropy(policy.logits(microbatch, positions), targets, temperature=self._spec.temperature)
+        policy.reshard()
+        return np.asarray(logprobs.cpu().numpy())

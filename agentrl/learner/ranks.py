@@ -1,0 +1,87 @@
+"""One process per rank: device, threads, the default process group, and exact reductions over it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from agentrl.config.schema import LearnerConfig
+from agentrl.errors import ConfigError, LearnerError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rank stands."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    mesh: DeviceMesh
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int) -> Place:
+    """Form the default process group of all ranks; blocks until `config.world_size` of them have come to address:port.
+
+    Raises:
+        ConfigError: `learner.device=cuda` without a GPU.
+        LearnerError: the others did not come within `learner.collective_timeout_s`.
+    """
+    device = _device(config.device, rank)
+    torch.set_num_threads(config.threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        dist.init_process_group(
+            # On a GPU gloo stands beside nccl: counts, metrics and checkpoint plans live on the CPU.
+            backend="gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            init_method=f"tcp://{address}:{port}",
+            rank=rank,
+            world_size=config.world_size,
+            timeout=timedelta(seconds=config.collective_timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise LearnerError(f"rank {rank} of {config.world_size} could not join the others at {address}:{port}: {error}") from error
+    return Place(rank, config.world_size, device, init_device_mesh(device.type, (config.world_size,)))
+
+
+def leave_ranks() -> None:
+    """Leave the default process group."""
+    dist.destroy_process_group()
+
+
+def add_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
+    """Return each value summed over all ranks, in float64. A collective: every rank gives the same names."""
+    return _reduce(values, dist.ReduceOp.SUM)
+
+
+def largest_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the largest of each value over all ranks; NaN counts as infinite. A collective."""
+    return _reduce({name: math.inf if math.isnan(v) else v for name, v in values.items()}, dist.ReduceOp.MAX)
+
+
+def _reduce(values: Mapping[str, float], operation: dist.ReduceOp.RedOpType) -> dict[str, float]:
+    names = sorted(values)
+    tensor = torch.tensor([values[name] for name in names], dtype=torch.float64)
+    dist.all_reduce(tensor, op=operation)
+    return dict(zip(names, tensor.tolist(), strict=True))
+
+
+def _device(requested: str, rank: int) -> torch.device:
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("learner.device=cuda, but torch sees no GPU here; use learner.device=cpu or set cluster.gpus_per_learner=1")
+    if requested == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    # Ray shows a rank its own GPU alone, as number 0; ranks started by hand share all GPUs of the host.
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    return torch.device("cuda", local_rank % torch.cuda.device_count())

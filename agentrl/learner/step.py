@@ -1,0 +1,103 @@
+"""One optimizer update: forward and backward over all microbatches, then all ranks step together or skip together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from agentrl.algorithms.aggregation import UpdateCounts
+from agentrl.config.schema import OptimizerConfig
+from agentrl.learner.batch import Microbatch, ScoredMicrobatch
+from agentrl.learner.loss import LossPart, finish_metrics
+from agentrl.learner.model import Policy
+from agentrl.learner.optimizer import build_optimizer, clip_gradients, gradient_norm, learning_rate, set_learning_rate
+from agentrl.learner.ranks import Place, add_over_ranks, largest_over_ranks
+
+Item = Microbatch | ScoredMicrobatch
+
+
+def count_update(microbatches: Sequence[Microbatch]) -> UpdateCounts:
+    """Count loss tokens and sequences over the microbatches of ALL ranks. A collective."""
+    local = {"tokens": sum(m.num_loss_tokens for m in microbatches), "sequences": sum(m.num_sequences for m in microbatches)}
+    counts = add_over_ranks(local)
+    return UpdateCounts(int(counts["tokens"]), int(counts["sequences"]))
+
+
+class Stepper:
+    """The optimizer of one rank's shards, and how many updates were made or tried."""
+
+    def __init__(self, policy: Policy, place: Place, config: OptimizerConfig, *, total_updates: int, dump_folder: str | None) -> None:
+        self.optimizer = build_optimizer(policy.module, config)
+        self.num_updates = 0
+        self.num_non_finite = 0
+        self._policy = policy
+        self._place = place
+        self._config = config
+        self._total_updates = total_updates
+        self._dump_folder = dump_folder
+
+    def run(self, items: Sequence[Item], part_of: Callable[[int], LossPart], counts: UpdateCounts) -> dict[str, float]:
+        """Make one update of all `items`, whose parts of the loss `part_of(index)` computes, and return the global metrics.
+
+        With nothing to learn on any rank, or with a loss or gradient that is not finite, no weight changes on any rank.
+        """
+        lr = learning_rate(self.num_updates, self._config, total_updates=self._total_updates)
+        self.num_updates += 1
+        facts = {"lr": lr, "num_tokens": float(counts.loss_tokens), "num_sequences": float(counts.sequences)}
+        if counts.loss_tokens == 0:
+            return {**facts, "is_skipped": 1.0, "non_finite_updates": float(self.num_non_finite)}
+        sums, maxima = self._accumulate(part_of, len(items))
+        norm = gradient_norm(self._policy.module.parameters())
+        is_finite = self._all_finite(sums["loss"], float(norm))
+        if is_finite:
+            clip_gradients(self._policy.module.parameters(), norm, self._config.grad_clip)
+            set_learning_rate(self.optimizer, lr)
+            self.optimizer.step()
+        else:
+            self.num_non_finite += 1
+            self._dump(items)
+        self.optimizer.zero_grad(set_to_none=True)
+        metrics = finish_metrics(add_over_ranks(sums), largest_over_ranks(maxima), num_tokens=counts.loss_tokens)
+        metrics |= {"grad_norm": float(norm), "is_skipped": float(not is_finite), "non_finite_updates": float(self.num_non_finite)}
+        return facts | {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def _accumulate(self, part_of: Callable[[int], LossPart], num_items: int) -> tuple[dict[str, float], dict[str, float]]:
+        sums: dict[str, Tensor] = {}
+        maxima: dict[str, Tensor] = {}
+        for index in range(num_items):
+            part = part_of(index)
+            # FSDP averages gradients over ranks, but the scales in the loss already hold the global counts.
+            (part.loss * self._place.world_size).backward()
+            for name, value in part.sums.items():
+                sums[name] = sums.get(name, 0.0) + value.detach().double()
+            for name, value in part.maxima.items():
+                maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
+        return {k: float(v) for k, v in sums.items()}, {k: float(v) for k, v in maxima.items()}
+
+    def _all_finite(self, loss: float, norm: float) -> bool:
+        # The norm is global, but the loss is this rank's: without asking the others, one rank would skip and the rest step.
+        is_bad = not (math.isfinite(loss) and math.isfinite(norm))
+        return largest_over_ranks({"is_bad": float(is_bad)})["is_bad"] == 0.0
+
+    def _dump(self, items: Sequence[Item]) -> None:
+        if self._dump_folder is None:
+            return
+        folder = Path(self._dump_folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays = {f"{index}.{name}": column for index, item in enumerate(items) for name, column in _columns(item).items()}
+        save_file(arrays, str(folder / f"update{self.num_updates - 1:06d}_rank{self._place.rank}.safetensors"))
+
+
+def _columns(item: Item) -> Mapping[str, np.ndarray]:
+    microbatch = item.microbatch if isinstance(item, ScoredMicrobatch) else item
+    columns = {field.name: getattr(microbatch, field.name) for field in fields(microbatch)}
+    if isinstance(item, ScoredMicrobatch):
+        columns |= {"proximal_logprobs": item.proximal_logprobs, "ref_logprobs": item.ref_logprobs}
+    return {name: np.ascontiguousarray(column) for name, column in columns.items() if column is not None}
