@@ -29,6 +29,7 @@ ALLOWED_TO_PLUGINS = {"types", "errors", "plugins", "http", "sandbox", "rewards"
 WITH_TORCH = {"algorithms", "learner", "serving", "evaluation", "controller"}
 TORCH_FILES = {"agentrl/sglang/process_group.py"}
 WITH_RAY = {"controller", "evaluation", "cli"}
+IMPORTERS = {"import_module", "importlib.import_module", "__import__"}
 HEAVY = {"torch", "transformers", "ray"}
 
 
@@ -57,9 +58,8 @@ def imports(module: str, path: Path) -> Iterator[tuple[int, str]]:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, *([base] if base else [])])
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
-            if ast.unparse(node.func) in {"import_module", "importlib.import_module", "__import__"}:
-                yield node.lineno, node.args[0].value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTERS and isinstance(node.args[0], ast.Constant):
+            yield node.lineno, str(node.args[0].value)
 
 
 def part_of(module: str) -> str:

@@ -37,6 +37,8 @@ from agentrl.errors import ConfigError
 
 PACKAGED_CONFIGS = "agentrl.configs"
 HIDDEN = "<hidden>"
+PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w/. -]*", re.ASCII)
+INTERPOLATION = re.compile(r"(\\*)\$\{")
 RESOLVER_ERROR = re.compile(r'^\w+ raised while resolving interpolation: "?(.*?)"?$')
 SECRET_NAME = re.compile(r"(?:^|_)(?:api_?key|access_key|secret(?:_key)?|password|(?:auth|access|hf)_token)$", re.IGNORECASE)
 
@@ -76,15 +78,28 @@ def load_section(schema: type[S], path: str, overrides: Sequence[str] = ()) -> S
 
 def dump_config(config: Section) -> str:
     """Return the resolved config as YAML that loads into an equal config; values of free-form keys named like secrets are hidden."""
-    return yaml.safe_dump(_writable(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=140)
+    data = _writable(config.model_dump(mode="json"))
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that some reader of YAML takes for a number, or folds."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if PLAIN_TEXT.fullmatch(text) else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 def _writable(value: Any) -> Any:
+    """Hide secrets, and escape what would be read as an interpolation: each backslash before `${` counts as an escape too."""
     if isinstance(value, Mapping):
         return {k: HIDDEN if isinstance(v, str) and SECRET_NAME.search(str(k)) else _writable(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_writable(item) for item in value]
-    return value.replace("${", "\\${") if isinstance(value, str) else value
+    return INTERPOLATION.sub(lambda found: found[1] * 2 + "\\${", value) if isinstance(value, str) else value
 
 
 # ---------------------------------------------------------------------------------------------------------- files
@@ -102,9 +117,11 @@ def _existing_file(path: str) -> Path:
 
 
 def _nearest(file: Path, folder: Path) -> str:
-    """Name the YAML files that may be meant: those of `folder`, else those of the working directory and its `configs`."""
-    folders = [folder] if folder.is_dir() else [Path(), Path("configs")]
-    found = {f.name: str(f) for place in folders for f in sorted(place.glob("*.yaml"))}
+    """Name the YAML files that may be meant: of `folder`, the working directory or its `configs`."""
+    found: dict[str, str] = {}
+    for place in (folder, Path(), Path("configs")):
+        for candidate in sorted(place.glob("*.yaml")):
+            found.setdefault(candidate.name, str(candidate))
     names = difflib.get_close_matches(file.name, found, n=3, cutoff=0.4) or list(found)[:5]
     return f"; nearest: {', '.join(found[name] for name in names)}" if names else ""
 

@@ -128,7 +128,7 @@ class WeightsConfig(Section):
 class RolloutConfig(Section):
     """Generation: servers, sampling, concurrency."""
 
-    backend: Literal["embedded", "sglang"] = Field("embedded", description="Which server to start; ignored for `urls`.")
+    backend: Literal["embedded", "sglang"] = Field("embedded", description="Which server to start, or which kind runs at `urls`.")
     urls: tuple[str, ...] = Field((), description="Attach to these running servers instead of starting any.")
     api_key_env: str | None = Field(None, description="Environment variable with the key of the servers; never the key itself.")
     num_servers: int = Field(1, ge=1, description="Servers to start.")
@@ -147,6 +147,13 @@ class RolloutConfig(Section):
     embedded: EmbeddedServerConfig = EmbeddedServerConfig()
     sglang: SGLangServerConfig = SGLangServerConfig()
     weights: WeightsConfig = WeightsConfig()
+
+    @property
+    def pause_mode_in_use(self) -> Literal["abort", "retract", "in_place"]:
+        """What `weights.pause_mode` comes to: the embedded server knows `abort` only."""
+        if self.weights.pause_mode != "auto":
+            return self.weights.pause_mode
+        return "abort" if self.backend == "embedded" else "retract"
 
     @model_validator(mode="after")
     def _complete_and_check(self) -> RolloutConfig:

@@ -1,0 +1,127 @@
+"""The arithmetic that `agentrl config explain` prints, against numbers computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config.explain import Arithmetic, explain, find_warnings
+from agentrl.config.schema import Config
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    return Config.model_validate(sections)
+
+
+HAND = config(
+    data={"max_prompt_tokens": 200, "val_files": ["val.parquet"], "train_files": ["train.parquet"]},
+    agent={"max_response_tokens": 300, "max_turns": 4},
+    rollout={"group_size": 8, "num_actors": 2, "max_concurrent_trajectories": 100},
+    buffer={"groups_per_step": 16, "max_staleness": 2},
+    learner={"world_size": 2, "microbatch_tokens": 2048, "minibatches_per_step": 4, "epochs_per_step": 2},
+    trainer={"total_epochs": 3, "test_freq": 5},
+)
+
+
+def test_numbers_by_hand() -> None:
+    numbers = Arithmetic.of(HAND)
+    assert numbers.trajectories == 128  # 16 groups of 8
+    assert numbers.tokens == 64_000  # 128 x (200 + 300)
+    assert numbers.updates == 8  # 4 minibatches x 2 epochs
+    assert numbers.trajectories_per_rank_and_update == 16  # 4 groups of 8 over 2 ranks
+    assert numbers.microbatches_per_rank_and_update == 4  # 4 trajectories of 500 fit into 2048
+    assert numbers.capacity == 200
+    assert numbers.admitted_groups == 48  # (2 + 1) x 16
+
+
+def test_text_by_hand() -> None:
+    lines = [" ".join(line.split()) for line in explain(HAND, num_train_rows=1600).splitlines()]
+    for line in (
+        "tasks (groups) 16",
+        "trajectories 128 = 16 groups x 8",
+        "tokens at most 64,000 = 128 x 500 (prompt + response)",
+        "optimizer updates 8 = 4 per epoch x 2 epochs",
+        "groups admitted 48 leased or ready = (2 + 1) x 16, 384 trajectories",
+        "trajectories in flight at most 200 (room for 200 = 2 actors x 100)",
+        "one epoch 100.0 steps = 1,600 rows / 16",
+        "steps 300 = 3 epochs of 1,600 rows",
+        "importance weight proximal / behavior per token, at most 2",
+        "No warnings",
+    ):
+        assert line in lines
+
+
+@pytest.mark.parametrize(
+    ("sections", "mode", "weight"),
+    [
+        ({}, "decoupled (auto)", "proximal / behavior"),
+        ({"buffer": {"max_staleness": 0}}, "on_policy (auto)", "none enters the loss"),
+        ({"buffer": {"max_staleness": 0}, "learner": {"epochs_per_step": 2}}, "decoupled (auto)", "proximal / behavior"),
+        ({"algorithm": {"mode": "bypass"}}, "bypass:", "none enters the loss"),
+        ({"algorithm": {"correction": {"weight": "none"}}}, "decoupled (auto)", "not corrected"),
+    ],
+)
+def test_the_mode_and_its_weight_are_said(sections: dict[str, Any], mode: str, weight: str) -> None:
+    lines = explain(config(**sections)).splitlines()
+    assert mode in next(line for line in lines if "policy mode" in line)
+    assert weight in next(line for line in lines if "importance weight" in line)
+
+
+@pytest.mark.parametrize(
+    ("sections", "word"),
+    [
+        ({"rollout": {"max_concurrent_trajectories": 4}}, "its members wait for each other"),
+        ({"rollout": {"max_concurrent_trajectories": 100}}, "less than one batch of 128"),
+        ({"rollout": {"group_size": 1}}, "every advantage is 0"),
+        ({"rollout": {"embedded": {"num_blocks": 8}}}, "cache of 256 tokens"),
+        ({"agent": {"max_turn_tokens": 2000}}, "agent.max_turn_tokens=2000"),
+        ({"agent": {"trajectory_timeout_s": 20}}, "agent.tool_timeout_s=30"),
+        ({"learner": {"microbatch_tokens": 1000}}, "learner.microbatch_tokens=1000"),
+        ({"learner": {"minibatches_per_step": 3}}, "unequal batches"),
+        ({"learner": {"world_size": 200}}, "nothing to learn from"),
+        ({"algorithm": {"constant_length": 100}}, "algorithm.constant_length=100"),
+        ({"algorithm": {"correction": {"weight": "none"}}}, "old tokens"),
+        ({"eval": {"n": 4}}, "greedy attempts"),
+        ({"eval": {"top_p": 0.9}}, "no effect on greedy validation"),
+        ({"trainer": {"test_freq": 5}}, "nothing to validate on"),
+        ({"trainer": {"val_only": True}}, "nothing to do"),
+        ({"trainer": {"steps": 1000}}, "a crash in 1000 steps"),
+    ],
+)
+def test_each_warning_appears_where_it_should_and_only_there(sections: dict[str, Any], word: str) -> None:
+    assert any(word in warning for warning in find_warnings(config(**sections)))
+    assert not list(find_warnings(Config()))
+
+
+def test_too_few_rows_are_said() -> None:
+    assert any("15 training rows" in warning for warning in find_warnings(Config(), num_train_rows=15))
+    assert not list(find_warnings(Config(), num_train_rows=16))
+
+
+sizes = st.integers(1, 40)
+
+
+@given(groups=sizes, size=sizes, ranks=sizes, minibatches=sizes, staleness=st.integers(0, 5), budget=st.integers(1, 5000))
+def test_bounds_hold_whatever_the_sizes(groups: int, size: int, ranks: int, minibatches: int, staleness: int, budget: int) -> None:
+    """Packing full trajectories one after the other never needs more microbatches than promised."""
+    minibatches = min(minibatches, groups)
+    numbers = Arithmetic.of(
+        config(
+            rollout={"group_size": size},
+            buffer={"groups_per_step": groups, "max_staleness": staleness},
+            learner={"world_size": ranks, "minibatches_per_step": minibatches, "microbatch_tokens": budget},
+        )
+    )
+    longest = numbers.longest_tokens
+    largest = max(groups // minibatches + (i < groups % minibatches) for i in range(minibatches)) * size
+    share = max(len(range(rank, largest, ranks)) for rank in range(ranks))
+    microbatches, room = 0, 0
+    for _ in range(share):
+        if room < longest:
+            microbatches, room = microbatches + 1, max(budget, longest)
+        room -= longest
+    assert numbers.microbatches_per_rank_and_update == microbatches
+    assert numbers.admitted_groups == sum(groups for _ in range(staleness + 1))
