@@ -37,5 +37,8 @@ class ServerActor:
     def mark_ready(self) -> None:
         self._supervisor.mark_ready()
 
+    def restart(self) -> None:
+        self._supervisor.restart()
+
     def stop(self) -> None:
         self._supervisor.stop()

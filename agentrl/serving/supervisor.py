@@ -104,6 +104,14 @@ class Supervisor:
             if self._status.state == "needs_weights":
                 self._status = _changed(self._status, state="ready")
 
+    def restart(self) -> None:
+        """Kill the server, because it does not do what it is told; it is started anew as after a death of its own."""
+        with self._lock:
+            process = self._process
+            self._status = _changed(self._status, state="starting")
+        if process is not None:
+            _signal_group(process.pid, signal.SIGKILL)
+
     def stop(self) -> None:
         """End the server: SIGTERM to its process group, SIGKILL after a grace time. Does nothing the second time."""
         self._is_stopping.set()

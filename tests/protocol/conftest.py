@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
@@ -99,10 +100,8 @@ def server(running_server: Server) -> Server:
     async def reset(client: SGLangClient) -> None:
         await client.resume()
         await client.abort(None)
-        try:
+        with contextlib.suppress(ServerError):
             await client.end_weight_update()
-        except ServerError:
-            pass
         await client.update_weights_from_disk(str(running_server.model), version=0, flush_cache=True)
 
     run_with(running_server, reset)

@@ -8,6 +8,7 @@ Lives on one event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -193,11 +194,10 @@ class Service:
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Tell whether nothing runs, waiting up to `timeout_s` for it."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        if timeout_s > 0 and not self._idle.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+        return self._idle.is_set()
 
     @asynccontextmanager
     async def _exclusive(self, *, abort_all: bool) -> AsyncIterator[None]:
@@ -295,5 +295,5 @@ class Service:
 
 
 def _spans(starts: Sequence[tuple[str, int]], num_tokens: int) -> list[VersionSpan]:
-    ends = [start for _, start in starts[1:]] + [num_tokens]
+    ends = [*(start for _, start in starts), num_tokens][1:]
     return [VersionSpan(version, start, end) for (version, start), end in zip(starts, ends, strict=True) if end > start]
