@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich import box
 from rich.table import Table
 
 from agentrl.errors import InfrastructureError
+
+
+TOOL_USE = "tool use where needed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class ClosingTable:
 
     def header(self) -> tuple[str, ...]:
         agents = sorted({agent for row in self.rows for agent in row.accuracy_by_agent})
-        return ("policy", "accuracy", *agents, "tool use where needed", "reward", "tokens per answer")
+        return ("policy", "accuracy", *agents, TOOL_USE, "reward", "tokens per answer")
 
     def cells(self) -> list[tuple[str, ...]]:
         """Return one tuple of strings per row, in the order of `header`."""
@@ -67,7 +71,7 @@ class ClosingTable:
 
     def to_rich(self) -> Table:
         """Return the table for a terminal; the last row, the trained policy, stands out."""
-        table = Table(title="validation", title_justify="left", title_style="bold", border_style="dim", header_style="bold", pad_edge=True)
+        table = Table(title="validation", title_justify="left", title_style="bold", border_style="dim", box=box.SIMPLE_HEAD, pad_edge=False)
         for index, name in enumerate(self.header()):
             table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
         cells = self.cells()

@@ -111,7 +111,7 @@ def _rows(state: PanelState) -> list[tuple[str, Text | PhaseBar]]:
         if phases:
             rows += [("time", PhaseBar(phases)), ("", _legend(phases))]
     if state.validations:
-        rows.append(("validation", _validation(state.validations)))
+        rows += _validation(state.validations)
     if state.servers:
         rows.append(("servers", _servers(state.servers)))
     return rows or [("", Text("the first step is on its way", style="dim"))]
@@ -184,15 +184,15 @@ def _tool_use(values: Mapping[str, float]) -> Text:
     return text
 
 
-def _validation(validations: Sequence[StepRecord]) -> Text:
+def _validation(validations: Sequence[StepRecord]) -> list[tuple[str, Text | PhaseBar]]:
     last = validations[-1]
     text = Text.assemble((f"{_number(last.values, 'val/accuracy', 3):<7}", "bold green"), (f"at step {last.step}", "dim"))
     if len(validations) > 1 and "val/accuracy" in last.values and "val/accuracy" in validations[0].values:
-        text.append(f"  {last.values['val/accuracy'] - validations[0].values['val/accuracy']:+.3f}")
-    text = text + _by_agent(last.values, "val/accuracy/")
+        text.append(f" {last.values['val/accuracy'] - validations[0].values['val/accuracy']:+.3f}")
+    rows: list[tuple[str, Text | PhaseBar]] = [("validation", text + _by_agent(last.values, "val/accuracy/"))]
     if "val/tool_use/needs_tool" in last.values:
-        text = Text.assemble(text, ("   tool use where needed ", "dim"), _number(last.values, "val/tool_use/needs_tool", 2))
-    return text
+        rows.append(("", Text.assemble(("tool use where needed ", "dim"), _number(last.values, "val/tool_use/needs_tool", 2))))
+    return rows
 
 
 def _servers(servers: Mapping[str, str]) -> Text:
