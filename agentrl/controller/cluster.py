@@ -38,7 +38,9 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
                 namespace="agentrl",
             )
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            where = f"no Ray cluster answers at cluster.address={config.address!r}" if config.address else "Ray does not start on this machine"
+            where = (
+                f"no Ray cluster answers at cluster.address={config.address!r}" if config.address else "Ray does not start on this machine"
+            )
             raise InfrastructureError(f"{where}: {str(error).strip().splitlines()[0]}") from error
     try:
         yield

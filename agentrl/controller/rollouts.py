@@ -47,6 +47,11 @@ class RolloutFleet:
         owner = f"rollout-{index}-{uuid.uuid4().hex[:8]}"
         return _Member(owner, RolloutActor.options(num_cpus=0).remote(owner, self._config, self._buffer))
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Servers that the actors were told of last."""
+        return self._servers[0]
+
     def set_servers(self, urls: Sequence[str], *, version: int) -> None:
         """Tell all actors where to generate, and which version a server must have at least."""
         self._servers = (tuple(urls), version)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
-import numpy as np
 import ray
 import trio
 from ray import ObjectRef
 from ray.actor import ActorHandle
 
-from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.controller.calls import get
-from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
-from agentrl.controller.cluster import interruptible, ray_session
+from agentrl.controller.checkpoint import Checkpoint, save_checkpoint
 from agentrl.controller.credit import group_trajectories
 from agentrl.controller.observe import Observer
 from agentrl.controller.result import RunResult
@@ -25,7 +22,6 @@ from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.servers import ServerFleet
 from agentrl.controller.validation import Validation
-from agentrl.buffer.actor import BufferActor
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import InfrastructureError
 from agentrl.learner.actor import LearnerGroup
@@ -74,7 +70,6 @@ class Run:
             pause_mode=config.rollout.pause_mode_in_use,
             backend=learner.backend if config.rollout.weights.backend == "auto" else config.rollout.weights.backend,
         )
-        self._checkpoint = checkpoint
 
     def timer(self, phase: str) -> AbstractContextManager[None]:
         """Measure a phase of the step."""
@@ -86,7 +81,7 @@ class Run:
         """Give the learner's weights a new version and bring every server to it."""
         self.version = self._new_version("policy")
         self._send_weights(self.servers.urls + self.servers.urls_needing_weights)
-        get(self.buffer.advance.remote(self.version, self.step), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+        get(self.buffer.advance.remote(self.version), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
 
     def _new_version(self, what: str) -> int:
         version = self.dir.next_version()
@@ -115,6 +110,7 @@ class Run:
     def start_rollouts(self) -> None:
         """Let the rollout actors lease and play training tasks, until the run ends."""
         self.rollouts.run()
+        self.observer.begin_steps()
 
     def take(self) -> list[Group]:
         """Wait for the next batch: `buffer.groups_per_step` complete groups within the bound on staleness.
@@ -123,13 +119,21 @@ class Run:
             InfrastructureError: nothing finished for `buffer.stall_timeout_s`, or something was lost for good.
         """
         num_groups = self.config.buffer.groups_per_step
-        progress = _Progress(self.config.buffer.stall_timeout_s)
+        started = time.monotonic()
         while True:
             batch = get(self.buffer.take.remote(num_groups, POLL_S), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
             if batch is not None:
                 return group_trajectories(decode(from_ipc(batch)))
             self.heal()
-            progress.check(self.counts(), self.rollouts.stats())
+            self._check_progress(waited_s=time.monotonic() - started)
+
+    def _check_progress(self, *, waited_s: float) -> None:
+        stats = get(self.buffer.stats.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+        if min(waited_s, stats["since_last_add_s"]) > self.config.buffer.stall_timeout_s:
+            raise InfrastructureError(
+                f"no trajectory finished for buffer.stall_timeout_s={self.config.buffer.stall_timeout_s:g}; "
+                f"buffer: {self.counts()}; rollouts: {self.rollouts.stats()}"
+            )
 
     def heal(self) -> None:
         """Replace dead rollout actors; bring restarted servers to the current version before they take traffic."""
@@ -203,12 +207,12 @@ class Run:
                 keep_last=self.config.trainer.keep_last,
             )
 
-    def record(self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]]) -> None:
-        """Write down what the step was made of and what came out."""
+    def record(self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]], *, learned_by: int) -> None:
+        """Write down what the step was made of and what came out; `learned_by` is the version that learned from it."""
         buffer_stats = get(self.buffer.stats.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
         self.observer.step(
             self.step,
-            trained_by=self.version - 1,
+            learned_by=learned_by,
             version=self.version,
             groups=groups,
             updates=updates,
@@ -221,5 +225,5 @@ class Run:
         policy = self.dir.root / "policy"
         self.learner.export(str(policy))
         counts = self.counts()
-        self.observer.finish(self.results, counts)
+        self.observer.finish(self.results, step=self.step, version=self.version, counts=counts)
         return RunResult(self.dir.root, policy, self.step, self.version, counts, self.results)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from agentrl.config.compose import dump_config
-from agentrl.config.schema import Config, TrainerConfig
+from agentrl.config.schema import Config, TrainerConfig, WeightsConfig
 from agentrl.errors import ConfigError, InfrastructureError
 
 
@@ -64,6 +64,10 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    def weights(self, config: WeightsConfig) -> Path:
+        """Return the folder of the disk transport."""
+        return Path(config.folder) if config.folder else self.root / "weights"
 
     def close(self) -> None:
         self.lock.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
@@ -16,10 +16,12 @@ from agentrl.config.schema import Config
 from agentrl.controller.calls import get
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
 from agentrl.serving.actor import ServerActor
-from agentrl.serving.status import ServerStatus
+from agentrl.serving.supervisor import ServerStatus, probe
 from agentrl.sglang.client import SGLangClient
 
 POLL_TIMEOUT_S = 30.0
+UNPUBLISHED = "default"
+"""Version of a server before its first publish; the client refuses tokens that carry it."""
 
 
 @dataclass
@@ -39,17 +41,18 @@ class ServerFleet:
         self._api_key = api_key
 
     @classmethod
-    def launch(cls, config: Config, *, log_folder: Path) -> ServerFleet:
+    def launch(cls, config: Config, *, run_dir: Path) -> ServerFleet:
         """Begin to start every server (or attach to those of rollout.urls); `wait_until_ready` ends it."""
         rollout = config.rollout
         api_key = _api_key(rollout.api_key_env)
         if rollout.urls:
-            return cls([_Server(None, ServerStatus.attached(url)) for url in rollout.urls], api_key=api_key)
+            statuses = [probe(url, api_key=api_key, timeout_s=rollout.server_start_timeout_s) for url in rollout.urls]
+            return cls([_Server(None, status) for status in statuses], api_key=api_key)
         servers = []
         for index in range(rollout.num_servers):
             options = ServerActor.options(num_cpus=0, num_gpus=config.cluster.gpus_per_server)
-            actor = options.remote(index, rollout, dtype=config.model.dtype, log_folder=str(log_folder))
-            servers.append(_Server(actor, ServerStatus.starting(), actor.start.remote(config.model.path, weight_version="default")))
+            actor = options.remote(f"server_{index}", rollout, dtype=config.model.dtype, run_dir=str(run_dir))
+            servers.append(_Server(actor, ServerStatus("", "starting"), actor.start.remote(config.model.path, UNPUBLISHED)))
         return cls(servers, api_key=api_key)
 
     def wait_until_ready(self, *, timeout_s: float) -> None:
@@ -87,15 +90,16 @@ class ServerFleet:
         statuses = get(refs, timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
         for server, status in zip(supervised, statuses, strict=True):
             server.status = status
-            if status.state == "failed":
-                raise InfrastructureError(f"server {status.url or '(never up)'} is lost for good: {status.message}")
+        for server in self._servers:
+            if server.status.state == "failed":
+                raise InfrastructureError(f"server {server.status.url or '(never up)'} is lost for good: {server.status.message}")
 
     def mark_ready(self, urls: Sequence[str]) -> None:
         """Record that `urls` hold the current weights."""
         for server in self._servers:
             if server.status.url in urls:
                 if server.actor is None:
-                    server.status = server.status.as_ready()
+                    server.status = replace(server.status, state="ready")
                 else:
                     get(server.actor.mark_ready.remote(), timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
         self.poll()
@@ -110,7 +114,7 @@ class ServerFleet:
             if server.status.url == url:
                 if server.actor is None:
                     raise InfrastructureError(f"attached server {url} did not take the weights: {why}")
-                get(server.actor.restart.remote(why), timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
+                get(server.actor.restart.remote(), timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
         self.poll()
 
     def pids(self) -> list[int]:
@@ -136,4 +140,3 @@ def _api_key(variable: str | None) -> str | None:
     if not os.environ.get(variable):
         raise ConfigError(f"rollout.api_key_env={variable!r}: this environment variable is not set")
     return os.environ[variable]
-

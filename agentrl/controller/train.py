@@ -18,8 +18,9 @@ import numpy as np
 
 from agentrl.config.schema import Config
 from agentrl.controller.credit import credit, split_minibatches
+from agentrl.controller.placement import open_run
 from agentrl.controller.result import RunResult
-from agentrl.controller.run import Run, open_run
+from agentrl.controller.run import Run
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
 
@@ -61,9 +62,10 @@ def train_step(run: Run, config: Config) -> None:
     with run.timer("update"):
         updates = [run.learner.update(minibatch) for _ in range(config.learner.epochs_per_step) for minibatch in minibatches]
     run.step += 1
+    learned_by = run.version
     with run.timer("publish"):
         run.publish()
-    run.record(groups, updates)
+    run.record(groups, updates, learned_by=learned_by)
 
 
 def _cut(samples: Sequence[Sequence[Sample]], config: Config, rng: np.random.Generator) -> list[list[Sample]]:

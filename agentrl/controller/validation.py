@@ -10,7 +10,7 @@ from agentrl.config.schema import EvalConfig
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.data.dataset import Dataset
 from agentrl.data.trajectories import encode, write_parquet
-from agentrl.tracking.metrics import summarise_trajectories
+from agentrl.tracking.summary import summarise_trajectories
 from agentrl.types import Lease, Trajectory
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Validation:
         for result in results:
             assert isinstance(result, bytes)
             trajectories += RolloutFleet.collect(result)
-        metrics = summarise_trajectories(trajectories, version=version, prefix="val")
+        metrics = summarise_trajectories(trajectories, version=None, prefix="val/")
         run.observer.validation(step, version, metrics, baseline=baseline)
         if self._folder is not None:
             name = f"baseline_{baseline}" if baseline else f"step_{step:06d}"

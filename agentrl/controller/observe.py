@@ -1,0 +1,131 @@
+"""What a run shows and keeps: metrics, console, trajectories as Parquet, report, closing table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+
+from agentrl.config.schema import Config
+from agentrl.controller.run_dir import RunDir, write_atomically
+from agentrl.data.trajectories import encode, write_parquet
+from agentrl.tracking.closing import ClosingRow, closing_table, write_summary
+from agentrl.tracking.summary import summarise_trajectories
+from agentrl.tracking.timer import PhaseTimer
+from agentrl.tracking.tracker import open_trackers
+from agentrl.types import BufferCounts, Group
+
+
+class Observer:
+    """The run's eyes and memory. Nothing here decides anything."""
+
+    def __init__(self, config: Config, run_dir: RunDir, *, resumed_at: int | None) -> None:
+        self._config = config
+        self._dir = run_dir
+        self._trackers = open_trackers(
+            config.tracking,
+            config.trainer.logger,
+            run_dir=run_dir.root,
+            project=config.trainer.project_name,
+            experiment=config.trainer.experiment_name,
+            resolved_config=config.model_dump(mode="json"),
+            total_steps=config.trainer.steps,
+            restored_step=resumed_at,
+        )
+        self._timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
+        self._last_rollout: Mapping[str, float] = {}
+
+    def say(self, text: str) -> None:
+        """Tell the person at the console one thing."""
+        self._trackers.console.say(text)
+
+    def timer(self, phase: str) -> AbstractContextManager[None]:
+        return self._timer(phase)
+
+    def begin_steps(self) -> None:
+        """Forget the time before the first step, so that it is not counted into it."""
+        self._timer.finish_step()
+
+    # ------------------------------------------------------------------------------------------------------ steps
+
+    def step(
+        self,
+        step: int,
+        *,
+        learned_by: int,
+        version: int,
+        groups: Sequence[Group],
+        updates: Sequence[Mapping[str, float]],
+        rollout_stats: Mapping[str, float],
+        buffer_stats: Mapping[str, float],
+    ) -> None:
+        """Record a finished step.
+
+        Args:
+            learned_by: version of the weights that learned from `groups`: their lag is counted from it.
+            updates: metrics of each optimizer update of the step.
+            rollout_stats: counters since the start of the run; their growth over the step is recorded.
+        """
+        trajectories = [t for group in groups for t in group.trajectories]
+        times = self._timer.finish_step()
+        growth = {name: value - self._last_rollout.get(name, 0.0) for name, value in rollout_stats.items()}
+        self._last_rollout = dict(rollout_stats)
+        step_s = max(times["time/step_s"], 1e-9)
+        values = {
+            **summarise_trajectories(trajectories, version=learned_by, prefix="rollout/"),
+            **{f"learner/{name}": value for name, value in _combine(updates).items()},
+            **times,
+            **{f"buffer/{name}": value for name, value in buffer_stats.items()},
+            "speed/action_tokens_per_s": growth.get("action_tokens", 0.0) / step_s,
+            "speed/tokens_per_s": growth.get("tokens", 0.0) / step_s,
+            "speed/trajectories_per_s": growth.get("finished", 0.0) / step_s,
+            "idle/learner": times.get("time/take_s", 0.0) / step_s,
+            "idle/servers": min(1.0, growth.get("idle_s", 0.0) / step_s / self._config.rollout.num_actors),
+            "rollout/in_flight": rollout_stats.get("in_flight", 0.0),
+            "rollout/interruptions": growth.get("num_interruptions", 0.0),
+            "rollout/server_failures": growth.get("server_failures", 0.0),
+            "rollout/retried": growth.get("retried", 0.0),
+        }
+        self._trackers.write("train", step=step, version=version, values=values)
+        if self._config.trainer.keep_trajectories:
+            write_parquet(self._dir.rollout_data / f"step_{step:06d}.parquet", encode(trajectories), step=step)
+
+    def validation(self, step: int, version: int, metrics: Mapping[str, float], *, baseline: str | None) -> None:
+        """Record a validation; a baseline's is only said, because it is no point of the run's curve."""
+        if baseline is None:
+            self._trackers.write("validation", step=step, version=version, values=metrics)
+        name = baseline or f"step {step}"
+        self.say(f"validation of {name}: accuracy {metrics.get('val/accuracy', float('nan')):.3f}")
+
+    # -------------------------------------------------------------------------------------------------------- end
+
+    def finish(self, results: Mapping[str, Mapping[str, float]], *, step: int, version: int, counts: BufferCounts) -> None:
+        """Write result.json and report.png, show the closing table."""
+        result = {"step": step, "version": version, "counts": asdict(counts), "balanced": counts.is_balanced, "validation": results}
+        write_atomically(self._dir.root / "result.json", json.dumps(result, indent=1))
+        table = closing_table([ClosingRow.from_values(name, values) for name, values in results.items()])
+        notes = [f"{step} steps, version {version}", f"groups: {counts}"]
+        write_summary(table, self._dir.root / "summary.md", title=str(self._dir.root), notes=notes)
+        self._trackers.console.show_closing(table)
+        if self._config.tracking.report:
+            from agentrl.tracking.report import draw_report  # matplotlib loads for a second: only when a picture is drawn
+
+            self.say(f"curves: {draw_report(self._dir.root)}")
+
+    def close(self) -> None:
+        self._trackers.close()
+
+
+def _combine(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return one value per metric of a step: extremes of extremes, sums of counts, means of the rest."""
+    names = dict.fromkeys(name for update in updates for name in update)
+    return {name: _one(name, [update[name] for update in updates if name in update]) for name in names}
+
+
+def _one(name: str, values: Sequence[float]) -> float:
+    if name.endswith("_max"):
+        return max(values)
+    if name.startswith("num_") or name in ("is_skipped", "non_finite_updates"):
+        return sum(values)
+    return sum(values) / len(values)

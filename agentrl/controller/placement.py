@@ -1,0 +1,139 @@
+"""Start what a run consists of, in an order that finds a user's mistakes first, and stop all of it at the end.
+
+driver
+ ├─ BufferActor        no GPU        ledger, Arrow store, place in the data
+ ├─ RolloutActor x R   no GPU        agent loops on trio
+ ├─ LearnerActor x W   1 GPU each    FSDP ranks
+ └─ ServerActor x S    t GPUs each   starts and watches one server process, or none for attached URLs
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from ray.actor import ActorHandle
+
+from agentrl.buffer.actor import BufferActor, BufferPlan
+from agentrl.chat.chat import Chat
+from agentrl.config.schema import Config
+from agentrl.controller.calls import get
+from agentrl.controller.checkpoint import find_checkpoint
+from agentrl.controller.cluster import interruptible, ray_session
+from agentrl.controller.observe import Observer
+from agentrl.controller.rollouts import RolloutFleet
+from agentrl.controller.run import Run
+from agentrl.controller.run_dir import RunDir
+from agentrl.controller.servers import ServerFleet
+from agentrl.controller.validation import Validation
+from agentrl.data.build import OfferedTools, build_dataset
+from agentrl.errors import ConfigError
+from agentrl.learner.actor import LearnerGroup
+from agentrl.plugins import Plugins, load_plugins
+from agentrl.rewards.select import RewardTable
+
+DATA_TIMEOUT_S = 3600.0
+"""Reading and measuring a large training set takes minutes; this only ends what hangs."""
+
+
+@contextmanager
+def open_run(config: Config) -> Iterator[Run]:
+    """Yield a run whose processes are up; whatever happens, all of them are gone afterwards.
+
+    Raises:
+        UserError: found before anything was started where possible.
+        InfrastructureError: something did not come up; the message says what.
+    """
+    _check_model(config.model.path)
+    plugins = load_plugins(config.agent.plugins)
+    chat = Chat.load(
+        config.model.tokenizer_path or config.model.path, template_file=config.model.chat_template, tool_format=config.model.tool_format
+    )
+    chat.check_template([plugins.tools.get(name)(config.agent.tool_config.get(name)).schema() for name in config.agent.tools])
+    with ExitStack() as stack:
+        run_dir = RunDir.open(config)
+        stack.callback(run_dir.close)
+        checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
+        validation = _open_validation(config, run_dir, plugins, chat)
+        observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
+        stack.callback(observer.close)
+        stack.enter_context(interruptible())
+        started = time.monotonic()
+        observer.say("starting Ray, servers, learner and rollout actors ...")
+        stack.enter_context(ray_session(config.cluster))
+
+        servers = ServerFleet.launch(config, run_dir=run_dir.root)
+        stack.callback(servers.close)
+        buffer, plan = _open_buffer(config)
+        learner = LearnerGroup.start(
+            config.model,
+            config.learner,
+            config.algorithm,
+            seed=config.trainer.seed,
+            temperature=config.rollout.temperature,
+            total_updates=plan.total_steps * config.learner.minibatches_per_step * config.learner.epochs_per_step,
+            mode=config.policy_mode,
+            dump_folder=str(run_dir.root / "non_finite"),
+            gpus_per_learner=config.cluster.gpus_per_learner,
+        )
+        stack.callback(learner.stop)
+        rollouts = RolloutFleet(config, buffer)
+        stack.callback(rollouts.close)
+        if checkpoint is not None:
+            learner.load(str(checkpoint.learner))
+            get(buffer.restore.remote(checkpoint.buffer_state()), timeout_s=DATA_TIMEOUT_S, who="the replay buffer")
+            observer.say(f"resumed from {checkpoint.folder.name}")
+        servers.wait_until_ready(timeout_s=config.rollout.server_start_timeout_s)
+        observer.say(f"ready after {time.monotonic() - started:.1f} s: {_readiness(config, plan)}")
+        yield Run(
+            config,
+            run_dir,
+            buffer=buffer,
+            learner=learner,
+            servers=servers,
+            rollouts=rollouts,
+            validation=validation,
+            observer=observer,
+            checkpoint=checkpoint,
+            total_steps=plan.total_steps,
+        )
+
+
+def _check_model(path: str) -> None:
+    if not path:
+        raise ConfigError("model.path is empty; set it to the folder of a model in Hugging Face format")
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError(f"model.path={path!r} is not the folder of a model: it has no config.json")
+
+
+def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat) -> Validation | None:
+    if not config.data.val_files:
+        return None
+    dataset = build_dataset(
+        config,
+        config.data.val_files,
+        plugins=plugins,
+        chat=chat,
+        shuffle=False,
+        max_rows=config.data.max_val_rows,
+        check_reward=RewardTable(config.reward, plugins).check,
+    )
+    return Validation(dataset, config.eval, folder=run_dir.validation_data if config.trainer.keep_trajectories else None)
+
+
+def _open_buffer(config: Config) -> tuple[ActorHandle, BufferPlan]:
+    buffer = BufferActor.remote(config)
+    plan: BufferPlan = get(buffer.open.remote(), timeout_s=DATA_TIMEOUT_S, who="the replay buffer")
+    return buffer, plan
+
+
+def _readiness(config: Config, plan: BufferPlan) -> str:
+    report = plan.report
+    servers = f"{len(config.rollout.urls)} attached" if config.rollout.urls else f"{config.rollout.num_servers} {config.rollout.backend}"
+    skipped = f" ({report.filtered} over-long prompts filtered, {report.truncated} cut)" if report.filtered or report.truncated else ""
+    return (
+        f"{servers} server(s), {config.learner.world_size} learner rank(s), {config.rollout.num_actors} rollout actor(s), "
+        f"{plan.num_tasks} tasks{skipped}, {plan.total_steps} steps"
+    )
