@@ -11,6 +11,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.run_dir import RunDir, write_atomically
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.tracking.closing import ClosingRow, closing_table, write_summary
+from agentrl.tracking.console import validation_text
 from agentrl.tracking.summary import summarise_trajectories
 from agentrl.tracking.timer import PhaseTimer
 from agentrl.tracking.tracker import open_trackers
@@ -95,8 +96,8 @@ class Observer:
         """Record a validation; a baseline's is only said, because it is no point of the run's curve."""
         if baseline is None:
             self._trackers.write("validation", step=step, version=version, values=metrics)
-        name = baseline or f"step {step}"
-        self.say(f"validation of {name}: accuracy {metrics.get('val/accuracy', float('nan')):.3f}")
+        else:
+            self.say(f"validation of {baseline}: {validation_text(metrics)}")
 
     # -------------------------------------------------------------------------------------------------------- end
 
@@ -111,7 +112,7 @@ class Observer:
         if self._config.tracking.report:
             from agentrl.tracking.report import draw_report  # matplotlib loads for a second: only when a picture is drawn
 
-            self.say(f"curves: {draw_report(self._dir.root)}")
+            self.say(f"curves: {draw_report(self._dir.root, max_staleness=self._config.buffer.max_staleness)}")
 
     def close(self) -> None:
         self._trackers.close()

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from agentrl.errors import InfrastructureError
 
-
 TOOL_USE = "tool use where needed"
 
 

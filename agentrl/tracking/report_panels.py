@@ -124,7 +124,7 @@ def draw_learner(axes: Sequence[Axes], series: Series) -> None:
     axes[0].set_title("Learner")
     strips = (
         ("learner/entropy", "entropy", VIOLET),
-        ("learner/kl_behavior", "KL (behavior)", TEAL),
+        ("learner/correction/kl_k3", "KL (behavior ‖ proximal)", TEAL),
         ("learner/grad_norm", "gradient norm", AMBER),
     )
     for strip, (name, label, color) in zip(axes, strips, strict=True):
