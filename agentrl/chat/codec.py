@@ -77,7 +77,7 @@ class Codec:
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """Return the range of characters of each token of `text`."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+        return list(self._tokenizer.encode(_UNENCODABLE.sub("\ufffd", text), add_special_tokens=False).offsets)
 
     def protect(self, content: str, role: Role) -> str:
         """Return `content` with its control tokens split and what no tokenizer can encode replaced by U+FFFD."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -31,7 +32,6 @@ class Conversation:
         self._pending = list(messages)
         self._history: list[TemplateMessage] = []  # all that `_rendered` shows
         self._rendered = ""  # text of the last render, which ends with a generation prompt
-        self._last_turn: Message | None = None
         self._num_turns = 0
         self._is_closed = True  # the last turn ended with a stop token
         self._is_prompted = False  # the generation prompt stands: the next tokens are sampled
@@ -77,7 +77,6 @@ class Conversation:
         self._is_closed = bool(sampled) and sampled[-1] in self._renderer.eos_token_ids
         message = self._view(sampled, is_truncated=is_truncated)
         self._messages.append(message)
-        self._last_turn = message
         self._num_turns += 1
         self._is_prompted = False
         return message
@@ -85,7 +84,7 @@ class Conversation:
     def truncate_prompt(self, max_tokens: int, how: Cut) -> bool:
         """Shorten the longest message of the prompt so that the prompt has at most `max_tokens` tokens.
 
-        `left` drops the start of its content, `right` the end, `middle` the middle; roles, tools and the generation prompt
+        `left` drops the start of its content, `right` the end, `middle` the middle; system message, tools and the frame
         stay whole. Returns whether anything was dropped.
 
         Raises:
@@ -94,10 +93,11 @@ class Conversation:
         assert not self.token_ids, "a prompt is cut before it is rendered"
         is_cut = False
         while (excess := self.num_pending_tokens() - max_tokens) > 0:
-            longest = max(range(len(self._pending)), key=lambda i: len(self._pending[i].content))
+            lengths = [0 if message.role == "system" else len(message.content) for message in self._pending]
+            if not any(lengths):
+                raise DataError(f"the prompt has {max_tokens + excess} tokens without its questions; at most {max_tokens} are allowed")
+            longest = lengths.index(max(lengths))
             message = self._pending[longest]
-            if not message.content:
-                raise DataError(f"the prompt has {max_tokens + excess} tokens without its text; at most {max_tokens} are allowed")
             content = _cut(message.content, self._renderer.codec.token_spans(message.content), excess, how)
             self._pending[longest] = dataclasses.replace(message, content=content)
             self._messages = list(self._pending)
@@ -107,7 +107,7 @@ class Conversation:
 
     def _prepared(self) -> tuple[str, list[TemplateMessage], list[int]]:
         if self._next is None:
-            self._next = self._first_block() if self._last_turn is None else self._block_after(self._last_turn)
+            self._next = self._block() if self._num_turns else self._first_block()
         return self._next
 
     def _first_block(self) -> tuple[str, list[TemplateMessage], list[int]]:
@@ -115,10 +115,10 @@ class Conversation:
         text = self._renderer.render(history, self._tools, add_generation_prompt=True)
         return text, history, self._renderer.codec.encode_rendered(text)
 
-    def _block_after(self, turn: Message) -> tuple[str, list[TemplateMessage], list[int]]:
+    def _block(self) -> tuple[str, list[TemplateMessage], list[int]]:
         renderer = self._renderer
-        is_answered = bool(self._pending) and self._pending[0].role == "tool"
-        history = [*self._history, renderer.sampled(turn, with_calls=is_answered), *map(renderer.shown, self._pending)]
+        results = list(itertools.takewhile(lambda message: message.role == "tool", self._pending))
+        history = [*self._history, renderer.sampled(results), *map(renderer.shown, self._pending)]
         text = renderer.render(history, self._tools, add_generation_prompt=True)
         if not text.startswith(self._rendered):
             raise prefix_error(renderer.codec, self._rendered, text)

@@ -38,16 +38,18 @@ class Renderer:
             result["tool_call_id"] = message.tool_call_id
         return result
 
-    def sampled(self, message: Message, *, with_calls: bool) -> TemplateMessage:
+    def sampled(self, results: Sequence[Message]) -> TemplateMessage:
         """Return the dictionary that stands for a sampled turn: its text is TURN, for its tokens are never rendered.
 
-        The calls keep name and id, because templates repeat them in the tool messages.
+        It makes the calls that `results`, the tool messages behind it, answer: templates check roles and repeat names and ids.
         """
-        result: TemplateMessage = {"role": "assistant", "content": TURN}
-        if with_calls and message.tool_calls:
-            names = [self.codec.protect(call.name or "unknown", "assistant") for call in message.tool_calls]
-            result["tool_calls"] = [self._call(name, call.id, {"turn": TURN}) for name, call in zip(names, message.tool_calls, strict=True)]
-        return result
+        shown: TemplateMessage = {"role": "assistant", "content": TURN}
+        if results:
+            names = [self.codec.protect(result.name or "unknown", "assistant") for result in results]
+            shown["tool_calls"] = [
+                self._call(name, result.tool_call_id, {"turn": TURN}) for name, result in zip(names, results, strict=True)
+            ]
+        return shown
 
     def _protected(self, value: Any) -> Any:
         """Protect the strings inside the arguments of an assistant's call."""
@@ -58,7 +60,7 @@ class Renderer:
         return [self._protected(item) for item in value] if isinstance(value, list | tuple) else value
 
     @staticmethod
-    def _call(name: str, id: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _call(name: str, id: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}
 
     def after_turn(self, text: str) -> str:

@@ -1,0 +1,126 @@
+"""Templates are read from a tokenizer's folder and rendered as `transformers` does."""
+
+import json
+
+import pytest
+from transformers import AutoTokenizer
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.template import ChatTemplate, load_template
+from agentrl.chat.tiny import build_tiny_tokenizer, write_tiny_tokenizer
+from agentrl.errors import ConfigError
+from agentrl.types import Message
+
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "<é>", "parameters": {"type": "object", "properties": {}}}}]
+CALL = {"type": "function", "id": "1", "function": {"name": "f", "arguments": {"x": [1, "ü"]}}}
+MESSAGES = [
+    {"role": "system", "content": "s"},
+    {"role": "user", "content": "a < b & 'é'"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "name": "f", "tool_call_id": "1", "content": "r"},
+]
+
+FEATURES = {
+    "blocks and spaces": "{% for m in messages %}\n    {% if m.content %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}\n",
+    "tojson": "{{ tools | tojson }}{{ tools | tojson(indent=2) }}{{ messages | tojson(sort_keys=true, separators=(',', ':')) }}",
+    "special tokens": "{{ eos_token }}|{{ pad_token }}|{{ bos_token }}",
+    "loop controls": "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% if i == 3 %}{% break %}{% endif %}{% endfor %}",
+    "generation tag": "{% for m in messages %}{% generation %}\n{% set x = m.role %}{{ x }}\n{% endgeneration %}{{ x }}{% endfor %}",
+    "no tools": "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}",
+    "date": "{{ strftime_now('%Y-%m-%d') }}",
+    "namespace": "{% set n = namespace(i=0) %}{% for m in messages %}{% set n.i = n.i + 1 %}{% endfor %}{{ n.i }}{{ dict(a=1) | tojson }}",
+    "methods": "{{ messages[1].content.split('b')[0].strip() }}{{ messages[2].tool_calls[0].function.arguments.items() | list }}",
+}
+
+
+@pytest.mark.parametrize("source", FEATURES.values(), ids=FEATURES.keys())
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_rendering_equals_transformers(tmp_path, source, tools):
+    write_tiny_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(source)
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    for prompted in (False, True):
+        expected = reference.apply_chat_template(MESSAGES, tools=tools, add_generation_prompt=prompted, tokenize=False)
+        assert load_template(tmp_path).render(MESSAGES, tools or (), add_generation_prompt=prompted) == expected
+
+
+def configure(folder, **changes) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_the_template_comes_from_the_users_file_then_the_folders_file_then_the_config(tmp_path):
+    write_tiny_tokenizer(tmp_path)
+    configure(tmp_path, chat_template="from config")
+    (tmp_path / "mine.jinja").write_text("mine")
+    (tmp_path / "chat_template.jinja").write_text("from file")
+
+    def shown(**kwargs) -> str:
+        return load_template(tmp_path, **kwargs).render([], add_generation_prompt=False)
+
+    assert shown(template_file=str(tmp_path / "mine.jinja")) == "mine"
+    assert shown() == "from file"
+    (tmp_path / "chat_template.jinja").unlink()
+    assert shown() == "from config"
+    configure(tmp_path, chat_template=None)
+    with pytest.raises(ConfigError, match=r"no chat template; set model\.chat_template"):
+        shown()
+    with pytest.raises(ConfigError, match=r"absent.jinja' cannot be read"):
+        shown(template_file=str(tmp_path / "absent.jinja"))
+
+
+def test_a_template_for_tools_is_used_when_there_are_tools(tmp_path):
+    write_tiny_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with {{ tools | length }}"}]
+    configure(tmp_path, chat_template=named)
+    template, reference = load_template(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for tools in ((), TOOLS):
+        rendered = template.render(MESSAGES, tools, add_generation_prompt=False)
+        assert rendered == reference.apply_chat_template(MESSAGES, tools=tools or None, tokenize=False)
+
+
+def test_broken_templates_and_folders_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="does not compile: line 2"):
+        ChatTemplate({"default": "\n{% if %}"}, {})
+    with pytest.raises(ConfigError, match="no default chat template; found: tool_use"):
+        ChatTemplate({"tool_use": ""}, {})
+    with pytest.raises(ConfigError, match=r"fails on the roles \[user\]: .*no such thing"):
+        ChatTemplate({"default": "{{ raise_exception('no such thing') }}"}, {}).render([{"role": "user"}], add_generation_prompt=True)
+    with pytest.raises(ConfigError, match="SecurityError"):
+        ChatTemplate({"default": "{{ ''.__class__.__mro__ }}"}, {}).render([], add_generation_prompt=True)
+    with pytest.raises(ConfigError, match="does not exist"):
+        Chat.load(str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        Chat.load(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is not a tokenizer"):
+        Chat.load(str(tmp_path))
+
+
+def test_the_tokens_that_end_a_turn_are_those_of_template_and_generation_config(tmp_path):
+    write_tiny_tokenizer(tmp_path)
+    tokenizer = build_tiny_tokenizer()
+    end, text_end = (tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>"))
+    assert Chat.load(str(tmp_path)).eos_token_ids == (end, text_end)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": text_end}))
+    assert Chat.load(str(tmp_path)).eos_token_ids == (end, text_end)
+    (tmp_path / "generation_config.json").unlink()
+    assert Chat.load(str(tmp_path)).eos_token_ids == (end,)
+    configure(tmp_path, eos_token={"content": "<|endoftext|>"})
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    assert Chat.load(str(tmp_path)).eos_token_ids == (end, text_end)
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }};{% endfor %}")
+    with pytest.raises(ConfigError, match="ends an assistant turn with ';', which holds no special token"):
+        Chat.load(str(tmp_path))
+
+
+def test_padding_and_truncation_of_the_tokenizer_file_are_ignored(tmp_path):
+    write_tiny_tokenizer(tmp_path)
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    prompt = Chat.load(str(tmp_path)).open([Message("user", "0123456789")], []).next_prompt()
+    assert prompt == Chat.load(str(tmp_path)).encode("<|im_start|>user\n0123456789<|im_end|>\n<|im_start|>assistant\n")
+    assert len(prompt) == 18
