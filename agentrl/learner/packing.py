@@ -21,40 +21,42 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, world_size: int) -> list
     """
     if not samples:
         raise ValueError("nothing to pack: the batch holds no samples")
-    bins = _fill_bins(samples, max_tokens)
-    microbatches = [_concatenate(members) for members in bins]
-    return _deal(microbatches, world_size)
+    ordered = sorted(samples, key=lambda s: -s.num_tokens)
+    num_bins = _round_up(-(-sum(s.num_tokens for s in samples) // max_tokens), world_size)
+    while (bins := _spread(ordered, num_bins, max_tokens)) is None:
+        num_bins = _round_up(max(num_bins + 1, int(num_bins * 1.1)), world_size)
+    return _deal([_concatenate(members) for members in bins if members], world_size)
 
 
-def _fill_bins(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
-    """Best-fit decreasing: within 11/9 of the fewest bins, plus one (Johnson 1973)."""
-    bins: list[list[Sample]] = []
-    room: list[int] = []
-    for sample in sorted(samples, key=lambda s: -s.num_tokens):
-        fitting = [i for i, free in enumerate(room) if free >= sample.num_tokens]
-        if fitting:
-            best = min(fitting, key=room.__getitem__)
-        else:
-            best = len(bins)
-            bins.append([])
-            room.append(max_tokens)
-        bins[best].append(sample)
-        room[best] -= sample.num_tokens
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _spread(ordered: Sequence[Sample], num_bins: int, max_tokens: int) -> list[list[Sample]] | None:
+    """Put each sample, longest first, into the emptiest bin; None when one does not fit. (Graham 1969: within 4/3 of even.)"""
+    bins: list[list[Sample]] = [[] for _ in range(num_bins)]
+    loads = [(0, index) for index in range(num_bins)]
+    for sample in ordered:
+        load, index = loads[0]
+        if bins[index] and load + sample.num_tokens > max_tokens:
+            return None
+        bins[index].append(sample)
+        heapq.heapreplace(loads, (load + sample.num_tokens, index))
     return bins
 
 
 def _deal(microbatches: Sequence[Microbatch], world_size: int) -> list[list[Microbatch]]:
-    """Give the largest microbatch to the rank with the fewest tokens that has a place left, then fill up."""
-    places = -(-len(microbatches) // world_size)
+    """Give each rank one of the `world_size` largest, then of the next: ranks wait for each other at every microbatch."""
     shards: list[list[Microbatch]] = [[] for _ in range(world_size)]
-    loads = [(0, rank) for rank in range(world_size)]
-    for microbatch in sorted(microbatches, key=lambda m: -m.num_tokens):
-        load, rank = heapq.heappop(loads)
-        shards[rank].append(microbatch)
-        if len(shards[rank]) < places:
-            heapq.heappush(loads, (load + microbatch.num_tokens, rank))
-    for shard in shards:
-        shard.extend(filler() for _ in range(places - len(shard)))
+    loads = [0] * world_size
+    ordered = sorted(microbatches, key=lambda m: -m.num_tokens)
+    for start in range(0, len(ordered), world_size):
+        row = ordered[start : start + world_size]
+        row += [filler() for _ in range(world_size - len(row))]
+        # The largest of a row goes to the rank that had the least so far.
+        for microbatch, rank in zip(row, sorted(range(world_size), key=loads.__getitem__), strict=True):
+            shards[rank].append(microbatch)
+            loads[rank] += microbatch.num_tokens
     return shards
 
 

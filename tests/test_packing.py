@@ -1,0 +1,122 @@
+"""Laws of packing: nothing lost, nothing padded, ranks in step."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.learner.batch import Sample, samples_from
+from agentrl.learner.packing import pack
+from agentrl.types import Outcome, Trajectory
+
+
+@st.composite
+def samples(draw):
+    lengths = draw(st.lists(st.integers(1, 30), min_size=1, max_size=20))
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    return [make_sample(index, length, rng) for index, length in enumerate(lengths)]
+
+
+def make_sample(index, length, rng):
+    action_mask = rng.random(length) < 0.5
+    action_mask[0] = False
+    loss_mask = action_mask & (rng.random(length) < 0.8)
+    tokens = rng.integers(0, 1000, length).astype(np.int32)
+    return Sample(
+        index, tokens, action_mask, loss_mask, rng.normal(size=length).astype(np.float32), rng.normal(size=length).astype(np.float32)
+    )
+
+
+@given(samples(), st.integers(8, 64), st.integers(1, 4))
+def test_packing_keeps_every_token_and_its_facts(batch, max_tokens, world_size):
+    shards = pack(batch, max_tokens=max_tokens, world_size=world_size)
+    seen = []
+    for microbatch in (m for shard in shards for m in shard if not m.is_filler):
+        starts = np.concatenate([[0], np.cumsum(microbatch.segment_lengths)])
+        for place, index in enumerate(microbatch.sample_indices):
+            sample, mask = batch[index], batch[index].action_mask
+            own = slice(starts[place], starts[place + 1])
+            columns = microbatch.sequence_ids == place
+            np.testing.assert_array_equal(microbatch.token_ids[own], sample.token_ids)
+            np.testing.assert_array_equal(microbatch.position_ids[own], np.arange(sample.num_tokens))
+            np.testing.assert_array_equal(microbatch.predictor_positions[columns] + 1 - starts[place], np.flatnonzero(mask))
+            np.testing.assert_array_equal(microbatch.targets[columns], sample.token_ids[mask])
+            np.testing.assert_array_equal(microbatch.loss_mask[columns], sample.loss_mask[mask])
+            np.testing.assert_array_equal(microbatch.behavior_logprobs[columns], sample.behavior_logprobs[mask])
+            np.testing.assert_array_equal(microbatch.advantages[columns], sample.advantages[mask])
+            seen.append(index)
+    assert sorted(seen) == list(range(len(batch)))
+
+
+@given(samples(), st.integers(8, 64), st.integers(1, 4))
+def test_ranks_have_as_many_microbatches_within_the_budget(batch, max_tokens, world_size):
+    shards = pack(batch, max_tokens=max_tokens, world_size=world_size)
+    assert len(shards) == world_size
+    assert len({len(shard) for shard in shards}) == 1
+    for microbatch in (m for shard in shards for m in shard):
+        assert microbatch.num_tokens <= max_tokens or len(microbatch.segment_lengths) == 1
+    fillers = [m for shard in shards for m in shard if m.is_filler]
+    assert len(fillers) < world_size
+    assert sum(m.num_action_tokens + m.num_sequences + m.num_tokens for m in fillers) == 0
+
+
+def test_ranks_get_equal_loads():
+    rng = np.random.default_rng(0)
+    batch = [make_sample(i, int(n), rng) for i, n in enumerate(rng.integers(5, 60, 200))]
+    loads = [sum(m.num_tokens for m in shard) for shard in pack(batch, max_tokens=256, world_size=4)]
+    assert max(loads) < 1.1 * min(loads)
+
+
+def test_an_empty_batch_is_refused():
+    with pytest.raises(ValueError, match="nothing to pack"):
+        pack([], max_tokens=8, world_size=1)
+
+
+# ------------------------------------------------------------------------------------------- trajectories to samples
+
+turns = st.lists(st.tuples(st.booleans(), st.integers(1, 5)), min_size=1, max_size=6)
+
+
+def trajectory(spans, *, context_factor=1):
+    """A prompt, then spans of (is_action, length); context spans are `context_factor` times as long."""
+    mask = [False, False]
+    for is_action, length in spans:
+        mask += [is_action] * (length if is_action else length * context_factor)
+    action_mask = np.array(mask)
+    count = int(action_mask.sum())
+    tokens = np.full(len(mask), 9, np.int32)
+    tokens[action_mask] = np.arange(100, 100 + count)
+    logprobs = np.zeros(len(mask), np.float32)
+    logprobs[action_mask] = -np.arange(1, count + 1)
+    versions = np.where(action_mask, 3, -1).astype(np.int32)
+    return Trajectory(0, 0, "t", "d", "a", tokens, action_mask, logprobs, versions, versions.astype(np.int16), (), (), Outcome.COMPLETED)
+
+
+@given(turns, st.integers(2, 5), st.floats(-2, 2, width=32))
+def test_context_tokens_change_no_fact_of_an_action_token(spans, factor, advantage):
+    def columns(one):
+        [[microbatch]] = pack(samples_from([one], [advantage]), max_tokens=1, world_size=1)
+        facts = (microbatch.targets, microbatch.behavior_logprobs, microbatch.advantages, microbatch.loss_mask, microbatch.sequence_ids)
+        return [fact.tolist() for fact in facts], microbatch.num_loss_tokens, microbatch.num_sequences
+
+    compact = [span for span in spans if span[0]]
+    assert columns(trajectory(spans)) == columns(trajectory(spans, context_factor=factor)) == columns(trajectory(compact))
+
+
+@given(turns, st.floats(-2, 2, width=32))
+def test_every_action_token_has_the_advantage_whatever_follows_it_or_is_rejected(spans, advantage):
+    one = trajectory([*spans, (True, 2), (False, 3)])  # ends in a context span
+    [sample] = samples_from([one], [advantage])
+    assert set(sample.advantages[one.action_mask].tolist()) == {advantage}
+    assert set(sample.advantages[~one.action_mask].tolist()) == {0.0}
+    rejected = sample.action_mask.copy()
+    rejected[np.flatnonzero(rejected)[-1]] = False
+    partial = Sample(0, sample.token_ids, sample.action_mask, rejected, sample.behavior_logprobs, sample.advantages)
+    [[microbatch]] = pack([partial], max_tokens=100, world_size=1)
+    assert microbatch.num_loss_tokens == microbatch.num_action_tokens - 1
+    assert set(microbatch.advantages.tolist()) == {advantage}
+
+
+def test_supervised_samples_never_learn_the_first_token():
+    sample = Sample.supervised(0, np.array([5, 6, 7], np.int32), np.array([True, False, True]))
+    assert sample.loss_mask.tolist() == [False, False, True]
