@@ -24,7 +24,7 @@ FEATURES = {
     "blocks and spaces": "{% for m in messages %}\n    {% if m.content %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}\n",
     "tojson": "{{ tools | tojson }}{{ tools | tojson(indent=2) }}{{ messages | tojson(sort_keys=true, separators=(',', ':')) }}",
     "special tokens": "{{ eos_token }}|{{ pad_token }}|{{ bos_token }}",
-    "loop controls": "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% if i == 3 %}{% break %}{% endif %}{% endfor %}",
+    "loop controls": "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% elif i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
     "generation tag": "{% for m in messages %}{% generation %}\n{% set x = m.role %}{{ x }}\n{% endgeneration %}{{ x }}{% endfor %}",
     "no tools": "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}",
     "date": "{{ strftime_now('%Y-%m-%d') }}",
