@@ -171,7 +171,9 @@ def test_no_more_is_leased_than_the_run_needs():
     target = buffer(groups_per_step=2, max_staleness=3, total_groups=4)
     leases = target.lease("a", 99, 0.0)
     assert len(leases) == 4
+    target.add("a", wire(play(leases[1], 0)))
     target.drop_group("a", 1, "reward_error")
+    assert target.stats()["stored_bytes"] == 0
     assert [lease.group_id for lease in target.lease("a", 99, 0.0)] == [4]
     assert target.lease("a", 99, 0.0) == []
 

@@ -28,6 +28,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.owners = list(OWNERS)
         self.held: dict[int, str] = {}
         self.arrived: dict[int, dict[int, int]] = {}  # group -> member -> version
+        self.leases: list[int] = []
         self.is_learning = False
         self.taken: list[int] = []
         self.gone: set[int] = set()
@@ -47,6 +48,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert group_id not in self.gone
         self.held[group_id] = self.owners[which]
         self.arrived[group_id] = {}
+        self.leases.append(group_id)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), age=st.integers(0, 3))
@@ -63,6 +65,17 @@ class LedgerMachine(RuleBasedStateMachine):
             self.arrived[group_id][member] = version
         if expected == "ready":
             del self.held[group_id]
+
+    @precondition(lambda self: self.held)
+    @rule(ages=st.lists(st.integers(0, 3), min_size=2, max_size=2), which=st.integers(0, 5))
+    def finish(self, ages: list[int], which: int) -> None:
+        """All members still missing, of ages of their own: the oldest decides."""
+        group_id = sorted(self.held)[which % len(self.held)]
+        for member in set(range(self.settings["group_size"])) - self.arrived[group_id].keys():
+            version = max(0, self.version - ages[member])
+            self.arrived[group_id][member] = version
+            self.ledger.add_member(self.held[group_id], group_id, member, version)
+        del self.held[group_id]
 
     @rule(group_id=st.integers(0, 20), which=st.integers(0, 2))
     def add_what_is_not_held(self, group_id: int, which: int) -> None:
@@ -99,7 +112,8 @@ class LedgerMachine(RuleBasedStateMachine):
         if batch is None:
             assert self.ledger.num_ready < self.settings["groups_per_step"]
             return
-        assert [group.order for group in batch] == sorted(group.order for group in batch)
+        last_lease = [len(self.leases) - self.leases[::-1].index(group.group_id) for group in batch]
+        assert last_lease == sorted(last_lease)
         for group in batch:
             assert group.group_id not in self.gone, "taken or dropped before"
             oldest = [version for version in self.arrived[group.group_id].values() if version != NO_VERSION]
@@ -170,7 +184,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert probe.num_ready >= self.settings["groups_per_step"] or probe.can_lease()
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestLedgerMachine = LedgerMachine.TestCase
 
 
@@ -219,6 +233,16 @@ def test_a_straggler_that_became_too_old_is_dropped_and_its_place_is_leased_agai
     assert ledger.counts().dropped == {"stale": 1}
 
 
+def test_the_oldest_token_of_all_members_decides():
+    ledger = Ledger(groups_per_step=1, max_staleness=1, group_size=2)
+    ledger.advance(2)
+    group_id = ledger.lease("a")
+    ledger.add_member("a", group_id, 0, 2)
+    ledger.add_member("a", group_id, 1, 0)
+    assert ledger.take(1) is None
+    assert ledger.drop_stale() == [group_id]
+
+
 def test_a_group_without_any_sampled_token_is_never_stale():
     ledger = Ledger(groups_per_step=1, max_staleness=0, group_size=1)
     ledger.advance(0)
@@ -237,6 +261,18 @@ def test_the_oldest_lease_is_taken_first_not_the_first_to_finish():
     batch = ledger.take(2)
     assert batch is not None
     assert [group.group_id for group in batch] == [first, second]
+
+
+def test_a_group_leased_again_queues_behind_those_leased_meanwhile():
+    ledger = Ledger(groups_per_step=2, max_staleness=0, group_size=1)
+    ledger.advance(0)
+    ledger.lease("a")
+    ready(ledger, "b", version=0)
+    ledger.release("a")
+    assert ready(ledger, "b", version=0) == 0
+    batch = ledger.take(2)
+    assert batch is not None
+    assert [group.group_id for group in batch] == [1, 0]
 
 
 def test_a_queued_group_goes_to_the_next_owner_before_any_further_one_is_drawn():
