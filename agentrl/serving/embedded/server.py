@@ -96,7 +96,6 @@ def serve(
         yield
         watch.cancel()
         service.abort_all()
-        await asyncio.to_thread(engine.stop)
 
     service = Service(engine, Weights(model), model_path=model_path, version=weight_version)
     info = {"version": _version(), "backend": "agentrl-embedded", "dtype": dtype, **config.model_dump()}
@@ -110,7 +109,10 @@ def serve(
         lifespan="on",
     )
     ending.server = uvicorn.Server(settings)
-    ending.server.run(sockets=[listener])
+    try:
+        ending.server.run(sockets=[listener])
+    finally:
+        engine.stop()  # not in the lifespan: a forced exit skips its end, and the engine's thread would keep the process
     return 1 if ending.reason or not ending.server.started else 0
 
 

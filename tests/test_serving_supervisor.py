@@ -1,0 +1,321 @@
+"""Server processes: start, death and restart, end, and the ways in which a start is refused."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import trio
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from agentrl.config.schema import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
+from agentrl.errors import ServerError, UserError
+from agentrl.http.client import HttpClient
+from agentrl.serving.embedded.server import serve
+from agentrl.serving.launch import EmbeddedServer, SGLangServer, launcher
+from agentrl.serving.supervisor import Supervisor, generates, probe
+from agentrl.sglang.client import SGLangClient
+from agentrl.types import SamplingParams
+
+SMALL = EmbeddedServerConfig(num_blocks=8, page_size=16)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        max_position_embeddings=128, tie_word_embeddings=True, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def wait_for(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def is_gone(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+class Script:
+    """A launcher of arbitrary Python instead of a server."""
+
+    def __init__(self, code):
+        self._code = code
+
+    def command(self, model_path, *, weight_version, host, port):
+        return [sys.executable, "-c", self._code, host, str(port)]
+
+    def environment(self):
+        return {}
+
+
+def supervisor(made, tmp_path, *, max_restarts=3, timeout_s=60.0):
+    return Supervisor(made, log_file=tmp_path / "servers" / "s.log", start_timeout_s=timeout_s, max_restarts=max_restarts)
+
+
+def test_a_killed_server_is_restarted_until_the_budget_is_spent(model, tmp_path):
+    watched = supervisor(EmbeddedServer(SMALL, "float32"), tmp_path, max_restarts=1)
+    try:
+        url = watched.start(model, "5")
+        first = watched.status()
+        assert (first.state, first.restarts, first.url) == ("ready", 0, url)
+
+        async def ask():
+            client = SGLangClient(url)
+            generation = await client.generate([3], SamplingParams(2), rid="a")
+            await client.aclose()
+            return generation
+
+        assert set(trio.run(ask).versions) == {5}
+        os.kill(first.pid, signal.SIGKILL)
+        wait_for(lambda: watched.status().state == "needs_weights")
+        second = watched.status()
+        assert second.restarts == 1
+        assert second.pid != first.pid
+        assert generates(second.url, api_key=None, timeout_s=10)
+        watched.mark_ready()
+        assert watched.status().state == "ready"
+
+        os.kill(second.pid, signal.SIGKILL)
+        wait_for(lambda: watched.status().state == "failed")
+        assert "signal SIGKILL" in watched.status().message
+        assert "listening on" in watched.status().message  # the end of its log
+        watched.mark_ready()
+        assert watched.status().state == "failed"
+    finally:
+        watched.stop()
+
+
+def test_stop_ends_the_server_and_is_not_mistaken_for_a_death(model, tmp_path):
+    watched = supervisor(EmbeddedServer(SMALL, "float32"), tmp_path)
+    watched.start(model, "0")
+    pid = watched.status().pid
+    watched.stop()
+    watched.stop()
+    assert is_gone(pid)
+    assert watched.status().restarts == 0
+    assert probe(watched.status().url, api_key=None, timeout_s=2).state == "failed"
+
+
+def test_a_server_that_ends_while_starting_shows_the_end_of_its_log(tmp_path):
+    watched = supervisor(Script("print('no such device'); raise SystemExit(3)"), tmp_path)
+    with pytest.raises(ServerError, match=r"exit status 3(.|\n)*no such device"):
+        watched.start("m", "0")
+    assert watched.status().state == "failed"
+    watched.stop()
+
+
+def test_a_server_that_never_generates_is_ended_with_all_its_children(tmp_path):
+    code = "import subprocess, sys, time, signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+    code += "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(p.pid, flush=True); time.sleep(600)"
+    watched = supervisor(Script(code), tmp_path, timeout_s=2)
+    with pytest.raises(ServerError, match="server_start_timeout_s=2"):
+        watched.start("m", "0")
+    child = int((tmp_path / "servers" / "s.log").read_text())
+    wait_for(lambda: is_gone(child))
+    assert is_gone(watched.status().pid)
+
+
+def test_a_command_that_does_not_exist_is_one_line(tmp_path):
+    class Missing(Script):
+        def command(self, *args, **kwargs):
+            return ["/nowhere/python"]
+
+    with pytest.raises(ServerError, match="cannot start /nowhere/python"):
+        supervisor(Missing(""), tmp_path).start("m", "0")
+
+
+def test_the_server_ends_when_its_starter_is_killed(model, tmp_path):
+    starter = f"""
+import sys, time
+from pathlib import Path
+from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.serving.launch import EmbeddedServer
+from agentrl.serving.supervisor import Supervisor
+s = Supervisor(EmbeddedServer(EmbeddedServerConfig(num_blocks=8, page_size=16), "float32"), log_file=Path({str(tmp_path)!r}) / "s.log",
+               start_timeout_s=60, max_restarts=0)
+s.start({model!r}, "0")
+print(s.status().pid, flush=True)
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
+    try:
+        pid = int(process.stdout.readline())
+        assert not is_gone(pid)
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: is_gone(pid))
+
+
+def test_the_guard_takes_its_command_down_with_the_starter(tmp_path):
+    command = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    starter = f"""
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-m", "agentrl.serving.guard", "--parent-pid", str(os.getpid()), "--", sys.executable, "-c", {command!r}],
+                 start_new_session=True)
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
+    try:
+        pid = int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: is_gone(pid))
+
+
+@pytest.mark.parametrize(("code", "status"), [("raise SystemExit(4)", 4), ("import os; os.kill(os.getpid(), 9)", 137)])
+def test_the_guard_reports_how_its_command_ended(code, status):
+    guard = [sys.executable, "-m", "agentrl.serving.guard", "--parent-pid", str(os.getpid()), "--", sys.executable, "-c", code]
+    assert subprocess.run(guard, check=False).returncode == status
+
+
+def test_sigterm_ends_the_server_by_itself(model, tmp_path):
+    process = start_embedded(model)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) in (0, -signal.SIGTERM)
+
+
+def test_a_dead_generation_loop_ends_the_process_with_status_1(model):
+    """Sampling is made to fail at its second call: the first is the warm-up."""
+    broken = f"""
+import logging, sys
+from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.serving.embedded import engine, server
+logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+real, calls = engine.sample, []
+def sample(*args):
+    calls.append(args)
+    return real(*args) if len(calls) == 1 else 1 / 0
+engine.sample = sample
+sys.exit(server.serve({model!r}, port=0, config=EmbeddedServerConfig(num_blocks=8, page_size=16)))
+"""
+    process = subprocess.Popen([sys.executable, "-c", broken], stderr=subprocess.PIPE, text=True)
+    listen(process)
+    assert not generates(url_of(process), api_key=None, timeout_s=20)
+    rest = process.stderr.read()
+    assert process.wait(timeout=30) == 1
+    assert "the generation loop died: the server ends" in rest
+
+
+def test_a_server_with_a_key_answers_only_those_who_have_it(model, monkeypatch):
+    monkeypatch.setenv("TEST_SERVER_KEY", "sesame")
+    process = start_embedded(model, "--api-key-env", "TEST_SERVER_KEY")
+    url = url_of(process)
+
+    async def script():
+        async with HttpClient(url) as http:
+            without = [(await http.request("GET", path)).status for path in ("/model_info", "/ready")]
+        wrong, right = SGLangClient(url, api_key="guess"), SGLangClient(url, api_key="sesame")
+        with pytest.raises(ServerError) as refused:
+            await wrong.model_info()
+        generation = await right.generate([3], SamplingParams(1), rid="a")
+        await wrong.aclose()
+        await right.aclose()
+        return without, refused.value.status, len(generation.token_ids)
+
+    try:
+        assert trio.run(script) == ([401, 200], 401, 1)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def start_embedded(model, *options):
+    sizes = ["--num-blocks", "8", "--page-size", "16", "--weight-version", "0"]
+    command = [sys.executable, "-m", "agentrl.serving.embedded", model, "--port", "0", *sizes, *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    return listen(process)
+
+
+def listen(process):
+    """Wait until a server says where it listens."""
+    process.lines = []
+    for line in process.stderr:
+        process.lines.append(line)
+        if "listening on" in line:
+            break
+    return process
+
+
+def url_of(process):
+    url = process.lines[-1].split("listening on ")[1].strip()
+    wait_for(lambda: generates_or_refuses(url))
+    return url
+
+
+def generates_or_refuses(url):
+    async def ask():
+        async with HttpClient(url) as http:
+            try:
+                return (await http.request("GET", "/ready")).status == 200
+            except ServerError:
+                return False
+
+    return trio.run(ask)
+
+
+# ------------------------------------------------------------------------------------------------- refused starts
+
+
+def test_a_taken_port_is_a_clear_error(model):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
+            serve(model, port=port)
+
+
+def test_another_host_needs_a_key(model, monkeypatch):
+    with pytest.raises(UserError, match=r"0\.0\.0\.0.*API key"):
+        serve(model, host="0.0.0.0", port=0)
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(UserError, match="NO_SUCH_KEY"):
+        serve(model, port=0, api_key_env="NO_SUCH_KEY")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no config\.json"):
+        serve(str(tmp_path), port=0)
+
+
+def test_a_broken_model_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_architecture"}')
+    process = subprocess.run(
+        [sys.executable, "-m", "agentrl.serving.embedded", str(tmp_path), "--port", "0"], check=False, capture_output=True, text=True
+    )
+    assert process.returncode == 2
+    assert process.stderr.startswith("error: the model in ")
+    assert "Traceback" not in process.stderr
+
+
+# ---------------------------------------------------------------------------------------------------- command lines
+
+
+def test_the_launcher_follows_the_backend():
+    assert isinstance(launcher(RolloutConfig(), dtype="float32"), EmbeddedServer)
+    made = launcher(
+        RolloutConfig(backend="sglang", sglang=SGLangServerConfig(python="/opt/sg/bin/python", args={"tp_size": 2})), dtype="bfloat16"
+    )
+    assert isinstance(made, SGLangServer)
+    command = made.command("m", weight_version="3", host="127.0.0.1", port=5)
+    assert command[command.index("--") + 1 :] == [
+        *("/opt/sg/bin/python", "-m", "sglang.launch_server", "--model-path", "m", "--host", "127.0.0.1", "--port", "5"),
+        *("--dtype", "bfloat16", "--weight-version", "3", "--tp-size", "2"),
+    ]
+    assert Path(command[0]).name.startswith("python")
