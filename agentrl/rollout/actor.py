@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import ray
 import trio
@@ -24,7 +24,7 @@ from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.plugins import load_plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.manager import AgentLoopManager
+from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits
 from agentrl.sglang.client import SGLangClient
@@ -37,6 +37,10 @@ LEASE_WAIT_S = 5.0
 BUFFER_TIMEOUT_S = 120.0
 """A buffer that does not answer for so long ends the process; its owner's leases are then given to another."""
 STOP_TIMEOUT_S = 30.0
+
+
+class Buffer(TaskSource, TrajectorySink, Protocol):
+    """Both ends of the replay buffer."""
 
 
 class RemoteBuffer:
@@ -69,7 +73,7 @@ class RemoteBuffer:
 class RolloutPart:
     """What RolloutActor is, without Ray around it: an AgentLoopManager in a trio thread, called from other threads."""
 
-    def __init__(self, config: Config, buffer: RemoteBuffer | None) -> None:
+    def __init__(self, config: Config, buffer: Buffer | None) -> None:
         """Load tokenizer, plugins and rewards, and start the thread.
 
         Raises:

@@ -25,6 +25,8 @@ PROBE_INTERVAL_S = 0.5
 PROBE_TIMEOUT_S = 5.0
 MAX_SERVER_FAILURES = 3
 """Failures of servers under ONE generation before it is given up: a request that kills servers must not go round."""
+FAILURE_PAUSE_S = 0.2
+"""Times the failures so far: an overloaded server needs a moment."""
 EMPTY_CHUNK_PAUSE_S = 0.05
 """An abort in the waiting queue brings no token: without a pause, a server that aborts everything is asked in a tight loop."""
 
@@ -194,6 +196,7 @@ class Router:
                 self._mark_down(server)
                 if failures == MAX_SERVER_FAILURES:
                     raise ServerError(f"servers failed {failures} times in turn, the last: {error}", status=error.status) from error
+                await trio.sleep(failures * FAILURE_PAUSE_S)
             else:
                 if piece is not None:
                     return piece

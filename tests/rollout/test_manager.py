@@ -1,0 +1,284 @@
+"""Hundreds of attempts at once: every lease is settled, the failure of one never ends another, limits hold."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.config.schema import EvalConfig
+from agentrl.errors import ServerError, ToolError
+from agentrl.plugins import AgentLoop, Tool, ToolResult
+from agentrl.types import Lease, Outcome, Trajectory
+
+
+class Book:
+    """Source and sink: leases `groups` of `size` in order, then nothing; keeps what came back."""
+
+    def __init__(self, tasks: Sequence, size: int) -> None:
+        self.waiting = [Lease(index, task, size, 0) for index, task in enumerate(tasks)]
+        self.size = size
+        self.leased: list[int] = []
+        self.added: list[Trajectory] = []
+        self.dropped: dict[int, str] = {}
+        self.num_shipments = 0
+        self.all_settled = trio.Event()
+
+    async def lease(self, limit: int) -> Sequence[Lease]:
+        assert limit >= 1
+        if not self.waiting:
+            await trio.sleep_forever()
+        await trio.sleep(0.1)
+        taken, self.waiting = self.waiting[:limit], self.waiting[limit:]
+        self.leased += [lease.group_id for lease in taken]
+        return taken
+
+    async def add(self, trajectories: Sequence[Trajectory]) -> None:
+        self.num_shipments += 1
+        assert not any(t.group_id in self.dropped for t in trajectories)
+        self.added += trajectories
+        await trio.sleep(0.05)
+        self._check()
+
+    async def drop_group(self, group_id: int, reason: str) -> None:
+        assert group_id not in self.dropped
+        self.dropped[group_id] = reason
+        self._check()
+
+    def members(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for trajectory in self.added:
+            found.setdefault(trajectory.group_id, []).append(trajectory.member)
+        return found
+
+    def _check(self) -> None:
+        whole = sum(len(members) == self.size for group, members in self.members().items() if group not in self.dropped)
+        if not self.waiting and whole + len(self.dropped) == len(self.leased):
+            self.all_settled.set()
+
+
+class Unlucky(AgentLoop):
+    """Sleeps a random while, then fails or not by a seeded draw; counts how many run at once."""
+
+    name: ClassVar[str] = "unlucky"
+    chance: ClassVar[random.Random] = random.Random(0)
+    weights: ClassVar[Sequence[float]] = ()
+    running: ClassVar[int] = 0
+    most: ClassVar[int] = 0
+    played: ClassVar[Counter] = Counter()
+
+    async def run(self, task, session) -> None:
+        cls = type(self)
+        cls.running += 1
+        cls.most = max(cls.most, cls.running)
+        cls.played[task.task_id] += 1
+        try:
+            await session.generate()
+            await trio.sleep(self.chance.uniform(0, 5))
+            match self.chance.choices(["fine", "agent", "tool", "server", "hang"], self.weights)[0]:
+                case "agent":
+                    raise ValueError("a bug")
+                case "tool":
+                    raise ToolError("broken")
+                case "server":
+                    raise ServerError("gone")
+                case "hang":
+                    await trio.sleep_forever()
+        finally:
+            cls.running -= 1
+
+
+def play_all(world, book: Book) -> dict[str, float]:
+    """Run the manager on the book until all of it is settled."""
+
+    async def main(manager):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(manager.run, book, book)
+            await book.all_settled.wait()
+            stats = manager.stats()
+            nursery.cancel_scope.cancel()
+        return stats
+
+    return world.run(main)
+
+
+def set_luck(seed: int, weights: Sequence[float]) -> None:
+    Unlucky.chance, Unlucky.weights = random.Random(seed), weights
+    Unlucky.running = Unlucky.most = 0
+    Unlucky.played.clear()
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 999), size=st.integers(1, 5), limit=st.integers(1, 200))
+def test_every_lease_is_settled_whatever_fails(stage, seed, size, limit):
+    set_luck(seed, (0.7, 0.05, 0.1, 0.1, 0.05))
+    rollout = {"group_size": size, "max_concurrent_trajectories": limit, "max_retries": 1}
+    world = stage.World(lambda *_: "#### 42", rollout=rollout, plugins=[Unlucky], agent={"trajectory_timeout_s": 20.0})
+    book = Book([stage.task(agent="unlucky", task_id=f"t:{i}") for i in range(60)], size)
+    stats = play_all(world, book)
+    members = book.members()
+    for group in range(60):
+        if group in book.dropped:
+            assert book.dropped[group] in {"timeout", "tool_error", "model_error", "aborted"}
+        else:
+            assert sorted(members[group]) == list(range(size))
+    assert all(t.outcome is Outcome.COMPLETED and t.reward == 1.0 for t in book.added)
+    assert Unlucky.most <= limit
+    assert Unlucky.running == stats["in_flight"] == 0
+    finished = {name: count for name, count in stats.items() if name.startswith("outcome/")}
+    assert sum(finished.values()) == stats["finished"]
+    assert stats["dropped_groups"] if book.dropped else True
+
+
+def test_hundreds_are_in_flight_at_once(stage):
+    set_luck(0, (1, 0, 0, 0, 0))
+    world = stage.World(lambda *_: "hm", rollout={"group_size": 8, "max_concurrent_trajectories": 400}, plugins=[Unlucky])
+    book = Book([stage.task(agent="unlucky") for _ in range(100)], 8)
+    play_all(world, book)
+    assert Unlucky.most == 400
+    assert len(book.added) == 800
+    assert book.num_shipments < 800  # small ones travel together
+
+
+def test_a_group_larger_than_the_limit_takes_turns(stage):
+    set_luck(0, (1, 0, 0, 0, 0))
+    world = stage.World(lambda *_: "hm", rollout={"group_size": 7, "max_concurrent_trajectories": 3}, plugins=[Unlucky])
+    book = Book([stage.task(agent="unlucky") for _ in range(3)], 7)
+    play_all(world, book)
+    assert Unlucky.most == 3
+    assert len(book.added) == 21
+
+
+@pytest.mark.parametrize(
+    ("policy", "plays", "dropped"), [("retry", 3, {0: "tool_error"}), ("drop", 1, {0: "tool_error"}), ("train", 1, {})]
+)
+def test_the_policy_per_outcome(stage, policy, plays, dropped):
+    set_luck(0, (0, 0, 1, 0, 0))
+    world = stage.World(lambda *_: "hm", rollout={"on_outcome": {"tool_error": policy}, "max_retries": 2}, plugins=[Unlucky])
+    book = Book([stage.task(agent="unlucky")], 1)
+    stats = play_all(world, book)
+    assert Unlucky.played["t:0"] == plays
+    assert book.dropped == dropped
+    assert [t.outcome for t in book.added] == ([] if dropped else [Outcome.TOOL_ERROR])
+    assert stats.get("retried", 0) == plays - 1
+
+
+class Flaky(Unlucky):
+    """Fails the first attempt only."""
+
+    name: ClassVar[str] = "flaky"
+
+    async def run(self, task, session) -> None:
+        self.played[task.task_id] += 1
+        await session.generate()
+        if self.played[task.task_id] == 1:
+            raise ToolError("once")
+
+
+def test_a_retried_member_counts_once(stage):
+    set_luck(0, ())
+    world = stage.World(lambda *_: "hm", plugins=[Flaky])
+    book = Book([stage.task(agent="flaky")], 1)
+    stats = play_all(world, book)
+    assert [(t.member, t.outcome) for t in book.added] == [(0, Outcome.COMPLETED)]
+    assert (stats["finished"], stats["retried/tool_error"]) == (2, 1)
+
+
+class Hotel(Tool):
+    """Counts its guests: whoever was started must be closed."""
+
+    name: ClassVar[str] = "hotel"
+    description: ClassVar[str] = "a room"
+    parameters: ClassVar = {"type": "object"}
+    runtime = "trio"
+    guests: ClassVar[int] = 0
+    arrivals: ClassVar[int] = 0
+
+    async def start(self) -> None:
+        type(self).guests += 1
+        type(self).arrivals += 1
+
+    async def call(self, arguments) -> ToolResult:
+        await trio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        await trio.sleep(1)
+        type(self).guests -= 1
+
+
+def test_cancelling_the_run_closes_every_tool_and_leaves_no_request(stage):
+    Hotel.guests = Hotel.arrivals = 0
+    world = stage.World(
+        lambda *_: stage.call("hotel", "{}"), agent={"tools": ("hotel",)}, rollout={"group_size": 4}, plugins=[Hotel], latency_s=0.5
+    )
+    book = Book([stage.task() for _ in range(10)], 4)
+
+    async def main(manager):
+        with trio.move_on_after(10):
+            await manager.run(book, book)
+
+    world.run(main)
+    assert Hotel.arrivals == 40
+    assert Hotel.guests == 0
+    assert world.client.running == 0
+
+
+def test_an_error_of_the_sink_ends_the_run(stage):
+    class Broken(Book):
+        async def add(self, trajectories) -> None:
+            raise OSError("disk full")
+
+    world = stage.World(lambda *_: "hm")
+
+    async def main(manager):
+        book = Broken([stage.task()], 1)
+        with pytest.raises(ExceptionGroup) as caught:
+            await manager.run(book, book)
+        assert caught.group_contains(OSError, match="disk full")
+
+    world.run(main)
+
+
+def test_kinds_of_agents_mix_in_one_batch(stage):
+    partner = {"name": "gsm8k", "ground_truth": "42"}
+    tasks = [
+        stage.task("single", agent="single_turn_agent", data_source="gsm8k"),
+        stage.task("tool"),
+        stage.task("interaction", agent="interaction_agent", interaction_kwargs=partner, extra_info={"needs_tool": False}),
+        stage.task("both", interaction_kwargs=partner, extra_info={"needs_tool": True}),
+    ]
+
+    lines = {
+        "single": ["#### 42"],
+        "tool": [stage.call(), "#### 42"],
+        "interaction": ["#### 40", "#### 41", "#### 42"],
+        "both": [stage.call(), "#### 41", "#### 42"],
+    }
+
+    def script(turn: int, text: str) -> str:
+        return next(said for question, said in lines.items() if f"user\n{question}<|im_end|>" in text)[turn]
+
+    world = stage.World(script, rollout={"group_size": 2})
+    book = Book(tasks, 2)
+    play_all(world, book)
+    by_group = {t.group_id: t for t in book.added}
+    assert [by_group[i].metrics["num_turns"] for i in range(4)] == [1, 2, 3, 3]
+    assert [by_group[i].agent_name for i in range(4)] == ["single_turn_agent", "tool_agent", "interaction_agent", "tool_agent"]
+    assert all(t.reward == 1.0 for t in book.added)
+    assert by_group[3].extra_info == {"needs_tool": True}
+
+
+def test_validation_returns_everything_in_order_with_its_own_sampling(stage):
+    set_luck(1, (0.5, 0.5, 0, 0, 0))
+    world = stage.World(lambda *_: "hm", plugins=[Unlucky])
+    trajectories = world.play(*[stage.task(agent="unlucky") for _ in range(10)], n=3, sampling=EvalConfig(temperature=0.0, top_k=5))
+    assert [(t.group_id, t.member) for t in trajectories] == [(g, m) for g in range(10) for m in range(3)]
+    assert {t.outcome for t in trajectories} == {Outcome.COMPLETED, Outcome.ABORTED}  # failures are told, not retried
+    assert {(p.temperature, p.top_k) for p in world.client.params} == {(0.0, 5)}
