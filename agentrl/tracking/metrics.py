@@ -107,8 +107,10 @@ class MetricsFile:
 
     def log(self, record: StepRecord) -> None:
         """Append one record. Raises InfrastructureError when the disk is full or gone."""
+        line = record.to_line()
         try:
-            self._file.write(record.to_line())
+            while line:  # a disk that fills up takes a part; the next write says why
+                line = line[self._file.write(line) :]
         except OSError as error:
             raise _unwritable(self.path, error) from error
 

@@ -12,8 +12,8 @@ from typing import TextIO
 from rich.console import Console, ConsoleDimensions
 
 POLL_S = 0.2
-SHOWN_LINES = 20
-"""Lines shown of one burst; the file has the rest."""
+SHOWN_LINES = 10
+"""Lines shown of a burst's beginning, and of its end (a traceback's last line says most); the file has the rest."""
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -85,8 +85,9 @@ class OutputCapture:
             complete, self._rest = [*complete, self._rest], b""
         # A progress bar rewrites its line by carriage returns: its last state is what a person would have seen.
         lines = [line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace") for line in complete]
-        if len(lines) > SHOWN_LINES:
-            lines = [*lines[:SHOWN_LINES], f"... {len(lines) - SHOWN_LINES} more lines in {Path(self._reader.name).name}"]
+        left_out = len(lines) - 2 * SHOWN_LINES
+        if left_out > 0:
+            lines = [*lines[:SHOWN_LINES], f"... {left_out} more lines in {Path(self._reader.name).name}", *lines[-SHOWN_LINES:]]
         if lines:
             self._on_lines(lines)
 

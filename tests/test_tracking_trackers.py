@@ -1,0 +1,137 @@
+"""Trackers: the fan-out, wandb offline, tensorboard's files, secrets."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.schema import TrackingConfig
+from agentrl.errors import ConfigError
+from agentrl.tracking.console import PlainConsole, QuietConsole
+from agentrl.tracking.metrics import MetricsFile, StepRecord, read_metrics
+from agentrl.tracking.redact import redact
+from agentrl.tracking.tracker import Trackers, open_trackers
+
+SECRET = "hunter2-very-secret"
+CONFIG = {"rollout": {"urls": [f"http://me:{SECRET}@host:1"]}, "agent": {"tool_config": {"search": {"api_key": SECRET}}}, "lr": 0.5}
+
+
+class Recorder:
+    def __init__(self, *, fails_at: int | None = None) -> None:
+        self.records: list[StepRecord] = []
+        self.is_closed = False
+        self._fails_at = fails_at
+
+    def log(self, record: StepRecord) -> None:
+        if record.step == self._fails_at:
+            raise ConnectionError("no route to host\nand more")
+        self.records.append(record)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture(autouse=True)
+def _no_wandb_account(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_RUN_ID", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "no_netrc"))
+
+
+def open_in(folder: Path, *logger: str, restored_step: int | None = None, mode: str = "offline") -> Trackers:
+    config = TrackingConfig(wandb_mode=mode)
+    names = {"project": "p", "experiment": "e"}
+    return open_trackers(config, logger, run_dir=folder, resolved_config=CONFIG, total_steps=3, restored_step=restored_step, **names)
+
+
+def test_a_tracker_that_fails_is_reported_once_and_left_out(tmp_path):
+    stream = io.StringIO()
+    broken, sound = Recorder(fails_at=2), Recorder()
+    with Trackers(MetricsFile(tmp_path / "m.jsonl"), PlainConsole(None, stream=stream), {"broken": broken, "sound": sound}) as trackers:
+        for step in (1, 2, 3):
+            trackers.write("train", step=step, version=step, values={"rollout/a": float(step)})
+        assert trackers.names == ("sound",)
+    assert [r.step for r in broken.records] == [1]
+    assert [r.step for r in sound.records] == [1, 2, 3] == [r.step for r in read_metrics(tmp_path / "m.jsonl")]
+    assert sound.is_closed
+    assert not broken.is_closed
+    complaints = [line for line in stream.getvalue().splitlines() if "broken" in line]
+    assert complaints == [
+        "tracker broken failed and is left out from here on (ConnectionError: no route to host); metrics.jsonl has everything"
+    ]
+
+
+def test_running_time_leaves_out_the_time_between_stop_and_resume(tmp_path):
+    now = [1000.0]
+    path = tmp_path / "m.jsonl"
+    for start, restored_step in ((1000.0, None), (5000.0, 1)):
+        now[0] = start
+        with Trackers(MetricsFile(path, restored_step=restored_step), QuietConsole(), clock=lambda: now[0]) as trackers:
+            for step in (1, 2) if restored_step is None else (2, 3):
+                now[0] += 10.0
+                trackers.write("train", step=step, version=step, values={})
+    assert [(r.step, r.wall_s) for r in read_metrics(path)] == [(1, 10.0), (2, 20.0), (3, 30.0)]
+
+
+def test_wandb_offline_needs_no_network_and_gets_no_secret(tmp_path):
+    ids = []
+    for restored_step in (None, 1):
+        with open_in(tmp_path, "wandb", restored_step=restored_step) as trackers:
+            assert trackers.names == ("wandb",)
+            trackers.write("train", step=(restored_step or 0) + 1, version=1, values={"rollout/reward_mean": 0.5, "learner/loss": math.nan})
+        ids.append((tmp_path / "wandb_id.txt").read_text())
+    runs = list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert ids[0] == ids[1]
+    assert all(ids[0] in run.name for run in runs)
+    logged = b"".join(run.read_bytes() for run in runs)
+    assert b"rollout/reward_mean" in logged
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()]
+
+
+def test_wandb_online_without_a_key_is_the_users_mistake(tmp_path):
+    with pytest.raises(ConfigError, match="WANDB_API_KEY"):
+        open_in(tmp_path, "wandb", mode="online")
+
+
+def test_wandb_disabled_is_not_opened(tmp_path):
+    with open_in(tmp_path, "wandb", mode="disabled") as trackers:
+        assert trackers.names == ()
+    assert not (tmp_path / "wandb").exists()
+
+
+def test_tensorboard_has_the_finite_values_and_forgets_steps_beyond_a_resume(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for restored_step, steps in ((None, (1, 2, 3)), (1, (2,))):
+        with open_in(tmp_path, "tensorboard", restored_step=restored_step) as trackers:
+            for step in steps:
+                values = {"rollout/a": step + (100.0 if restored_step else 0.0), "rollout/b": math.inf}
+                trackers.write("train", step=step, version=step, values=values)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["rollout/a"]
+    assert {e.step: e.value for e in events.Scalars("rollout/a")} == {1: 1.0, 2: 102.0}
+    assert not [p for p in (tmp_path / "tensorboard").iterdir() if SECRET.encode() in p.read_bytes()]
+
+
+def test_a_tracker_that_cannot_open_does_not_end_the_run(tmp_path, capsys):
+    (tmp_path / "tensorboard").write_text("a file where the folder should be")
+    with open_in(tmp_path, "console", "tensorboard") as trackers:
+        assert trackers.names == ()
+    assert "tracker tensorboard does not start and is left out" in capsys.readouterr().out
+
+
+def test_redact_knows_secrets_from_keys_that_only_sound_like_them():
+    plain = {"max_response_tokens": 5, "data_source_key": "x", "api_key_env": "MY_KEY", "eos_token_ids": [1], "url": "http://host:1/p"}
+    secret = {"api_key": "a", "OPENAI_API_KEY": "b", "password": "c", "hf_token": "d", "authorization": ["e"]}
+    assert redact(plain) == plain
+    assert set(redact(secret).values()) == {"***"}
+    assert redact({"api_key": None, "nested": [{"secret": "x"}], "url": "https://me:pw@host/x"}) == {
+        "api_key": None,
+        "nested": [{"secret": "***"}],
+        "url": "https://***@host/x",
+    }
