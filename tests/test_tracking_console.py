@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import itertools
 import os
 import pty
 import re
@@ -150,7 +151,7 @@ def test_a_sparkline_has_one_block_per_value_in_the_order_of_the_values(values):
     blocks = sparkline(values)
     assert len(blocks) == len(values)
     order = sorted(range(len(values)), key=values.__getitem__)
-    assert all(blocks[a] <= blocks[b] for a, b in zip(order, order[1:], strict=False))
+    assert all(blocks[a] <= blocks[b] for a, b in itertools.pairwise(order))
 
 
 PROGRAM = """

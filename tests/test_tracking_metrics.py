@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import resource
@@ -261,9 +262,9 @@ def test_timer_adds_phases_and_starts_anew_each_step():
         with timer("update"):
             clock.now += seconds
     clock.now += 1.0
-    with pytest.raises(ValueError, match="broken"), timer("publish"):
+    with contextlib.suppress(ValueError), timer("publish"):
         clock.now += 4.0
-        raise ValueError("broken")
+        raise ValueError("a phase that fails is timed too")
     expected = {"time/update_s": 3.0, "time/publish_s": 4.0, "time/share/update": 0.375, "time/share/publish": 0.5, "time/step_s": 8.0}
     assert timer.finish_step() == pytest.approx(expected)
     assert timer.finish_step() == {"time/step_s": 0.0}
