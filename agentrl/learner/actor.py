@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,10 @@ class LearnerRank:
         with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as listener:
             listener.bind(("", 0))
             return ray.util.get_node_ip_address(), listener.getsockname()[1]
+
+    def pid(self) -> int:
+        """Return the process id of this rank."""
+        return os.getpid()
 
     def start(self, spec: LearnerSpec, rank: int, address: str, port: int) -> None:
         disable_progress_bar()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from agentrl.config.schema import ModelConfig, ModelFromScratchConfig
@@ -74,10 +76,9 @@ def build_policy(
     else:
         module = _load_model(model, attention, master_dtype)
     class_name = type(module).__name__
-    if checkpointing:
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     published_dtype = getattr(torch, model.dtype)
-    _shard(module, place, compute_dtype=published_dtype if published_dtype != torch.float32 else None)
+    compute_dtype = published_dtype if published_dtype != torch.float32 else None
+    _shard(module, place, compute_dtype=compute_dtype, checkpointing=checkpointing)
     return Policy(module, class_name, attention, place.device, published_dtype, _tensors(module))
 
 
@@ -115,12 +116,15 @@ def _tensors(module: PreTrainedModel) -> dict[str, Tensor]:
     return dict(by_id.values())
 
 
-def _shard(module: PreTrainedModel, place: Place, *, compute_dtype: torch.dtype | None) -> None:
+def _shard(module: PreTrainedModel, place: Place, *, compute_dtype: torch.dtype | None, checkpointing: bool) -> None:
     options: dict[str, Any] = {"mesh": place.mesh}
     if compute_dtype is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     layer_classes = set(module._no_split_modules or ())
     for submodule in module.modules():
         if type(submodule).__name__ in layer_classes:
+            if checkpointing:
+                # Inside of what FSDP wraps, so that the weights are gathered once for recomputation and backward.
+                submodule.forward = partial(checkpoint, submodule.forward, use_reentrant=False)
             fully_shard(submodule, **options)
     fully_shard(module, **options)

@@ -1,0 +1,457 @@
+"""One rank of the learner against independent mathematics: plain transformers forwards and numpy loops in float64."""
+
+import math
+import socket
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM
+
+from agentrl.config.schema import (
+    AlgorithmConfig,
+    CorrectionConfig,
+    KLConfig,
+    LearnerConfig,
+    ModelConfig,
+    ModelFromScratchConfig,
+    OptimizerConfig,
+)
+from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
+from agentrl.learner.attention import choose_attention, segment_sdpa
+from agentrl.learner.batch import Sample
+from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.optimizer import learning_rate
+from agentrl.learner.packing import pack
+from agentrl.sglang.process_group import tensor_checksum
+
+VOCABULARY = 61
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,  # large, so that the policy is far from uniform
+}
+TEMPERATURE = 0.8
+
+
+def spec(**changes):
+    algorithm = changes.pop("algorithm", AlgorithmConfig())
+    learner = changes.pop("learner", LearnerConfig(optimizer=OptimizerConfig(lr=1e-2)))
+    defaults = {"mode": "decoupled", "seed": 3, "temperature": TEMPERATURE, "total_updates": 10, "master_dtype": torch.float64}
+    model = changes.pop("model", ModelConfig())
+    from_scratch = None if model.path else ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
+    return LearnerSpec(model, learner, algorithm, **(defaults | {"from_scratch": from_scratch} | changes))
+
+
+def free_port():
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def learner(**changes):
+    one = Learner(spec(**changes), rank=0, address="127.0.0.1", port=free_port())
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def batch(num_samples=6, seed=0):
+    rng = np.random.default_rng(seed)
+    return [sample(index, rng) for index in range(num_samples)]
+
+
+def sample(index, rng, length=None):
+    length = length or int(rng.integers(6, 18))
+    mask = rng.random(length) < 0.6
+    mask[0], mask[-1] = False, True
+    behavior = rng.normal(-3, 1.0, length).astype(np.float32)
+    return Sample(
+        index, rng.integers(0, VOCABULARY, length).astype(np.int32), mask, mask, behavior, rng.normal(size=length).astype(np.float32)
+    )
+
+
+def reject(one, tokens):
+    """Take action tokens out of the loss."""
+    loss_mask = one.loss_mask.copy()
+    loss_mask[tokens] = False
+    return Sample(one.index, one.token_ids, one.action_mask, loss_mask, one.behavior_logprobs, one.advantages)
+
+
+def scored(one, samples, max_tokens=1000):
+    [microbatches] = pack(samples, max_tokens=max_tokens, world_size=1)
+    return one.score(microbatches)
+
+
+def weights_of(one, tmp_path, name="policy"):
+    one.export(str(tmp_path / name))
+    return load_file(tmp_path / name / "model.safetensors")
+
+
+def plain_model(tmp_path, one, dtype=torch.float64):
+    """The learner's policy as transformers loads it, with transformers' own attention."""
+    one.export(str(tmp_path / "plain"))
+    return AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=dtype, attn_implementation="eager")
+
+
+def plain_logprobs(model, one):
+    """log-probabilities and entropies of all next tokens of one sample alone, f64[T - 1, V] log-softmax."""
+    with torch.no_grad():
+        logits = model(torch.tensor(one.token_ids[None], dtype=torch.int64)).logits[0, :-1]
+    return torch.log_softmax(logits.double() / TEMPERATURE, -1).numpy()
+
+
+# ------------------------------------------------------------------------------------------------ packed = separate
+
+
+def test_packed_forwards_equal_separate_and_plain_ones(tmp_path):
+    samples = batch()
+    with learner(algorithm=AlgorithmConfig(kl=KLConfig(coefficient=0.1))) as one:
+        [packed] = scored(one, samples)
+        model = plain_model(tmp_path, one)
+        start = 0
+        for index in packed.microbatch.sample_indices:
+            mask = samples[index].action_mask
+            expected = np.take_along_axis(plain_logprobs(model, samples[index]), samples[index].token_ids[1:, None].astype(int), 1)[:, 0][
+                mask[1:]
+            ]
+            own = slice(start, start := start + int(mask.sum()))
+            # float32 norms and rotary angles inside the model, in both; the published copy is float32 as well
+            np.testing.assert_allclose(packed.proximal_logprobs[own], expected, atol=2e-6)
+            np.testing.assert_allclose(packed.ref_logprobs[own], expected, atol=2e-6)
+        alone = {s.microbatch.sample_indices[0]: s.proximal_logprobs for s in scored(one, samples, max_tokens=1)}
+        np.testing.assert_allclose(
+            packed.proximal_logprobs, np.concatenate([alone[i] for i in packed.microbatch.sample_indices]), atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("attention", ["segment_sdpa", "sdpa"])
+def test_packed_equals_separate_in_float32_in_eval_and_train_mode(attention):
+    samples = batch()
+    with learner(model=ModelConfig(attention=attention), master_dtype=torch.float32) as one:
+        [packed] = scored(one, samples)
+        alone = {s.microbatch.sample_indices[0]: s.proximal_logprobs for s in scored(one, samples, max_tokens=1)}
+        np.testing.assert_allclose(
+            packed.proximal_logprobs, np.concatenate([alone[i] for i in packed.microbatch.sample_indices]), atol=1e-5
+        )
+        metrics = one.update([packed])  # forwards of train mode against the scores of eval mode
+        assert abs(metrics["ratio_max"] - 1) < 1e-5
+        assert abs(metrics["ppo_kl"]) < 1e-6
+
+
+def test_segments_longer_than_a_sliding_window_see_the_window_alone():
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    got, _ = segment_sdpa(torch.nn.Identity(), query, key, value, None, segment_lengths=(3, 6), sliding_window=4)
+    for head in range(4):
+        for row in range(9):
+            first = max(0 if row < 3 else 3, row - 3)
+            scores = key[0, head // 2, first : row + 1] @ query[0, head, row] / math.sqrt(8)
+            torch.testing.assert_close(got[0, row, head], scores.softmax(0) @ value[0, head // 2, first : row + 1])
+
+
+def test_flash_attention_that_is_not_installed_is_refused():
+    with pytest.raises(ConfigError, match="flash-attn"):
+        choose_attention("flash_attention_2", device="cuda")
+    assert choose_attention("auto", device="cpu") == "segment_sdpa"
+
+
+# ----------------------------------------------------------------------------------------------------------- losses
+
+
+def expected_loss(model, samples, proximal, algorithm, mode):
+    """The whole update's loss by loops, from the formulas of PPO, truncated weights, k3 against the same model, and entropy."""
+    terms, lengths = [], []
+    for one in samples:
+        log_p = plain_logprobs(model, one)
+        values = []
+        for t in np.flatnonzero(one.loss_mask):
+            pi, mu, a = log_p[t - 1, one.token_ids[t]], float(one.behavior_logprobs[t]), float(one.advantages[t])
+            prox = {"decoupled": proximal[one.index][t], "bypass": mu, "on_policy": pi}[mode]
+            rho = math.exp(pi - prox)
+            loss = max(-rho * a, -min(max(rho, 0.8), 1.2) * a)
+            loss = min(loss, -3.0 * a) if a < 0 else loss
+            weight = min(math.exp(prox - mu), algorithm.correction.cap) if mode == "decoupled" else 1.0
+            entropy = -(np.exp(log_p[t - 1]) * log_p[t - 1]).sum()
+            values.append(weight * loss - algorithm.entropy_coefficient * entropy)  # policy = reference here: KL is 0
+        terms.append(sum(values))
+        lengths.append(len(values))
+    num_sequences = sum(bool(s.action_mask.any()) for s in samples)
+    return {
+        "token_mean": sum(terms) / sum(lengths),
+        "sequence_mean_token_sum": sum(terms) / num_sequences,
+        "sequence_mean_token_mean": sum(x / n for x, n in zip(terms, lengths, strict=True) if n) / num_sequences,
+        "constant": sum(terms) / (num_sequences * 32),
+    }[algorithm.aggregation]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "mode"),
+    [
+        ("token_mean", "decoupled"),
+        ("sequence_mean_token_sum", "bypass"),
+        ("sequence_mean_token_mean", "on_policy"),
+        ("sequence_mean_token_mean", "decoupled"),
+        ("constant", "decoupled"),
+    ],
+)
+def test_loss_equals_a_loop_over_plain_forwards(tmp_path, aggregation, mode):
+    algorithm = AlgorithmConfig(aggregation=aggregation, constant_length=32, entropy_coefficient=0.05, correction=CorrectionConfig(cap=1.5))
+    samples = batch()
+    samples[1] = reject(samples[1], slice(None))  # a sequence without accepted tokens counts in the denominator of sequences
+    samples[2] = reject(samples[2], slice(0, 6))
+    with learner(algorithm=algorithm, mode=mode) as one:
+        first = scored(one, samples, max_tokens=40)
+        one.update(first)  # the policy moves away from the scores
+        proximal = {s.index: np.zeros(s.num_tokens) for s in samples}
+        for part in first if mode == "decoupled" else []:
+            for place, index in enumerate(part.microbatch.sample_indices):
+                own = part.microbatch.sequence_ids == place
+                proximal[index][samples[index].action_mask] = part.proximal_logprobs[own]
+        expected = expected_loss(plain_model(tmp_path, one), samples, proximal, algorithm, mode)
+        assert one.update(first)["loss"] == pytest.approx(expected, rel=2e-5)
+
+
+def test_kl_to_the_reference_pulls_the_policy_back(tmp_path):
+    algorithm = AlgorithmConfig(kl=KLConfig(coefficient=10.0, estimator="k2"))
+    samples = batch()
+    zero = [Sample(s.index, s.token_ids, s.action_mask, s.loss_mask, s.behavior_logprobs, 0 * s.advantages) for s in samples]
+    with learner(algorithm=algorithm, mode="on_policy") as one:
+        assert one.update(scored(one, samples))["kl"] == 0.0
+        kls = [one.update(scored(one, zero))["kl"] for _ in range(8)]
+    assert kls[0] > 1e-3
+    assert kls[-1] < 0.2 * kls[0]
+
+
+def test_on_policy_the_ratio_is_exactly_1_and_a_positive_advantage_raises_probability():
+    samples = batch()
+    good = [Sample(s.index, s.token_ids, s.action_mask, s.loss_mask, s.behavior_logprobs, np.ones_like(s.advantages)) for s in samples]
+    with learner(mode="on_policy", algorithm=AlgorithmConfig(kl=KLConfig(coefficient=1e-9))) as one:
+        items = scored(one, good)
+        metrics = one.update(items)
+        assert (metrics["ppo_kl"], metrics["ratio_mean"], metrics["ratio_max"]) == (0.0, 1.0, 1.0)
+        assert metrics["loss"] == pytest.approx(-1.0, abs=1e-6)
+        before = items[0].ref_logprobs
+        with_scores = one._logprobs(one._policy, items[0].microbatch)
+        assert with_scores.mean() > before.mean() + 0.1
+
+
+def test_tokens_sampled_by_the_policy_itself_need_no_correction():
+    samples = batch()
+    with learner() as one:
+        [own] = scored(one, samples)
+        behavior = own.proximal_logprobs
+        at_home = []
+        for place, index in enumerate(own.microbatch.sample_indices):
+            s = samples[index]
+            logprobs = np.zeros(s.num_tokens, np.float64)
+            logprobs[s.action_mask] = behavior[own.microbatch.sequence_ids == place]
+            at_home.append(Sample(int(index), s.token_ids, s.action_mask, s.loss_mask, logprobs, s.advantages))
+        metrics = one.update(scored(one, at_home))
+    assert metrics["mismatch_max"] < 1e-9
+    assert metrics["correction/weight_mean"] == pytest.approx(1.0, abs=1e-9)
+    assert metrics["correction/ess"] == pytest.approx(1.0, abs=1e-9)
+    assert metrics["correction/kl_k1"] == pytest.approx(0.0, abs=1e-9)
+
+
+# ------------------------------------------------------------------------------------------- how the batch was cut
+
+
+def run_three_updates(samples, tmp_path, name, **options):
+    max_tokens = options.pop("max_tokens", 1000)
+    algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1), **options.pop("algorithm", {}))
+    with learner(algorithm=algorithm, **options) as one:
+        metrics = [one.update(scored(one, samples, max_tokens=max_tokens)) for _ in range(3)]
+        tensors = {n: one._policy.full_tensor(n).numpy() for n in one._policy.tensors}
+        return metrics, tensors
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean"])
+def test_neither_split_nor_order_changes_losses_gradients_or_weights(tmp_path, aggregation):
+    samples = batch(7)
+    options = {"algorithm": {"aggregation": aggregation}, "model": ModelConfig(dtype="float32")}
+    metrics, weights = run_three_updates(samples, tmp_path, "whole", **options)
+    checkpointing = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2), gradient_checkpointing=True)
+    for variant in ({"max_tokens": 1}, {"max_tokens": 30}, {"max_tokens": 30, "learner": checkpointing}):
+        other_metrics, other_weights = run_three_updates(samples[::-1], tmp_path, "cut", **options, **variant)
+        for step, other in zip(metrics, other_metrics, strict=True):
+            assert other == pytest.approx(step, rel=1e-9, abs=1e-11)
+        for name in weights:
+            np.testing.assert_allclose(other_weights[name], weights[name], atol=1e-10)
+
+
+def test_float32_losses_and_gradient_norms_do_not_depend_on_the_split():
+    samples = batch(7)
+    with learner(master_dtype=torch.float32) as one:
+        whole = one.update(scored(one, samples))
+    with learner(master_dtype=torch.float32) as one:
+        cut = one.update(scored(one, samples, max_tokens=30))
+    assert cut["loss"] == pytest.approx(whole["loss"], rel=1e-6)
+    assert cut["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-6)
+
+
+def test_microbatches_without_accepted_tokens_change_nothing():
+    samples = batch()
+    rejected = [reject(samples[0], slice(None)), *samples[1:]]
+    with learner() as one:
+        metrics = one.update(scored(one, rejected, max_tokens=1))
+        assert metrics["num_tokens"] == sum(s.loss_mask.sum() for s in rejected)
+        assert metrics["is_skipped"] == 0.0
+    with learner() as one:
+        kept = one.update(scored(one, samples[1:], max_tokens=1))
+    assert metrics["loss"] == pytest.approx(kept["loss"], rel=1e-9)
+    assert metrics["grad_norm"] == pytest.approx(kept["grad_norm"], rel=1e-9)
+
+
+def test_a_batch_without_accepted_tokens_changes_no_weight(tmp_path):
+    with learner() as one:
+        before = one.checksums()
+        metrics = one.update(scored(one, [reject(s, slice(None)) for s in batch()]))
+        assert (metrics["is_skipped"], metrics["num_tokens"], metrics["non_finite_updates"]) == (1.0, 0.0, 0.0)
+        assert one.checksums() == before
+
+
+def test_an_update_that_is_not_finite_is_skipped_kept_and_counted(tmp_path):
+    samples = batch()
+    bad = [
+        *samples[:-1],
+        Sample(9, samples[-1].token_ids, *[samples[-1].action_mask] * 2, samples[-1].behavior_logprobs, samples[-1].advantages * np.nan),
+    ]
+    with learner(dump_folder=str(tmp_path / "bad")) as one:
+        before = one.checksums()
+        metrics = one.update(scored(one, bad))
+        assert (metrics["is_skipped"], metrics["non_finite_updates"]) == (1.0, 1.0)
+        assert all(math.isfinite(value) for value in metrics.values())
+        assert one.checksums() == before
+        dump = load_file(tmp_path / "bad" / "update000000_rank0.safetensors")
+        assert sorted(dump["0.sample_indices"].tolist()) == [0, 1, 2, 3, 4, 9]
+        assert np.isnan(dump["0.advantages"]).any()
+        after = one.update(scored(one, samples))
+        assert (after["is_skipped"], after["non_finite_updates"]) == (0.0, 1.0)
+        assert one.checksums() != before
+
+
+# ------------------------------------------------------------------------------------------------------ supervised
+
+
+def test_supervised_update_is_the_mean_cross_entropy_and_learns(tmp_path):
+    samples = [Sample.supervised(s.index, s.token_ids, s.action_mask) for s in batch()]
+    with learner(temperature=1.0) as one:
+        model = plain_model(tmp_path, one)
+        losses = []
+        for s in samples:
+            logits = model(torch.tensor(s.token_ids[None], dtype=torch.int64)).logits[0, :-1].detach().double()
+            picked = torch.log_softmax(logits, -1).gather(-1, torch.tensor(s.token_ids[1:, None], dtype=torch.int64))[:, 0]
+            losses.append(-picked[torch.tensor(s.loss_mask[1:])])
+        shard = pack(samples, max_tokens=30, world_size=1)[0]
+        metrics = [one.supervised_update(shard) for _ in range(12)]
+    assert metrics[0]["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
+    assert metrics[-1]["loss"] < 0.5 * metrics[0]["loss"]
+
+
+# ------------------------------------------------------------------------------------------ weights and checkpoints
+
+
+def test_export_loads_in_transformers_with_the_same_logits_and_its_tokenizer(tmp_path):
+    (tmp_path / "source").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "notes.txt"):
+        (tmp_path / "source" / name).write_text(name)
+    source = ModelConfig(tokenizer_path=str(tmp_path / "source"))
+    with learner(model=source, master_dtype=torch.float32) as one:
+        one.export(str(tmp_path / "policy"))
+        one.export(str(tmp_path / "policy"))  # over an older one
+        copied = {p.name for p in (tmp_path / "policy").iterdir()} - {"config.json", "generation_config.json", "model.safetensors"}
+        assert copied == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+        specs = {s.name: s for s in one.tensor_specs()}
+        tensors = load_file(tmp_path / "policy" / "model.safetensors")
+        assert "lm_head.weight" not in specs  # tied to the embedding
+        assert {n: (s.dtype, s.shape, s.num_bytes) for n, s in specs.items()} == {
+            n: (str(t.dtype), t.shape, t.nbytes) for n, t in tensors.items()
+        }
+        assert one.checksums() == {n: tensor_checksum(torch.tensor(t)) for n, t in tensors.items()}
+        [own] = scored(one, batch(1))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype=torch.float32)
+    assert type(loaded).__name__ == "Qwen2ForCausalLM"
+    log_p = plain_logprobs(loaded, batch(1)[0])
+    np.testing.assert_allclose(own.proximal_logprobs, log_p[own.microbatch.predictor_positions, own.microbatch.targets], atol=1e-5)
+    with learner(model=ModelConfig(path=str(tmp_path / "policy")), master_dtype=torch.float32) as one:
+        np.testing.assert_array_equal(scored(one, batch(1))[0].proximal_logprobs, own.proximal_logprobs)
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_bfloat16_is_computed_with_and_published_while_master_weights_stay_float32(tmp_path):
+    with learner(model=ModelConfig(dtype="bfloat16"), master_dtype=torch.float32) as one:
+        items = scored(one, batch())
+        assert one.update(items)["ratio_max"] == pytest.approx(1.0)
+        assert {s.dtype for s in one.tensor_specs()} == {"bfloat16"}
+        one.export(str(tmp_path / "policy"))
+        assert {p.dtype for p in one._policy.module.parameters()} == {torch.float32}
+    published = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype="auto")
+    assert {p.dtype for p in published.parameters()} == {torch.bfloat16}
+
+
+def test_export_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with learner() as one:
+        with pytest.raises(InfrastructureError, match="could not be written"):
+            one.export(str(tmp_path / "file" / "policy"))
+
+
+def test_a_resumed_learner_goes_on_bit_for_bit(tmp_path):
+    samples = batch()
+    schedule = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2, schedule="cosine", warmup_updates=2))
+    options = {"learner": schedule, "master_dtype": torch.float32}
+    with learner(**options) as one:
+        one.update(scored(one, samples))
+        one.save(str(tmp_path / "state"))
+        expected = [one.update(scored(one, samples)) for _ in range(2)], one.checksums()
+    with learner(**options, seed=99) as one:
+        one.load(str(tmp_path / "state"))
+        assert ([one.update(scored(one, samples)) for _ in range(2)], one.checksums()) == expected
+
+
+def test_a_missing_checkpoint_is_named(tmp_path):
+    with learner() as one:
+        with pytest.raises(CheckpointError, match="nowhere"):
+            one.load(str(tmp_path / "nowhere"))
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": ModelConfig(path="/no/such/model")}, "model.path='/no/such/model'"),
+        ({"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes={"hiden_size": 3})}, "unknown key 'hiden_size'"),
+        ({"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes={"hidden_size": 32})}, "tokenizer.json does not exist"),
+        ({"learner": LearnerConfig(device="cuda")}, "learner.device=cuda"),
+    ],
+)
+def test_what_cannot_be_built_is_a_config_error(options, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    try:
+        with pytest.raises(ConfigError, match=message):
+            Learner(spec(**options), rank=0, address="127.0.0.1", port=free_port())
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def test_schedules():
+    def rates(schedule, warmup):
+        config = OptimizerConfig(lr=1.0, schedule=schedule, warmup_updates=warmup)
+        return [learning_rate(update, config, total_updates=6) for update in range(7)]
+
+    assert rates("constant", 2) == [0.5, 1, 1, 1, 1, 1, 1]
+    assert rates("linear", 2) == [0.5, 1, 1, 0.75, 0.5, 0.25, 0]
+    assert rates("cosine", 0) == pytest.approx([(1 + math.cos(math.pi * u / 6)) / 2 for u in range(7)])

@@ -1,0 +1,75 @@
+"""The controller's handle of the learner, with real Ray actors: one of them is lost."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import ray
+
+from agentrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.errors import ConfigError, LearnerError
+from agentrl.learner.actor import LearnerGroup
+from agentrl.learner.batch import Sample
+from agentrl.learner.packing import pack
+
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 16,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def start(**changes):
+    options = {"model": ModelConfig(), "learner": LearnerConfig(world_size=2), "algorithm": AlgorithmConfig()}
+    options |= {"seed": 0, "temperature": 1.0, "total_updates": 10, "mode": "decoupled"}
+    options |= {"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)}
+    return LearnerGroup.start(**(options | changes))
+
+
+def shards():
+    mask = np.array([False, True, True, True])
+    floats = np.full(4, -3.0, np.float32)
+    batch = [Sample(i, np.array([1, 2, 3, 4 + i], np.int32), mask, mask, floats, (i - 1) * np.ones(4, np.float32)) for i in range(3)]
+    return pack(batch, max_tokens=8, world_size=2)
+
+
+def test_the_group_learns_exports_and_names_a_lost_rank(tmp_path):
+    group = start()
+    try:
+        assert group.backend == "gloo"
+        scored = group.score(shards())
+        first, second = group.update(scored), group.update(scored)  # a second epoch over the same scores
+        assert first["ratio_max"] == pytest.approx(1.0, abs=1e-6)
+        assert (first["num_tokens"], first["num_sequences"], first["is_skipped"]) == (9.0, 3.0, 0.0)
+        assert second["mismatch_max"] != first["mismatch_max"]
+        assert group.supervised_update(shards())["loss"] > 0
+        group.export(str(tmp_path / "policy"))
+        assert (tmp_path / "policy" / "model.safetensors").is_file()
+        assert {s.name for s in group.tensor_specs()} == set(group.checksums())
+        group.save(str(tmp_path / "state"))
+        group.load(str(tmp_path / "state"))
+        address, port = group.open_rendezvous()
+        assert address
+        assert 0 < port < 65536
+
+        os.kill(ray.get(group._actors[1].pid.remote()), signal.SIGKILL)
+        with pytest.raises(LearnerError, match="learner rank 1 was lost during 'update'"):
+            group.update(scored)
+    finally:
+        group.stop()
+
+
+def test_a_mistake_of_the_user_arrives_as_it_was_raised():
+    with pytest.raises(ConfigError, match=r"model\.path='/no/such/model' cannot be loaded"):
+        start(model=ModelConfig(path="/no/such/model"), from_scratch=None, learner=LearnerConfig(world_size=1))
