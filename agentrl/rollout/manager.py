@@ -198,9 +198,13 @@ class AgentLoopManager:
         return trajectory
 
     def stats(self) -> dict[str, float]:
-        """Return counters of everything played so far (see RolloutStats), and of the router; cheap, from any thread."""
+        """Return counters of everything played so far (see RolloutStats), and of the router; cheap, from any thread.
+
+        `idle_s` are the seconds in which no generation was running, since the first one.
+        """
         router = self._router
         return self._stats.snapshot() | {
+            "idle_s": router.idle.seconds(),
             "servers_up": float(router.num_up),
             "server_failures": float(router.num_server_failures),
             "outstanding_tokens": float(sum(router.outstanding_tokens().values())),

@@ -16,6 +16,7 @@ import numpy as np
 import trio
 
 from agentrl.errors import RequestRefused, ServerError
+from agentrl.rollout.stats import IdleTime
 from agentrl.sglang.protocol import ModelInfo
 from agentrl.types import Generation, SamplingParams
 
@@ -69,6 +70,7 @@ class Router:
         self._watch_lock = trio.Lock()
         self._retired: list[Client] = []
         self._request_numbers = itertools.count()
+        self.idle = IdleTime()  # with no request running at any server
         self.num_interruptions = 0
         self.num_server_failures = 0
 
@@ -206,6 +208,7 @@ class Router:
         """Send one request; None when the server was retired meanwhile."""
         cost = len(prompt) + params.max_new_tokens
         server.outstanding_tokens += cost
+        self.idle.begin()
         with trio.CancelScope() as scope:
             server.requests.add(scope)
             try:
@@ -213,6 +216,7 @@ class Router:
             finally:
                 server.requests.discard(scope)
                 server.outstanding_tokens -= cost
+                self.idle.end()
         return None
 
     async def _choose(self, key: str) -> _Server:

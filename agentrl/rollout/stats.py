@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from collections.abc import Callable
 
 import trio
 
@@ -11,29 +13,47 @@ from agentrl.types import Trajectory
 SUMMED = ("num_turns", "num_tool_calls", "num_tool_errors", "num_interruptions", "generate_s", "tool_s", "interaction_s", "reward_s")
 
 
+class IdleTime:
+    """Seconds in which nothing ran, since the first thing did. `begin` and `end` enclose each thing, from within trio."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._seconds = 0.0
+        self._since: float | None = None
+        self._now: Callable[[], float] = time.monotonic
+
+    def begin(self) -> None:
+        if self._since is not None:
+            self._seconds += self._now() - self._since
+            self._since = None
+        self._running += 1
+
+    def end(self) -> None:
+        self._running -= 1
+        if self._running == 0:
+            self._now = trio.lowlevel.current_clock().current_time  # readers in other threads have no current clock
+            self._since = self._now()
+
+    def seconds(self) -> float:
+        """Return the total, a pause that lasts included; safe to call from another thread."""
+        total, since = self._seconds, self._since
+        return total if since is None else total + self._now() - since
+
+
 class RolloutStats:
-    """Counts attempts. `idle_s`: seconds with no attempt in flight, since the first was begun."""
+    """Counts attempts."""
 
     def __init__(self) -> None:
         self._counts: defaultdict[str, float] = defaultdict(float)
         self._in_flight = 0
-        self._idle_since: float | None = None
-
-    @property
-    def in_flight(self) -> int:
-        return self._in_flight
 
     def begin(self) -> None:
         """An attempt starts."""
-        if self._in_flight == 0 and self._idle_since is not None:
-            self._counts["idle_s"] += trio.current_time() - self._idle_since
         self._in_flight += 1
 
     def end(self) -> None:
         """An attempt is over, finished or cancelled."""
         self._in_flight -= 1
-        if self._in_flight == 0:
-            self._idle_since = trio.current_time()
 
     def finished(self, trajectory: Trajectory) -> None:
         """An attempt gave a trajectory, of whatever outcome."""

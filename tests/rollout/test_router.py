@@ -240,6 +240,22 @@ def test_a_trajectory_stays_where_its_prefix_is_and_new_ones_go_where_least_is_t
     run(main, servers)
 
 
+def test_idle_is_the_time_without_a_request():
+    async def main(router):
+        await trio.sleep(3)
+        assert router.idle.seconds() == 0  # nothing was asked yet
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: router.generate([7], params(), trajectory_key="t"))
+            await trio.sleep(0.5)
+            nursery.start_soon(lambda: router.generate([7], params(), trajectory_key="u"))
+        await trio.sleep(4)
+        assert router.idle.seconds() == pytest.approx(4)
+        await router.generate([7], params(), trajectory_key="t")
+        assert router.idle.seconds() == pytest.approx(4)
+
+    run(main, {"a": Server()})
+
+
 def test_cancelled_generations_leave_nothing_outstanding():
     async def main(router):
         await trio.sleep(1)
