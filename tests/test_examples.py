@@ -1,0 +1,103 @@
+"""The examples and the code of the documents: they are loaded and used exactly as a reader would."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+import trio
+
+from agentrl.config.schema import AgentConfig
+from agentrl.plugins import Plugins, load_plugins
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.toolbox import Toolbox
+from agentrl.types import Message, Task, ToolCall
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "word_length_tool.py"
+
+
+def code_blocks(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory: pytest.TempPathFactory) -> Plugins:
+    """All plugins of docs/tools.md, loaded from files."""
+    folder = tmp_path_factory.mktemp("documented")
+    files = []
+    for index, block in enumerate(block for block in code_blocks("docs/tools.md") if "\nclass " in block):
+        files.append(folder / f"plugin_{index}.py")
+        files[-1].write_text(block)
+    return load_plugins(map(str, files))
+
+
+def test_the_example_answers_right_and_wrong_calls_as_the_rollout_makes_them():
+    async def main() -> list[tuple[str, bool]]:
+        with AsyncioHost() as host:
+            registry = load_plugins([str(EXAMPLE)]).tools
+            toolbox = Toolbox(["word_length"], registry, AgentConfig(), tools_kwargs={}, host=host)
+            arguments = ({"word": "trajectory"}, {"word": "two words"}, {"letters": 3})
+            results = await toolbox.answer([ToolCall(str(i), "word_length", given) for i, given in enumerate(arguments)])
+            await toolbox.close()
+            return [(result.text, result.is_error) for result in results]
+
+    right, two_words, no_word = trio.run(main)
+    assert right == ("10", False)
+    assert two_words == ("error: 'two words' is not one word", True)
+    assert no_word[1]
+    assert "'word' is a required property" in no_word[0]
+
+
+def test_the_readme_shows_the_example_as_it_is():
+    def without_docs(code: str) -> list[str]:
+        return [line for line in code.splitlines() if line.strip() and not line.strip().startswith('"""')]
+
+    (shown,) = code_blocks("README.md")
+    assert without_docs(shown) == without_docs(EXAMPLE.read_text())
+
+
+def test_the_documented_tool(documented):
+    tool = documented.tools.get("notebook")({"max_notes": 2})
+
+    async def main() -> list[str]:
+        await tool.start(first_note="one")
+        return [(await tool.call({"note": note})).text for note in ("two", "three")]
+
+    assert asyncio.run(main()) == ["one\ntwo", "error: the notebook is full"]
+
+
+def test_the_documented_interaction(documented):
+    partner = documented.interactions.get("guess_the_number")()
+
+    async def main() -> list[tuple[str, bool]]:
+        await partner.start(number=7)
+        replies = [await partner.reply([Message("assistant", text)]) for text in ("I say 3", "9", "no idea", "7")]
+        return [(reply.text, reply.is_done) for reply in replies]
+
+    assert asyncio.run(main()) == [("Higher.", False), ("Lower.", False), ("Please answer with a number.", False), ("Right.", True)]
+
+
+def test_the_documented_reward_and_agent(documented):
+    task = Task("t", "my_dataset", (Message("user", "2+2?"),), "two_looks_agent", ground_truth="4")
+    reward = documented.rewards.get("exact_answer")()
+    reward.check(task)
+    scores = [reward.score(task, (*task.messages, Message("assistant", text))).value for text in ("4", "5")]
+    assert scores == [1.0, 0.0]
+    assert documented.agents.resolve("two_looks_agent") == "two_looks_agent"
+
+
+def test_the_documented_trial_prints_the_answer(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (trial,) = [block for block in code_blocks("docs/tools.md") if "asyncio.run(" in block]
+    exec(compile(trial, "docs/tools.md", "exec"), {})
+    assert capsys.readouterr().out == "10\n"
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/quickstart.md", "docs/tools.md", "docs/sglang.md"])
+def test_links_of_the_documents_lead_somewhere(document):
+    targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / document).read_text())
+    missing = [t for t in targets if "://" not in t and not ((ROOT / document).parent / t).exists()]
+    assert missing == []
