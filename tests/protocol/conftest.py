@@ -20,9 +20,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.config.schema import EmbeddedServerConfig
 from agentrl.errors import ServerError
+from agentrl.http.client import HttpClient
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.protocol import generate_body, parse_generation
+from agentrl.types import Generation, SamplingParams
 
 VOCAB_SIZE = 300
 CONTEXT_TOKENS = 512
@@ -124,6 +127,19 @@ def run_with(server: Server, script: Script) -> Any:
 
 
 @pytest.fixture
+def sample_on(server: Server) -> Callable[..., Awaitable[Generation]]:
+    """Generate without heeding the end-of-sequence token: what runs until its length, an abort or a pause ends it."""
+
+    async def generate(input_ids: list[int], max_new_tokens: int, *, rid: str) -> Generation:
+        body = generate_body(input_ids, SamplingParams(max_new_tokens), rid=rid)
+        body["sampling_params"]["ignore_eos"] = True
+        async with HttpClient(server.url) as http:
+            return parse_generation((await http.request("POST", "/generate", json=body)).json(), server=server.url)
+
+    return generate
+
+
+@pytest.fixture
 def talk(server: Server) -> Callable[[Script], Any]:
     """Run an async function with a client of the server; then check that the server still generates."""
 
@@ -140,14 +156,24 @@ def talk(server: Server) -> Callable[[Script], Any]:
 
 
 @pytest.fixture(scope="session")
-def logprobs_of(models: tuple[Path, Path]) -> Callable[..., list[float]]:
-    """Log-probabilities of given output tokens by one plain forward of transformers: the independent reference."""
+def distributions_of(models: tuple[Path, Path]) -> Callable[..., torch.Tensor]:
+    """Log-probabilities of all tokens at each output position, by one plain forward of transformers: the independent reference."""
     loaded = {path: Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in models}
 
     @torch.no_grad()
-    def compute(model: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[float]:
+    def compute(model: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> torch.Tensor:
         logits = loaded[model](torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
-        return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
+        return torch.log_softmax(logits / temperature, -1)
+
+    return compute
+
+
+@pytest.fixture(scope="session")
+def logprobs_of(distributions_of: Callable[..., torch.Tensor]) -> Callable[..., list[float]]:
+    """Log-probabilities of given output tokens."""
+
+    def compute(model: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[float]:
+        return distributions_of(model, prompt, output, temperature).gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
 
     return compute
 

