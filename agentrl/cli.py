@@ -25,7 +25,9 @@ config_app = typer.Typer(help="Look at a config before running it.", no_args_is_
 app.add_typer(data_app, name="data")
 app.add_typer(config_app, name="config")
 
-ConfigFile = Annotated[str, typer.Argument(metavar="CONFIG.yaml", help="YAML file; it holds differences from the defaults in docs/config.md.")]
+ConfigFile = Annotated[
+    str, typer.Argument(metavar="CONFIG.yaml", help="YAML file; it holds differences from the defaults in docs/config.md.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides, such as trainer.steps=20 rollout.group_size=8.")
 ]

@@ -105,15 +105,15 @@ def measure(folder: Path, url: str, *, max_staleness: int, steps: int) -> Figure
     train(load_config(str(config), [f"buffer.max_staleness={max_staleness}", f"trainer.run_dir={run_dir}"]))
     after, wall = _load(url), time.monotonic() - started
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    steps_s = [r["values"]["time/step_s"] for r in records if r["kind"] == "train"][1:]  # the first holds the warm-up
-    idle = [r["values"]["time/take_s"] for r in records if r["kind"] == "train"][1:]
+    steps_s = [r["time/step_s"] for r in records if r["kind"] == "train"][1:]  # the first holds the warm-up
+    idle = [r["time/take_s"] for r in records if r["kind"] == "train"][1:]
     return Figures(
         max_staleness,
         statistics.mean(steps_s),
         sum(idle) / sum(steps_s),
         (after["idle_s"] - before["idle_s"]) / wall,
         1 - (after["busy_slot_s"] - before["busy_slot_s"]) / (wall * after["slots"]),
-        max(r["values"]["rollout/lag/max"] for r in records if r["kind"] == "train"),
+        max(r["rollout/lag/max"] for r in records if r["kind"] == "train"),
     )
 
 

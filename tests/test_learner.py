@@ -415,6 +415,7 @@ def test_a_resumed_learner_goes_on_bit_for_bit(tmp_path):
         one.save(str(tmp_path / "state"))
         expected = [one.update(scored(one, samples)) for _ in range(2)], one.checksums()
     with learner(**options, seed=99) as one:
+        scored(one, samples)  # gathers weights that must not outlive the load
         one.load(str(tmp_path / "state"))
         assert ([one.update(scored(one, samples)) for _ in range(2)], one.checksums()) == expected
 

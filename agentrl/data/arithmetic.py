@@ -1,8 +1,8 @@
 """Sums for three kinds of agent, and conversations about them for a supervised warm start.
 
     tool         tool_agent          products of two-digit numbers: a small model must call the calculator
-    easy         single_turn_agent   additions without carry: a small model can learn them
-    interaction  interaction_agent   subtractions without borrow; a partner says when the answer is wrong, then the next try
+    easy         single_turn_agent   300+47: a small model can learn it
+    interaction  interaction_agent   347-300: the same; a partner says when the answer is wrong, then the next try
 
 Rows have the schema of verl's datasets. A hash of the normalised expression decides the split it may appear in, so that no
 expression of the validation (nor its mirror image 34*12 of 12*34) is ever trained on.
@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,14 +41,11 @@ class ArithmeticMix:
 
     val_percent: int = 20  # of all expressions
     phrasings: tuple[str, ...] = ("{}=?", "What is {}?", "Compute {}.", "{}")
-    factors: tuple[int, int] = (10, 99)  # of tool expressions
-    tool_term: tuple[int, int] = (1, 9)  # added to or subtracted from some products
-    easy_addend: tuple[int, int] = (1, 89)
-    interaction_subtrahend: tuple[int, int] = (1, 89)
-    sft_tool_use: float = 0.5  # the others guess a number with as many digits
-    sft_easy_right: float = 0.55  # the others miss one digit by one
-    sft_first_right: float = 0.35  # interaction, before any feedback
-    sft_retry_right: float = 0.4  # interaction, each try after feedback
+    factors: tuple[int, int] = (10, 99)  # of the products
+    sft_tool_use: float = 0.5  # the others guess
+    sft_easy_right: float = 0.55  # the others guess
+    sft_first_right: float = 0.25  # interaction, before any feedback
+    sft_retry_right: float = 0.3  # interaction, each try after feedback
     sft_tries: int = 3  # interaction, at most
 
 
@@ -126,26 +124,21 @@ def _product(term: str) -> int:
 @functools.cache
 def _forms(kind: Kind, split: Split, mix: ArithmeticMix) -> tuple[tuple[str, ...], ...]:
     """Return the expressions of a kind that belong to a split, by form; forms are drawn equally often."""
-    forms = {"tool": _tool_forms, "easy": _easy_forms, "interaction": _interaction_forms}[kind](mix)
+    forms = {"tool": lambda: _tool_forms(mix), "easy": _easy_forms, "interaction": _interaction_forms}[kind]()
     return tuple(tuple(e for e in form if split_of(e, val_percent=mix.val_percent) == split) for form in forms)
 
 
 def _tool_forms(mix: ArithmeticMix) -> tuple[Iterator[str], ...]:
     factors = range(mix.factors[0], mix.factors[1] + 1)
-    terms = range(mix.tool_term[0], mix.tool_term[1] + 1)
-    products = [f"{a}*{b}" for a in factors for b in factors]
-    return iter(products), (f"{p}+{c}" for p in products for c in terms), (f"{p}-{c}" for p in products for c in terms)
+    return ((f"{a}*{b}" for a in factors for b in factors),)
 
 
-def _easy_forms(mix: ArithmeticMix) -> tuple[Iterator[str], ...]:
-    addends = range(mix.easy_addend[0], mix.easy_addend[1] + 1)
-    return ((f"{a}+{b}" for a in range(10, 100) for b in addends if a % 10 + b % 10 <= 9 and a // 10 + b // 10 <= 9),)
+def _easy_forms() -> tuple[Iterator[str], ...]:
+    return ((f"{100 * a}+{b}" for a in range(1, 10) for b in range(10, 100)),)
 
 
-def _interaction_forms(mix: ArithmeticMix) -> tuple[Iterator[str], ...]:
-    # the tens differ, so that every result has two digits like every first number
-    subtrahends = range(mix.interaction_subtrahend[0], mix.interaction_subtrahend[1] + 1)
-    return ((f"{a}-{b}" for a in range(10, 100) for b in subtrahends if a % 10 >= b % 10 and a // 10 > b // 10),)
+def _interaction_forms() -> tuple[Iterator[str], ...]:
+    return ((f"{100 * a + b}-{100 * a}" for a in range(1, 10) for b in range(10, 100)),)
 
 
 def _draw(kind: Kind, split: Split, count: int, rng: random.Random, mix: ArithmeticMix) -> list[str]:
@@ -217,7 +210,7 @@ def _conversations(count: int, seed: int, mix: ArithmeticMix) -> Iterator[dict[s
 def _tool_turns(rng: random.Random, expression: str, mix: ArithmeticMix) -> list[dict[str, Any]]:
     truth = evaluate(expression)
     if rng.random() >= mix.sft_tool_use:
-        return [_answer(_guess(rng, truth))]
+        return [_answer(_bad_guess(expression))]
     function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
     return [
         {"role": "assistant", "content": "", "tool_calls": [{"id": "call00000", "type": "function", "function": function}]},
@@ -228,7 +221,7 @@ def _tool_turns(rng: random.Random, expression: str, mix: ArithmeticMix) -> list
 
 def _easy_turns(rng: random.Random, expression: str, mix: ArithmeticMix) -> list[dict[str, Any]]:
     truth = evaluate(expression)
-    return [_answer(truth if rng.random() < mix.sft_easy_right else _near_miss(rng, truth))]
+    return [_answer(truth if rng.random() < mix.sft_easy_right else _bad_guess(expression))]
 
 
 def _interaction_turns(rng: random.Random, expression: str, mix: ArithmeticMix) -> list[dict[str, Any]]:
@@ -238,7 +231,7 @@ def _interaction_turns(rng: random.Random, expression: str, mix: ArithmeticMix) 
         if turns:
             turns.append({"role": "user", "content": FEEDBACK})
         is_right = rng.random() < (mix.sft_retry_right if attempt else mix.sft_first_right)
-        turns.append(_answer(truth if is_right else _near_miss(rng, truth)))
+        turns.append(_answer(truth if is_right else _bad_guess(expression)))
         if is_right:
             break
     return turns
@@ -248,13 +241,9 @@ def _answer(value: int) -> dict[str, Any]:
     return {"role": "assistant", "content": f"#### {value}"}
 
 
-def _guess(rng: random.Random, truth: int) -> int:
-    """Return another number with as many digits as `truth`."""
-    low = 10 ** (len(str(truth)) - 1)
-    guess = rng.randrange(low, 10 * low - 1)
-    return guess + (guess >= truth)
+def _bad_guess(expression: str) -> int:
+    """Return the expression's first number, which is never its value.
 
-
-def _near_miss(rng: random.Random, truth: int) -> int:
-    """Return `truth` with its last or last but one digit off by one."""
-    return max(0, truth + rng.choice((-10, -1, 1, 10))) if truth > 10 else truth + rng.choice((1, 10))
+    One wrong answer, always the same: random ones would drown the little that a short warm start can learn about digits.
+    """
+    return int(re.split(r"[-+*]", expression, maxsplit=1)[0])

@@ -185,7 +185,9 @@ class Publisher:
             wrong = sorted(name for name in expected if name in got and got[name] != expected[name])
             missing = sorted(set(expected) - set(got))
             if wrong or missing:
-                raise ServerError(f"{server.url}: {len(wrong)} tensors differ and {len(missing)} are missing, first: {(wrong + missing)[0]}")
+                raise ServerError(
+                    f"{server.url}: {len(wrong)} tensors differ and {len(missing)} are missing, first: {(wrong + missing)[0]}"
+                )
 
         await _for_each(servers, check, failed)
 

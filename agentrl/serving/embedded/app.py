@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from agentrl.errors import InfrastructureError
+from agentrl.serving.embedded.bodies import count_of, list_of, read_body, seconds_of, text_of, version_of
 from agentrl.serving.embedded.engine import EngineError
 from agentrl.serving.embedded.requests import BadRequest, Limits, parse_generate
 from agentrl.serving.embedded.service import Result, Service, WrongState
@@ -45,7 +46,7 @@ class App:
     # -------------------------------------------------------------------------------------------------- generation
 
     async def generate(self, request: Request) -> Response:
-        requests, is_batch = parse_generate(await _body(request), self._limits)
+        requests, is_batch = parse_generate(await read_body(request), self._limits)
         self._service.check_rids(requests)
         work = asyncio.gather(*(self._service.generate(each) for each in requests))
         results = await _unless_disconnected(request, work)
@@ -76,28 +77,28 @@ class App:
         return {"text": self._decode(text_ids, request.skip_special_tokens), "output_ids": ids, "meta_info": meta}
 
     async def abort(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await read_body(request)
         if body.get("abort_all") is True:
             self._service.abort_all()
         else:
-            self._service.abort(_text(body, "rid", ""))
+            self._service.abort(text_of(body, "rid", ""))
         return Response()
 
     async def pause(self, request: Request) -> Response:
-        mode = (await _body(request)).get("mode", "abort")
+        mode = (await read_body(request)).get("mode", "abort")
         if mode != "abort":
             raise BadRequest(_ONLY_ABORT.format(mode))
         self._service.pause()
         return _json({"status": "ok", "message": "Generation paused successfully."})
 
     async def resume(self, request: Request) -> Response:
-        await _body(request)
+        await read_body(request)
         self._service.resume()
         return _json({"status": "ok", "message": "Generation continued successfully."})
 
     async def flush_cache(self, request: Request) -> Response:
         """No block outlives its request, so there is nothing to flush; running requests refuse it as in SGLang."""
-        timeout_s = _seconds(request.query_params.get("timeout", "0"))
+        timeout_s = seconds_of(request.query_params.get("timeout", "0"))
         if await self._service.wait_idle(timeout_s):
             return PlainTextResponse("Cache flushed.\n")
         reason = "Timed out waiting for idle state.\n" if timeout_s else "Flush cache failed.\n"
@@ -139,7 +140,7 @@ class App:
         return _json({"object": "list", "data": [card]})
 
     async def check_weights(self, request: Request) -> Response:
-        action = (await _body(request)).get("action")
+        action = (await read_body(request)).get("action")
         if action != "checksum":
             raise BadRequest(f"the embedded server's weights_checker knows the action `checksum` only, got {action!r}")
         return _json({"success": True, "message": "", "ranks": [{"checksums": await self._service.checksums()}]})
@@ -147,31 +148,31 @@ class App:
     # ----------------------------------------------------------------------------------------------------- weights
 
     async def update_from_disk(self, request: Request) -> Response:
-        body = await _body(request)
-        version = _version(body, "weight_version")
-        await self._service.update_from_disk(_text(body, "model_path"), version=version, abort_all=body.get("abort_all_requests") is True)
+        body = await read_body(request)
+        version = version_of(body, "weight_version")
+        await self._service.update_from_disk(text_of(body, "model_path"), version=version, abort_all=body.get("abort_all_requests") is True)
         return _success(f"Succeeded to update model weights. Weight version updated to {self._service.version}.", num_paused_requests=0)
 
     async def begin_update(self, request: Request) -> Response:
-        await _body(request)
+        await read_body(request)
         await self._service.begin_update()
         return _success("Weight update begun.")
 
     async def end_update(self, request: Request) -> Response:
-        await _body(request)
+        await read_body(request)
         self._service.end_update()
         return _success("Weight update ended.")
 
     async def update_from_group(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await read_body(request)
         load_format = body.get("load_format")
         if load_format not in (None, "flattened_bucket"):
             raise BadRequest(f"unknown load_format {load_format!r}; the embedded server knows null and `flattened_bucket`")
         await self._service.update_from_group(
-            parse_specs(_list(body, "names"), _list(body, "dtypes"), _list(body, "shapes")),
-            name=_text(body, "group_name", "weight_update_group"),
+            parse_specs(list_of(body, "names"), list_of(body, "dtypes"), list_of(body, "shapes")),
+            name=text_of(body, "group_name", "weight_update_group"),
             is_bucket=load_format is not None,
-            version=_version(body, "weight_version"),
+            version=version_of(body, "weight_version"),
             abort_all=body.get("abort_all_requests") is True,
         )
         return _success("Succeeded to update parameter online.")
@@ -182,24 +183,24 @@ class App:
         )
 
     async def init_group(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await read_body(request)
         await self._service.join_group(
-            address=_text(body, "master_address"),
-            port=_count(body, "master_port"),
-            rank=_count(body, "rank_offset"),
-            world_size=_count(body, "world_size"),
-            name=_text(body, "group_name", "weight_update_group"),
-            backend=_text(body, "backend", "nccl"),
+            address=text_of(body, "master_address"),
+            port=count_of(body, "master_port"),
+            rank=count_of(body, "rank_offset"),
+            world_size=count_of(body, "world_size"),
+            name=text_of(body, "group_name", "weight_update_group"),
+            backend=text_of(body, "backend", "nccl"),
         )
         return _success("Succeeded to initialize custom process group.")
 
     async def destroy_group(self, request: Request) -> Response:
-        await self._service.leave_group(_text(await _body(request), "group_name", "weight_update_group"))
+        await self._service.leave_group(text_of(await read_body(request), "group_name", "weight_update_group"))
         return _success("Succeeded to destroy custom process group.")
 
     async def rename(self, request: Request) -> Response:
-        body = await _body(request)
-        version = _version(body, "new_version")
+        body = await read_body(request)
+        version = version_of(body, "new_version")
         if version is None:
             raise BadRequest("`new_version` is missing")
         if body.get("abort_all_requests", True) is True:
@@ -295,59 +296,6 @@ def _finish_reason(result: Result) -> dict[str, Any]:
     if result.finish == "stop":
         return {"type": "stop", "matched": result.matched}
     return {"type": "abort", "message": result.message, "status_code": None, "err_type": None}
-
-
-# ------------------------------------------------------------------------------------------------- bodies and errors
-
-
-async def _body(request: Request) -> Mapping[str, Any]:
-    try:
-        body = orjson.loads(await request.body())
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    return body
-
-
-def _text(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = body.get(name)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str):
-        raise BadRequest(f"`{name}` must be a string, got {value!r}")
-    return value
-
-
-def _version(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise BadRequest(f"`{name}` must be a string, got {value!r}")
-    return value
-
-
-def _count(body: Mapping[str, Any], name: str) -> int:
-    value = body.get(name)
-    if type(value) is not int or value < 0:
-        raise BadRequest(f"`{name}` must be an integer of at least 0, got {value!r}")
-    return value
-
-
-def _list(body: Mapping[str, Any], name: str) -> list[Any]:
-    value = body.get(name)
-    if not isinstance(value, list):
-        raise BadRequest(f"`{name}` must be a list, got {value!r}")
-    return value
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 86400:
-        raise BadRequest(f"timeout must be a number of seconds between 0 and 86400, got {text!r}")
-    return value
 
 
 def _json(content: Any, *, status: int = 200) -> Response:
