@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from agentrl.data.prepare import Gsm8kAgent
 from agentrl.errors import AgentRLError, UserError
 
 app = typer.Typer(
@@ -81,8 +82,10 @@ def serve(
     _options(debug)
     from agentrl.config.schema import EmbeddedServerConfig
     from agentrl.serving.embedded.server import serve as run
+    from agentrl.serving.embedded.server import set_up_logging
 
-    run(
+    set_up_logging()
+    status = run(
         model,
         host=host,
         port=port,
@@ -91,6 +94,7 @@ def serve(
         weight_version=weight_version,
         api_key_env=api_key_env,
     )
+    sys.exit(status)
 
 
 @data_app.command("arithmetic")
@@ -114,7 +118,7 @@ def data_arithmetic(
 def data_gsm8k(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
     source: Annotated[Path, typer.Option("--in", help="Folder with GSM8K's original train.jsonl and test.jsonl.")],
-    agent: Annotated[str, typer.Option(help="single_turn_agent, tool_agent, interaction_agent, or mixed.")] = "mixed",
+    agent: Annotated[Gsm8kAgent, typer.Option(help="Which agent plays the rows; mixed: all three in turn.")] = "mixed",
     debug: Debug = False,
 ) -> None:
     """Write GSM8K from its original JSON lines."""

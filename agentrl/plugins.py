@@ -290,7 +290,8 @@ def import_source(source: str) -> Any:
         if not path.is_file():
             raise PluginError(f"plugin file {source!r} does not exist")
         spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None, path
+        assert spec.loader is not None, path
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)

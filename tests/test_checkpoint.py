@@ -36,7 +36,7 @@ def test_a_full_disk_leaves_earlier_checkpoints_and_no_debris(tmp_path):
         (Path(folder) / "half").write_bytes(b"x")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(CheckpointError, match="step 10.*No space left.*earlier ones are untouched"):
+    with pytest.raises(CheckpointError, match=r"step 10.*No space left.*earlier ones are untouched"):
         save_checkpoint(tmp_path, step=10, version=11, save_learner=full, buffer_state=b"", keep_last=1)
     assert [p.name for p in tmp_path.iterdir()] == ["step_000005"]
     assert find_checkpoint(tmp_path, TrainerConfig()).step == 5

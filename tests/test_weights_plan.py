@@ -1,5 +1,7 @@
 """The plan of buckets: every tensor once, in order, within the budget."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,5 +33,5 @@ def test_buckets_keep_order_budget_and_dtype(tensors, max_bytes):
 @given(specs, st.integers(1, 150))
 def test_no_two_neighbours_could_be_one(tensors, max_bytes):
     buckets = plan_buckets(tensors, max_bytes=max_bytes)
-    for left, right in zip(buckets, buckets[1:], strict=False):
+    for left, right in pairwise(buckets):
         assert left[-1].dtype != right[0].dtype or sum(t.num_bytes for t in left) + right[0].num_bytes > max_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import ray
@@ -14,7 +15,7 @@ from agentrl.data.dataset import DatasetReport
 from agentrl.errors import DataError
 from agentrl.plugins import load_plugins
 from agentrl.rewards.select import RewardTable
-from agentrl.types import BufferCounts, Lease
+from agentrl.types import BufferCounts, Lease, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,18 @@ class BufferPlan:
     num_tasks: int
     total_steps: int
     report: DatasetReport
+
+
+class TaskCheck:
+    """Checks each task's reward, and notes whether any task has an interaction partner, whose answers are user turns."""
+
+    def __init__(self, check_reward: Callable[[Task], None]) -> None:
+        self._check_reward = check_reward
+        self.has_interactions = False
+
+    def __call__(self, task: Task) -> None:
+        self.has_interactions |= task.interaction_kwargs is not None
+        self._check_reward(task)
 
 
 def planned_steps(trainer: TrainerConfig, *, num_tasks: int, groups_per_step: int) -> int:
@@ -63,6 +76,7 @@ class BufferActor:
         plugins = load_plugins(config.agent.plugins)
         model = config.model
         chat = Chat.load(model.tokenizer_path or model.path, template_file=model.chat_template, tool_format=model.tool_format)
+        check = TaskCheck(RewardTable(config.reward, plugins).check)
         dataset = build_dataset(
             config,
             config.data.train_files,
@@ -70,8 +84,10 @@ class BufferActor:
             chat=chat,
             shuffle=config.data.shuffle,
             max_rows=config.data.max_train_rows,
-            check_reward=RewardTable(config.reward, plugins).check,
+            check_reward=check,
         )
+        schemas = [plugins.tools.get(name)(config.agent.tool_config.get(name)).schema() for name in config.agent.tools]
+        chat.check_template(schemas, has_user_turns=check.has_interactions)
         steps = planned_steps(config.trainer, num_tasks=len(dataset), groups_per_step=config.buffer.groups_per_step)
         self._buffer = ReplayBuffer(
             dataset,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from agentrl.types import Outcome
+from agentrl.types import SCORED_OUTCOMES, Outcome
 
 
 class Section(BaseModel):
@@ -33,7 +33,9 @@ class DataConfig(Section):
     )
     max_train_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
     max_val_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
-    reader: str | None = Field(None, description="`module:function` or `file.py:function` that turns one row (a dict) into a Task; None: the columns below.")
+    reader: str | None = Field(
+        None, description="`module:function` or `file.py:function` that turns one row (a dict) into a Task; None: the columns below."
+    )
     data_source_key: str = Field("data_source", description="Column that chooses the reward.")
     prompt_key: str = Field("prompt", description="Column of the chat messages.")
     ability_key: str = Field("ability", description="Column of the ability label.")
@@ -65,8 +67,12 @@ class ModelConfig(Section):
 class AgentConfig(Section):
     """What an agent loop may use and spend."""
 
-    default: str = Field("single_turn_agent", description="Agent of rows that name none and have neither tools_kwargs nor interaction_kwargs.")
-    plugins: tuple[str, ...] = Field((), description="Your own plugins: `file.py` or `package.module`, each class is registered by its `name`.")
+    default: str = Field(
+        "single_turn_agent", description="Agent of rows that name none and have neither tools_kwargs nor interaction_kwargs."
+    )
+    plugins: tuple[str, ...] = Field(
+        (), description="Your own plugins: `file.py` or `package.module`, each class is registered by its `name`."
+    )
     tools: tuple[str, ...] = Field((), description="Tools offered to tool agents; a row's tools_kwargs may add others.")
     tool_config: dict[str, dict[str, Any]] = Field({}, description="Tool name -> its `config` dictionary.")
     interaction_config: dict[str, dict[str, Any]] = Field({}, description="Interaction name -> its `config` dictionary.")
@@ -116,11 +122,15 @@ class SGLangServerConfig(Section):
 class WeightsConfig(Section):
     """How new weights reach the servers."""
 
-    transport: Literal["disk", "distributed"] = Field("disk", description="disk: safetensors in a folder all can read; distributed: torch process group.")
+    transport: Literal["disk", "distributed"] = Field(
+        "disk", description="disk: safetensors in a folder all can read; distributed: torch process group."
+    )
     folder: str | None = Field(None, description="Folder of the disk transport; None: `weights/` of the run directory.")
     bucket_bytes: int = Field(256 * 2**20, ge=1, description="Bytes sent at once by the distributed transport.")
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="Process-group backend; auto: nccl on GPU, gloo on CPU.")
-    pause_mode: Literal["auto", "abort", "retract", "in_place"] = Field("auto", description="What happens to running requests; auto: abort for the embedded server, retract for SGLang.")
+    pause_mode: Literal["auto", "abort", "retract", "in_place"] = Field(
+        "auto", description="What happens to running requests; auto: abort for the embedded server, retract for SGLang."
+    )
     verify: bool = Field(False, description="Compare checksums of servers and learner after every publish.")
     timeout_s: float = Field(120.0, gt=0, description="Deadline of one publish.")
 
@@ -139,7 +149,9 @@ class RolloutConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1, description="Must stay 1 in training: the kept set is unknown to the learner.")
     top_k: int = Field(-1, description="Must stay -1 in training.")
     min_p: float = Field(0.0, ge=0, le=1, description="Must stay 0 in training.")
-    on_outcome: dict[Outcome, OutcomePolicy] = Field(DEFAULT_OUTCOME_POLICY, description="Per outcome: train on it, retry the member, or drop its group.")
+    on_outcome: dict[Outcome, OutcomePolicy] = Field(
+        DEFAULT_OUTCOME_POLICY, description="Per outcome: train on it, retry the member, or drop its group."
+    )
     max_retries: int = Field(2, ge=0, description="Retries of one member before its group is dropped.")
     server_start_timeout_s: float = Field(180.0, gt=0, description="A server that is not ready by then failed.")
     max_server_restarts: int = Field(3, ge=0, description="Restarts per server before the run ends.")
@@ -163,6 +175,9 @@ class RolloutConfig(Section):
                 "servers report log-probabilities of the full distribution and the ratio would be off by the kept mass; "
                 "use top_p=1, top_k=-1, min_p=0 (the `eval` group may truncate)"
             )
+        failed = [o.value for o, policy in self.on_outcome.items() if policy == "train" and o not in SCORED_OUTCOMES]
+        if failed:
+            raise ValueError(f"on_outcome.{failed[0]}=train: an attempt that failed has no reward to learn from; use retry or drop")
         object.__setattr__(self, "on_outcome", {**DEFAULT_OUTCOME_POLICY, **self.on_outcome})
         return self
 
@@ -258,7 +273,9 @@ class KLConfig(Section):
     """KL to the reference policy, in the loss."""
 
     coefficient: float = Field(0.0, ge=0, description="0: no reference model is loaded.")
-    estimator: Literal["k2", "k3", "abs", "k3_k2grad"] = Field("k3_k2grad", description="k1 is refused in a loss: its expected gradient is zero.")
+    estimator: Literal["k2", "k3", "abs", "k3_k2grad"] = Field(
+        "k3_k2grad", description="k1 is refused in a loss: its expected gradient is zero."
+    )
 
 
 class AlgorithmConfig(Section):
@@ -267,12 +284,15 @@ class AlgorithmConfig(Section):
     advantage: Literal["grpo"] = Field("grpo", description="Advantage estimator.")
     policy_loss: Literal["ppo_clip"] = Field("ppo_clip", description="Policy loss.")
     mode: Literal["auto", "decoupled", "bypass", "on_policy"] = Field(
-        "auto", description="Where the proximal policy comes from; auto: on_policy when max_staleness=0 and one update per step, else decoupled."
+        "auto",
+        description="Where the proximal policy comes from; auto: on_policy when max_staleness=0 and one update per step, else decoupled.",
     )
     clip_low: float = Field(0.2, gt=0, lt=1, description="Lower clip of the ratio, 1 - clip_low.")
     clip_high: float = Field(0.2, gt=0, description="Upper clip of the ratio, 1 + clip_high.")
     dual_clip: float | None = Field(3.0, gt=1, description="Bound of the loss at negative advantage; None: off.")
-    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "constant"] = Field("token_mean", description="How token losses become one number.")
+    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "constant"] = Field(
+        "token_mean", description="How token losses become one number."
+    )
     constant_length: int | None = Field(None, ge=1, description="L_max of aggregation `constant`; None: agent.max_response_tokens.")
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     correction: CorrectionConfig = CorrectionConfig()
@@ -291,13 +311,19 @@ class TrainerConfig(Section):
     test_freq: int = Field(-1, ge=-1, description="Validate every N steps; -1: never.")
     val_before_train: bool = Field(True, description="Validate before the first step, if there are val_files.")
     val_only: bool = Field(False, description="Validate and stop.")
-    resume_mode: str = Field("auto", description="auto: from the newest checkpoint of the run directory; disable; or the path of a checkpoint.")
+    resume_mode: str = Field(
+        "auto", description="auto: from the newest checkpoint of the run directory; disable; or the path of a checkpoint."
+    )
     keep_last: int = Field(3, ge=1, description="Checkpoints kept.")
     run_dir: str | None = Field(None, description="Folder of the run; None: runs/<project_name>/<experiment_name>.")
     project_name: str = Field("agentrl", description="Name of the project, for trackers.")
     experiment_name: str = Field("default", description="Name of the run.")
-    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(("console",), description="Trackers beside metrics.jsonl, which is always written.")
-    rollout_data_dir: str | None = Field(None, description="Where training trajectories are kept as Parquet; None: trajectories/ of the run directory.")
+    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(
+        ("console",), description="Trackers beside metrics.jsonl, which is always written."
+    )
+    rollout_data_dir: str | None = Field(
+        None, description="Where training trajectories are kept as Parquet; None: trajectories/ of the run directory."
+    )
     validation_data_dir: str | None = Field(None, description="The same for validation; None: validation/ of the run directory.")
     keep_trajectories: bool = Field(True, description="Write the trajectories at all.")
     seed: int = Field(0, ge=0, description="Seed of data order, initialisation and learner.")
@@ -356,6 +382,12 @@ class Config(Section):
         updates = self.learner.minibatches_per_step * self.learner.epochs_per_step
         return "on_policy" if self.buffer.max_staleness == 0 and updates == 1 else "decoupled"
 
+    @property
+    def algorithm_in_use(self) -> AlgorithmConfig:
+        """`algorithm` with what it takes from other groups."""
+        length = self.algorithm.constant_length or self.agent.max_response_tokens
+        return self.algorithm.model_copy(update={"constant_length": length})
+
     @model_validator(mode="after")
     def _check_across_groups(self) -> Config:
         updates = self.learner.minibatches_per_step * self.learner.epochs_per_step
@@ -378,7 +410,9 @@ class Config(Section):
 class SFTDataConfig(Section):
     """Conversations to imitate."""
 
-    train_files: tuple[str, ...] = Field((), description="Parquet or JSON lines with a column of messages; `tools` may hold the schemas shown.")
+    train_files: tuple[str, ...] = Field(
+        (), description="Parquet or JSON lines with a column of messages; `tools` may hold the schemas shown."
+    )
     messages_key: str = Field("messages", description="Column of the chat messages; every assistant message is learned.")
     tools_key: str = Field("tools", description="Column of tool names offered in that conversation; may be absent.")
     max_tokens: int = Field(1024, ge=1, description="Longer conversations are dropped, counted.")
@@ -390,7 +424,9 @@ class SFTTrainerConfig(Section):
     steps: int = Field(100, ge=1, description="Optimizer updates.")
     batch_size: int = Field(64, ge=1, description="Conversations per update.")
     output: str = Field("policy", description="Folder of the trained model, in Hugging Face format.")
-    untrained_output: str | None = Field(None, description="Folder for the model as it was before the first update, a baseline; None: not kept.")
+    untrained_output: str | None = Field(
+        None, description="Folder for the model as it was before the first update, a baseline; None: not kept."
+    )
     seed: int = Field(0, ge=0, description="Seed of initialisation and order.")
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(("console",), description="Trackers beside metrics.jsonl.")
 

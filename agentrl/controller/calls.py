@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -11,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from agentrl.errors import AgentRLError, InfrastructureError
 
 
-def get(refs: ObjectRef | list[ObjectRef], *, timeout_s: float, who: str) -> Any:
+def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout_s: float, who: str) -> Any:
     """Wait for `refs` and return their values.
 
     Raises:
@@ -19,7 +20,7 @@ def get(refs: ObjectRef | list[ObjectRef], *, timeout_s: float, who: str) -> Any
         InfrastructureError: `who` died, did not answer in time, or raised something else.
     """
     try:
-        return ray.get(refs, timeout=timeout_s)
+        return ray.get(list(refs) if isinstance(refs, Sequence) else refs, timeout=timeout_s)
     except RayError as error:
         raise translate(error, who=who, timeout_s=timeout_s) from error
 

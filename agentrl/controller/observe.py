@@ -41,6 +41,13 @@ class Observer:
         """Tell the person at the console one thing."""
         self._trackers.console.say(text)
 
+    def set_total_steps(self, total_steps: int) -> None:
+        self._trackers.console.set_total_steps(total_steps)
+
+    def set_servers(self, states: Mapping[str, str]) -> None:
+        """Show the servers: URL -> state."""
+        self._trackers.console.set_servers(states)
+
     def timer(self, phase: str) -> AbstractContextManager[None]:
         return self._timer(phase)
 
@@ -125,8 +132,8 @@ def _combine(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _one(name: str, values: Sequence[float]) -> float:
-    if name.endswith("_max"):
+    if name.endswith("_max") or name == "non_finite_updates":  # the latter counts from the start of the process
         return max(values)
-    if name.startswith("num_") or name in ("is_skipped", "non_finite_updates"):
+    if name.startswith("num_") or name == "is_skipped":
         return sum(values)
     return sum(values) / len(values)

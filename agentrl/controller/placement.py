@@ -28,7 +28,7 @@ from agentrl.controller.run import Run
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.servers import ServerFleet
 from agentrl.controller.validation import Validation
-from agentrl.data.build import OfferedTools, build_dataset
+from agentrl.data.build import build_dataset
 from agentrl.errors import ConfigError
 from agentrl.learner.actor import LearnerGroup
 from agentrl.plugins import Plugins, load_plugins
@@ -51,7 +51,6 @@ def open_run(config: Config) -> Iterator[Run]:
     chat = Chat.load(
         config.model.tokenizer_path or config.model.path, template_file=config.model.chat_template, tool_format=config.model.tool_format
     )
-    chat.check_template([plugins.tools.get(name)(config.agent.tool_config.get(name)).schema() for name in config.agent.tools])
     with ExitStack() as stack:
         run_dir = RunDir.open(config)
         stack.callback(run_dir.close)
@@ -67,10 +66,11 @@ def open_run(config: Config) -> Iterator[Run]:
         servers = ServerFleet.launch(config, run_dir=run_dir.root)
         stack.callback(servers.close)
         buffer, plan = _open_buffer(config)
+        observer.set_total_steps(plan.total_steps)
         learner = LearnerGroup.start(
             config.model,
             config.learner,
-            config.algorithm,
+            config.algorithm_in_use,
             seed=config.trainer.seed,
             temperature=config.rollout.temperature,
             total_updates=plan.total_steps * config.learner.minibatches_per_step * config.learner.epochs_per_step,
@@ -124,7 +124,7 @@ def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Ch
 
 
 def _open_buffer(config: Config) -> tuple[ActorHandle, BufferPlan]:
-    buffer = BufferActor.remote(config)
+    buffer = BufferActor.remote(config)  # type: ignore[attr-defined]  # ray's stubs keep the plain class
     plan: BufferPlan = get(buffer.open.remote(), timeout_s=DATA_TIMEOUT_S, who="the replay buffer")
     return buffer, plan
 

@@ -45,7 +45,8 @@ class RolloutFleet:
 
     def _new_member(self, index: int) -> _Member:
         owner = f"rollout-{index}-{uuid.uuid4().hex[:8]}"
-        return _Member(owner, RolloutActor.options(num_cpus=0).remote(owner, self._config, self._buffer))
+        actor = RolloutActor.options(num_cpus=0).remote(owner, self._config, self._buffer)  # type: ignore[attr-defined]  # ray's stubs
+        return _Member(owner, actor)
 
     @property
     def urls(self) -> tuple[str, ...]:

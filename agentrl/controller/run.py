@@ -96,6 +96,7 @@ class Run:
             self.servers.restart(url, why=why)
         self.servers.mark_ready([url for url in urls if url not in report.failed])
         self.rollouts.set_servers(self.servers.urls, version=self.version)
+        self.observer.set_servers(self.servers.states)
 
     async def _publish_to(self, urls: Sequence[str]) -> PublishReport:
         clients = self.servers.clients(urls)
@@ -139,6 +140,7 @@ class Run:
         """Replace dead rollout actors; bring restarted servers to the current version before they take traffic."""
         self.rollouts.heal(self.observer.say)
         self.servers.poll()
+        self.observer.set_servers(self.servers.states)
         behind = self.servers.urls_needing_weights
         if behind:
             self.observer.say(f"server {', '.join(behind)} was restarted and gets version {self.version}")

@@ -50,7 +50,7 @@ class ServerFleet:
             return cls([_Server(None, status) for status in statuses], api_key=api_key)
         servers = []
         for index in range(rollout.num_servers):
-            options = ServerActor.options(num_cpus=0, num_gpus=config.cluster.gpus_per_server)
+            options = ServerActor.options(num_cpus=0, num_gpus=config.cluster.gpus_per_server)  # type: ignore[attr-defined]  # ray's stubs keep the plain class
             actor = options.remote(f"server_{index}", rollout, dtype=config.model.dtype, run_dir=str(run_dir))
             servers.append(_Server(actor, ServerStatus("", "starting"), actor.start.remote(config.model.path, UNPUBLISHED)))
         return cls(servers, api_key=api_key)
@@ -74,6 +74,11 @@ class ServerFleet:
     @property
     def urls_needing_weights(self) -> list[str]:
         return [s.status.url for s in self._servers if s.status.state == "needs_weights"]
+
+    @property
+    def states(self) -> dict[str, str]:
+        """URL -> starting, ready, needs_weights or failed."""
+        return {s.status.url or f"server {index}": s.status.state for index, s in enumerate(self._servers)}
 
     @property
     def num_restarts(self) -> int:

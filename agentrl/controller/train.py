@@ -21,6 +21,7 @@ from agentrl.controller.credit import credit, split_minibatches
 from agentrl.controller.placement import open_run
 from agentrl.controller.result import RunResult
 from agentrl.controller.run import Run
+from agentrl.learner.actor import ScoredMinibatch
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
 
@@ -72,7 +73,7 @@ def _cut(samples: Sequence[Sequence[Sample]], config: Config, rng: np.random.Gen
     return split_minibatches(samples, num_minibatches=config.learner.minibatches_per_step, rng=rng)
 
 
-def _score(run: Run, config: Config, minibatch: Sequence[Sample]) -> object:
+def _score(run: Run, config: Config, minibatch: Sequence[Sample]) -> ScoredMinibatch:
     shards = pack(minibatch, max_tokens=config.learner.microbatch_tokens, world_size=config.learner.world_size)
     return run.learner.score(shards)
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from agentrl.config.schema import AgentConfig, Config
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
+from agentrl.errors import DataError
 from agentrl.plugins import Plugins, tools_for
 from agentrl.types import Message, Task
 
@@ -45,6 +46,8 @@ def build_dataset(
 
     def check(task: Task) -> None:
         offered.schemas(task)
+        if task.interaction_kwargs is None and task.agent_name == "interaction_agent":
+            raise DataError(f"{task.task_id}: agent interaction_agent needs extra_info.interaction_kwargs with a name")
         if task.interaction_kwargs is not None:
             plugins.interactions.resolve(task.interaction_kwargs["name"])
         if check_reward is not None:

@@ -23,6 +23,9 @@ class Console(Protocol):
     def log(self, record: StepRecord) -> None:
         """Show what a step or a validation measured."""
 
+    def set_total_steps(self, total_steps: int) -> None:
+        """Learn how long the run is, once the data are known."""
+
     def set_phase(self, phase: str | None) -> None:
         """Show what the run does at the moment; None: between phases."""
 
@@ -57,6 +60,9 @@ class QuietConsole:
     def log(self, record: StepRecord) -> None:
         pass
 
+    def set_total_steps(self, total_steps: int) -> None:
+        pass
+
     def set_phase(self, phase: str | None) -> None:
         pass
 
@@ -86,6 +92,9 @@ class PlainConsole:
     def log(self, record: StepRecord) -> None:
         self._progress.add(record)
         self.say(validation_line(record) if record.kind == "validation" else step_line(record, self._progress))
+
+    def set_total_steps(self, total_steps: int) -> None:
+        self._progress.total_steps = total_steps
 
     def set_phase(self, phase: str | None) -> None:
         pass  # a line per phase would drown the lines per step

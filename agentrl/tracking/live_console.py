@@ -61,6 +61,10 @@ class LiveConsole:
             self._state.add(record)
             self._logged_at = self._clock()
 
+    def set_total_steps(self, total_steps: int) -> None:
+        with self._lock:
+            self._state.set_total_steps(total_steps)
+
     def set_phase(self, phase: str | None) -> None:
         with self._lock:
             self._state.phase = phase or self._state.phase  # the gaps between phases would only flicker

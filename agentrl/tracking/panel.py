@@ -50,6 +50,9 @@ class PanelState:
     def __post_init__(self) -> None:
         self.progress = Progress(self.total_steps)
 
+    def set_total_steps(self, total_steps: int) -> None:
+        self.total_steps = self.progress.total_steps = total_steps
+
     def add(self, record: StepRecord) -> None:
         self.progress.add(record)
         if record.kind == "validation":

@@ -6,13 +6,14 @@ take traffic until `publish` reached it; the router holds it back, because its v
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import trio
 
@@ -23,6 +24,7 @@ from agentrl.types import TensorSpec
 from agentrl.weights.plan import plan_buckets
 
 PauseMode = Literal["abort", "retract", "in_place"]
+T = TypeVar("T")
 GROUP_NAME = "agentrl_weights"
 
 
@@ -194,15 +196,16 @@ class Publisher:
 
 @asynccontextmanager
 async def _paused(server: SGLangClient, mode: PauseMode) -> AsyncIterator[None]:
+    """Hold `server` during an update.
+
+    One whose update failed stays paused: its weights may be half old, half new, under the old version.
+    """
     await server.pause(mode)
-    try:
-        yield
-    finally:
-        with trio.CancelScope(shield=True), trio.move_on_after(10):
-            await server.resume()
+    yield
+    await server.resume()
 
 
-async def _for_each(servers: Sequence[SGLangClient], action: Callable, failed: dict[str, str]) -> None:
+async def _for_each(servers: Sequence[SGLangClient], action: Callable[[SGLangClient], Awaitable[None]], failed: dict[str, str]) -> None:
     """Run `action(server)` on all side by side; a ServerError of one is its own entry in `failed`."""
 
     async def one(server: SGLangClient) -> None:
@@ -216,7 +219,7 @@ async def _for_each(servers: Sequence[SGLangClient], action: Callable, failed: d
             nursery.start_soon(one, server)
 
 
-async def _in_thread(function: Callable) -> object:
+async def _in_thread(function: Callable[[], T]) -> T:
     return await trio.to_thread.run_sync(function, abandon_on_cancel=True)
 
 
@@ -226,7 +229,5 @@ def _flatten(group: BaseExceptionGroup) -> list[BaseException]:
 
 def _keep_newest(folder: Path, *, keep: int) -> None:
     """Remove all but the newest exported versions; a server may still be reading the one before the last."""
-    import shutil
-
     for old in sorted(folder.glob("v*"))[:-keep]:
         shutil.rmtree(old, ignore_errors=True)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
-
-from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.schema import EmbeddedServerConfig
 from agentrl.errors import UserError
-from agentrl.serving.embedded.server import DEFAULT_WEIGHT_VERSION, serve
+from agentrl.serving.embedded.server import DEFAULT_WEIGHT_VERSION, serve, set_up_logging
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = vars(_parser().parse_args(arguments))
     config = EmbeddedServerConfig(**{name: options.pop(name) for name in EmbeddedServerConfig.model_fields})
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
-    disable_progress_bar()
+    set_up_logging()
     try:
         return serve(options.pop("model"), config=config, **options)
     except UserError as error:

@@ -55,6 +55,13 @@ class _Ending:
         self.server.should_exit = self.server.force_exit = True
 
 
+def set_up_logging() -> None:
+    """Log to standard error, without the libraries' chatter."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
+    disable_progress_bar()
+
+
 def serve(
     model_path: str,
     *,
