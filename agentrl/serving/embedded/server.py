@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import uvicorn
 from starlette.applications import Starlette
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.schema import EmbeddedServerConfig
 from agentrl.errors import UserError
