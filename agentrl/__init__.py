@@ -1,1 +1,32 @@
-"""Asynchronous reinforcement learning of language-model agents that use tools over many turns."""
+"""Asynchronous reinforcement learning of language-model agents that use tools over many turns.
+
+    import agentrl
+    result = agentrl.train(agentrl.load_config("config.yaml", ["trainer.steps=20"]))
+
+Importing this package is cheap: neither torch nor Ray is loaded before `train` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentrl.config.schema import Config
+    from agentrl.controller.result import RunResult
+
+__version__ = "0.1.0"
+
+
+def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file with Hydra overrides (`trainer.steps=20`) into a checked config. Raises ConfigError."""
+    from agentrl.config.compose import load_config
+
+    return load_config(path, overrides)
+
+
+def train(config: Config) -> RunResult:
+    """Run a training, or the rest of one; does what `agentrl train` does. See `agentrl.controller.train`."""
+    from agentrl.controller.train import train
+
+    return train(config)

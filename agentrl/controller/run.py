@@ -62,7 +62,7 @@ class Run:
         self.is_resumed = checkpoint is not None
         self.step = checkpoint.step if checkpoint else 0
         self.version = -1
-        self.results: dict[str, Mapping[str, float]] = {}
+        self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
         self._publisher = Publisher(
             learner,
             config.rollout.weights,
@@ -175,6 +175,7 @@ class Run:
         name = "initial" if self.step == 0 else "final"
         with self.timer("validate"):
             self.results[name] = self.validation.run(self, step=self.step, version=self.version)
+        self.dir.write_validations(self.results)
 
     def validate_baselines(self) -> None:
         """Play the validation rows with each of tracking.baselines, before training."""
@@ -220,6 +221,13 @@ class Run:
             updates=updates,
             rollout_stats=self.rollouts.stats(),
             buffer_stats=buffer_stats,
+        )
+
+    def say_complete(self) -> None:
+        """Say why nothing is trained: the run that is resumed had ended."""
+        self.observer.say(
+            f"this run is complete ({self.step} of {self.total_steps} steps); for more, raise trainer.steps; "
+            "for a new run, choose another trainer.experiment_name or trainer.resume_mode=disable"
         )
 
     def finish(self) -> RunResult:

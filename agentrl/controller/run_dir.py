@@ -5,7 +5,7 @@ config.yaml        the resolved config            metrics.jsonl   one record per
 versions.jsonl     every version ever published   checkpoints/    step_000020/ ...
 weights/           the disk transport's versions  trajectories/   step_000001.parquet ...
 validation/        step_000010.parquet ...        servers/        logs of the servers
-report.png  summary.md
+validations.json   of baselines, initial, final  result.json  summary.md  report.png
 ```
 """
 
@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -68,6 +69,17 @@ class RunDir:
     def weights(self, config: WeightsConfig) -> Path:
         """Return the folder of the disk transport."""
         return Path(config.folder) if config.folder else self.root / "weights"
+
+    # ---------------------------------------------------------------------------------------------- validations
+
+    def read_validations(self) -> dict[str, dict[str, float]]:
+        """Return what validations of this run measured, by policy (a baseline, `initial`, `final`)."""
+        file = self.root / "validations.json"
+        validations: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
+        return validations
+
+    def write_validations(self, results: Mapping[str, Mapping[str, float]]) -> None:
+        write_atomically(self.root / "validations.json", json.dumps(results, indent=1))
 
     def close(self) -> None:
         self.lock.close()

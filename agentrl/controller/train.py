@@ -39,6 +39,9 @@ def train(config: Config) -> RunResult:
         if config.trainer.val_only:
             run.validate()
             return run.finish()
+        if run.step >= run.total_steps:
+            run.say_complete()
+            return run.finish()
         run.start_rollouts()
         if config.trainer.val_before_train and not run.is_resumed:
             run.validate()

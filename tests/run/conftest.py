@@ -1,0 +1,150 @@
+"""A whole run on this machine: a random tiny model, rows of all three agents, the real Ray, server and learner."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.data.arithmetic import write_arithmetic
+
+CONFIG = """
+data:
+  train_files: [{folder}/data/train.parquet]
+  max_prompt_tokens: 256
+model:
+  path: {folder}/model
+agent:
+  tools: [calculator]
+  max_turns: 2
+  max_response_tokens: 64
+  max_turn_tokens: 16
+rollout:
+  group_size: 2
+  max_concurrent_trajectories: 32
+buffer:
+  groups_per_step: 4
+  stall_timeout_s: 120
+learner:
+  microbatch_tokens: 512
+  optimizer:
+    lr: 1.0e-3
+"""
+MARK = "AGENTRL_TEST_MARK"
+"""Environment variable by which the processes that a command started are found, wherever they went."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """metrics.jsonl of a run."""
+
+    train: list[dict]
+    validation: list[dict]
+
+
+@dataclass
+class Command:
+    """An `agentrl` command running in the background."""
+
+    process: subprocess.Popen
+    mark: str
+    log: Path = field(repr=False)
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def wait(self, timeout_s: float = 180) -> int:
+        return self.process.wait(timeout=timeout_s)
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def wait_until(self, condition, timeout_s: float = 120) -> None:
+        """Poll until `condition()`; fail with the output when the command ends before."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"the command ended early:\n{self.output()}"
+            assert time.monotonic() < deadline, f"not within {timeout_s} s:\n{self.output()}"
+            time.sleep(0.1)
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the living processes that the command started, itself included."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.AccessDenied, psutil.NoSuchProcess):
+                continue
+        return found
+
+    def kill_one(self, words: str) -> int:
+        """kill -9 the one process whose command line contains `words`; return its pid."""
+        (process,) = [p for p in self.processes() if words in " ".join(p.cmdline())]
+        process.kill()
+        return process.pid
+
+
+@dataclass(frozen=True)
+class World:
+    """A folder with a model, data and a config."""
+
+    folder: Path
+    config: Path
+
+    def start(self, *arguments: str) -> Command:
+        """Start `agentrl ARGUMENTS` in the background."""
+        mark = uuid.uuid4().hex
+        log = self.folder / f"{mark}.log"
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "agentrl.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, MARK: mark},
+            )
+        return Command(process, mark, log)
+
+    def records(self, run_dir: Path) -> Records:
+        path = run_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        return Records([r for r in records if r["kind"] == "train"], [r for r in records if r["kind"] == "validation"])
+
+    def num_steps(self, run_dir: Path) -> int:
+        return len(self.records(run_dir).train)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    write_tiny_model(folder / "model")
+    write_arithmetic(folder / "data", seed=0, num_train=240, num_val=9, num_sft=48)
+    config = folder / "config.yaml"
+    config.write_text(CONFIG.format(folder=folder))
+    return World(folder, config)
+
+
+def write_tiny_model(folder: Path) -> None:
+    """Write a random Qwen2 of 2 x 32 with the byte-level tokenizer."""
+    write_tiny_tokenizer(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen2Config(
+        vocab_size=Chat.load(str(folder)).vocab_size, max_position_embeddings=1024, initializer_range=0.1, tie_word_embeddings=True, **sizes
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)

@@ -1,0 +1,114 @@
+"""Whole runs: strictly on-policy by the process-group transport, asynchronous with stop and resume, killed parts."""
+
+import json
+from collections import Counter
+
+import agentrl
+from agentrl.data.trajectories import decode, read_parquet
+from agentrl.types import SCORED_OUTCOMES
+
+
+def overrides(world, name: str, **values) -> list[str]:
+    return [f"trainer.run_dir={world.folder / name}", *(f"{key.replace('__', '.')}={value}" for key, value in values.items())]
+
+
+def test_on_policy_run_with_two_ranks_and_the_process_group(world):
+    """max_staleness=0: no token is ever old, and server and learner agree on every token before the first update."""
+    run_dir = world.folder / "on_policy"
+    config = agentrl.load_config(
+        str(world.config),
+        [
+            *overrides(world, "on_policy", buffer__max_staleness=0, learner__world_size=2, trainer__steps=3, trainer__test_freq=3),
+            f"data.val_files=[{world.folder}/data/val.parquet]",
+            "rollout.weights.transport=distributed",
+            "rollout.weights.bucket_bytes=20000",
+            "rollout.weights.verify=true",
+            "trainer.logger=[console,wandb,tensorboard]",
+            f"tracking.baselines={{untrained: {world.folder}/model}}",
+        ],
+    )
+    assert config.policy_mode == "on_policy"
+    result = agentrl.train(config)
+
+    assert result.step == 3
+    assert result.counts.is_balanced
+    assert result.counts.consumed == 12
+    assert list(result.validation) == ["untrained", "initial", "final"]
+
+    records = world.records(run_dir)
+    assert [r["step"] for r in records.train] == [1, 2, 3]
+    assert all(r["rollout/lag/max"] == 0 for r in records.train)
+    # Every step makes one update with prox := policy, so this holds for each; behavior comes from the server, over all turns.
+    assert all(r["learner/mismatch_max"] < 1e-4 for r in records.train)
+    assert all(r["learner/ppo_kl"] == 0 and r["learner/ratio_max"] == 1 for r in records.train)
+
+    trajectories = [t for step in (1, 2, 3) for t in decode(read_parquet(run_dir / f"trajectories/step_{step:06d}.parquet"))]
+    assert len(trajectories) == 24
+    assert {t.agent_name for t in trajectories} == {"single_turn_agent", "tool_agent", "interaction_agent"}
+    assert max(t.metrics["num_turns"] for t in trajectories) == 2, "a multi-turn row must be among them"
+    assert all(t.outcome in SCORED_OUTCOMES for t in trajectories)
+    for t in trajectories:
+        assert all(t.action_mask[event.position] for event in t.rewards)
+
+    for name in ("config.yaml", "report.png", "summary.md", "result.json", "policy/model.safetensors", "tensorboard", "wandb"):
+        assert (run_dir / name).exists(), name
+
+
+def test_stop_and_resume(world):
+    """Ctrl-C ends everything that was started; the same command goes on where the checkpoint was."""
+    run_dir = world.folder / "stopped"
+    arguments = [str(world.config), *overrides(world, "stopped", buffer__max_staleness=2, trainer__steps=8, trainer__save_freq=1)]
+    first = world.start("train", *arguments)
+    first.wait_until(lambda: (run_dir / "checkpoints/step_000002/manifest.json").exists())
+    first.interrupt()
+    assert first.wait() == 130, first.output()
+    assert "Traceback" not in first.output()
+    assert [p.cmdline() for p in first.processes()] == [], "something was left running"
+    saved = max(int(p.name.removeprefix("step_")) for p in (run_dir / "checkpoints").glob("step_*"))
+    assert saved < 8
+
+    second = world.start("train", *arguments)
+    assert second.wait() == 0, second.output()
+    assert f"resumed from step_{saved:06d}" in second.output()
+    records = world.records(run_dir).train
+    assert [r["step"] for r in records] == list(range(1, 9)), "each step once"
+    assert all(r["rollout/lag/max"] <= 2 for r in records)
+    assert all(r["rollout/truncated"] <= 1 for r in records)
+    versions = [json.loads(line)["version"] for line in (run_dir / "versions.jsonl").read_text().splitlines()]
+    assert versions == sorted(set(versions)), "a version was used twice"
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["balanced"]
+    assert result["counts"]["consumed"] == 8 * 4
+    assert len(list((run_dir / "checkpoints").glob("step_*"))) == 3  # keep_last
+
+    third = world.start("train", *arguments)
+    assert third.wait() == 0, third.output()
+    assert "this run is complete (8 of 8 steps)" in third.output()
+
+
+def test_killed_rollout_actor_and_server(world):
+    """kill -9 of a rollout actor and of the server: the run replaces both and every group is accounted for."""
+    run_dir = world.folder / "killed"
+    arguments = [str(world.config), *overrides(world, "killed", buffer__max_staleness=1, trainer__steps=14)]
+    run = world.start("train", *arguments)
+    run.wait_until(lambda: world.num_steps(run_dir) >= 2)
+    run.kill_one("ray::RolloutActor")
+    run.wait_until(lambda: "takes over" in run.output())
+    steps = world.num_steps(run_dir)
+    run.wait_until(lambda: world.num_steps(run_dir) > steps)
+    run.kill_one("agentrl.serving.embedded")
+    assert run.wait() == 0, run.output()
+    assert "was restarted and gets version" in run.output()
+
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["step"] == 14
+    assert result["balanced"], result
+    assert result["counts"]["consumed"] == 14 * 4
+    assert [p.cmdline() for p in run.processes()] == []
+
+    groups = Counter()
+    for path in sorted((run_dir / "trajectories").glob("*.parquet")):
+        groups.update({t.group_id for t in decode(read_parquet(path))})
+    assert len(groups) == 14 * 4
+    assert set(groups.values()) == {1}, "a group was trained twice"
+    assert all(r["rollout/lag/max"] <= 1 for r in world.records(run_dir).train)
