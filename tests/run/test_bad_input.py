@@ -1,0 +1,86 @@
+"""A mistake is answered by one line with cause and cure, the right exit code, and nothing left behind."""
+
+import json
+import socket
+
+import pytest
+
+from agentrl.data.files import open_rows
+
+
+def row(world) -> dict:
+    (first,) = open_rows(str(world.folder / "data/train.parquet")).rows(1)
+    return first
+
+
+def write_row(world, name: str, **changes) -> str:
+    path = world.folder / name
+    path.write_text(json.dumps({**row(world), **changes}) + "\n")
+    return str(path)
+
+
+def refuse(world, *arguments: str, code: int) -> str:
+    """Run the command, check how it ended, return its error line."""
+    command = world.start(*arguments)
+    assert command.wait() == code, command.output()
+    assert "Traceback" not in command.output()
+    assert [p.cmdline() for p in command.processes()] == [], "something was left running"
+    lines = [line for line in command.output().splitlines() if line.startswith("error")]
+    assert len(lines) == 1, command.output()
+    return lines[0]
+
+
+def test_mistakes_in_the_config(world):
+    missing = refuse(world, "train", str(world.folder / "confg.yaml"), code=2)
+    assert "confg.yaml" in missing
+    assert "config.yaml" in missing, "the nearest file is named"
+    unknown = refuse(world, "train", str(world.config), "rollout.group_sise=4", code=2)
+    assert "rollout.group_sise" in unknown
+    assert "rollout.group_size" in unknown
+    known_elsewhere = refuse(world, "train", str(world.config), "data.train_batch_size=4", code=2)
+    assert "buffer.groups_per_step" in known_elsewhere
+    no_model = refuse(world, "train", str(world.config), "model.path=/nowhere", code=2)
+    assert "/nowhere" in no_model
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("agent", {"agent_name": "tool_agnt"}, ("tool_agnt", "tool_agent")),
+        ("truth", {"reward_model": {"style": "rule", "ground_truth": None}}, ("ground", "truth.jsonl")),
+        ("source", {"data_source": "unheard_of"}, ("unheard_of", "gsm8k")),
+    ],
+)
+def test_mistakes_in_the_data(world, name, changes, words):
+    path = write_row(world, f"{name}.jsonl", **changes)
+    line = refuse(world, "train", str(world.config), f"data.train_files=[{path}]", f"trainer.run_dir={world.folder}/bad_{name}", code=2)
+    assert all(word in line for word in words), line
+
+
+def test_an_unknown_tool(world):
+    line = refuse(world, "train", str(world.config), "agent.tools=[calculater]", f"trainer.run_dir={world.folder}/bad_tool", code=2)
+    assert "calculater" in line
+    assert "calculator" in line
+
+
+def test_a_server_that_does_not_come_up(world):
+    """The port of `urls` is open but speaks no HTTP: the run says which server, and ends with 1."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        line = refuse(
+            world,
+            "train",
+            str(world.config),
+            f"rollout.urls=['{url}']",
+            "rollout.server_start_timeout_s=2",
+            f"trainer.run_dir={world.folder}/bad_server",
+            code=1,
+        )
+    assert url in line
+
+
+def test_a_port_in_use(world):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = refuse(world, "serve", str(world.folder / "model"), "--port", port, code=2)
+    assert port in line
