@@ -12,7 +12,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.config.schema import EvalConfig
+from agentrl.config.schema import EvalConfig, RolloutConfig
 from agentrl.errors import ServerError, ToolError
 from agentrl.plugins import AgentLoop, Tool, ToolResult
 from agentrl.types import Lease, Outcome, Trajectory
@@ -155,18 +155,21 @@ def test_a_group_larger_than_the_limit_takes_turns(stage):
     assert len(book.added) == 21
 
 
-@pytest.mark.parametrize(
-    ("policy", "plays", "dropped"), [("retry", 3, {0: "tool_error"}), ("drop", 1, {0: "tool_error"}), ("train", 1, {})]
-)
-def test_the_policy_per_outcome(stage, policy, plays, dropped):
+@pytest.mark.parametrize(("policy", "plays"), [("retry", 3), ("drop", 1)])
+def test_the_policy_per_outcome(stage, policy, plays):
     set_luck(0, (0, 0, 1, 0, 0))
     world = stage.World(lambda *_: "hm", rollout={"on_outcome": {"tool_error": policy}, "max_retries": 2}, plugins=[Unlucky])
     book = Book([stage.task(agent="unlucky")], 1)
     stats = play_all(world, book)
     assert Unlucky.played["t:0"] == plays
-    assert book.dropped == dropped
-    assert [t.outcome for t in book.added] == ([] if dropped else [Outcome.TOOL_ERROR])
+    assert book.dropped == {0: "tool_error"}
+    assert book.added == []
     assert stats.get("retried", 0) == plays - 1
+
+
+def test_a_failure_is_never_trained_on():
+    with pytest.raises(ValueError, match="on_outcome.tool_error=train: an attempt that failed has no reward"):
+        RolloutConfig(on_outcome={"tool_error": "train"})
 
 
 class Flaky(Unlucky):
