@@ -168,7 +168,7 @@ def test_the_policy_per_outcome(stage, policy, plays):
 
 
 def test_a_failure_is_never_trained_on():
-    with pytest.raises(ValueError, match="on_outcome.tool_error=train: an attempt that failed has no reward"):
+    with pytest.raises(ValueError, match=r"on_outcome.tool_error=train: an attempt that failed has no reward"):
         RolloutConfig(on_outcome={"tool_error": "train"})
 
 
