@@ -34,7 +34,7 @@ quickstart: $(QUICKSTART)/warm_start/.done ## train a small policy to use a calc
 
 # `.done` is written last: an interrupted command starts over instead of leaving half a dataset or half a policy.
 $(QUICKSTART)/warm_start/.done: configs/quickstart_sft.yaml $(QUICKSTART)/data/.done | setup
-	@echo "quickstart: no policy yet; making one by imitation, about two minutes (agentrl sft configs/quickstart_sft.yaml)"
+	@echo "quickstart: no policy yet; making one by imitation, about a minute (agentrl sft configs/quickstart_sft.yaml)"
 	@$(BIN)/agentrl sft configs/quickstart_sft.yaml
 	@touch $@
 

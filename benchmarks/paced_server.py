@@ -71,7 +71,7 @@ class PacedEngine:
             "text": "",
             "output_ids": ids,
             "meta_info": {
-                "id": body["rid"],
+                "id": body.get("rid", ""),
                 "finish_reason": finish,
                 "prompt_tokens": len(prompt),
                 "completion_tokens": len(ids),

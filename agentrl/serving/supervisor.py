@@ -219,9 +219,12 @@ def generates(url: str, *, api_key: str | None, timeout_s: float) -> bool:
 
 
 def probe(url: str, *, api_key: str | None, timeout_s: float) -> ServerStatus:
-    """Return the status of a server that somebody else runs: `needs_weights` when it generates, else `failed`."""
-    if generates(url, api_key=api_key, timeout_s=timeout_s):
-        return ServerStatus(url, "needs_weights")
+    """Return the status of a server that somebody else runs: `needs_weights` once it generates, `failed` if not by then."""
+    deadline = time.monotonic() + timeout_s
+    while (left := deadline - time.monotonic()) > 0:
+        if generates(url, api_key=api_key, timeout_s=min(_PROBE_TIMEOUT_S, left)):
+            return ServerStatus(url, "needs_weights")
+        time.sleep(_POLL_S)
     return ServerStatus(url, "failed", message=f"{url} did not generate a token within {timeout_s:g} s")
 
 

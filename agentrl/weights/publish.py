@@ -141,6 +141,7 @@ class Publisher:
         if urls == self._group:
             return
         await self.close(servers)
+        self._group = urls  # from here on there is something to leave, also when forming the group fails half-way
         address, port = await _in_thread(self._source.open_rendezvous)
         world_size = len(servers) + 1
         async with trio.open_nursery() as nursery:
@@ -157,7 +158,6 @@ class Publisher:
                     )
                 )
             nursery.start_soon(_in_thread, partial(self._source.join_weights_group, address, port, world_size, GROUP_NAME, self._backend))
-        self._group = urls
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
         """Leave the process group, and make those of `servers` that were in it leave too."""
