@@ -25,7 +25,6 @@ from agentrl.weights.plan import plan_buckets
 
 PauseMode = Literal["abort", "retract", "in_place"]
 T = TypeVar("T")
-GROUP_NAME = "agentrl_weights"
 
 
 class WeightSource(Protocol):
@@ -71,6 +70,7 @@ class Publisher:
         self._pause_mode = pause_mode
         self._backend = backend
         self._group: tuple[str, ...] = ()  # urls in the open process group, in rank order
+        self._num_groups = 0
 
     async def publish(self, version: int, servers: Sequence[SGLangClient]) -> PublishReport:
         """Bring `servers` to `version`; those that could not be brought there are in the report.
@@ -128,7 +128,7 @@ class Publisher:
             for index, bucket in enumerate(buckets):
                 is_last = index == len(buckets) - 1
                 await server.update_weights_from_distributed(
-                    bucket, group=GROUP_NAME, version=version if is_last else None, flush_cache=self._flush and is_last
+                    bucket, group=self._group_name, version=version if is_last else None, flush_cache=self._flush and is_last
                 )
             await server.end_weight_update()
 
@@ -142,6 +142,7 @@ class Publisher:
             return
         await self.close(servers)
         self._group = urls  # from here on there is something to leave, also when forming the group fails half-way
+        self._num_groups += 1
         address, port = await _in_thread(self._source.open_rendezvous)
         world_size = len(servers) + 1
         async with trio.open_nursery() as nursery:
@@ -153,11 +154,17 @@ class Publisher:
                         port=port,
                         rank_offset=rank,
                         world_size=world_size,
-                        name=GROUP_NAME,
+                        name=self._group_name,
                         backend=self._backend,
                     )
                 )
-            nursery.start_soon(_in_thread, partial(self._source.join_weights_group, address, port, world_size, GROUP_NAME, self._backend))
+            join = partial(self._source.join_weights_group, address, port, world_size, self._group_name, self._backend)
+            nursery.start_soon(_in_thread, join)
+
+    @property
+    def _group_name(self) -> str:
+        # A name is used once: a server that was not among those of the last publish may still hold its last group.
+        return f"agentrl_weights_{self._num_groups}"
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
         """Leave the process group, and make those of `servers` that were in it leave too."""
@@ -167,7 +174,7 @@ class Publisher:
         for server in servers:
             if server.url in self._group:
                 try:
-                    await server.destroy_weights_group(GROUP_NAME)
+                    await server.destroy_weights_group(self._group_name)
                 except ServerError:
                     continue  # a restarted server has no group to destroy
         self._group = ()

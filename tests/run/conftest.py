@@ -92,8 +92,8 @@ class Command:
         return found
 
     def kill_one(self, words: str) -> int:
-        """kill -9 the one process whose command line contains `words`; return its pid."""
-        (process,) = [p for p in self.processes() if words in " ".join(p.cmdline())]
+        """kill -9 the first process whose command line contains `words`; return its pid."""
+        process = next(p for p in self.processes() if words in " ".join(p.cmdline()))
         process.kill()
         return process.pid
 

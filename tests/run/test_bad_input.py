@@ -84,3 +84,18 @@ def test_a_port_in_use(world):
         port = str(taken.getsockname()[1])
         line = refuse(world, "serve", str(world.folder / "model"), "--port", port, code=2)
     assert port in line
+
+
+def test_a_run_in_which_nothing_finishes_says_so(world):
+    """Every attempt runs out of time and its group is dropped: the run ends by buffer.stall_timeout_s, with the counts."""
+    line = refuse(
+        world,
+        "train",
+        str(world.config),
+        "agent.trajectory_timeout_s=0.001",
+        "buffer.stall_timeout_s=3",
+        f"trainer.run_dir={world.folder}/stalled",
+        code=1,
+    )
+    assert "no trajectory finished for buffer.stall_timeout_s=3" in line
+    assert "'timeout'" in line, "the reason of the dropped groups is counted"

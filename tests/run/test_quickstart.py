@@ -1,0 +1,50 @@
+"""The quickstart learns, for three seeds of three: `make test-slow`."""
+
+import json
+
+import pytest
+
+from agentrl.data.arithmetic import write_arithmetic
+
+
+@pytest.fixture(scope="module")
+def quickstart(world):
+    """The quickstart's data and warm start, as `make quickstart` makes them."""
+    folder = world.folder / "quickstart"
+    write_arithmetic(folder / "data", seed=0, num_train=3000, num_val=192, num_sft=6000)
+    sft = world.start(
+        "sft",
+        "configs/quickstart_sft.yaml",
+        f"data.train_files=[{folder}/data/sft.parquet]",
+        f"trainer.output={folder}/warm_start",
+        f"trainer.untrained_output={folder}/untrained",
+    )
+    assert sft.wait(600) == 0, sft.output()
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_learns_to_use_the_calculator(world, quickstart, seed):
+    run_dir = quickstart / f"seed{seed}"
+    command = world.start(
+        "train",
+        "configs/quickstart.yaml",
+        f"data.train_files=[{quickstart}/data/train.parquet]",
+        f"data.val_files=[{quickstart}/data/val.parquet]",
+        f"model.path={quickstart}/warm_start",
+        f"tracking.baselines={{untrained: {quickstart}/untrained}}",
+        f"trainer.seed={seed}",
+        f"trainer.run_dir={run_dir}",
+    )
+    assert command.wait(800) == 0, command.output()
+    validation = json.loads((run_dir / "result.json").read_text())["validation"]
+    initial, final = validation["initial"], validation["final"]
+    assert initial["val/accuracy"] < 0.6
+    assert final["val/accuracy"] >= 0.9
+    assert min(value for name, value in final.items() if name.startswith("val/accuracy/")) >= 0.85
+    assert 0.3 <= initial["val/tool_use/needs_tool"] <= 0.7
+    assert final["val/tool_use/needs_tool"] > 0.9
+    train = world.records(run_dir).train
+    assert 0 < max(r["rollout/lag/max"] for r in train) <= 2
