@@ -91,11 +91,26 @@ class Command:
                 continue
         return found
 
+    def left_behind(self, grace_s: float = 20) -> list[list[str]]:
+        """Return the command lines of what still runs after a grace time: Ray's workers need a moment to notice the end."""
+        deadline = time.monotonic() + grace_s
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return [command_line(process) for process in left]
+
     def kill_one(self, words: str) -> int:
         """kill -9 the first process whose command line contains `words`; return its pid."""
-        process = next(p for p in self.processes() if words in " ".join(p.cmdline()))
+        process = next(p for p in self.processes() if words in " ".join(command_line(p)))
         process.kill()
         return process.pid
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Return the command line, [] of a process that has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 @dataclass(frozen=True)

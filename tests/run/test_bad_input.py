@@ -24,7 +24,7 @@ def refuse(world, *arguments: str, code: int) -> str:
     command = world.start(*arguments)
     assert command.wait() == code, command.output()
     assert "Traceback" not in command.output()
-    assert [p.cmdline() for p in command.processes()] == [], "something was left running"
+    assert command.left_behind() == [], "something was left running"
     lines = [line for line in command.output().splitlines() if line.startswith("error")]
     assert len(lines) == 1, command.output()
     return lines[0]

@@ -63,7 +63,7 @@ def test_stop_and_resume(world):
     first.interrupt()
     assert first.wait() == 130, first.output()
     assert "Traceback" not in first.output()
-    assert [p.cmdline() for p in first.processes()] == [], "something was left running"
+    assert first.left_behind() == [], "something was left running"
     saved = max(int(p.name.removeprefix("step_")) for p in (run_dir / "checkpoints").glob("step_*"))
     assert saved < 8
 
@@ -108,7 +108,7 @@ def test_killed_rollout_actor_and_server(world):
     assert result["step"] == 40
     assert result["balanced"], result
     assert result["counts"]["consumed"] == 40 * 4
-    assert [p.cmdline() for p in run.processes()] == []
+    assert run.left_behind() == []
 
     groups = Counter()
     for path in sorted((run_dir / "trajectories").glob("*.parquet")):
