@@ -143,6 +143,21 @@ def test_a_dead_owners_groups_go_to_another_and_its_late_members_are_counted():
     assert counts.discarded == {"owner_lost": 1, "late": 2}
 
 
+def test_a_long_poll_of_a_dead_owner_takes_nothing():
+    """Its process is gone, its call still waits here: the groups that its death frees must not go to it."""
+    target = buffer(max_staleness=0)
+    leased = target.lease("a", 2, 0)
+    assert len(leased) == 2
+    results: list[list[Lease]] = []
+    waiting = threading.Thread(target=lambda: results.append(target.lease("a", 2, 60)))
+    waiting.start()
+    assert target.release("a") == 2
+    waiting.join(30)
+    assert results == [[]]
+    assert [lease.group_id for lease in target.lease("b", 2, 0)] == [lease.group_id for lease in leased]
+    assert target.lease("a", 2, 0) == []
+
+
 def test_a_member_that_comes_twice_is_kept_once():
     target = buffer(groups_per_step=1)
     [lease] = target.lease("a", 1, 0.0)

@@ -53,6 +53,7 @@ class ReplayBuffer:
         )
         self._members: dict[int, dict[int, pa.RecordBatch]] = {}  # of leased and ready groups: member -> one row
         self._changed = threading.Condition()
+        self._released: set[str] = set()
         self._is_closed = False
         self._clock = clock
         self._last_add = clock()
@@ -64,12 +65,12 @@ class ReplayBuffer:
     def lease(self, owner: str, limit: int, timeout_s: float) -> list[Lease]:
         """Wait until the bound on staleness admits a group, then lease up to `limit` to `owner`.
 
-        Returns [] after `timeout_s` seconds, or at once when the buffer is closed.
+        Returns [] after `timeout_s` seconds, or at once when the buffer is closed or `owner` was released.
         """
         with self._changed:
-            self._wait("lease", lambda: self._ledger.can_lease() or None, timeout_s)
+            self._wait("lease", lambda: (owner in self._released or self._ledger.can_lease()) or None, timeout_s)
             group_ids: list[int] = []
-            while not self._is_closed and len(group_ids) < limit and self._ledger.can_lease():
+            while not self._is_closed and owner not in self._released and len(group_ids) < limit and self._ledger.can_lease():
                 group_ids.append(self._ledger.lease(owner))
             version = self._ledger.version
         # Outside of the lock: reading a row may decode a whole row group.
@@ -101,8 +102,12 @@ class ReplayBuffer:
             self._changed.notify_all()
 
     def release(self, owner: str) -> int:
-        """Queue the groups of a dead owner for others and return how many; call it only when the owner is surely dead."""
+        """Queue the groups of a dead owner for others and return how many; call it only when the owner is surely dead.
+
+        The name never leases again: a long poll that its process left behind would take the very groups that come free here.
+        """
         with self._changed:
+            self._released.add(owner)
             released = self._ledger.release(owner)
             self._forget(released)
             self._changed.notify_all()

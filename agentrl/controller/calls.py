@@ -1,15 +1,18 @@
-"""Calls to Ray actors: every wait has a deadline, and what comes back is one of our errors."""
+"""Calls to Ray actors and into trio: every wait has a deadline, and what comes back is one of our errors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import ray
+import trio
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from agentrl.errors import AgentRLError, InfrastructureError
+
+T = TypeVar("T")
 
 
 def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout_s: float, who: str) -> Any:
@@ -47,3 +50,25 @@ def _creation_cause(error: RayActorError) -> AgentRLError | None:
             return cause
         inner = cause if isinstance(cause, BaseException) else inner.__cause__
     return None
+
+
+def in_trio(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Run `function(*args)` by trio and return its value.
+
+    What its nurseries wrapped is unwrapped: Ctrl-C stays a KeyboardInterrupt, and an error of ours is raised as itself.
+    """
+    try:
+        return trio.run(function, *args)
+    except BaseExceptionGroup as group:
+        for kind in (KeyboardInterrupt, AgentRLError):
+            found = _first_leaf(group, kind)
+            if found is not None:
+                raise found from group
+        raise
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException], kind: type[BaseException]) -> BaseException | None:
+    matching: BaseException | None = group.subgroup(kind)
+    while isinstance(matching, BaseExceptionGroup):
+        matching = matching.exceptions[0]
+    return matching

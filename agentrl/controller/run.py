@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 
 import ray
-import trio
 from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from agentrl.config.schema import Config
-from agentrl.controller.calls import get
+from agentrl.controller.calls import get, in_trio
 from agentrl.controller.checkpoint import Checkpoint, save_checkpoint
 from agentrl.controller.credit import group_trajectories
 from agentrl.controller.observe import Observer
@@ -90,7 +88,7 @@ class Run:
 
     def _send_weights(self, urls: Sequence[str]) -> None:
         """Bring `urls` to the current version; those that fail are restarted and brought there by `heal`."""
-        report = trio.run(self._publish_to, urls)
+        report = in_trio(self._publish_to, urls)
         for url, why in report.failed.items():
             self.observer.say(f"server {url} did not take version {self.version}: {why}; it is restarted")
             self.servers.restart(url, why=why)
@@ -183,7 +181,7 @@ class Run:
             return
         for name, folder in self.config.tracking.baselines.items():
             self.version = self._new_version(f"baseline {name}")
-            trio.run(partial(self._load_baseline, folder))
+            in_trio(self._load_baseline, folder)
             urls = self.servers.urls_needing_weights + self.servers.urls
             self.rollouts.set_servers(urls, version=self.version)
             self.results[name] = self.validation.run(self, step=0, version=self.version, baseline=name)
