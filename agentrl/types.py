@@ -50,13 +50,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message: a view of tokens, never their source."""
+    """One chat message: a view of tokens, never their source. `reasoning` is what the assistant thought, outside of `content`."""
 
     role: Role
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,8 @@ class Trajectory:
     token_ids: i32[T]; action_mask: bool[T], True where the policy sampled the token;
     behavior_logprobs: f32[T], 0.0 off the mask; versions: i32[T], NO_VERSION off the mask;
     turn_ids: i16[T], counts assistant turns from 0, -1 for tokens outside of them (prompt and context).
+    segment_starts: where each training row begins. One row, unless the context was edited (a template that drops earlier
+    thinking, an agent that rewrites its history): then tokens that no longer extend the former ones begin a new row, a fork.
     `metrics` are facts about the attempt (num_turns, num_tool_calls, generate_s, ...), one name one unit.
     `failure` is one line for a person, None when the outcome is scored.
     """
@@ -136,6 +139,7 @@ class Trajectory:
     failure: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     extra_info: JsonObject = field(default_factory=dict)
+    segment_starts: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         lengths = {len(a) for a in (self.token_ids, self.action_mask, self.behavior_logprobs, self.versions, self.turn_ids)}

@@ -19,6 +19,8 @@ class ToolAgent(AgentLoop):
             if turn.tool_calls:
                 if turns_left:  # nobody would read what the last turn's calls answer
                     await session.call_tools(turn)
+                if session.is_finished:
+                    return
             elif not session.has_interaction or (await session.interact()).is_done:
                 return
         session.stop_at_turn_limit()

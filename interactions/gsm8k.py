@@ -30,7 +30,7 @@ class Gsm8k(Interaction):
             raise DataError(f"interaction 'gsm8k' needs interaction_kwargs.ground_truth, a number (got {ground_truth!r})")
         self._ground_truth = ground_truth
 
-    async def reply(self, messages: Sequence[Message]) -> InteractionReply:
+    async def respond(self, messages: Sequence[Message]) -> InteractionReply:
         answer = extract_answer(messages[-1].content, strict=False)
         if is_correct(answer, self._ground_truth):
             return InteractionReply(PRAISE, is_done=True, reward=1.0)

@@ -42,7 +42,7 @@ def rows(text: str) -> dict[str, str]:
 
 def test_every_key_has_a_row_with_its_default() -> None:
     training, _, _ = render().partition("# Supervised training")
-    found = rows(training)
+    found = {key: default for key, default in rows(training).items() if "<name>" not in key}
     assert sorted(found) == sorted(".".join(key) for key, _ in iter_keys(Config))
     for key, _ in iter_keys(Config):
         default: Any = Config().model_dump(mode="json")

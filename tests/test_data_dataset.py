@@ -202,7 +202,7 @@ class Saw(Hammer):
 class Partner(Interaction):
     name = "partner"
 
-    async def reply(self, messages):
+    async def respond(self, messages):
         return InteractionReply("", is_done=True)
 
 

@@ -74,7 +74,7 @@ def test_the_documented_interaction(documented):
 
     async def main() -> list[tuple[str, bool]]:
         await partner.start(number=7)
-        replies = [await partner.reply([Message("assistant", text)]) for text in ("I say 3", "9", "no idea", "7")]
+        replies = [await partner.respond([Message("assistant", text)]) for text in ("I say 3", "9", "no idea", "7")]
         return [(reply.text, reply.is_done) for reply in replies]
 
     assert asyncio.run(main()) == [("Higher.", False), ("Lower.", False), ("Please answer with a number.", False), ("Right.", True)]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 ROWS = [
     {"types", "errors"},
     {"config", "plugins", "tracking", "http", "sandbox"},
-    {"data", "chat", "sglang", "algorithms", "rewards"},
+    {"data", "chat", "sglang", "algorithms", "rewards", "adapters"},
     {"rollout", "serving", "buffer", "learner", "weights"},
     {"evaluation"},
     {"controller"},

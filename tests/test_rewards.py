@@ -14,16 +14,20 @@ from hypothesis import strategies as st
 
 from agentrl.config.schema import CustomFunctionConfig, RewardConfig
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
-from agentrl.plugins import load_plugins
+from agentrl.plugins import Attempted, load_plugins
 from agentrl.rewards.arithmetic import Arithmetic
 from agentrl.rewards.gsm8k import Gsm8k, extract_answer, is_correct, parse_number
 from agentrl.rewards.select import CustomFunction, RewardTable
-from agentrl.types import Message, Task
+from agentrl.types import Message, Outcome, Task
 
 
 def task(**changes) -> Task:
     fields = {"task_id": "t:0", "data_source": "gsm8k", "messages": (Message("user", "q"),), "agent_name": "a", "ground_truth": "72"}
     return Task(**{**fields, **changes})
+
+
+def attempt(task, messages):
+    return Attempted(task, tuple(messages), Outcome.COMPLETED, 1, 1, 1, 1)
 
 
 def said(*texts: str) -> tuple[Message, ...]:
@@ -99,21 +103,21 @@ def test_what_is_no_ground_truth(truth):
 
 @pytest.mark.parametrize("reward", [Gsm8k(), Arithmetic()])
 def test_only_the_last_assistant_message_counts(reward):
-    assert reward.score(task(), said("#### 72", "#### 71")).value == 0.0
-    assert reward.score(task(), said("#### 71", "#### 72")).value == 1.0
-    assert reward.score(task(), (*said("#### 72"), Message("user", "#### 71"))).value == 1.0
+    assert reward.score(attempt(task(), said("#### 72", "#### 71"))).value == 0.0
+    assert reward.score(attempt(task(), said("#### 71", "#### 72"))).value == 1.0
+    assert reward.score(attempt(task(), (*said("#### 72"), Message("user", "#### 71")))).value == 1.0
 
 
 def test_format_is_reported_and_not_rewarded():
-    result = Arithmetic().score(task(), said("#### 1"))
+    result = Arithmetic().score(attempt(task(), said("#### 1")))
     assert (result.value, result.metrics) == (0.0, {"accuracy": 0.0, "format": 1.0})
-    result = Arithmetic().score(task(), said("72"))
+    result = Arithmetic().score(attempt(task(), said("72")))
     assert (result.value, result.metrics) == (0.0, {"accuracy": 0.0, "format": 0.0})
 
 
 def test_gsm8k_takes_the_last_number_only_when_told():
-    assert Gsm8k().score(task(), said("It is 72.")).value == 0.0
-    assert Gsm8k({"strict": False}).score(task(), said("It is 72.")).value == 1.0
+    assert Gsm8k().score(attempt(task(), said("It is 72."))).value == 0.0
+    assert Gsm8k({"strict": False}).score(attempt(task(), said("It is 72."))).value == 1.0
     with pytest.raises(ConfigError, match="strict"):
         Gsm8k({"stritc": False})
 
@@ -156,7 +160,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0.0
     rewards = custom(tmp_path, body, kwargs={"bonus": 0.5})
     row = task(data_source="anything", ground_truth="a\nb", extra_info={"note": "n"})
     rewards.check(row)
-    result = rewards.select(row).score(row, said("a", "b"))
+    result = rewards.select(row).score(attempt(row, said("a", "b")))
     assert (result.value, dict(result.metrics)) == (1.5, {"length": 3.0})
 
 
@@ -166,14 +170,14 @@ def test_a_custom_function_may_be_async(tmp_path):
     )
     assert isinstance(reward, CustomFunction)
     assert reward.is_async
-    assert trio.run(reward.score_async, task(), said("a")).value == 0.25
+    assert trio.run(reward.score_async, attempt(task(), said("a"))).value == 0.25
 
 
 @pytest.mark.parametrize("returned", ["None", "'good'", "float('nan')", "{'value': 1}"])
 def test_what_is_no_score_is_an_error_not_a_zero(tmp_path, returned):
     reward = custom(tmp_path, f"def compute_score(**_):\n    return {returned}\n").select(task())
     with pytest.raises(RewardError, match=re.escape("return a finite number")):
-        reward.score(task(), said("a"))
+        reward.score(attempt(task(), said("a")))
 
 
 def test_a_missing_function_is_named(tmp_path):
@@ -190,9 +194,9 @@ def test_the_partner_ends_on_success_and_says_so_otherwise():
     async def main():
         partner = Gsm8kPartner()
         await partner.start(ground_truth="72", query="How many?")
-        wrong = await partner.reply(said("#### 71"))
+        wrong = await partner.respond(said("#### 71"))
         assert (wrong.text, wrong.is_done, wrong.reward) == (FEEDBACK, False, 0.0)
-        right = await partner.reply(said("#### 71", "#### 72"))
+        right = await partner.respond(said("#### 71", "#### 72"))
         assert (right.is_done, right.reward) == (True, 1.0)
         with pytest.raises(DataError, match="ground_truth"):
             await Gsm8kPartner().start(query="How many?")

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import ray
 
+from agentrl.adapters.catalog import open_plugins
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config, TrainerConfig
 from agentrl.data.build import build_dataset
 from agentrl.data.dataset import DatasetReport
 from agentrl.errors import DataError
-from agentrl.plugins import load_plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.types import BufferCounts, Lease, Task
 
@@ -73,7 +73,7 @@ class BufferActor:
             UserError: the data, or what a row needs, is wrong.
         """
         config = self._config
-        plugins = load_plugins(config.agent.plugins)
+        plugins = open_plugins(config.agent)
         model = config.model
         chat = Chat.load(model.tokenizer_path or model.path, template_file=model.chat_template, tool_format=model.tool_format)
         check = TaskCheck(RewardTable(config.reward, plugins).check)

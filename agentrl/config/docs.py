@@ -95,6 +95,8 @@ def _words(annotation: Any) -> str:
     if origin is tuple:
         return f"list of {len(arguments)} {_words(arguments[0])}s"
     if origin is dict:
+        if inspect.isclass(arguments[1]) and issubclass(arguments[1], Section):
+            return "mapping of names to the keys below"
         return "mapping" if arguments[1] is Any else f"mapping of {_words(arguments[0])} to {_words(arguments[1])}"
     return WORDS[annotation]
 

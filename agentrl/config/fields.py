@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -19,6 +19,12 @@ def section_type(field: FieldInfo) -> type[Section] | None:
     return annotation if inspect.isclass(annotation) and issubclass(annotation, Section) else None
 
 
+def entry_type(field: FieldInfo) -> type[Section] | None:
+    """Return the Section class of a mapping's values (`agent.tool_limits.<name>`), None for anything else."""
+    arguments = get_args(field.annotation) if get_origin(field.annotation) is dict else ()
+    return arguments[1] if arguments and inspect.isclass(arguments[1]) and issubclass(arguments[1], Section) else None
+
+
 def iter_keys(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
     """Yield every single key of the schema, depth first in the order of the schema; sections themselves are left out."""
     for name, field in schema.model_fields.items():
@@ -30,12 +36,14 @@ def iter_keys(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, Fi
 
 
 def iter_sections(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, type[Section]]]:
-    """Yield every section below the schema, a parent before its children."""
+    """Yield every section below the schema, a parent before its children; `<name>` stands for an entry of a mapping."""
     for name, field in schema.model_fields.items():
-        nested = section_type(field)
+        nested, entry = section_type(field), entry_type(field)
         if nested is not None:
             yield (*prefix, name), nested
             yield from iter_sections(nested, (*prefix, name))
+        elif entry is not None:
+            yield (*prefix, name, "<name>"), entry
 
 
 def unknown_keys(schema: type[Section], values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
@@ -46,9 +54,13 @@ def unknown_keys(schema: type[Section], values: Mapping[str, Any], prefix: Key =
         if field is None:
             yield key, value
             continue
-        nested = section_type(field)
+        nested, entry = section_type(field), entry_type(field)
         if nested is not None and isinstance(value, Mapping):
             yield from unknown_keys(nested, value, key)
+        elif entry is not None and isinstance(value, Mapping):
+            for entry_name, written in value.items():
+                if isinstance(written, Mapping):
+                    yield from unknown_keys(entry, written, (*key, str(entry_name)))
 
 
 def with_defaults(schema: type[Section], values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:

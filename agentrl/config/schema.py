@@ -53,7 +53,14 @@ class ModelConfig(Section):
     path: str = Field("", description="Local folder or hub id of the policy.")
     tokenizer_path: str | None = Field(None, description="Folder of the tokenizer; None: `model.path`.")
     chat_template: str | None = Field(None, description="Jinja file that replaces the tokenizer's own template; None: the tokenizer's.")
-    tool_format: Literal["auto", "hermes"] = Field("auto", description="How the model writes tool calls; auto: from the chat template.")
+    tool_format: Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "gpt_oss", "pythonic"] = Field(
+        "auto", description="How the model writes tool calls; auto: from the chat template; none: it writes no calls."
+    )
+    template_edits: Literal["fork", "refuse"] = Field(
+        "fork",
+        description="When the chat template edits earlier turns (drops their thinking): fork starts a new training row with the edited "
+        "history, refuse ends the run before it starts.",
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Parameter dtype of learner and servers.")
     attention: Literal["auto", "sdpa", "segment_sdpa", "flash_attention_2", "flex_attention"] = Field(
         "auto", description="Attention of the learner; auto: per-segment SDPA on CPU, flash or flex attention on GPU."
@@ -62,6 +69,43 @@ class ModelConfig(Section):
 
 
 # ---------------------------------------------------------------------------------------------------------- agent
+
+
+class ToolLimits(Section):
+    """Limits of one tool."""
+
+    timeout_s: float | None = Field(None, gt=0, description="Deadline of one call; None: agent.tool_timeout_s.")
+    max_concurrent: int | None = Field(None, ge=1, description="Calls at once per rollout actor, further ones wait; None: any number.")
+    max_retries: int = Field(2, ge=0, description="Further tries of a call whose infrastructure failed, if the tool is idempotent.")
+    max_output_tokens: int | None = Field(None, ge=1, description="Longer output is cut; None: agent.max_tool_output_tokens.")
+    keep: Literal["head", "tail", "ends"] = Field("ends", description="Which part of too long an output stays; ends: the middle is cut.")
+    on_failure: Literal["end", "tell"] = Field(
+        "end",
+        description="When the tool itself broke: end the trajectory with outcome tool_error, or tell the model that it is not available.",
+    )
+    breaker_failures: int = Field(
+        5, ge=1, description="Failures in a row, over all trajectories of an actor, that open the circuit breaker."
+    )
+    breaker_pause_s: float = Field(30.0, gt=0, description="How long an open breaker refuses calls before it lets one through.")
+
+
+class MCPServerConfig(Section):
+    """One MCP server: a `command` to start (stdio), or a `url` (streamable HTTP)."""
+
+    command: tuple[str, ...] = Field((), description="Program and arguments of a server that speaks MCP over stdin and stdout.")
+    env: dict[str, str] = Field({}, description="Further environment variables of the command.")
+    url: str | None = Field(None, description="Address of a server that speaks MCP over streamable HTTP.")
+    headers_env: dict[str, str] = Field({}, description="HTTP header -> environment variable that holds its value (tokens, keys).")
+    prefix: str | None = Field(None, description="Put before the names of its tools; None: the server's name and an underscore.")
+    tools: tuple[str, ...] = Field((), description="Which of its tools are offered, by their own names; (): all.")
+    per_trajectory: bool = Field(False, description="A session of its own for each trajectory, for servers that keep state.")
+    start_timeout_s: float = Field(30.0, gt=0, description="Deadline of starting it and listing its tools.")
+
+    @model_validator(mode="after")
+    def _has_one_address(self) -> MCPServerConfig:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("an MCP server needs either `command` (stdio) or `url` (streamable HTTP)")
+        return self
 
 
 class AgentConfig(Section):
@@ -75,8 +119,15 @@ class AgentConfig(Section):
     )
     tools: tuple[str, ...] = Field((), description="Tools offered to tool agents; a row's tools_kwargs may add others.")
     tool_config: dict[str, dict[str, Any]] = Field({}, description="Tool name -> its `config` dictionary.")
+    tool_limits: dict[str, ToolLimits] = Field({}, description="Tool name -> its limits.")
+    mcp_servers: dict[str, MCPServerConfig] = Field({}, description="Name -> MCP server whose tools are offered under a prefix.")
     interaction_config: dict[str, dict[str, Any]] = Field({}, description="Interaction name -> its `config` dictionary.")
+    agent_config: dict[str, dict[str, Any]] = Field({}, description="Agent name -> its `config` dictionary.")
+    verl_tool_config: str | None = Field(None, description="verl's YAML of tools (`class_name`, `config`, `tool_schema`), as it is.")
+    verl_function_tools: str | None = Field(None, description="Python file with verl's function tools (`@function_tool`), as it is.")
+    verl_interaction_config: str | None = Field(None, description="verl's YAML of interactions (`name`, `class_name`, `config`), as it is.")
     max_turns: int = Field(8, ge=1, description="Assistant turns per trajectory.")
+    max_user_turns: int | None = Field(None, ge=0, description="Answers of the interaction partner per trajectory; None: any number.")
     max_tool_calls_per_turn: int = Field(8, ge=1, description="Calls run per turn; further ones are answered `not run`.")
     max_response_tokens: int = Field(1024, ge=1, description="Tokens per trajectory after the prompt, context included.")
     max_turn_tokens: int | None = Field(None, ge=1, description="Tokens sampled per turn; None: what is left of the response.")
@@ -240,8 +291,17 @@ class CustomFunctionConfig(Section):
     kwargs: dict[str, Any] = Field({}, description="Further keyword arguments.")
 
 
+class RewardTermConfig(Section):
+    """One more term of the reward."""
+
+    reward: str | None = Field(None, description="Registered reward; None: the term's own name.")
+    weight: float = Field(1.0, description="Its factor in the sum; 0: only reported.")
+    sources: tuple[str, ...] = Field((), description="Data sources it applies to; (): all.")
+    config: dict[str, Any] = Field({}, description="Its `config` dictionary.")
+
+
 class RewardConfig(Section):
-    """Which reward scores which row."""
+    """Which reward scores which row: one by the row's data source (or your function), and any number of named terms beside it."""
 
     sources: dict[str, str] = Field(
         {"arithmetic": "arithmetic", "gsm8k": "gsm8k", "openai/gsm8k": "gsm8k"},
@@ -249,6 +309,14 @@ class RewardConfig(Section):
     )
     custom_function: CustomFunctionConfig = CustomFunctionConfig()
     reward_config: dict[str, dict[str, Any]] = Field({}, description="Reward name -> its `config` dictionary.")
+    weight: float = Field(1.0, description="Weight of the row's own reward (by `sources` or `custom_function`) in the sum.")
+    terms: dict[str, RewardTermConfig] = Field({}, description="Name -> further term, such as length_penalty, format, llm_judge.")
+    assignment: Literal["mixed", "end"] = Field(
+        "mixed",
+        description="mixed: rewards of turns lie on their turn, all others on the last action token; end: all on the last action token.",
+    )
+    num_processes: int = Field(1, ge=1, description="Processes per rollout actor for rewards that run in one of their own.")
+    num_examine: int = Field(0, ge=0, description="Scored attempts printed in full at each validation.")
     timeout_s: float = Field(30.0, gt=0, description="Deadline of scoring one trajectory.")
     tool_reward_weight: float = Field(0.0, description="Weight of the rewards that tools give per turn; 0: only reported.")
     interaction_reward_weight: float = Field(0.0, description="Weight of the rewards that interactions give per turn; 0: only reported.")

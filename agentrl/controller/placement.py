@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ray.actor import ActorHandle
 
+from agentrl.adapters.catalog import open_plugins
 from agentrl.buffer.actor import BufferActor, BufferPlan
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
@@ -31,7 +32,7 @@ from agentrl.controller.validation import Validation
 from agentrl.data.build import build_dataset
 from agentrl.errors import ConfigError
 from agentrl.learner.actor import LearnerGroup
-from agentrl.plugins import Plugins, load_plugins
+from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 
 DATA_TIMEOUT_S = 3600.0
@@ -47,7 +48,7 @@ def open_run(config: Config) -> Iterator[Run]:
         InfrastructureError: something did not come up; the message says what.
     """
     _check_model(config.model.path)
-    plugins = load_plugins(config.agent.plugins)
+    plugins = open_plugins(config.agent)
     chat = Chat.load(
         config.model.tokenizer_path or config.model.path, template_file=config.model.chat_template, tool_format=config.model.tool_format
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.schema import Config, ModelConfig, SFTConfig, SFTDataConfig
@@ -18,7 +19,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.learner.actor import LearnerGroup
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
-from agentrl.plugins import Plugins, load_plugins
+from agentrl.plugins import Plugins
 from agentrl.tracking.job import JobProgress
 from agentrl.types import Message, ToolCall
 
@@ -29,7 +30,7 @@ def supervise(config: SFTConfig) -> Path:
     Raises:
         UserError: a wrong key, a malformed conversation.
     """
-    plugins = load_plugins(config.agent.plugins)
+    plugins = open_plugins(config.agent)
     output = Path(config.trainer.output)
     model = _model_with_tokenizer(config, output)
     tokenizer = model.tokenizer_path or model.path

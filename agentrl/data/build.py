@@ -42,7 +42,9 @@ def build_dataset(
     offered = OfferedTools(config.agent, plugins)
 
     def measure(task: Task) -> int:
-        return chat.open(task.messages, offered.schemas(task)).num_pending_tokens()
+        agent = plugins.agents.get(task.agent_name)(config.agent.agent_config.get(task.agent_name))
+        schemas = offered.schemas(task)
+        return chat.open(agent.prompt(task, schemas), schemas if agent.template_shows_tools else []).num_pending_tokens()
 
     def check(task: Task) -> None:
         offered.schemas(task)

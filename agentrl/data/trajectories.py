@@ -129,7 +129,7 @@ def decode(batch: pa.RecordBatch) -> list[Trajectory]:
             failure=plain["failure"][row],
             metrics=dict(plain["metrics"][row]),
             extra_info=json.loads(plain["extra_info"][row]),
-            **{name: arrays[row] for name, arrays in tokens.items()},
+            **{name: arrays[row] for name, arrays in tokens.items()},  # type: ignore[arg-type]
         )
         for row in range(batch.num_rows)
     ]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from agentrl.plugins import Reward, RewardResult
-from agentrl.rewards.gsm8k import extract_answer, is_correct, last_answer, require_number
-from agentrl.types import Message, Task
+from agentrl.plugins import Attempted, Reward, RewardResult
+from agentrl.rewards.gsm8k import extract_answer, is_correct, require_number
+from agentrl.types import Task
 
 
 class Arithmetic(Reward):
@@ -18,7 +17,7 @@ class Arithmetic(Reward):
     def check(self, task: Task) -> None:
         require_number(task, self.name)
 
-    def score(self, task: Task, messages: Sequence[Message]) -> RewardResult:
-        answer = extract_answer(last_answer(messages), strict=True)
-        accuracy = float(is_correct(answer, task.ground_truth))
+    def score(self, attempt: Attempted) -> RewardResult:
+        answer = extract_answer(attempt.answer, strict=True)
+        accuracy = float(is_correct(answer, attempt.task.ground_truth))
         return RewardResult(accuracy, {"accuracy": accuracy, "format": float(answer is not None)})

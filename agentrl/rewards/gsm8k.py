@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.plugins import Reward, RewardResult
-from agentrl.types import JsonObject, Message, Task
+from agentrl.plugins import Attempted, Reward, RewardResult
+from agentrl.types import JsonObject, Task
 
 MAX_DIGITS = 100
 """A longer run of digits is no answer, and converting it would be slow."""
@@ -57,11 +56,6 @@ def is_correct(answer: Fraction | None, ground_truth: Any) -> bool:
     return answer is not None and answer == parse_number(ground_truth)
 
 
-def last_answer(messages: Sequence[Message]) -> str:
-    """Return the text of the last assistant message; "" when there is none."""
-    return next((message.content for message in reversed(messages) if message.role == "assistant"), "")
-
-
 def require_number(task: Task, reward: str) -> None:
     """Raise DataError unless the task's ground truth is a number."""
     if parse_number(task.ground_truth) is None:
@@ -92,9 +86,9 @@ class Gsm8k(Reward):
     def check(self, task: Task) -> None:
         require_number(task, self.name)
 
-    def score(self, task: Task, messages: Sequence[Message]) -> RewardResult:
-        text = last_answer(messages)
-        accuracy = float(is_correct(extract_answer(text, strict=self._options.strict), task.ground_truth))
+    def score(self, attempt: Attempted) -> RewardResult:
+        text = attempt.answer
+        accuracy = float(is_correct(extract_answer(text, strict=self._options.strict), attempt.task.ground_truth))
         return RewardResult(accuracy, {"accuracy": accuracy, "format": float(extract_answer(text, strict=True) is not None)})
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeGuard
 
 from agentrl.config.schema import CustomFunctionConfig, RewardConfig
 from agentrl.errors import DataError, PluginError, RewardError
-from agentrl.plugins import Plugins, Reward, RewardResult, import_source
-from agentrl.types import Message, Task
+from agentrl.plugins import AnyReward, Attempted, Plugins, Reward, RewardResult, import_source
+from agentrl.types import Task
 
 
 class CustomFunction(Reward):
@@ -29,14 +29,15 @@ class CustomFunction(Reward):
         self._kwargs = dict(kwargs)
         self.is_async = inspect.iscoroutinefunction(function)
 
-    def score(self, task: Task, messages: Sequence[Message]) -> RewardResult:
-        return _as_result(self._function(**self._arguments(task, messages)))
+    def score(self, attempt: Attempted) -> RewardResult:
+        return _as_result(self._function(**self._arguments(attempt)))
 
-    async def score_async(self, task: Task, messages: Sequence[Message]) -> RewardResult:
+    async def score_async(self, attempt: Attempted) -> RewardResult:
         """Score with an async function; runs under asyncio."""
-        return _as_result(await self._function(**self._arguments(task, messages)))
+        return _as_result(await self._function(**self._arguments(attempt)))
 
-    def _arguments(self, task: Task, messages: Sequence[Message]) -> dict[str, Any]:
+    def _arguments(self, attempt: Attempted) -> dict[str, Any]:
+        task, messages = attempt.task, attempt.messages
         return {
             "data_source": task.data_source,
             "solution_str": "\n".join(message.content for message in messages[len(task.messages) :]),
@@ -60,9 +61,9 @@ class RewardTable:
             plugins.rewards.resolve(name)
         names = {source: plugins.rewards.resolve(name) for source, name in config.sources.items()} if self._custom is None else {}
         rewards = {name: plugins.rewards.get(name)(config.reward_config.get(name)) for name in set(names.values())}
-        self._by_source: dict[str, Reward] = {source: rewards[name] for source, name in names.items()}
+        self._by_source: dict[str, AnyReward] = {source: rewards[name] for source, name in names.items()}
 
-    def select(self, task: Task) -> Reward:
+    def select(self, task: Task) -> AnyReward:
         """Return the task's reward.
 
         Raises:

@@ -17,12 +17,12 @@ import trio
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
 
+from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.template import read_json
 from agentrl.config.schema import Config, ModelConfig
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.plugins import load_plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink
 from agentrl.rollout.router import Router
@@ -91,7 +91,7 @@ class RolloutPart:
             config.agent,
             config.rollout,
             config.reward,
-            plugins=load_plugins(config.agent.plugins),
+            plugins=open_plugins(config.agent),
             chat=chat,
             router=self._router,
             host=self._host,

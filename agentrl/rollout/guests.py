@@ -65,7 +65,7 @@ class Guest:
         self._is_opened = False
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S) as scope:
             try:
-                await self._run(self._plugin.close)
+                await self._run(self._plugin.finalize if isinstance(self._plugin, Interaction) else self._plugin.close)
             except Exception:
                 log.warning("%s failed to close", self._label, exc_info=True)
         if scope.cancelled_caught:

@@ -37,9 +37,9 @@ class Partner:
         guest = Guest(interaction, f"interaction {name!r}", kwargs, host=host, timeout_s=config.interaction_timeout_s)
         return cls(name, interaction, guest)
 
-    async def reply(self, messages: Sequence[Message]) -> InteractionReply:
+    async def respond(self, messages: Sequence[Message]) -> InteractionReply:
         """Answer the conversation so far; raise ToolError when the partner breaks or takes too long."""
-        reply = await self._guest.use(self._interaction.reply, messages)
+        reply = await self._guest.use(self._interaction.respond, messages)
         if not isinstance(reply, InteractionReply):
             raise ToolError(f"interaction {self.name!r} returned {type(reply).__name__}; return agentrl.plugins.InteractionReply")
         return reply

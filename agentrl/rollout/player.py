@@ -10,7 +10,7 @@ import trio
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import AgentConfig
 from agentrl.errors import RewardError, ServerError, ToolError
-from agentrl.plugins import Plugins, tools_for
+from agentrl.plugins import AgentLoop, Plugins, tools_for
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
@@ -48,11 +48,12 @@ class Player:
         A failure is returned as a trajectory with its outcome, one line of `failure`, the tokens so far and no reward.
         """
         try:
-            session = self._open(attempt, sampling)
+            agent = self._plugins.agents.get(attempt.task.agent_name)(self._agent.agent_config.get(attempt.task.agent_name))
+            session = self._open(attempt, agent, sampling)
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory: a plugin's constructor raised
             return _unopened(attempt, error)
         try:
-            outcome, failure = await self._run_agent(attempt, session)
+            outcome, failure = await self._run_agent(attempt, agent, session)
         finally:
             self._router.forget(attempt.key)
             await session.close()
@@ -64,9 +65,9 @@ class Player:
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory
             return trajectory.replace(outcome=Outcome.REWARD_ERROR, failure=one_line(error))
 
-    def _open(self, attempt: Attempt, sampling: Sampling) -> TrajectorySession:
+    def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> TrajectorySession:
         task = attempt.task
-        names = tools_for(task, self._plugins.agents.get(task.agent_name), self._agent.tools)
+        names = tools_for(task, type(agent), self._agent.tools)
         toolbox = Toolbox(names, self._plugins.tools, self._agent, tools_kwargs=task.tools_kwargs, host=self._host)
         return TrajectorySession(
             attempt,
@@ -77,11 +78,12 @@ class Player:
             prompt=self._prompt,
             toolbox=toolbox,
             partner=Partner.of(task, self._plugins.interactions, self._agent, host=self._host),
+            prompt_messages=agent.prompt(task, toolbox.schemas),
+            shows_tools=agent.template_shows_tools,
         )
 
-    async def _run_agent(self, attempt: Attempt, session: TrajectorySession) -> tuple[Outcome, str | None]:
+    async def _run_agent(self, attempt: Attempt, agent: AgentLoop, session: TrajectorySession) -> tuple[Outcome, str | None]:
         """Return why the attempt stopped, and what failed if something did."""
-        agent = self._plugins.agents.get(attempt.task.agent_name)()
         with trio.move_on_after(self._agent.trajectory_timeout_s) as deadline:
             try:
                 await agent.run(attempt.task, session)

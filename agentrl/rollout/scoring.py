@@ -11,12 +11,12 @@ import trio
 
 from agentrl.config.schema import RewardConfig
 from agentrl.errors import RewardError
-from agentrl.plugins import Reward, RewardResult
+from agentrl.plugins import AnyReward, Attempted, RewardResult
 from agentrl.rewards.select import CustomFunction, RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.recorder import reward_event
-from agentrl.rollout.session import TurnReward
-from agentrl.types import Message, RewardEvent, Task, Trajectory
+from agentrl.rollout.session import GivenReward
+from agentrl.types import RewardEvent, Task, Trajectory
 
 NUM_THREADS = 8
 MAX_WAIT_FACTOR = 20
@@ -32,7 +32,7 @@ class Scorer:
         self._host = host
         self._threads = trio.CapacityLimiter(NUM_THREADS)
 
-    async def score(self, task: Task, trajectory: Trajectory, turn_rewards: Sequence[TurnReward]) -> Trajectory:
+    async def score(self, task: Task, trajectory: Trajectory, turn_rewards: Sequence[GivenReward]) -> Trajectory:
         """Return the trajectory with its reward on the last action token and turn rewards on the last token of their turn.
 
         Turn rewards with weight 0 are only reported.
@@ -42,7 +42,7 @@ class Scorer:
         """
         started = trio.current_time()
         reward = self._table.select(task)
-        result = await self._result(reward, task, trajectory.messages)
+        result = await self._result(reward, attempted(task, trajectory))
         events, sums = self._turn_events(trajectory, turn_rewards)
         events.append(reward_event(trajectory, reward.name, result.value))
         metrics = dict(trajectory.metrics) | sums | {f"reward/{name}": float(value) for name, value in result.metrics.items()}
@@ -51,8 +51,8 @@ class Scorer:
         metrics["reward_s"] = trio.current_time() - started
         return dataclasses.replace(trajectory, rewards=tuple(events), metrics=metrics)
 
-    def _turn_events(self, trajectory: Trajectory, turn_rewards: Sequence[TurnReward]) -> tuple[list[RewardEvent], dict[str, float]]:
-        weights = {"tool": self._config.tool_reward_weight, "interaction": self._config.interaction_reward_weight}
+    def _turn_events(self, trajectory: Trajectory, turn_rewards: Sequence[GivenReward]) -> tuple[list[RewardEvent], dict[str, float]]:
+        weights = {"tool": self._config.tool_reward_weight, "interaction": self._config.interaction_reward_weight, "agent": 1.0}
         events: list[RewardEvent] = []
         sums: dict[str, float] = defaultdict(float)
         for given in turn_rewards:
@@ -62,14 +62,14 @@ class Scorer:
                 events.append(reward_event(trajectory, f"{given.source}/{given.name}", value, turn=given.turn))
         return events, sums
 
-    async def _result(self, reward: Reward, task: Task, messages: Sequence[Message]) -> RewardResult:
+    async def _result(self, reward: AnyReward, attempt: Attempted) -> RewardResult:
         with trio.CancelScope() as deadline:
             try:
                 if isinstance(reward, CustomFunction) and reward.is_async:
                     deadline.deadline = trio.current_time() + self._config.timeout_s
-                    result = await self._host.run(reward.score_async, task, messages)
+                    result = await self._host.run(reward.score_async, attempt)
                 else:
-                    result = await self._in_thread(reward, task, messages, deadline)
+                    result = await self._in_thread(reward, attempt, deadline)
             except RewardError:
                 raise
             except Exception as error:
@@ -79,13 +79,27 @@ class Scorer:
             return result
         raise RewardError(f"reward {reward.name!r} timed out after {self._config.timeout_s:g} s")
 
-    async def _in_thread(self, reward: Reward, task: Task, messages: Sequence[Message], deadline: trio.CancelScope) -> RewardResult:
+    async def _in_thread(self, reward: AnyReward, attempt: Attempted, deadline: trio.CancelScope) -> RewardResult:
         def begin() -> None:
             deadline.deadline = trio.current_time() + self._config.timeout_s
 
         def work() -> RewardResult:
             trio.from_thread.run_sync(begin)  # the time in line for a thread is not the reward's fault
-            return reward.score(task, messages)
+            return reward.score(attempt)  # type: ignore[attr-defined]
 
         deadline.deadline = trio.current_time() + MAX_WAIT_FACTOR * self._config.timeout_s
         return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+
+
+def attempted(task: Task, trajectory: Trajectory, *, max_response_tokens: int = 0) -> Attempted:
+    """Return what rewards see of a trajectory."""
+    actions = trajectory.action_mask.nonzero()[0]
+    return Attempted(
+        task=task,
+        messages=trajectory.messages,
+        outcome=trajectory.outcome,
+        num_turns=int(trajectory.turn_ids.max(initial=-1)) + 1,
+        num_response_tokens=trajectory.num_tokens - int(actions[0]) if len(actions) else 0,
+        num_action_tokens=len(actions),
+        max_response_tokens=max_response_tokens,
+    )

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,11 +21,11 @@ import trio
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import AgentConfig
 from agentrl.errors import DataError, PluginError
-from agentrl.plugins import InteractionReply, TurnLimits
+from agentrl.plugins import InteractionReply, ToolResult, TurnLimits
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
 from agentrl.rollout.toolbox import Toolbox
-from agentrl.types import Generation, Message, Outcome, SamplingParams, Trajectory, Turn
+from agentrl.types import Generation, JsonObject, Message, Outcome, SamplingParams, ToolCall, Trajectory, Turn
 
 OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
 
@@ -61,10 +62,10 @@ class PromptLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnReward:
-    """A reward that a tool or the partner gave for one assistant turn."""
+class GivenReward:
+    """A reward that a tool, the partner or the agent loop itself gave for one assistant turn."""
 
-    source: Literal["tool", "interaction"]
+    source: Literal["tool", "interaction", "agent"]
     name: str
     value: float
     turn: int
@@ -96,6 +97,8 @@ class TrajectorySession:
         prompt: PromptLimits,
         toolbox: Toolbox,
         partner: Partner | None,
+        prompt_messages: Sequence[Message],
+        shows_tools: bool = True,
     ) -> None:
         self._attempt = attempt
         self._agent = agent
@@ -105,15 +108,16 @@ class TrajectorySession:
         self._prompt = prompt
         self._toolbox = toolbox
         self._partner = partner
-        self._conversation = chat.open(attempt.task.messages, toolbox.schemas)
+        self._conversation = chat.open(prompt_messages, toolbox.schemas if shows_tools else [])
         self._recorder = TrajectoryRecorder()
         self._num_prompt_tokens = 0
         self._num_shown_messages = 0  # those that tokens stand for
         self._is_cut = False  # the last turn ended at a token limit
         self._ended: Outcome | None = None
+        self._is_finished = False  # a tool ended the trajectory
         self._metrics: defaultdict[str, float] = defaultdict(float)
-        self.turn_rewards: list[TurnReward] = []
-        self.limits = TurnLimits(agent.max_turns, agent.max_tool_calls_per_turn)
+        self.turn_rewards: list[GivenReward] = []
+        self.limits = TurnLimits(agent.max_turns, agent.max_tool_calls_per_turn, agent.max_user_turns)
 
     # -------------------------------------------------------------------------------------------- for agent loops
 
@@ -122,8 +126,16 @@ class TrajectorySession:
         return self._conversation.messages
 
     @property
+    def tools(self) -> Sequence[JsonObject]:
+        return self._toolbox.schemas
+
+    @property
     def has_interaction(self) -> bool:
         return self._partner is not None
+
+    @property
+    def is_finished(self) -> bool:
+        return self._is_finished
 
     async def generate(self) -> Turn:
         """Show the model all that happened since its last turn, and sample the next one.
@@ -153,21 +165,43 @@ class TrajectorySession:
         Raises:
             ToolError: a tool broke.
         """
+        results = await self.run_tools(turn.tool_calls)
+        messages = [
+            Message("tool", result.text, tool_call_id=call.id, name=call.name or None)
+            for call, result in zip(turn.tool_calls, results, strict=True)
+        ]
+        self._conversation.add_messages(messages)
+        return messages
+
+    async def run_tools(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        """Run calls side by side and append nothing; the results are cut to the output budget.
+
+        Raises:
+            ToolError: a tool broke.
+        """
         self._refuse_if_ended()
         with self._timed("tool_s"):
-            results = await self._toolbox.answer(turn.tool_calls)
-        messages = []
-        for call, result in zip(turn.tool_calls, results, strict=True):
+            results = await self._toolbox.answer(calls)
+        for call, result in zip(calls, results, strict=True):
             self._metrics["num_tool_calls"] += 1
             self._metrics["num_tool_errors"] += result.is_error
             for name, value in result.metrics.items():
                 self._metrics[f"{call.name}/{name}"] += value
             if result.reward is not None:
-                self.turn_rewards.append(TurnReward("tool", call.name, result.reward, turn.index))
-            text = shorten(result.text, self._agent.max_tool_output_tokens, self._chat)
-            messages.append(Message("tool", text, tool_call_id=call.id, name=call.name or None))
-        self._conversation.add_messages(messages)
-        return messages
+                self.turn_rewards.append(GivenReward("tool", call.name, result.reward, self._recorder.num_turns - 1))
+            self._is_finished = self._is_finished or result.is_final
+        return [
+            dataclasses.replace(result, text=shorten(result.text, self._agent.max_tool_output_tokens, self._chat)) for result in results
+        ]
+
+    def add_user_message(self, text: str) -> None:
+        """Let a message wait for the next `generate`."""
+        self._refuse_if_ended()
+        self._conversation.add_messages([Message("user", text)])
+
+    def add_reward(self, name: str, value: float) -> None:
+        """Give the last turn a reward, reported as `agent/<name>`."""
+        self.turn_rewards.append(GivenReward("agent", name, value, self._recorder.num_turns - 1))
 
     async def interact(self) -> InteractionReply:
         """Let the row's partner answer; unless it is done, the answer waits for the next `generate`.
@@ -182,9 +216,9 @@ class TrajectorySession:
         if not self._recorder.num_turns:
             raise PluginError("the agent interacts before its first `generate`: there is nothing to answer")
         with self._timed("interaction_s"):
-            reply = await self._partner.reply(self.messages)
+            reply = await self._partner.respond(self.messages)
         if reply.reward is not None:
-            self.turn_rewards.append(TurnReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1))
+            self.turn_rewards.append(GivenReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1))
         if not reply.is_done:
             self._conversation.add_messages([Message("user", reply.text)])
         return reply

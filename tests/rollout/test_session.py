@@ -425,7 +425,8 @@ class Moody(Reward):
     name: ClassVar[str] = "moody"
     gate: ClassVar[threading.Event] = threading.Event()
 
-    def score(self, task, messages) -> RewardResult:
+    def score(self, attempt) -> RewardResult:
+        task = attempt.task
         match task.ground_truth:
             case "raise":
                 raise OSError("grader is down")

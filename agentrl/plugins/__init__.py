@@ -1,0 +1,35 @@
+"""What a user extends: agent loops, tools, interactions and rewards, and the registry that finds them by name.
+
+from agentrl.plugins import AgentLoop, Tool, ToolResult, tool, Interaction, InteractionReply, Reward, RewardResult
+"""
+
+from agentrl.plugins.agents import AGENT_ALIASES, AgentLoop, OpenAIEndpoint, Session, TurnLimits
+from agentrl.plugins.interactions import Interaction, InteractionReply
+from agentrl.plugins.registry import Plugins, Registry, import_source, load_plugins
+from agentrl.plugins.rewards import AnyReward, Attempted, BatchReward, GroupReward, Reward, RewardResult, TurnReward
+from agentrl.plugins.tools import Runtime, Tool, ToolResult, tools_for
+
+__all__ = [
+    "AGENT_ALIASES",
+    "AgentLoop",
+    "AnyReward",
+    "Attempted",
+    "BatchReward",
+    "GroupReward",
+    "Interaction",
+    "InteractionReply",
+    "OpenAIEndpoint",
+    "Plugins",
+    "Registry",
+    "Reward",
+    "RewardResult",
+    "Runtime",
+    "Session",
+    "Tool",
+    "ToolResult",
+    "TurnLimits",
+    "TurnReward",
+    "import_source",
+    "load_plugins",
+    "tools_for",
+]

@@ -1,0 +1,48 @@
+"""The contract of interactions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from agentrl.plugins.tools import Runtime
+from agentrl.types import JsonObject, Message
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionReply:
+    """The partner's answer, with an optional reward for the assistant's last turn.
+
+    When `is_done`, the text is not appended and the trajectory ends. `metrics` are added up over the trajectory.
+    """
+
+    text: str
+    is_done: bool
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Interaction(ABC):
+    """A conversation partner with the lifetime of one trajectory: start, respond (any number of times), score, finalize."""
+
+    name: ClassVar[str]
+    runtime: ClassVar[Runtime] = "asyncio"
+
+    def __init__(self, config: JsonObject | None = None) -> None:
+        self.config: JsonObject = dict(config or {})
+
+    async def start(self, **interaction_kwargs: Any) -> None:
+        """Prepare; receives the row's `interaction_kwargs` without `name`."""
+
+    @abstractmethod
+    async def respond(self, messages: Sequence[Message]) -> InteractionReply:
+        """Answer the conversation so far; its last message is the assistant's."""
+
+    async def score(self) -> float | None:
+        """Return the final score of the conversation, None when the partner gives none; called once, when the agent loop is done."""
+        return None
+
+    async def finalize(self) -> None:
+        """Free what `start` took; always runs."""

@@ -1,0 +1,68 @@
+"""The contract of tools."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from agentrl.types import JsonObject, Task
+
+if TYPE_CHECKING:
+    from agentrl.plugins.agents import AgentLoop
+
+Runtime = Literal["asyncio", "trio"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a call gives back: `text` for the model, an optional turn reward, metrics for the trajectory.
+
+    `is_error` marks a call the model got wrong (bad arguments, division by zero): the text tells it how to do better.
+    A tool whose infrastructure breaks raises ToolError instead. `is_final` ends the trajectory with this turn.
+    """
+
+    text: str
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    is_error: bool = False
+    is_final: bool = False
+
+
+class Tool(ABC):
+    """A tool with the lifetime of one trajectory: state survives between its calls; `close` always runs."""
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    parameters: ClassVar[JsonObject]
+    """JSON schema of the arguments object."""
+    runtime: ClassVar[Runtime] = "asyncio"
+    is_idempotent: ClassVar[bool] = False
+    """Whether a call that failed may simply be made again."""
+
+    def __init__(self, config: JsonObject | None = None) -> None:
+        self.config: JsonObject = dict(config or {})
+
+    async def start(self, **create_kwargs: Any) -> None:
+        """Prepare for one trajectory; receives the row's `tools_kwargs[name].create_kwargs`."""
+
+    @abstractmethod
+    async def call(self, arguments: JsonObject) -> ToolResult:
+        """Run one call. Raise ToolError when the tool itself is broken."""
+
+    async def close(self) -> None:
+        """Free what `start` took."""
+
+    def schema(self) -> dict[str, Any]:
+        """Return the OpenAI function schema that the chat template shows to the model."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the tools offered in `task`: the configured ones, then the row's own, each once.
+
+    An agent with `uses_tools = False` is offered none.
+    """
+    return tuple(dict.fromkeys((*configured, *task.tools_kwargs))) if agent.uses_tools else ()
