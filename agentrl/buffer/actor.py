@@ -86,7 +86,7 @@ class BufferActor:
             max_rows=config.data.max_train_rows,
             check_reward=check,
         )
-        schemas = [plugins.tools.get(name)(config.agent.tool_config.get(name)).schema() for name in config.agent.tools]
+        schemas = [plugins.tools.create(name, config.agent.tool_config).schema() for name in config.agent.tools]
         chat.check_template(schemas, has_user_turns=check.has_interactions)
         steps = planned_steps(config.trainer, num_tasks=len(dataset), groups_per_step=config.buffer.groups_per_step)
         self._buffer = ReplayBuffer(

@@ -9,7 +9,7 @@ from agentrl.config.schema import AgentConfig, Config
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import DataError
-from agentrl.plugins import Plugins, tools_for
+from agentrl.plugins import Plugins
 from agentrl.types import Message, Task
 
 
@@ -42,7 +42,7 @@ def build_dataset(
     offered = OfferedTools(config.agent, plugins)
 
     def measure(task: Task) -> int:
-        agent = plugins.agents.get(task.agent_name)(config.agent.agent_config.get(task.agent_name))
+        agent = plugins.agents.create(task.agent_name, config.agent.agent_config)
         schemas = offered.schemas(task)
         return chat.open(agent.prompt(task, schemas), schemas if agent.template_shows_tools else []).num_pending_tokens()
 
@@ -82,11 +82,9 @@ class OfferedTools:
         Raises:
             PluginError: the agent or a tool is not registered.
         """
-        names = tools_for(task, self._plugins.agents.get(task.agent_name), self._configured)
-        return [self._schema(name) for name in names]
+        return [self._schema(name) for name in self._plugins.offered_tools(task, self._configured)]
 
     def _schema(self, name: str) -> dict[str, Any]:
         if name not in self._schemas:
-            tool = self._plugins.tools.get(name)
-            self._schemas[name] = tool(self._tool_config.get(name)).schema()
+            self._schemas[name] = self._plugins.tools.create(name, self._tool_config).schema()
         return self._schemas[name]

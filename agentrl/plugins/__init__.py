@@ -5,8 +5,9 @@ from agentrl.plugins import AgentLoop, Tool, ToolResult, tool, Interaction, Inte
 
 from agentrl.plugins.agents import AGENT_ALIASES, AgentLoop, OpenAIEndpoint, Session, TurnLimits
 from agentrl.plugins.interactions import Interaction, InteractionReply
-from agentrl.plugins.registry import Plugins, Registry, import_source, load_plugins
+from agentrl.plugins.registry import Plugins, Registry, load_plugins
 from agentrl.plugins.rewards import AnyReward, Attempted, BatchReward, GroupReward, Reward, RewardResult, TurnReward
+from agentrl.plugins.sources import Reference, import_source, locate
 from agentrl.plugins.tools import Runtime, Tool, ToolResult, tools_for
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "InteractionReply",
     "OpenAIEndpoint",
     "Plugins",
+    "Reference",
     "Registry",
     "Reward",
     "RewardResult",
@@ -31,5 +33,6 @@ __all__ = [
     "TurnReward",
     "import_source",
     "load_plugins",
+    "locate",
     "tools_for",
 ]

@@ -1,66 +1,140 @@
-"""Finding plugins by name: entry points, and the user's files and modules.
+"""Finding plugins by name.
 
-A plugin is found in this order: a file or module named in `agent.plugins`, then the entry-point groups
-`agentrl.agents | agentrl.tools | agentrl.interactions | agentrl.rewards`. The built-in ones are registered through the
-same entry points as a third party's; nothing here imports one by name.
+A plugin is named in one of three ways:
+    `name`                                registered: by a file or module of `agent.plugins`, else by an entry point of the groups
+                                          `agentrl.agents | agentrl.tools | agentrl.interactions | agentrl.rewards`
+    `path/to/file.py:Class`               a file of the user's
+    `package.module:Class`                whatever can be imported
+The built-in ones are registered through the same entry points as a third party's; nothing here imports one by name.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from pathlib import Path
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from agentrl.errors import PluginError
 from agentrl.plugins.agents import AGENT_ALIASES, AgentLoop
 from agentrl.plugins.interactions import Interaction
 from agentrl.plugins.rewards import AnyReward
-from agentrl.plugins.tools import Tool
+from agentrl.plugins.sources import Reference, import_source
+from agentrl.plugins.tools import Tool, tools_for
+from agentrl.types import JsonObject, Task
 
 P = TypeVar("P")
 
 
 class Registry(Generic[P]):
-    """Name -> class of one kind of plugin; classes load when first asked for."""
+    """Name -> class of one kind of plugin; classes load when first asked for.
 
-    def __init__(self, kind: str, base: type[P], *, group: str, aliases: Mapping[str, str] | None = None) -> None:
-        self._kind = kind
+    `from_function` makes a class of a plain function, for kinds that can be written as one.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        base: type[P],
+        *,
+        group: str,
+        aliases: Mapping[str, str] | None = None,
+        from_function: Callable[[Callable[..., Any]], type[P]] | None = None,
+    ) -> None:
+        self.kind = kind
         self._base = base
         self._aliases = dict(aliases or {})
+        self._from_function = from_function
         self._classes: dict[str, type[P]] = {}
-        self._entry_points = {ep.name: ep for ep in entry_points(group=group)}
+        self._references: dict[str, type[P]] = {}
+        self._origins: dict[str, str] = {}  # of classes that came by no entry point
+        self._entry_points: dict[str, EntryPoint] = {ep.name: ep for ep in entry_points(group=group)}
 
     def names(self) -> list[str]:
         return sorted({*self._classes, *self._entry_points})
 
     def resolve(self, name: str) -> str:
-        """Return the registered name behind an alias; raise PluginError with the list when unknown."""
+        """Return the name under which every process finds the plugin: what an alias stands for; a reference stays as it is.
+
+        Raises:
+            PluginError: nothing is registered by that name (with the list), or the reference leads nowhere.
+        """
         name = self._aliases.get(name, name)
-        if name not in self._classes and name not in self._entry_points:
-            raise PluginError(f"unknown {self._kind} {name!r}; registered: {', '.join(self.names()) or 'none'}")
+        if name in self._classes or name in self._entry_points:
+            return name
+        if Reference.parse(name) is None:
+            raise PluginError(f"unknown {self.kind} {name!r}; registered: {', '.join(self.names()) or 'none'}")
+        self._load_reference(name)
         return name
 
     def get(self, name: str) -> type[P]:
+        """Return the class.
+
+        Raises:
+            PluginError: it is unknown, cannot be imported, or is no plugin of this kind.
+        """
         name = self.resolve(name)
+        if name in self._references:
+            return self._references[name]
         if name not in self._classes:
             entry = self._entry_points[name]
             try:
-                self.add(entry.load(), name=name)
-            except ImportError as error:
-                raise PluginError(f"{self._kind} {name!r} ({entry.value}) cannot be imported: {error}") from error
+                found = entry.load()
+            except Exception as error:  # a third party's code runs at import
+                raise PluginError(f"{self.kind} {name!r} ({entry.value}) cannot be imported: {error}") from error
+            self._classes[name] = self._as_class(found, shown=f"{name!r} ({entry.value})")
         return self._classes[name]
 
-    def add(self, cls: type[P], *, name: str | None = None) -> None:
-        if not (inspect.isclass(cls) and issubclass(cls, self._base)):
-            raise PluginError(f"{self._kind} {name or cls!r} must be a subclass of agentrl.plugins.{self._base.__name__}")
-        self._classes[name or cls.name] = cls  # type: ignore[attr-defined]
+    def own_name(self, name: str) -> str:
+        """Return the name that the plugin gives itself, by which a model calls it; a registered name is its own."""
+        name = self.resolve(name)
+        return self.get(name).name if name in self._references else name  # type: ignore[attr-defined]
+
+    def create(self, name: str, configs: Mapping[str, JsonObject]) -> P:
+        """Return an instance with the config that stands under its name, or under the reference it was found by."""
+        plugin = self.get(name)
+        own = self.own_name(name)
+        return plugin(configs.get(own, configs.get(name)))  # type: ignore[call-arg]
+
+    def add(self, plugin: type[P] | Callable[..., Any], *, name: str | None = None) -> type[P]:
+        """Register a class (or a function, where the kind allows it) and return the class.
+
+        Raises:
+            PluginError: it is neither.
+        """
+        cls = self._as_class(plugin, shown=name or repr(plugin))
+        name = name or cls.name  # type: ignore[attr-defined]
+        self._classes[name] = cls
+        self._origins[name] = getattr(inspect.getmodule(cls), "__file__", None) or cls.__module__
+        return cls
+
+    def source(self, name: str) -> str:
+        """Return where a registered plugin comes from: its file or module, else the package of its entry point."""
+        if name in self._origins:
+            return self._origins[name]
+        entry = self._entry_points[name]
+        return f"{entry.dist.name} {entry.dist.version}: {entry.value}" if entry.dist else entry.value
+
+    def _load_reference(self, text: str) -> None:
+        """Load the plugin behind a reference, and register it under its own name too."""
+        if text in self._references:
+            return
+        reference = Reference.parse(text)
+        assert reference is not None, text
+        self._references[text] = self.add(self._as_class(reference.load(), shown=text))
+
+    def _as_class(self, plugin: Any, *, shown: str) -> type[P]:
+        if inspect.isclass(plugin) and issubclass(plugin, self._base):
+            return plugin
+        if self._from_function is not None and inspect.isroutine(plugin):
+            return self._from_function(plugin)
+        article = "an" if self.kind[0] in "aeiou" else "a"
+        or_function = " or a typed function" if self._from_function else ""
+        raise PluginError(
+            f"{shown} is not {article} {self.kind}: it must be a subclass of agentrl.plugins.{self._base.__name__}{or_function}"
+        )
 
 
 @dataclass(frozen=True)
@@ -72,10 +146,15 @@ class Plugins:
     interactions: Registry[Interaction]
     rewards: Registry[AnyReward]
 
-    def add_module(self, module: object) -> None:
-        """Register every plugin class that `module` itself defines."""
+    def offered_tools(self, task: Task, configured: Sequence[str]) -> tuple[str, ...]:
+        """Return the names by which the model may call tools in `task`: see `tools_for`; references become the tools' own names."""
+        names = tools_for(task, self.agents.get(task.agent_name), configured)
+        return tuple(dict.fromkeys(map(self.tools.own_name, names)))
+
+    def add_module(self, module: ModuleType) -> None:
+        """Register every plugin that `module` itself defines: classes, and functions under `@tool`."""
         for cls in vars(module).values():
-            if not inspect.isclass(cls) or inspect.isabstract(cls) or cls.__module__ != getattr(module, "__name__", None):
+            if not inspect.isclass(cls) or inspect.isabstract(cls) or cls.__module__ != module.__name__:
                 continue
             for registry, base in (
                 (self.agents, AgentLoop),
@@ -102,31 +181,3 @@ def load_plugins(sources: Iterable[str] = ()) -> Plugins:
     for source in sources:
         plugins.add_module(import_source(source))
     return plugins
-
-
-def import_source(source: str) -> Any:
-    """Import `path/to/file.py` or `package.module`; a file is imported once per process.
-
-    Raises:
-        PluginError: it does not exist or fails to import.
-    """
-    try:
-        if not source.endswith(".py"):
-            return importlib.import_module(source)
-        path = Path(source).resolve()
-        name = f"agentrl_user_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
-        if name in sys.modules:
-            return sys.modules[name]
-        if not path.is_file():
-            raise PluginError(f"plugin file {source!r} does not exist")
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None, path
-        assert spec.loader is not None, path
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        return module
-    except PluginError:
-        raise
-    except Exception as error:  # user code runs at import: whatever it raises is a broken plugin
-        raise PluginError(f"plugin source {source!r} fails to import: {type(error).__name__}: {error}") from error

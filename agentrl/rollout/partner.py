@@ -33,7 +33,7 @@ class Partner:
         name = kwargs.pop("name", None)
         if not isinstance(name, str):
             raise PluginError(f"task {task.task_id}: interaction_kwargs.name is missing; registered: {', '.join(registry.names())}")
-        interaction = registry.get(name)(config.interaction_config.get(name))
+        interaction = registry.create(name, config.interaction_config)
         guest = Guest(interaction, f"interaction {name!r}", kwargs, host=host, timeout_s=config.interaction_timeout_s)
         return cls(name, interaction, guest)
 

@@ -10,7 +10,7 @@ import trio
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import AgentConfig
 from agentrl.errors import RewardError, ServerError, ToolError
-from agentrl.plugins import AgentLoop, Plugins, tools_for
+from agentrl.plugins import AgentLoop, Plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
@@ -48,7 +48,7 @@ class Player:
         A failure is returned as a trajectory with its outcome, one line of `failure`, the tokens so far and no reward.
         """
         try:
-            agent = self._plugins.agents.get(attempt.task.agent_name)(self._agent.agent_config.get(attempt.task.agent_name))
+            agent = self._plugins.agents.create(attempt.task.agent_name, self._agent.agent_config)
             session = self._open(attempt, agent, sampling)
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory: a plugin's constructor raised
             return _unopened(attempt, error)
@@ -67,7 +67,7 @@ class Player:
 
     def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> TrajectorySession:
         task = attempt.task
-        names = tools_for(task, type(agent), self._agent.tools)
+        names = self._plugins.offered_tools(task, self._agent.tools)
         toolbox = Toolbox(names, self._plugins.tools, self._agent, tools_kwargs=task.tools_kwargs, host=self._host)
         return TrajectorySession(
             attempt,

@@ -1,0 +1,141 @@
+"""The user's own files and modules: named in the config, imported once per process, shipped to other machines.
+
+A file is named by its path, relative to the working directory of the driver. Workers of a cluster may have another working
+directory, or no such file at all: the driver packs the files that the config names into one package (`pack_files`), Ray's
+runtime environment puts it on the path of every worker, and `locate` finds them there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agentrl.errors import PluginError
+
+SHIPPED_PACKAGE = "agentrl_user_files"
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`module:attribute` or `path/to/file.py:attribute`."""
+
+    source: str
+    attribute: str
+
+    @classmethod
+    def parse(cls, text: str) -> Reference | None:
+        """Return the reference that `text` is, None when it is a plain name."""
+        source, colon, attribute = text.rpartition(":")
+        return cls(source, attribute) if colon and source and attribute.isidentifier() else None
+
+    @property
+    def is_file(self) -> bool:
+        return self.source.endswith(".py")
+
+    def load(self) -> Any:
+        """Return the object.
+
+        Raises:
+            PluginError: the file, the module or the attribute does not exist, or the import fails.
+        """
+        module = import_source(self.source)
+        if not hasattr(module, self.attribute):
+            raise PluginError(f"{self.source} has no {self.attribute!r}")
+        return getattr(module, self.attribute)
+
+
+def import_source(source: str) -> ModuleType:
+    """Import `path/to/file.py` or `package.module`; a file is imported once per process.
+
+    Raises:
+        PluginError: it does not exist or fails to import.
+    """
+    try:
+        return _import_file(source) if source.endswith(".py") else importlib.import_module(source)
+    except PluginError:
+        raise
+    except Exception as error:  # user code runs at import: whatever it raises is a broken plugin
+        raise PluginError(f"plugin source {source!r} fails to import: {type(error).__name__}: {error}") from error
+
+
+def locate(path: str) -> Path:
+    """Return where the user's file `path` lies on this machine: the copy that the driver shipped, else the file itself.
+
+    The copy counts, because a file of that name on another machine may be an earlier one.
+    """
+    shipped = _shipped()
+    return shipped.copies.get(shipped.absolute(path), Path(path)) if shipped else Path(path)
+
+
+def pack_files(paths: Iterable[str], folder: Path) -> Path | None:
+    """Copy the files into a package below `folder`, and return it for Ray's `py_modules`; None when there is none.
+
+    Raises:
+        PluginError: a file does not exist.
+    """
+    package = folder / SHIPPED_PACKAGE
+    names: dict[str, str] = {}
+    for path in dict.fromkeys(map(os.path.abspath, paths)):
+        if not Path(path).is_file():
+            raise PluginError(f"file {path!r} does not exist")
+        package.mkdir(parents=True, exist_ok=True)
+        names[path] = f"{len(names)}_{Path(path).name}"
+        (package / names[path]).write_bytes(Path(path).read_bytes())
+    if not names:
+        return None
+    (package / MANIFEST).write_text(json.dumps({"working_directory": os.getcwd(), "files": names}), encoding="utf-8")
+    return package
+
+
+@dataclass(frozen=True, slots=True)
+class _Shipped:
+    """What the driver sent: its working directory, and where the copy of each of its files lies."""
+
+    working_directory: str
+    copies: dict[str, Path]
+
+    def absolute(self, path: str) -> str:
+        return os.path.normpath(os.path.join(self.working_directory, path))
+
+
+def _shipped() -> _Shipped | None:
+    spec = importlib.util.find_spec(SHIPPED_PACKAGE)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    if not folders:
+        return None
+    folder = Path(folders[0])
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    return _Shipped(manifest["working_directory"], {path: folder / name for path, name in manifest["files"].items()})
+
+
+def _import_file(source: str) -> ModuleType:
+    path = locate(source)
+    shipped = _shipped()
+    # Named by the driver's path, so that a class has one name on all machines.
+    identity = shipped.absolute(source) if shipped else os.path.abspath(source)
+    name = f"agentrl_user_{Path(source).stem}_{zlib.crc32(identity.encode()):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise PluginError(f"plugin file {source!r} does not exist")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, path
+    assert spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception:
+        del sys.modules[name]  # a second try must not find half a module
+        raise
+    return module
