@@ -6,19 +6,24 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import ray
 
 from agentrl.config.schema import ClusterConfig
+from agentrl.controller.shipping import shipped
 from agentrl.errors import InfrastructureError
 
 
 @contextmanager
-def ray_session(config: ClusterConfig) -> Iterator[None]:
+def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterator[None]:
     """Start Ray on this machine, or join the cluster of `cluster.address`; leave it (or end it) at the end.
+
+    `user_files` reach every worker on every machine, where `agentrl.plugins.locate` finds them. A Ray that runs already in this
+    process is used as it is, without them.
 
     Raises:
         InfrastructureError: Ray does not come up, or nothing answers at the address.
@@ -29,14 +34,8 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     is_ours = not ray.is_initialized()
     if is_ours:
         try:
-            ray.init(
-                address=config.address,
-                num_cpus=(config.num_cpus or len(os.sched_getaffinity(0))) if config.address is None else None,
-                include_dashboard=False if config.address is None else None,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                namespace="agentrl",
-            )
+            with shipped(user_files) as runtime_env:
+                _start(config, runtime_env)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             where = (
                 f"no Ray cluster answers at cluster.address={config.address!r}" if config.address else "Ray does not start on this machine"
@@ -47,6 +46,18 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     finally:
         if is_ours:
             ray.shutdown()
+
+
+def _start(config: ClusterConfig, runtime_env: dict[str, Any] | None) -> None:
+    ray.init(
+        address=config.address,
+        num_cpus=(config.num_cpus or len(os.sched_getaffinity(0))) if config.address is None else None,
+        include_dashboard=False if config.address is None else None,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        namespace="agentrl",
+        runtime_env=runtime_env,
+    )
 
 
 @contextmanager

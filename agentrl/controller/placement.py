@@ -28,6 +28,7 @@ from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run import Run
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.servers import ServerFleet
+from agentrl.controller.shipping import user_files
 from agentrl.controller.validation import Validation
 from agentrl.data.build import build_dataset
 from agentrl.errors import ConfigError
@@ -62,7 +63,7 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.enter_context(interruptible())
         started = time.monotonic()
         observer.say("starting Ray, servers, learner and rollout actors ...")
-        stack.enter_context(ray_session(config.cluster))
+        stack.enter_context(ray_session(config.cluster, user_files(config)))
 
         servers = ServerFleet.launch(config, run_dir=run_dir.root)
         stack.callback(servers.close)

@@ -93,10 +93,8 @@ class Registry(Generic[P]):
         return self.get(name).name if name in self._references else name  # type: ignore[attr-defined]
 
     def create(self, name: str, configs: Mapping[str, JsonObject]) -> P:
-        """Return an instance with the config that stands under its name, or under the reference it was found by."""
-        plugin = self.get(name)
-        own = self.own_name(name)
-        return plugin(configs.get(own, configs.get(name)))  # type: ignore[call-arg]
+        """Return an instance with its config: what stands under the plugin's own name."""
+        return self.get(name)(configs.get(self.own_name(name)))  # type: ignore[call-arg]
 
     def add(self, plugin: type[P] | Callable[..., Any], *, name: str | None = None) -> type[P]:
         """Register a class (or a function, where the kind allows it) and return the class.
