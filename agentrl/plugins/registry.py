@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from agentrl.errors import PluginError
 from agentrl.plugins.agents import AGENT_ALIASES, AgentLoop
+from agentrl.plugins.functions import function_tool, tool_of
 from agentrl.plugins.interactions import Interaction
 from agentrl.plugins.rewards import AnyReward
 from agentrl.plugins.sources import Reference, import_source
@@ -151,8 +152,9 @@ class Plugins:
 
     def add_module(self, module: ModuleType) -> None:
         """Register every plugin that `module` itself defines: classes, and functions under `@tool`."""
-        for cls in vars(module).values():
-            if not inspect.isclass(cls) or inspect.isabstract(cls) or cls.__module__ != module.__name__:
+        for value in vars(module).values():
+            cls = tool_of(value) or value
+            if not inspect.isclass(cls) or inspect.isabstract(cls) or value.__module__ != module.__name__:
                 continue
             for registry, base in (
                 (self.agents, AgentLoop),
@@ -172,7 +174,7 @@ def load_plugins(sources: Iterable[str] = ()) -> Plugins:
     """
     plugins = Plugins(
         agents=Registry("agent", AgentLoop, group="agentrl.agents", aliases=AGENT_ALIASES),  # type: ignore[type-abstract]
-        tools=Registry("tool", Tool, group="agentrl.tools"),  # type: ignore[type-abstract]
+        tools=Registry("tool", Tool, group="agentrl.tools", from_function=function_tool),  # type: ignore[type-abstract]
         interactions=Registry("interaction", Interaction, group="agentrl.interactions"),  # type: ignore[type-abstract]
         rewards=Registry("reward", AnyReward, group="agentrl.rewards"),  # type: ignore[type-abstract]
     )
