@@ -154,6 +154,14 @@ class Trajectory:
         return int(self.action_mask.sum())
 
     @property
+    def num_response_tokens(self) -> int:
+        """Tokens from the first sampled one on; of each further row only those from its own first sampled one on, for its context
+        repeats what was counted."""
+        bounds = (*self.segment_starts, self.num_tokens)
+        sampled = [(np.flatnonzero(self.action_mask[start:end]), end - start) for start, end in zip(bounds, bounds[1:], strict=False)]
+        return sum(length - int(positions[0]) for positions, length in sampled if len(positions))
+
+    @property
     def reward(self) -> float:
         """Sum of all reward events."""
         return float(sum(event.value for event in self.rewards))

@@ -148,9 +148,10 @@ def test_a_whole_dialog_is_short(folder, tmp_path):
     write_tiny_tokenizer(tmp_path)
     chat, schema = Chat.load(str(tmp_path)), calculator.Calculator().schema()
     for row in rows(folder, "sft")[:300]:
-        ids, mask = chat.render_training([to_message(raw) for raw in row["messages"]], [schema] if row["tools"] else [])
-        assert len(ids) <= 120
-        assert 0 < mask.sum() <= 48
+        built = chat.render_training([to_message(raw) for raw in row["messages"]], [schema] if row["tools"] else [])
+        assert len(built.token_ids) <= 120
+        assert 0 < built.mask.sum() <= 48
+        assert built.segment_starts == (0,)
 
 
 def test_the_mix_decides(tmp_path):

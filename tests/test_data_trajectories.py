@@ -31,6 +31,7 @@ MESSAGES = st.builds(
     tool_calls=st.lists(CALLS, max_size=2).map(tuple),
     tool_call_id=st.none() | TEXT,
     name=st.none() | TEXT,
+    reasoning=TEXT,
 )
 FINITE = st.floats(allow_nan=False)
 
@@ -57,6 +58,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         failure=draw(st.none() | TEXT),
         metrics=draw(st.dictionaries(TEXT, FINITE, max_size=3)),
         extra_info=draw(OBJECTS),
+        segment_starts=(0, *sorted(draw(st.sets(st.integers(1, size - 1))))) if size > 1 else (0,),
     )
 
 

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from agentrl.chat.codec import TURN, Codec, first_added_token, load_tokenizer
-from agentrl.chat.conversation import Conversation
-from agentrl.chat.differences import prefix_error, token_error
+from agentrl.chat.conversation import Conversation, Edits
+from agentrl.chat.differences import token_error
 from agentrl.chat.formats import NO_FORMAT, detect_format, get_parser
 from agentrl.chat.probes import probe_conversations
 from agentrl.chat.renderer import Renderer, Tools
+from agentrl.chat.replay import Replay, replay
 from agentrl.chat.template import ChatTemplate, load_template, read_json
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import Message
@@ -24,16 +23,22 @@ from agentrl.types import Message
 class Chat:
     """Opens conversations. Immutable; one instance serves all trajectories of a process."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, eos_token_ids: Sequence[int], tool_format: str) -> None:
-        """Put the parts together; `eos_token_ids[0]` is the token with which the template ends an assistant turn."""
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, *, eos_token_ids: Sequence[int], tool_format: str, edits: Edits = "fork"
+    ) -> None:
+        """Put the parts together; `eos_token_ids[0]` is the token with which the template ends an assistant turn.
+
+        `edits`: what a conversation does when the template edits its history (`model.template_edits`).
+        """
         self.tool_format = detect_format(template.text) if tool_format == "auto" else tool_format
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
         codec = Codec(tokenizer, template_text=template.text, eos_token_ids=self.eos_token_ids)
         self.vocab_size = codec.vocab_size
+        self._edits: Edits = edits
         self._renderer = Renderer(template, codec, get_parser(self.tool_format), self.eos_token_ids)
 
     @classmethod
-    def load(cls, folder: str, *, template_file: str | None = None, tool_format: str = "auto") -> Chat:
+    def load(cls, folder: str, *, template_file: str | None = None, tool_format: str = "auto", edits: Edits = "fork") -> Chat:
         """Read `tokenizer.json`, the chat template and the end-of-sequence tokens of a local folder.
 
         Raises:
@@ -43,7 +48,8 @@ class Chat:
             raise ConfigError(f"tokenizer folder {folder!r} does not exist")
         tokenizer = load_tokenizer(Path(folder))
         template = load_template(Path(folder), template_file=template_file)
-        return cls(tokenizer, template, eos_token_ids=_eos_token_ids(Path(folder), tokenizer, template), tool_format=tool_format)
+        eos_token_ids = _eos_token_ids(Path(folder), tokenizer, template)
+        return cls(tokenizer, template, eos_token_ids=eos_token_ids, tool_format=tool_format, edits=edits)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`; control tokens in it are recognised, none is added."""
@@ -55,26 +61,22 @@ class Chat:
 
     def open(self, messages: Sequence[Message], tools: Tools) -> Conversation:
         """Begin a conversation with its prompt; `tools` are the OpenAI schemas shown to the model."""
-        return Conversation(self._renderer, messages, tools)
+        return Conversation(self._renderer, messages, tools, edits=self._edits)
 
-    def render_training(self, messages: Sequence[Message], tools: Tools) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def render_training(self, messages: Sequence[Message], tools: Tools) -> Replay:
         """Return the tokens of a conversation to imitate, built as a `Conversation` would have built them.
 
         Every assistant message becomes a generation: the text that the template gives it, its end-of-turn token included.
         Messages after the last assistant message are left out.
 
-        Returns:
-            token_ids: i32[T]; assistant_mask: bool[T], True on the tokens that the assistant has to write.
-
         Raises:
             DataError: there is no assistant message.
-            ConfigError: the template edits the history.
+            ConfigError: the template cannot write it, or edits the history and that is to be refused.
         """
         turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
         if not turns:
             raise DataError("the conversation has no assistant message to imitate")
-        written = [self._written(messages, turn, turn + 1, tools) for turn in turns]
-        return self._replay(messages[: turns[-1] + 1], written, tools)
+        return replay(self._renderer, messages[: turns[-1] + 1], tools, edits=self._edits)
 
     def check_template(self, tools: Tools, *, has_user_turns: bool = True) -> None:
         """Make sure that a conversation built turn by turn has the tokens of the template's render of the whole.
@@ -93,52 +95,11 @@ class Chat:
             self._check_probe(messages, tools)
 
     def _check_probe(self, messages: Sequence[Message], tools: Tools) -> None:
-        turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
-        ends = [*turns[1:], len(messages)]
-        written = [self._written(messages, turn, end, tools) for turn, end in zip(turns, ends, strict=True)]
-        built, _ = self._replay(messages, written, tools)
+        built = replay(self._renderer, messages, tools, edits=self._edits)
         shown = [self._renderer.shown(message) for message in messages]
         whole = self._renderer.codec.encode_rendered(self._renderer.render(shown, tools, add_generation_prompt=True))
-        if built.tolist() != whole:
-            raise token_error(self._renderer.codec, built.tolist(), whole)
-
-    def _replay(
-        self, messages: Sequence[Message], written: Sequence[list[int]], tools: Tools
-    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Build the conversation as if its assistant turns, `written` as tokens, had been sampled."""
-        pending: list[Message] = []
-        conversation: Conversation | None = None
-        mask: list[bool] = []
-        generations = iter(written)
-        for message in messages:
-            if message.role != "assistant":
-                pending.append(message)
-                continue
-            if conversation is None:
-                conversation = self.open(pending, tools)
-            else:
-                conversation.add_messages(pending)
-            pending = []
-            ids = next(generations)
-            mask += [False] * len(conversation.next_prompt()) + [True] * len(ids)
-            conversation.add_generation(ids, is_truncated=False)
-        assert conversation is not None
-        if pending:
-            conversation.add_messages(pending)
-            mask += [False] * len(conversation.next_prompt())
-        return np.array(conversation.token_ids, dtype=np.int32), np.array(mask, dtype=np.bool_)
-
-    def _written(self, messages: Sequence[Message], turn: int, end: int, tools: Tools) -> list[int]:
-        """Return the tokens that the template gives to assistant message `turn` when it shows `messages[:end]`."""
-        shown = [self._renderer.shown(message) for message in messages[:end]]
-        before = self._renderer.render(shown[:turn], tools, add_generation_prompt=True)
-        after = self._renderer.render(shown, tools, add_generation_prompt=end > turn + 1)
-        if not after.startswith(before):
-            raise prefix_error(self._renderer.codec, before, after)
-        stop = self._renderer.codec.turn_end.search(after, len(before))
-        if stop is None:
-            raise ConfigError(f"the chat template does not end an assistant turn with {self._renderer.codec.end_of_turn!r}")
-        return self._renderer.codec.encode_rendered(after[len(before) : stop.end()], after=self._renderer.codec.end_of_turn)
+        if (tokens := built.token_ids[built.segment_starts[-1] :].tolist()) != whole:
+            raise token_error(self._renderer.codec, tokens, whole)
 
 
 def _eos_token_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:

@@ -16,9 +16,15 @@ SPLIT = "\ufdd0"
 stays text. A Unicode noncharacter: never part of exchanged text."""
 
 TURN = "\ufdd1"
-"""Stands for what the model sampled when a history is rendered; another noncharacter."""
+"""Stands for what the model said when a history is rendered; another noncharacter."""
 
-_UNENCODABLE = re.compile(f"[{SPLIT}{TURN}\ud800-\udfff]")  # our two marks and lone surrogates
+THOUGHT = "\ufdd2"
+"""Stands for what the model thought; another noncharacter."""
+
+CALL = "\ufdd3"
+"""Stands for the arguments of a call that the model made; another noncharacter."""
+
+_UNENCODABLE = re.compile(f"[{SPLIT}{TURN}{THOUGHT}{CALL}\ud800-\udfff]")  # our marks and lone surrogates
 
 
 class Codec:

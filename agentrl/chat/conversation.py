@@ -1,41 +1,62 @@
-"""One conversation as tokens: append only, and what was sampled is never rendered or tokenized again."""
+"""One conversation as tokens: append only within a row, and what was sampled is never rendered or tokenized again in it."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from agentrl.chat.differences import prefix_error
-from agentrl.chat.renderer import Renderer, Tools
+from agentrl.chat.differences import prefix_error, token_error
+from agentrl.chat.equality import is_same_message
+from agentrl.chat.renderer import Renderer, SampledTurn, Tools
 from agentrl.chat.template import TemplateMessage
+from agentrl.chat.thinking import OPEN
 from agentrl.errors import DataError
 from agentrl.types import Message
 
 Cut = Literal["left", "right", "middle"]
+Edits = Literal["fork", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What `next_prompt()` appends, and the render it comes from; a fork's ids are a whole prompt that begins another row."""
+
+    text: str
+    history: list[TemplateMessage]
+    ids: list[int]
+    is_fork: bool = False
 
 
 class Conversation:
     """Messages become tokens once, as one block per generation; `token_ids` is the truth, `messages` a view of it.
 
     A block is the difference of two renders: the history with the pending messages and the generation prompt, behind the
-    end of the last sampled turn. In both renders a placeholder stands for each sampled turn, so that neither its spelling
-    nor the template's opinion of it can change a token; that the earlier render is a prefix of the later is checked.
+    end of the last sampled turn. In both renders marks stand for what was sampled, so that its spelling cannot change a
+    token; that the earlier render is a prefix of the later, and that the later shows every mark, is checked.
+
+    Where it is not so, the template has edited the history (it drops the thinking of earlier turns, say). Then the
+    conversation forks: `token_ids` begins anew with the template's render of the messages, and `num_forks` grows.
     """
 
-    def __init__(self, renderer: Renderer, messages: Sequence[Message], tools: Tools) -> None:
+    def __init__(self, renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edits: Edits = "fork") -> None:
+        """`edits`: what happens when the template edits the history; `refuse` makes it a ConfigError."""
         self.token_ids: list[int] = []
+        self.num_forks = 0
         self._renderer = renderer
         self._tools = tools
+        self._edits = edits
         self._messages = list(messages)
         self._pending = list(messages)
         self._history: list[TemplateMessage] = []  # all that `_rendered` shows
         self._rendered = ""  # text of the last render, which ends with a generation prompt
         self._num_turns = 0
+        self._turn = SampledTurn(has_text=False, thought="none")
         self._is_closed = True  # the last turn ended with a stop token
         self._is_prompted = False  # the generation prompt stands: the next tokens are sampled
-        self._next: tuple[str, list[TemplateMessage], list[int]] | None = None  # what next_prompt() will append
+        self._next: Block | None = None  # what next_prompt() will append
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -44,23 +65,41 @@ class Conversation:
     def next_prompt(self) -> list[int]:
         """Append all pending messages and the generation prompt as one block and return it; [] when the prompt stands.
 
-        A turn that was cut at a token limit is closed first, with the template's end-of-turn token.
+        A turn that was cut at a token limit is closed first, with the template's end-of-turn token. When the template edits
+        the history, the block is a whole prompt, and takes the place of all tokens before it: `num_forks` has grown by one.
 
         Raises:
-            ConfigError: the template refuses the messages, or edits what it rendered before.
+            ConfigError: the template refuses the messages; or it edits the history and that is to be refused.
         """
         if self._is_prompted:
             return []
-        self._rendered, self._history, block = self._prepared()
-        self.token_ids += block
+        block = self._prepared()
+        self.token_ids = list(block.ids) if block.is_fork else self.token_ids + block.ids
+        self.num_forks += block.is_fork
+        self._rendered, self._history = block.text, block.history
         self._pending = []
         self._next = None
         self._is_prompted = True
-        return list(block)
+        return list(block.ids)
 
     def num_pending_tokens(self) -> int:
         """Return how many tokens `next_prompt()` would append."""
-        return 0 if self._is_prompted else len(self._prepared()[2])
+        return 0 if self._is_prompted else len(self._prepared().ids)
+
+    def num_next_tokens(self) -> int:
+        """Return how many tokens `token_ids` will have after `next_prompt()`."""
+        starts_anew = not self._is_prompted and self._prepared().is_fork
+        return self.num_pending_tokens() + (0 if starts_anew else len(self.token_ids))
+
+    def extends(self, messages: Sequence[Message]) -> list[Message] | None:
+        """Return what `messages` have beyond those of this conversation, None when they are not its continuation.
+
+        Messages are compared as values (see `is_same_message`), for they may have travelled through another program.
+        """
+        mine = self._messages
+        if len(messages) < len(mine) or not all(map(is_same_message, mine, messages)):
+            return None
+        return list(messages[len(mine) :])
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """Let messages wait for `next_prompt()`."""
@@ -69,13 +108,18 @@ class Conversation:
         self._pending += messages
         self._next = None
 
-    def add_generation(self, ids: Sequence[int], *, is_truncated: bool) -> Message:
-        """Append what was sampled, stop token included, and return its view: text outside of tool calls, and the calls."""
+    def add_generation(self, ids: Sequence[int], *, is_truncated: bool, view: Message | None = None) -> Message:
+        """Append what was sampled, stop token included, and return its view: thought, text outside of tool calls, and the calls.
+
+        `view`: the message that the tokens were written from, where it is known; None: it is parsed.
+        """
         assert self._is_prompted, "a generation needs a generation prompt"
         sampled = [int(id) for id in ids]
         self.token_ids += sampled
         self._is_closed = bool(sampled) and sampled[-1] in self._renderer.eos_token_ids
-        message = self._view(sampled, is_truncated=is_truncated)
+        text = self._written(sampled)
+        message = self._view(text, is_truncated=is_truncated) if view is None else view
+        self._turn = SampledTurn.of(message, text)
         self._messages.append(message)
         self._num_turns += 1
         self._is_prompted = False
@@ -105,33 +149,46 @@ class Conversation:
             is_cut = True
         return is_cut
 
-    def _prepared(self) -> tuple[str, list[TemplateMessage], list[int]]:
+    def _prepared(self) -> Block:
         if self._next is None:
-            self._next = self._block() if self._num_turns else self._first_block()
+            self._next = self._block() if self._num_turns else self._whole()
         return self._next
 
-    def _first_block(self) -> tuple[str, list[TemplateMessage], list[int]]:
-        history = [self._renderer.shown(message) for message in self._pending]
-        text = self._renderer.render(history, self._tools, add_generation_prompt=True)
-        return text, history, self._renderer.codec.encode_rendered(text)
+    def _whole(self, *, is_fork: bool = False) -> Block:
+        """Return the render of all messages as a prompt."""
+        history = [self._renderer.shown(message) for message in self._messages]
+        text, ids = self._renderer.prompt(history, self._tools)
+        return Block(text, history, ids, is_fork)
 
-    def _block(self) -> tuple[str, list[TemplateMessage], list[int]]:
+    def _block(self) -> Block:
         renderer = self._renderer
         results = list(itertools.takewhile(lambda message: message.role == "tool", self._pending))
-        history = [*self._history, renderer.sampled(results), *map(renderer.shown, self._pending)]
+        history = [*self._history, renderer.sampled(self._turn, results), *map(renderer.shown, self._pending)]
         text = renderer.render(history, self._tools, add_generation_prompt=True)
-        if not text.startswith(self._rendered):
-            raise prefix_error(renderer.codec, self._rendered, text)
-        block = renderer.codec.encode_rendered(renderer.after_turn(text), after=renderer.codec.end_of_turn)
-        if not self._is_closed:
-            block = [renderer.eos_token_ids[0], *block]
-        return text, history, block
+        extends = text.startswith(self._rendered)
+        behind = renderer.after_turn(text, len(self._rendered), self._turn, len(results)) if extends else None
+        if behind is None:
+            return self._fork(text, extends=extends)
+        ids = renderer.codec.encode_rendered(behind, after=renderer.codec.end_of_turn)
+        return Block(text, history, ids if self._is_closed else [renderer.eos_token_ids[0], *ids])
 
-    def _view(self, sampled: Sequence[int], *, is_truncated: bool) -> Message:
+    def _fork(self, text: str, *, extends: bool) -> Block:
+        whole = self._whole(is_fork=True)
+        if self._edits == "refuse":
+            codec = self._renderer.codec
+            raise token_error(codec, self.token_ids, whole.ids) if extends else prefix_error(codec, self._rendered, text)
+        return whole
+
+    def _written(self, sampled: Sequence[int]) -> str:
+        """Return the text of a turn, without its stop token; it begins with the thought that the generation prompt opened."""
+        text = self._renderer.codec.decode(sampled[:-1] if self._is_closed else sampled)
+        return OPEN + text if self._renderer.opens_thought(self._rendered) else text
+
+    def _view(self, text: str, *, is_truncated: bool) -> Message:
         codec = self._renderer.codec
-        body = sampled[:-1] if self._is_closed else sampled
-        parsed = self._renderer.parse(codec.decode(body), turn=self._num_turns, is_truncated=is_truncated)
-        return Message(role="assistant", content=codec.strip_special(parsed.text).strip(), tool_calls=parsed.tool_calls)
+        parsed = self._renderer.parse(text, turn=self._num_turns, is_truncated=is_truncated)
+        content = codec.strip_special(parsed.text).strip()
+        return Message("assistant", content, parsed.tool_calls, reasoning=parsed.reasoning)
 
 
 def _cut(content: str, spans: Sequence[tuple[int, int]], excess: int, how: Cut) -> str:

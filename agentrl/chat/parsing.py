@@ -10,10 +10,11 @@ from agentrl.types import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """The text outside of the calls, and the calls in the order they were written."""
+    """The text outside of the calls, the calls in the order they were written, and what was thought before both."""
 
     text: str
     tool_calls: tuple[ToolCall, ...]
+    reasoning: str = ""
 
 
 class Parser(Protocol):

@@ -2,54 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from agentrl.chat.codec import TURN, Codec
+from agentrl.chat.codec import CALL, THOUGHT, TURN, Codec
 from agentrl.chat.parsing import Parser
 from agentrl.chat.template import ChatTemplate, TemplateMessage
-from agentrl.errors import ConfigError
+from agentrl.chat.thinking import CLOSE, OPEN, ThinkingStyle
 from agentrl.types import Message
 
 Tools = Sequence[Mapping[str, Any]]
 
+NUM_CACHED_PROMPTS = 128
+"""The members of a group begin with the same messages at about the same time."""
+
+
+# Python's repr and ASCII JSON, with which templates may write arguments, spell a noncharacter as an escape.
+_CALL_MARK = re.compile(re.escape(CALL) + r"|\\ufdd3")
+_ANY_MARK = re.compile(f"{TURN}|{THOUGHT}|{_CALL_MARK.pattern}")
+
 
 @dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """What a sampled turn had besides calls: it has to come back when the turn is rendered as history.
+
+    thought: `some` words, `empty` tags (their tokens count as much as others), or `none`, not even tags.
+    """
+
+    has_text: bool
+    thought: Literal["some", "empty", "none"]
+
+    @classmethod
+    def of(cls, message: Message, written: str) -> SampledTurn:
+        """`message` is the parsed view of the text `written`."""
+        content = message.content.rpartition(CLOSE)[2].strip()  # a parser may leave thoughts in the content
+        if message.reasoning or (content != message.content.strip() and message.content.partition(CLOSE)[0].strip() != OPEN):
+            return cls(bool(content), "some")
+        return cls(bool(content), "empty" if CLOSE in written else "none")
+
+
 class Renderer:
     """Messages -> text (template), text <-> ids (codec), sampled text -> calls (parser)."""
 
-    template: ChatTemplate
-    codec: Codec
-    parse: Parser
-    eos_token_ids: tuple[int, ...]
+    def __init__(self, template: ChatTemplate, codec: Codec, parse: Parser, eos_token_ids: tuple[int, ...]) -> None:
+        self.template = template
+        self.codec = codec
+        self.parse = parse
+        self.eos_token_ids = eos_token_ids
+        self.thinking = ThinkingStyle.of(template)
+        self._cached_prompt: Callable[[str], tuple[str, tuple[int, ...]]] = functools.lru_cache(NUM_CACHED_PROMPTS)(self._prompt_of)
 
     def render(self, messages: Sequence[TemplateMessage], tools: Tools, *, add_generation_prompt: bool) -> str:
         return self.template.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
+    def prompt(self, messages: Sequence[TemplateMessage], tools: Tools) -> tuple[str, list[int]]:
+        """Return text and ids of a whole conversation with the generation prompt."""
+        text, ids = self._cached_prompt(json.dumps([messages, tools]))
+        return text, list(ids)
+
+    def _prompt_of(self, key: str) -> tuple[str, tuple[int, ...]]:
+        messages, tools = json.loads(key)
+        text = self.render(messages, tools, add_generation_prompt=True)
+        return text, tuple(self.codec.encode_rendered(text))
+
+    # -------------------------------------------------------------------------------------- what the template is given
+
     def shown(self, message: Message) -> TemplateMessage:
         """Return the dictionary for the template, its content protected (see `Codec`)."""
         result: TemplateMessage = {"role": message.role, "content": self.codec.protect(message.content, message.role)}
+        if message.reasoning:
+            result = self.thinking.with_thought(result, self.codec.protect(message.reasoning, message.role))
         if message.tool_calls:
-            result["tool_calls"] = [self._call(call.name, call.id, self._protected(call.arguments or {})) for call in message.tool_calls]
+            result["tool_calls"] = [
+                self._call(self._name(call.name), call.id, self._protected(call.arguments or {})) for call in message.tool_calls
+            ]
         if message.name is not None:  # a tool message repeats the name that the model wrote
             result["name"] = self.codec.protect(message.name, message.role)
         if message.tool_call_id is not None:
             result["tool_call_id"] = message.tool_call_id
         return result
 
-    def sampled(self, results: Sequence[Message]) -> TemplateMessage:
-        """Return the dictionary that stands for a sampled turn: its text is TURN, for its tokens are never rendered.
+    def sampled(self, turn: SampledTurn, results: Sequence[Message]) -> TemplateMessage:
+        """Return the dictionary that stands for a sampled turn: marks, for its tokens are never rendered.
 
         It makes the calls that `results`, the tool messages behind it, answer: templates check roles and repeat names and ids.
         """
-        shown: TemplateMessage = {"role": "assistant", "content": TURN}
+        # An empty turn has the mark as well: something must say where it ends.
+        shown: TemplateMessage = {"role": "assistant", "content": TURN if turn.has_text or not results else ""}
+        if turn.thought == "some":
+            shown = self.thinking.with_thought(shown, THOUGHT)
         if results:
-            names = [self.codec.protect(result.name or "unknown", "assistant") for result in results]
             shown["tool_calls"] = [
-                self._call(name, result.tool_call_id, {"turn": TURN}) for name, result in zip(names, results, strict=True)
+                self._call(self._name(result.name or ""), result.tool_call_id, {"turn": CALL}) for result in results
             ]
         return shown
+
+    def _name(self, name: str) -> str:
+        return self.codec.protect(name, "assistant") or "unknown"
 
     def _protected(self, value: Any) -> Any:
         """Protect the strings inside the arguments of an assistant's call."""
@@ -63,16 +116,23 @@ class Renderer:
     def _call(name: str, id: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}
 
-    def after_turn(self, text: str) -> str:
-        """Return what `text` holds behind the end of its last sampled turn (see `sampled`).
+    # ------------------------------------------------------------------------------------------------ what came back
 
-        Raises:
-            ConfigError: the template leaves sampled turns out, or does not end them.
+    def after_turn(self, text: str, start: int, turn: SampledTurn, num_calls: int) -> str | None:
+        """Return what `text` holds behind the end of its last sampled turn, which begins at `start` (see `sampled`).
+
+        None: the template edited the turn, for a mark is missing, or it ends the turn in another way than the model does.
         """
-        start = text.rfind(TURN)
-        if start < 0:
-            raise ConfigError("the chat template leaves an earlier assistant turn out; set model.chat_template to one that keeps it")
-        end = self.codec.turn_end.search(text, start)
-        if end is None:
-            raise ConfigError(f"the chat template does not end an assistant turn with {self.codec.end_of_turn!r}")
-        return text[end.end() :]
+        marks = list(_ANY_MARK.finditer(text, start))
+        found = [mark[0] for mark in marks]
+        if not marks or (turn.has_text and TURN not in found) or len(found) - found.count(TURN) - found.count(THOUGHT) < num_calls:
+            return None
+        shows_tags = CLOSE in text[start : marks[-1].start()]
+        if THOUGHT not in found if turn.thought == "some" else shows_tags != (turn.thought == "empty"):
+            return None
+        end = self.codec.turn_end.search(text, marks[-1].end())
+        return None if end is None else text[end.end() :]
+
+    def opens_thought(self, prompt: str) -> bool:
+        """Tell whether the generation prompt already opened the thought that the model goes on with."""
+        return prompt.rstrip().endswith(OPEN)

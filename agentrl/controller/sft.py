@@ -34,7 +34,7 @@ def supervise(config: SFTConfig) -> Path:
     output = Path(config.trainer.output)
     model = _model_with_tokenizer(config, output)
     tokenizer = model.tokenizer_path or model.path
-    chat = Chat.load(tokenizer, template_file=model.chat_template, tool_format=model.tool_format)
+    chat = Chat.load(tokenizer, template_file=model.chat_template, tool_format=model.tool_format, edits=model.template_edits)
     samples = read_conversations(config.data, chat, plugins)
     with interruptible(), ray_session(config.cluster):
         learner = LearnerGroup.start(
@@ -95,11 +95,11 @@ def read_conversations(config: SFTDataConfig, chat: Chat, plugins: Plugins) -> l
         for index, row in enumerate(file.rows(len(file))):
             messages = _messages(row.get(config.messages_key), f"{path}, row {index}, {config.messages_key}")
             schemas = [plugins.tools.get(name)().schema() for name in row.get(config.tools_key) or ()]
-            ids, mask = chat.render_training(messages, schemas)
-            if len(ids) > config.max_tokens:
+            built = chat.render_training(messages, schemas)
+            if len(built.token_ids) > config.max_tokens:
                 num_long += 1
                 continue
-            samples.append(Sample.supervised(len(samples), ids, mask))
+            samples.append(Sample.supervised(len(samples), built.token_ids, built.mask, built.segment_starts))
     if not samples:
         what = f"all {num_long} conversations exceed data.max_tokens={config.max_tokens}" if num_long else "data.train_files has none"
         raise DataError(f"no conversation to learn from: {what}")

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from agentrl.errors import DataError
 from agentrl.types import NO_VERSION, Message, Outcome, RewardEvent, ToolCall, Trajectory
 
-FORMAT = b"1"
+FORMAT = b"2"
 """Number of this schema, in its metadata; raised when a column changes its meaning."""
 
 TOOL_CALL = pa.struct(
@@ -40,6 +40,7 @@ MESSAGE = pa.struct(
         pa.field("tool_calls", pa.list_(TOOL_CALL), nullable=False),
         pa.field("tool_call_id", pa.large_string()),
         pa.field("name", pa.large_string()),
+        pa.field("reasoning", pa.large_string(), nullable=False),
     ]
 )
 REWARD = pa.struct(
@@ -62,6 +63,7 @@ SCHEMA = pa.schema(
         pa.field("behavior_logprobs", pa.large_list(pa.float32()), nullable=False),
         pa.field("versions", pa.large_list(pa.int32()), nullable=False),
         pa.field("turn_ids", pa.large_list(pa.int16()), nullable=False),
+        pa.field("segment_starts", pa.list_(pa.int64()), nullable=False),
         pa.field("messages", pa.large_list(MESSAGE), nullable=False),
         pa.field("rewards", pa.list_(REWARD), nullable=False),
         pa.field("outcome", pa.string(), nullable=False),
@@ -97,6 +99,7 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         "task_id": lambda t: _unicode(t.task_id),
         "data_source": lambda t: _unicode(t.data_source),
         "agent_name": lambda t: t.agent_name,
+        "segment_starts": lambda t: t.segment_starts,
         "messages": lambda t: [_encode_message(message) for message in t.messages],
         "rewards": lambda t: [asdict(event) for event in t.rewards],
         "outcome": lambda t: t.outcome.value,
@@ -123,6 +126,7 @@ def decode(batch: pa.RecordBatch) -> list[Trajectory]:
             task_id=plain["task_id"][row],
             data_source=plain["data_source"][row],
             agent_name=plain["agent_name"][row],
+            segment_starts=tuple(plain["segment_starts"][row]),
             messages=tuple(_decode_message(message) for message in plain["messages"][row]),
             rewards=tuple(RewardEvent(**event) for event in plain["rewards"][row]),
             outcome=Outcome(plain["outcome"][row]),
@@ -175,7 +179,14 @@ def _encode_message(message: Message) -> dict[str, Any]:
         for call in message.tool_calls
     ]
     content, call_id, name = _unicode(message.content), _unicode(message.tool_call_id), _unicode(message.name)
-    return {"role": message.role, "content": content, "tool_calls": calls, "tool_call_id": call_id, "name": name}
+    return {
+        "role": message.role,
+        "content": content,
+        "tool_calls": calls,
+        "tool_call_id": call_id,
+        "name": name,
+        "reasoning": _unicode(message.reasoning),
+    }
 
 
 def _decode_message(fields: dict[str, Any]) -> Message:
@@ -188,7 +199,7 @@ def _decode_message(fields: dict[str, Any]) -> Message:
         )
         for call in fields["tool_calls"]
     )
-    return Message(fields["role"], fields["content"], calls, fields["tool_call_id"], fields["name"])
+    return Message(fields["role"], fields["content"], calls, fields["tool_call_id"], fields["name"], fields["reasoning"])
 
 
 def _unicode(text: str | None) -> str | None:

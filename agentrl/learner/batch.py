@@ -1,11 +1,12 @@
 """What the learner reads: trajectories as samples, samples packed into microbatches. numpy only, so that Ray shares it.
 
-Shapes: T tokens, A action tokens, S sequences. Per-token facts of a microbatch exist for action tokens alone, because nothing
+Shapes: T tokens, A action tokens, S sequences (trajectories), G segments (rows of them that attend to themselves alone). Per-token facts of a microbatch exist for action tokens alone, because nothing
 is learned, scored or counted on a context token.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,9 +22,10 @@ Floats = NDArray[np.floating]
 class Sample:
     """One trajectory to learn from; all arrays have length T.
 
-    action_mask: bool, True where the policy sampled the token (never at position 0: nothing predicts it).
+    action_mask: bool, True where the policy sampled the token (never at the start of a segment: nothing predicts it).
     loss_mask: bool, a subset of action_mask: the tokens accepted for the loss.
     behavior_logprobs, advantages: f32, read where action_mask is True. index: its place in the batch.
+    segment_starts: where each training row begins. Rows see nothing of each other, but count as one sequence.
     """
 
     index: int
@@ -32,24 +34,35 @@ class Sample:
     loss_mask: NDArray[np.bool_]
     behavior_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
+    segment_starts: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         lengths = {len(a) for a in (self.token_ids, self.action_mask, self.loss_mask, self.behavior_logprobs, self.advantages)}
         assert len(lengths) == 1, f"per-token arrays disagree in length: {sorted(lengths)}"
         assert len(self.token_ids) > 0, "a sample without tokens"
-        assert not self.action_mask[0], "the first token is an action, but nothing predicts it"
+        bounds = (*self.segment_starts, len(self.token_ids))
+        assert bounds[0] == 0, "the first segment does not begin at the first token"
+        assert all(start < end for start, end in itertools.pairwise(bounds)), f"segment starts that do not rise: {self.segment_starts}"
+        assert not self.action_mask[list(self.segment_starts)].any(), "a segment's first token is an action, but nothing predicts it"
         assert not (self.loss_mask & ~self.action_mask).any(), "loss_mask is True off the action mask"
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def segment_lengths(self) -> NDArray[np.int64]:
+        return np.diff([*self.segment_starts, self.num_tokens]).astype(np.int64)
+
     @classmethod
-    def supervised(cls, index: int, token_ids: NDArray[np.int32], mask: NDArray[np.bool_]) -> Sample:
+    def supervised(
+        cls, index: int, token_ids: NDArray[np.int32], mask: NDArray[np.bool_], segment_starts: tuple[int, ...] = (0,)
+    ) -> Sample:
         """Return a sample to imitate: `mask` (bool[T]) is True on the tokens to learn."""
-        mask = np.concatenate([[False], mask[1:]])  # the first token has no predictor
+        mask = mask.copy()
+        mask[list(segment_starts)] = False  # the first token of a row has no predictor
         zeros = np.zeros(len(token_ids), np.float32)
-        return cls(index, np.asarray(token_ids, np.int32), mask, mask, zeros, zeros)
+        return cls(index, np.asarray(token_ids, np.int32), mask, mask, zeros, zeros, segment_starts)
 
 
 def samples_from(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> list[Sample]:
@@ -61,16 +74,16 @@ def samples_from(trajectories: Sequence[Trajectory], advantages: Sequence[float]
 def _sample_from(index: int, trajectory: Trajectory, advantage: float) -> Sample:
     mask = trajectory.action_mask
     advantages = np.where(mask, np.float32(advantage), np.float32(0.0))
-    return Sample(index, trajectory.token_ids, mask, mask, trajectory.behavior_logprobs, advantages)
+    return Sample(index, trajectory.token_ids, mask, mask, trajectory.behavior_logprobs, advantages, trajectory.segment_starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Microbatch:
     """Whole sequences one after the other, without padding: what one rank puts through the model at once.
 
-    token_ids, position_ids: i64[T], positions restart at each sequence. segment_lengths: i64[S].
+    token_ids, position_ids: i64[T], positions restart at each segment. segment_lengths: i64[G].
     predictor_positions: i64[A], the position whose logits predict the action token; targets: i64[A], that token.
-    sequence_ids: i64[A], place of the token's sequence in segment_lengths. loss_mask: bool[A].
+    sequence_ids: i64[A], place of the token's sequence in sample_indices. loss_mask: bool[A].
     behavior_logprobs, advantages: f32[A]. sample_indices: i64[S], -1 for a filler that only keeps ranks in step.
     """
 

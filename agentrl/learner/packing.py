@@ -69,17 +69,17 @@ def filler() -> Microbatch:
 
 
 def _concatenate(samples: Sequence[Sample]) -> Microbatch:
-    lengths = np.array([s.num_tokens for s in samples], np.int64)
+    segment_lengths = np.concatenate([s.segment_lengths for s in samples])
     mask = np.concatenate([s.action_mask for s in samples])
     actions = np.flatnonzero(mask)
     token_ids = np.concatenate([s.token_ids for s in samples]).astype(np.int64)
     return Microbatch(
         token_ids=token_ids,
-        position_ids=np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
-        segment_lengths=lengths,
-        predictor_positions=actions - 1,  # position 0 of a sequence is never an action, so this stays within it
+        position_ids=np.concatenate([np.arange(n, dtype=np.int64) for n in segment_lengths]),
+        segment_lengths=segment_lengths,
+        predictor_positions=actions - 1,  # position 0 of a segment is never an action, so this stays within it
         targets=token_ids[actions],
-        sequence_ids=np.repeat(np.arange(len(samples)), lengths)[actions],
+        sequence_ids=np.repeat(np.arange(len(samples)), [s.num_tokens for s in samples])[actions],
         loss_mask=np.concatenate([s.loss_mask for s in samples])[actions],
         behavior_logprobs=np.concatenate([s.behavior_logprobs for s in samples])[actions],
         advantages=np.concatenate([s.advantages for s in samples])[actions],

@@ -1,7 +1,8 @@
-"""The tokens of one attempt with their per-token facts, in the order in which the model saw or sampled them."""
+"""The tokens of one attempt with their per-token facts, in rows: within one, in the order in which the model saw or sampled them."""
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,28 +29,67 @@ class Attempt:
     key: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
 
 
-class TrajectoryRecorder:
-    """Appends only. Lengths agree after every call, so that an attempt may stop at any moment."""
+class Row:
+    """One training row of an attempt: tokens that only grow, opened by `TrajectoryRecorder.row`.
 
-    def __init__(self) -> None:
-        self._token_ids: list[NDArray[np.int32]] = []
-        self._logprobs: list[NDArray[np.float32]] = []
-        self._versions: list[NDArray[np.int32]] = []
-        self._turns: list[tuple[int, int]] = []  # (turn, number of tokens) per piece
+    Lengths agree after every call, so that an attempt may stop at any moment.
+    """
+
+    def __init__(self, recorder: TrajectoryRecorder) -> None:
+        self.token_ids: list[NDArray[np.int32]] = []
+        self.logprobs: list[NDArray[np.float32]] = []
+        self.versions: list[NDArray[np.int32]] = []
+        self.turns: list[tuple[int, int]] = []  # (turn, number of tokens) per piece
         self.num_tokens = 0
-        self.num_turns = 0
-        self.num_action_tokens = 0
+        self._recorder = recorder
 
     def append_context(self, ids: Sequence[int]) -> None:
         """Append tokens the policy did not sample: prompt, tool output, user turns, template."""
         count = len(ids)
         self._append(np.asarray(ids, np.int32), np.zeros(count, np.float32), np.full(count, NO_VERSION, np.int32), CONTEXT_TURN)
 
-    def append_generation(self, generation: Generation) -> None:
-        """Append one assistant turn exactly as the server sampled it."""
-        self._append(generation.token_ids, generation.logprobs, generation.versions, self.num_turns)
-        self.num_turns += 1
-        self.num_action_tokens += len(generation.token_ids)
+    def append_generation(self, generation: Generation) -> int:
+        """Append one assistant turn exactly as the server sampled it, and return its number within the attempt."""
+        assert self.num_tokens > 0, "a row begins with context: nothing predicts its first token"
+        turn = self._recorder.num_turns
+        self._append(generation.token_ids, generation.logprobs, generation.versions, turn)
+        self._recorder.num_turns += 1
+        self._recorder.num_action_tokens += len(generation.token_ids)
+        return turn
+
+    def _append(self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], versions: NDArray[np.int32], turn: int) -> None:
+        assert len(ids) == len(logprobs) == len(versions), "a generation's arrays disagree in length"
+        self.token_ids.append(ids)
+        self.logprobs.append(logprobs)
+        self.versions.append(versions)
+        self.turns.append((turn, len(ids)))
+        self.num_tokens += len(ids)
+
+
+class TrajectoryRecorder:
+    """The rows of one attempt, joined in the order in which they began.
+
+    One row, unless the context was edited or several conversations of the attempt are open at once; rows may grow in turn.
+    Turns are counted over the whole attempt, in the order in which they were sampled.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+        self.num_turns = 0
+        self.num_action_tokens = 0
+
+    def row(self) -> Row:
+        """Begin a row; it is part of the trajectory once it holds a token."""
+        self._rows.append(Row(self))
+        return self._rows[-1]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._begun())
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self._rows)
 
     def trajectory(
         self,
@@ -61,7 +101,10 @@ class TrajectoryRecorder:
         metrics: Mapping[str, float],
     ) -> Trajectory:
         """Return what was recorded so far, without rewards."""
-        turn_ids = np.repeat(np.array([turn for turn, _ in self._turns], np.int16), np.array([count for _, count in self._turns], np.int64))
+        rows = self._begun()
+        turns = [piece for row in rows for piece in row.turns]
+        turn_ids = np.repeat(np.array([turn for turn, _ in turns], np.int16), np.array([count for _, count in turns], np.int64))
+        starts = itertools.accumulate((row.num_tokens for row in rows[:-1]), initial=0)
         task = attempt.task
         return Trajectory(
             group_id=attempt.group_id,
@@ -69,10 +112,10 @@ class TrajectoryRecorder:
             task_id=task.task_id,
             data_source=task.data_source,
             agent_name=task.agent_name,
-            token_ids=_joined(self._token_ids, np.int32),
+            token_ids=_joined([piece for row in rows for piece in row.token_ids], np.int32),
             action_mask=turn_ids != CONTEXT_TURN,
-            behavior_logprobs=_joined(self._logprobs, np.float32),
-            versions=_joined(self._versions, np.int32),
+            behavior_logprobs=_joined([piece for row in rows for piece in row.logprobs], np.float32),
+            versions=_joined([piece for row in rows for piece in row.versions], np.int32),
             turn_ids=turn_ids,
             messages=messages,
             rewards=(),
@@ -80,23 +123,21 @@ class TrajectoryRecorder:
             failure=failure,
             metrics=dict(metrics),
             extra_info=task.extra_info,
+            segment_starts=tuple(starts),
         )
 
-    def _append(self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], versions: NDArray[np.int32], turn: int) -> None:
-        assert len(ids) == len(logprobs) == len(versions), "a generation's arrays disagree in length"
-        self._token_ids.append(ids)
-        self._logprobs.append(logprobs)
-        self._versions.append(versions)
-        self._turns.append((turn, len(ids)))
-        self.num_tokens += len(ids)
+    def _begun(self) -> list[Row]:
+        return [row for row in self._rows if row.num_tokens]
 
 
 def reward_event(trajectory: Trajectory, name: str, value: float, *, turn: int | None = None) -> RewardEvent:
-    """Place a reward on the last action token of the trajectory, or of assistant turn `turn`.
+    """Place a reward on the last token of assistant turn `turn`; None: of the turn that was sampled last.
 
-    The trajectory may end in a tool's or a user's message: the loss never sees those tokens, and a reward there were lost.
+    That is not the last place of the arrays: a row may end in a tool's message, which the loss never sees, and a row that began
+    later may have ended earlier.
     """
-    where = trajectory.action_mask if turn is None else trajectory.turn_ids == turn
+    where = trajectory.turn_ids == (trajectory.turn_ids.max(initial=CONTEXT_TURN) if turn is None else turn)
+    where &= trajectory.action_mask
     positions = np.flatnonzero(where)
     assert len(positions), f"reward {name!r} on a trajectory or turn without action tokens"
     return RewardEvent(name, value, int(positions[-1]))

@@ -2,6 +2,8 @@
 
 `Trajectory.metrics` of every attempt (numbers; seconds end in `_s`):
     num_turns, num_tool_calls, num_tool_errors (calls answered with an error), num_interruptions (generations continued),
+    num_tool_retries, num_tool_timeouts, num_tool_failures, num_cut_outputs (see Toolbox; absent when 0),
+    num_forks (training rows beyond the first, because the context was edited),
     generate_s, tool_s, interaction_s (waiting for servers, tools, the partner), reward_s (scoring),
     reward/tool, reward/interaction (sums of turn rewards, where there were any),
     reward/<metric> of the reward, and `accuracy` where it reports one, <tool>/<metric> of tools (sums).
@@ -9,7 +11,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -110,6 +111,7 @@ class TrajectorySession:
         self._partner = partner
         self._conversation = chat.open(prompt_messages, toolbox.schemas if shows_tools else [])
         self._recorder = TrajectoryRecorder()
+        self._row = self._recorder.row()
         self._num_prompt_tokens = 0
         self._num_shown_messages = 0  # those that tokens stand for
         self._is_cut = False  # the last turn ended at a token limit
@@ -151,7 +153,11 @@ class TrajectorySession:
         max_new_tokens = self._room_for_turn()
         if max_new_tokens < 1:
             raise self._end(Outcome.TRUNCATED)
-        self._recorder.append_context(self._conversation.next_prompt())
+        num_forks = self._conversation.num_forks
+        block = self._conversation.next_prompt()
+        if self._conversation.num_forks > num_forks:  # the block shows an edited history: it extends no row
+            self._row = self._recorder.row()
+        self._row.append_context(block)
         self._num_shown_messages = len(self._conversation.messages)
         with self._timed("generate_s"):
             generation = await self._generator.generate(
@@ -174,7 +180,7 @@ class TrajectorySession:
         return messages
 
     async def run_tools(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        """Run calls side by side and append nothing; the results are cut to the output budget.
+        """Run calls side by side and append nothing; the results are cut to their output budgets.
 
         Raises:
             ToolError: a tool broke.
@@ -190,9 +196,7 @@ class TrajectorySession:
             if result.reward is not None:
                 self.turn_rewards.append(GivenReward("tool", call.name, result.reward, self._recorder.num_turns - 1))
             self._is_finished = self._is_finished or result.is_final
-        return [
-            dataclasses.replace(result, text=shorten(result.text, self._agent.max_tool_output_tokens, self._chat)) for result in results
-        ]
+        return results
 
     def add_user_message(self, text: str) -> None:
         """Let a message wait for the next `generate`."""
@@ -241,13 +245,14 @@ class TrajectorySession:
     def trajectory(self, outcome: Outcome, failure: str | None) -> Trajectory:
         """Return what happened so far, without rewards."""
         counts = ("num_tool_calls", "num_tool_errors", "num_interruptions", "generate_s", "tool_s", "interaction_s")
-        metrics = {"num_turns": float(self._recorder.num_turns)} | dict.fromkeys(counts, 0.0)
+        num_rows = self._recorder.num_rows
+        metrics = {"num_turns": float(self._recorder.num_turns), "num_forks": float(max(num_rows - 1, 0))} | dict.fromkeys(counts, 0.0)
         return self._recorder.trajectory(
             self._attempt,
             messages=self._conversation.messages[: self._num_shown_messages],
             outcome=outcome,
             failure=failure,
-            metrics=metrics | self._metrics,
+            metrics=metrics | self._metrics | self._toolbox.metrics,
         )
 
     async def close(self) -> None:
@@ -277,9 +282,13 @@ class TrajectorySession:
             )
 
     def _room_for_turn(self) -> int:
-        """Return how many tokens the next turn may have, counting the block of context before it."""
-        total = self._recorder.num_tokens + self._conversation.num_pending_tokens()
+        """Return how many tokens the next turn may have, counting the block of context before it.
+
+        Each row has the budget for itself, for a fork repeats its context; what is sampled in all rows together has it as well.
+        """
+        total = self._conversation.num_next_tokens()
         room = self._num_prompt_tokens + self._agent.max_response_tokens - total
+        room = min(room, self._agent.max_response_tokens - self._recorder.num_action_tokens)
         if self._generator.context_tokens is not None:
             room = min(room, self._generator.context_tokens - total)
         return room if self._agent.max_turn_tokens is None else min(room, self._agent.max_turn_tokens)
@@ -297,8 +306,7 @@ class TrajectorySession:
     def _record(self, generation: Generation) -> Turn:
         self._is_cut = generation.finish_reason == "length"
         message = self._conversation.add_generation(generation.token_ids.tolist(), is_truncated=self._is_cut)
-        turn = Turn(self._recorder.num_turns, message, self._is_cut)
-        self._recorder.append_generation(generation)
+        turn = Turn(self._row.append_generation(generation), message, self._is_cut)
         self._num_shown_messages = len(self._conversation.messages)
         self._metrics["num_interruptions"] += generation.num_interruptions
         return turn
@@ -318,25 +326,3 @@ class TrajectorySession:
             yield
         finally:
             self._metrics[name] += trio.current_time() - started
-
-
-def shorten(text: str, max_tokens: int, chat: Chat) -> str:
-    """Return `text` in at most `max_tokens` tokens: a longer one loses its middle, and says so where there is room for it."""
-    most_chars = 64 * max_tokens  # far more than any tokenizer packs into one token: do not tokenize megabytes
-    head_text, tail_text = (text, "") if len(text) <= 2 * most_chars else (text[:most_chars], text[-most_chars:])
-    ids = chat.encode(head_text + tail_text)
-    if len(ids) <= max_tokens and not tail_text:
-        return text
-    notice = "\n[... cut ...]\n"
-    room = max_tokens - len(chat.encode(notice))
-    if room < 2:
-        notice, room = "", max_tokens
-    while room > 0:
-        head = chat.decode(ids[: (room + 1) // 2])
-        tail = chat.decode(ids[len(ids) - room // 2 :])
-        short = head + notice + tail
-        # Pieces of characters at the cuts may take more tokens than they had.
-        if (excess := len(chat.encode(short)) - max_tokens) <= 0:
-            return short
-        room -= excess
-    return ""

@@ -56,12 +56,6 @@ def num_tool_calls(trajectory: Trajectory) -> int:
     return sum(len(message.tool_calls) for message in trajectory.messages if message.role == "assistant")
 
 
-def num_response_tokens(trajectory: Trajectory) -> int:
-    """Return the tokens from the first sampled one to the end, tool output and user turns included."""
-    sampled = np.flatnonzero(trajectory.action_mask)
-    return trajectory.num_tokens - int(sampled[0]) if len(sampled) else 0
-
-
 def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     counts = Counter(t.outcome for t in trajectories)
     shares = {f"outcome/{outcome.value}": count / len(trajectories) for outcome, count in sorted(counts.items())}
@@ -91,8 +85,9 @@ def _tools(scored: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _lengths(scored: Sequence[Trajectory]) -> dict[str, float]:
-    responses = [num_response_tokens(t) for t in scored]
+    responses = [t.num_response_tokens for t in scored]
     return {
+        "rows/mean": _mean(len(t.segment_starts) for t in scored),
         "turns/mean": _mean(int(t.turn_ids.max(initial=-1)) + 1 for t in scored),
         "response_tokens/mean": _mean(responses),
         "response_tokens/max": max(responses),
