@@ -1,22 +1,25 @@
-"""The agent of conversations: answer, listen to the partner, answer again."""
+"""The agent of conversations: answer (with tools, where there are some), listen to the partner, answer again."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from agentrl.plugins import AgentLoop, Session
+from agentrl.agents.tool_agent import ToolAgent
+
+from agentrl.errors import PluginError
+from agentrl.plugins import Session
 from agentrl.types import Task
 
 
-class InteractionAgent(AgentLoop):
-    """Talks with the row's interaction partner until the partner is done."""
+class InteractionAgent(ToolAgent):
+    """Talks with the row's interaction partner until the partner is done; a turn that calls tools goes to the tools first.
+
+    Tool agents talk with a partner where the row has one; this agent refuses a row without.
+    """
 
     name: ClassVar[str] = "interaction_agent"
-    uses_tools: ClassVar[bool] = False
 
     async def run(self, task: Task, session: Session) -> None:
-        for _ in range(session.limits.turns):
-            await session.generate()
-            if (await session.interact()).is_done:
-                return
-        session.stop_at_turn_limit()
+        if not session.has_interaction:
+            raise PluginError(f"task {task.task_id}: interaction_agent needs interaction_kwargs in the row; tool_agent goes without")
+        await super().run(task, session)

@@ -9,18 +9,25 @@ from agentrl.types import Task
 
 
 class ToolAgent(AgentLoop):
-    """Plays turns until one asks for no tool; where the row has an interaction partner, that turn goes to the partner."""
+    """Plays turns until one asks for no tool; where the row has an interaction partner, that turn goes to the partner.
+
+    The partner hears the last turn too, for its verdict and its reward, even if no turn is left to read its answer.
+    """
 
     name: ClassVar[str] = "tool_agent"
 
     async def run(self, task: Task, session: Session) -> None:
-        for turns_left in reversed(range(session.limits.turns)):
+        num_user_turns = 0
+        for _ in range(session.limits.turns):
             turn = await session.generate()
             if turn.tool_calls:
-                if turns_left:  # nobody would read what the last turn's calls answer
-                    await session.call_tools(turn)
+                await session.call_tools(turn)  # also in the last turn: one may be `finish`, or give a reward
                 if session.is_finished:
                     return
-            elif not session.has_interaction or (await session.interact()).is_done:
+                continue
+            if not session.has_interaction or (await session.interact()).is_done:
                 return
+            if num_user_turns == session.limits.user_turns:
+                break
+            num_user_turns += 1
         session.stop_at_turn_limit()

@@ -19,7 +19,8 @@ def user_files(config: Config) -> list[str]:
     A file that only rows of the data name is not among them: list it in `agent.plugins` as well.
     """
     rewards = [*config.reward.sources.values(), *(term.reward for term in config.reward.terms.values() if term.reward)]
-    named = [*config.agent.tools, config.agent.default, config.data.reader or "", *rewards]
+    targets = [str(settings.get("target", "")) for settings in config.agent.agent_config.values()]
+    named = [*config.agent.tools, config.agent.default, *targets, config.data.reader or "", *rewards]
     references = [reference for text in named if (reference := Reference.parse(text)) is not None and reference.is_file]
     files = [source for source in config.agent.plugins if source.endswith(".py")]
     files += [reference.source for reference in references]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 from agentrl.plugins.interactions import InteractionReply
 from agentrl.plugins.tools import ToolResult
 from agentrl.types import JsonObject, Message, Task, ToolCall, Turn
+
+T = TypeVar("T")
 
 AGENT_ALIASES: Mapping[str, str] = {
     "single_turn": "single_turn_agent",
@@ -80,6 +82,9 @@ class Session(Protocol):
 
     def serve_openai(self) -> AbstractAsyncContextManager[OpenAIEndpoint]:
         """Let any OpenAI client play this trajectory while the context lasts."""
+
+    async def run_asyncio(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Await `function(*args)` in the process's asyncio loop, for code that does not run under trio."""
 
     def stop_at_turn_limit(self) -> None:
         """Record that the model wanted another turn than `limits.turns` allows."""

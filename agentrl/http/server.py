@@ -1,0 +1,176 @@
+"""A small HTTP/1.1 server on trio streams for programs on this machine: h11, keep-alive connections, whole bodies in and out.
+
+A client that goes away cancels the handling of its request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+
+import h11
+import trio
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES = 64 * 1024
+IDLE_TIMEOUT_S = 600.0
+"""How long a kept connection may rest, or a request take to arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One whole request; `path` is without its query, the names of `headers` are in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """One whole response; Content-Length is added."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
+
+
+async def serve_http(
+    handler: Handler,
+    *,
+    max_body_bytes: int,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled; started with `nursery.start`, it reports its port (0: any free one).
+
+    What the handler raises is logged and answered with 500: one request never ends the others.
+    """
+    listeners = await trio.open_tcp_listeners(port, host=host)
+    serve = partial(_serve_connection, handler, max_body_bytes)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trio.serve_listeners, serve, listeners)
+        task_status.started(listeners[0].socket.getsockname()[1])
+
+
+async def _serve_connection(handler: Handler, max_body_bytes: int, stream: trio.SocketStream) -> None:
+    connection = _Connection(stream, max_body_bytes)
+    try:
+        while (request := await connection.read_request()) is not None:
+            response = await connection.unless_gone(handler, request)
+            if response is None or not await connection.respond(response):
+                return
+    except (trio.BrokenResourceError, trio.ClosedResourceError, h11.LocalProtocolError):
+        return  # the client is gone: there is nobody to tell
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+class _Connection:
+    """One client's stream and its HTTP state machine."""
+
+    def __init__(self, stream: trio.SocketStream, max_body_bytes: int) -> None:
+        self._stream = stream
+        self._max_body_bytes = max_body_bytes
+        self._state = h11.Connection(h11.SERVER)
+
+    async def read_request(self) -> HttpRequest | None:
+        """Return the next request; None when there is none: the client left, stays silent, or does not speak HTTP."""
+        with trio.move_on_after(IDLE_TIMEOUT_S):
+            try:
+                return await self._read_request()
+            except h11.RemoteProtocolError as error:
+                await self._refuse(error.error_status_hint, str(error))
+            except _BodyTooLong:
+                await self._refuse(413, f"the body is longer than {self._max_body_bytes} bytes")
+        return None
+
+    async def unless_gone(self, handler: Handler, request: HttpRequest) -> HttpResponse | None:
+        """Return the handler's response; None, with the handler cancelled, when the client goes away meanwhile."""
+        response: HttpResponse | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                if not await self._receive():
+                    nursery.cancel_scope.cancel()
+                # else the client sends its next request early: it waits in the state machine, and is not watched any more
+
+            nursery.start_soon(watch)
+            response = await _guarded(handler, request)
+            nursery.cancel_scope.cancel()
+        return response
+
+    async def respond(self, response: HttpResponse) -> bool:
+        """Send the response, and return whether the connection goes on."""
+        headers = [
+            ("Content-Type", response.content_type),
+            ("Content-Length", str(len(response.body))),
+            *response.headers.items(),
+        ]
+        reason = HTTPStatus(response.status).phrase.encode()
+        data = self._state.send(h11.Response(status_code=response.status, headers=headers, reason=reason)) or b""
+        data += self._state.send(h11.Data(data=response.body)) or b""
+        data += self._state.send(h11.EndOfMessage()) or b""
+        await self._stream.send_all(data)
+        if self._state.our_state is not h11.DONE or self._state.their_state is not h11.DONE:
+            return False
+        self._state.start_next_cycle()
+        return True
+
+    async def _read_request(self) -> HttpRequest | None:
+        head: h11.Request | None = None
+        body = bytearray()
+        while True:
+            event = self._state.next_event()
+            if event is h11.NEED_DATA:
+                if self._state.they_are_waiting_for_100_continue:
+                    await self._stream.send_all(self._state.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+                await self._receive()
+            elif isinstance(event, h11.Request):
+                head = event
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > self._max_body_bytes:
+                    raise _BodyTooLong
+            elif isinstance(event, h11.EndOfMessage):
+                assert head is not None
+                headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in head.headers}
+                path = head.target.decode("latin-1").partition("?")[0]
+                return HttpRequest(head.method.decode("latin-1"), path, headers, bytes(body))
+            else:  # the connection was closed between two requests
+                return None
+
+    async def _receive(self) -> bool:
+        """Feed the state machine; return False at the end of the stream."""
+        try:
+            data = bytes(await self._stream.receive_some(_READ_BYTES))
+        except trio.BrokenResourceError:
+            data = b""
+        self._state.receive_data(data)
+        return bool(data)
+
+    async def _refuse(self, status: int, problem: str) -> None:
+        if self._state.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            await self.respond(HttpResponse(status, problem.encode(), "text/plain; charset=utf-8", {"Connection": "close"}))
+
+
+class _BodyTooLong(Exception):
+    pass
+
+
+async def _guarded(handler: Handler, request: HttpRequest) -> HttpResponse:
+    try:
+        return await handler(request)
+    except Exception:  # boundary of one HTTP request
+        log.exception("%s %s failed", request.method, request.path)
+        return HttpResponse(500, b'{"error": {"message": "internal error", "type": "server_error", "param": null, "code": null}}')

@@ -1,0 +1,213 @@
+"""The agent that is somebody else's program: an async function, a function, or a command that talks to an OpenAI-compatible URL.
+
+    agent:
+      agent_config:
+        openai_agent:
+          target: my_agent.py:solve            # or package.module:solve; or, instead of a target,
+          command: [python, my_agent.py]       # with `env: {NAME: value}` beside it
+
+The function is called as `solve(task, base_url=..., api_key=..., model=...)`; an async one runs in the process's asyncio loop,
+any other in a thread of its own. `task` is a dictionary: task_id, data_source, ability, messages (as OpenAI writes them) and
+extra_info; the ground truth is not in it. A command gets it as JSON on stdin, and OPENAI_BASE_URL, OPENAI_API_KEY and
+OPENAI_MODEL in its environment.
+
+A function may return rewards: a number, or a dictionary of name -> number. None and texts are no reward: what the policy said is
+recorded where it was sampled.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar
+
+import pydantic
+import trio
+
+from agentrl.errors import PluginError
+from agentrl.plugins import AgentLoop, OpenAIEndpoint, Reference, Session
+from agentrl.types import JsonObject, Message, Task
+
+STDERR_TAIL_BYTES = 2000
+STDERR_GRACE_S = 1.0
+"""For the last words of a command whose whole process group is dead; a child that left the group may keep the pipe open."""
+
+
+class OpenAIAgentConfig(pydantic.BaseModel):
+    """`agent.agent_config.openai_agent`: exactly one of `target` and `command`."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    target: str | None = None
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+
+    @pydantic.model_validator(mode="after")
+    def _has_one_program(self) -> OpenAIAgentConfig:
+        if bool(self.target) == bool(self.command):
+            raise ValueError("set either target (file.py:function or module:function) or command (program and arguments)")
+        return self
+
+
+class CommandFailed(Exception):
+    """A command ended with a status other than 0."""
+
+
+class OpenAIAgent(AgentLoop):
+    """Runs a program that plays the trajectory through the gateway, and ends when the program does."""
+
+    name: ClassVar[str] = "openai_agent"
+    uses_tools: ClassVar[bool] = False  # the program brings its own
+
+    def __init__(self, config: JsonObject | None = None) -> None:
+        super().__init__(config)
+        try:
+            self._config = OpenAIAgentConfig.model_validate(self.config)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(("agent.agent_config.openai_agent", *map(str, first["loc"])))
+            raise PluginError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
+        self._target = None if self._config.target is None else load_target(self._config.target)
+
+    async def run(self, task: Task, session: Session) -> None:
+        async with session.serve_openai() as endpoint:
+            if self._target is None:
+                await run_command(self._config.command, self._config.env, task_view(task), endpoint)
+            else:
+                result = await call_target(self._target, task_view(task), endpoint, session)
+                for name, value in rewards_of(result).items():
+                    session.add_reward(name, value)
+
+
+def load_target(text: str) -> Callable[..., Any]:
+    """Return the function that `file.py:function` or `module:function` names.
+
+    Raises:
+        PluginError: it does not exist, or cannot be called.
+    """
+    reference = Reference.parse(text)
+    if reference is None:
+        raise PluginError(f"agent.agent_config.openai_agent.target={text!r}: write file.py:function or module:function")
+    target = reference.load()
+    if not callable(target):
+        raise PluginError(f"agent.agent_config.openai_agent.target={text!r} is a {type(target).__name__}, not a function")
+    return target
+
+
+async def call_target(target: Callable[..., Any], task: dict[str, Any], endpoint: OpenAIEndpoint, session: Session) -> Any:
+    """Return what the function returns; when the trajectory is cancelled, a function in a thread is left to its failing requests."""
+    call = partial(target, task, base_url=endpoint.base_url, api_key=endpoint.api_key, model=endpoint.model)
+    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
+        return await session.run_asyncio(call)
+    # A limiter of its own: hundreds of agents wait side by side, far more than trio's default number of threads.
+    return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1))
+
+
+async def run_command(command: tuple[str, ...], env: Mapping[str, str], task: dict[str, Any], endpoint: OpenAIEndpoint) -> None:
+    """Run the command to its end; however this ends, nothing of its process group is left running.
+
+    Raises:
+        CommandFailed: its status is not 0; with the end of what it wrote to stderr.
+        PluginError: it cannot be started.
+    """
+    variables = {
+        **os.environ,
+        **env,
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "OPENAI_MODEL": endpoint.model,
+    }
+    try:
+        process = await trio.lowlevel.open_process(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=variables,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise PluginError(f"agent.agent_config.openai_agent.command={command[0]!r} cannot be started: {error}") from error
+    tail = bytearray()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_feed, process, json.dumps(task, ensure_ascii=False, default=str).encode())
+            nursery.start_soon(_read_tail, process, tail)
+            status = await process.wait()
+            _kill_group(process)  # what it left running
+            nursery.cancel_scope.deadline = trio.current_time() + STDERR_GRACE_S
+    finally:
+        if process.returncode is None:
+            _kill_group(process)
+            with trio.CancelScope(shield=True):  # SIGKILL cannot be refused: this is quick, and leaves no zombie
+                await process.wait()
+    if status != 0:
+        last_words = " ".join(tail.decode(errors="replace").split())
+        raise CommandFailed(f"{command[0]} ended with status {status}: {last_words or 'nothing on stderr'}")
+
+
+def task_view(task: Task) -> dict[str, Any]:
+    """Return what a program may know of its task."""
+    return {
+        "task_id": task.task_id,
+        "data_source": task.data_source,
+        "ability": task.ability,
+        "messages": [_message_view(message) for message in task.messages],
+        "extra_info": dict(task.extra_info),
+    }
+
+
+def rewards_of(result: Any) -> dict[str, float]:
+    """Return the rewards in what an agent returned.
+
+    Raises:
+        PluginError: it is neither None, nor a text, a finite number, or a dictionary of finite numbers.
+    """
+    if result is None or isinstance(result, str):
+        return {}
+    named = result if isinstance(result, Mapping) else {"returned": result}
+    for name, value in named.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise PluginError(
+                f"the agent returned {type(value).__name__} {str(value)[:80]!r} as {name!r}; return None, a number or name -> number"
+            )
+    return {str(name): float(value) for name, value in named.items()}
+
+
+def _message_view(message: Message) -> dict[str, Any]:
+    view: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        functions = [{"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)} for call in message.tool_calls]
+        view["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": function} for call, function in zip(message.tool_calls, functions, strict=True)
+        ]
+    if message.tool_call_id is not None:
+        view["tool_call_id"] = message.tool_call_id
+    return view
+
+
+async def _feed(process: trio.Process, data: bytes) -> None:
+    assert process.stdin is not None
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # a program need not read its task
+        async with process.stdin:
+            await process.stdin.send_all(data)
+
+
+async def _read_tail(process: trio.Process, tail: bytearray) -> None:
+    assert process.stderr is not None
+    async with process.stderr:
+        async for chunk in process.stderr:
+            tail += chunk
+            del tail[:-STDERR_TAIL_BYTES]
+
+
+def _kill_group(process: trio.Process) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, for a group of zombies
+        os.killpg(process.pid, signal.SIGKILL)
