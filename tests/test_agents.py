@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import PluginError
 from agentrl.plugins import AGENT_ALIASES, load_plugins, tools_for
-from agentrl.rollout.toolbox import validator
+from agentrl.rollout.shared_tools import validator
 from agentrl.types import Message, Task
 
 PLUGINS = load_plugins()

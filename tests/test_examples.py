@@ -12,6 +12,7 @@ import trio
 from agentrl.config.schema import AgentConfig
 from agentrl.plugins import Plugins, load_plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
 from agentrl.types import Message, Task, ToolCall
 
@@ -34,11 +35,21 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> Plugins:
     return load_plugins(map(str, files))
 
 
+class Characters:
+    """A tokenizer whose tokens are characters."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(map(ord, text))
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+
 def test_the_example_answers_right_and_wrong_calls_as_the_rollout_makes_them():
     async def main() -> list[tuple[str, bool]]:
         with AsyncioHost() as host:
-            registry = load_plugins([str(EXAMPLE)]).tools
-            toolbox = Toolbox(["word_length"], registry, AgentConfig(), tools_kwargs={}, host=host)
+            shared = SharedTools(load_plugins([str(EXAMPLE)]).tools, AgentConfig(), host=host, codec=Characters())
+            toolbox = Toolbox(["word_length"], shared, tools_kwargs={})
             arguments = ({"word": "trajectory"}, {"word": "two words"}, {"letters": 3})
             results = await toolbox.answer([ToolCall(str(i), "word_length", given) for i, given in enumerate(arguments)])
             await toolbox.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ class ToolResult:
     """What a call gives back: `text` for the model, an optional turn reward, metrics for the trajectory.
 
     `is_error` marks a call the model got wrong (bad arguments, division by zero): the text tells it how to do better.
-    A tool whose infrastructure breaks raises ToolError instead. `is_final` ends the trajectory with this turn.
+    A tool may raise `WrongCall` for that; one whose infrastructure breaks raises ToolError instead. `is_final` ends the
+    trajectory with this turn.
     """
 
     text: str
@@ -28,6 +30,13 @@ class ToolResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     is_error: bool = False
     is_final: bool = False
+
+
+class WrongCall(Exception):
+    """Raised by a tool whose call makes no sense: the model reads the message, and may do better.
+
+    Any other exception says that the tool itself is broken.
+    """
 
 
 class Tool(ABC):
@@ -49,15 +58,22 @@ class Tool(ABC):
 
     @abstractmethod
     async def call(self, arguments: JsonObject) -> ToolResult:
-        """Run one call. Raise ToolError when the tool itself is broken."""
+        """Run one call. Raise WrongCall when the model called it wrongly, ToolError when the tool itself is broken."""
 
     async def close(self) -> None:
-        """Free what `start` took."""
+        """Free what `start` took; runs once for each `start`, also after one that failed."""
 
     def schema(self) -> dict[str, Any]:
         """Return the OpenAI function schema that the chat template shows to the model."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
+
+
+def not_run(problem: str, parameters: JsonObject | None = None) -> ToolResult:
+    """Return the answer to a call that was not run: what was wrong, and what arguments would be right."""
+    if parameters is not None:
+        problem += f"; expected arguments: {json.dumps(dict(parameters), ensure_ascii=False, separators=(',', ':'))}"
+    return ToolResult(f"not run: {problem}", is_error=True)
 
 
 def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import trio
 
 from agentrl.errors import ToolError, UserError
-from agentrl.plugins import Interaction, Tool
+from agentrl.plugins import Interaction, Tool, WrongCall
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.types import JsonObject
 
@@ -47,22 +47,17 @@ class Guest:
         Raises:
             GuestTimeout: `timeout_s` passed (counted anew for `start` and for the call).
             ToolError: the plugin raised.
+            WrongCall: the plugin says that it was called wrongly.
         """
-        async with self._start_lock:  # parallel first calls start it once
-            if not self._is_ready:
-                self._is_opened = True
-                try:
-                    await self._within_deadline("start", functools.partial(self._plugin.start, **self._start_kwargs))
-                except GuestTimeout as error:
-                    raise ToolError(str(error)) from error  # not a call of the model that took long
-                self._is_ready = True
+        if not self._is_ready:
+            await self._start()
         return await self._within_deadline(method.__name__, method, *args)
 
     async def close(self) -> None:
         """Close the plugin if it was started. Never raises and never takes long: a failure is logged."""
         if not self._is_opened:
             return
-        self._is_opened = False
+        self._is_opened = self._is_ready = False
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S) as scope:
             try:
                 await self._run(self._plugin.finalize if isinstance(self._plugin, Interaction) else self._plugin.close)
@@ -71,11 +66,23 @@ class Guest:
         if scope.cancelled_caught:
             log.warning("%s did not close within %g s", self._label, CLOSE_TIMEOUT_S)
 
+    async def _start(self) -> None:
+        async with self._start_lock:  # parallel first calls start it once
+            if self._is_ready:
+                return
+            self._is_opened = True
+            try:
+                await self._within_deadline("start", functools.partial(self._plugin.start, **self._start_kwargs))
+            except (ToolError, WrongCall) as error:
+                await self.close()  # what a failed start took is freed: a later call may start again
+                raise ToolError(str(error)) from error  # no fault of the model's call, not even when it took too long
+            self._is_ready = True
+
     async def _within_deadline(self, what: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         with trio.move_on_after(self._timeout_s):
             try:
                 return await self._run(function, *args)
-            except (ToolError, UserError):
+            except (ToolError, UserError, WrongCall):
                 raise
             except Exception as error:
                 raise ToolError(f"{self._label} raised in `{what}`: {type(error).__name__}: {error}") from error

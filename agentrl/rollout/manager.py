@@ -207,5 +207,6 @@ class AgentLoopManager:
             "idle_s": router.idle.seconds(),
             "servers_up": float(router.num_up),
             "server_failures": float(router.num_server_failures),
+            "tool_breaker_openings": float(self._player.tools.num_breaker_openings),
             "outstanding_tokens": float(sum(router.outstanding_tokens().values())),
         }

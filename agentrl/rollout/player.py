@@ -17,6 +17,7 @@ from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
 from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import PromptLimits, Sampling, TrajectoryEnd, TrajectorySession
+from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
 from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
 
@@ -29,7 +30,7 @@ MAX_FAILURE_CHARS = 500
 
 
 class Player:
-    """Plays attempts; keeps nothing between them."""
+    """Plays attempts; keeps nothing between them but what they share of the tools."""
 
     def __init__(
         self, agent: AgentConfig, *, plugins: Plugins, chat: Chat, router: Router, host: AsyncioHost, scorer: Scorer, prompt: PromptLimits
@@ -41,6 +42,7 @@ class Player:
         self._host = host
         self._scorer = scorer
         self._prompt = prompt
+        self.tools = SharedTools(plugins.tools, agent, host=host, codec=chat)
 
     async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
         """Play the attempt within `agent.trajectory_timeout_s`, close what it used, and score it.
@@ -68,7 +70,7 @@ class Player:
     def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> TrajectorySession:
         task = attempt.task
         names = self._plugins.offered_tools(task, self._agent.tools)
-        toolbox = Toolbox(names, self._plugins.tools, self._agent, tools_kwargs=task.tools_kwargs, host=self._host)
+        toolbox = Toolbox(names, self.tools, tools_kwargs=task.tools_kwargs)
         return TrajectorySession(
             attempt,
             self._agent,

@@ -10,7 +10,11 @@ import trio
 
 from agentrl.types import Trajectory
 
-SUMMED = ("num_turns", "num_tool_calls", "num_tool_errors", "num_interruptions", "generate_s", "tool_s", "interaction_s", "reward_s")
+SUMMED = (
+    *("num_turns", "num_tool_calls", "num_tool_errors", "num_interruptions"),
+    *("num_tool_retries", "num_tool_timeouts", "num_tool_failures", "num_cut_outputs"),
+    *("generate_s", "tool_s", "interaction_s", "reward_s"),
+)
 
 
 class IdleTime:

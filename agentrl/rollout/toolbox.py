@@ -2,132 +2,130 @@
 
 from __future__ import annotations
 
-import functools
-import json
+import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jsonschema
 import trio
-from jsonschema.exceptions import SchemaError, best_match
 
-from agentrl.config.schema import AgentConfig
-from agentrl.errors import PluginError, ToolError
-from agentrl.plugins import Registry, Tool, ToolResult
-from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.errors import ToolError
+from agentrl.plugins import Tool, ToolResult, WrongCall, not_run
 from agentrl.rollout.guests import Guest, GuestTimeout
+from agentrl.rollout.shared_tools import SharedTool, SharedTools, ToolUnavailable
 from agentrl.types import JsonObject, ToolCall
-
-MAX_PROBLEM_CHARS = 200
-"""A validator's message may quote a whole argument."""
 
 
 class Toolbox:
-    """One instance of each offered tool. A tool starts at its first call and keeps its state until `close`."""
+    """The tools offered in one trajectory. One is built and started at its first call and keeps its state until `close`.
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        registry: Registry[Tool],
-        config: AgentConfig,
-        *,
-        tools_kwargs: Mapping[str, JsonObject],
-        host: AsyncioHost,
-    ) -> None:
-        self._tools = {name: registry.get(name)(config.tool_config.get(name)) for name in names}
-        self._guests = {
-            name: Guest(
-                tool,
-                f"tool {name!r}",
-                tools_kwargs.get(name, {}).get("create_kwargs", {}),
-                host=host,
-                timeout_s=config.tool_timeout_s,
-            )
-            for name, tool in self._tools.items()
-        }
-        self._max_calls = config.max_tool_calls_per_turn
-        self._timeout_s = config.tool_timeout_s
+    `metrics` counts: num_tool_retries (further tries after a failure), num_tool_timeouts, num_tool_failures (calls that the tool
+    itself failed at, retries included), num_cut_outputs (outputs over their budget).
+    """
 
-    @property
-    def schemas(self) -> list[dict[str, Any]]:
-        """The function schemas, as the chat template shows them."""
-        return [tool.schema() for tool in self._tools.values()]
+    def __init__(self, names: Sequence[str], tools: SharedTools, *, tools_kwargs: Mapping[str, JsonObject]) -> None:
+        self.schemas: list[dict[str, Any]] = tools.schemas(names)
+        """The function schemas, as the chat template shows them; shared with other trajectories."""
+        self.metrics: defaultdict[str, float] = defaultdict(float)
+        self._names = names
+        self._shared = tools
+        self._tools_kwargs = tools_kwargs
+        self._opened: dict[str, tuple[Tool, Guest]] = {}
 
     async def answer(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Run the calls side by side and return one result for each, in order.
+        """Run the calls side by side and return one result for each, in order, each within its output budget.
 
-        What the model did wrong (unknown tool, wrong arguments, too many or too long calls) is an answer with `is_error`.
+        What the model did wrong (unknown tool, wrong arguments, too many or too long calls) is an answer with `is_error`, and so
+        is a broken tool whose limits say `on_failure: tell`.
 
         Raises:
             ToolError: a tool itself broke; the other calls are cancelled.
         """
-        results: list[ToolResult | None] = [None] * len(calls)
+        limit = self._shared.max_calls_per_turn
+        too_many = [not_run(f"at most {limit} tool calls per turn")] * (len(calls) - limit)
+        if len(calls) <= 1 or limit == 1:  # most turns call one tool: no tasks of its own for it
+            return [await self._answer(call) for call in calls[:limit]] + too_many
+        return await self._answer_side_by_side(calls[:limit]) + too_many
+
+    async def close(self) -> None:
+        """Close every started tool, side by side; never raises."""
+        if len(self._opened) <= 1:
+            for _, guest in self._opened.values():
+                await guest.close()
+            return
+        async with trio.open_nursery() as nursery:
+            for _, guest in self._opened.values():
+                nursery.start_soon(guest.close)
+
+    async def _answer_side_by_side(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        results: dict[int, ToolResult] = {}
         broken: list[ToolError] = []
 
         async def run(index: int, call: ToolCall) -> None:
             try:
-                results[index] = await self._call(call)
+                results[index] = await self._answer(call)
             except ToolError as error:
                 broken.append(error)
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
             for index, call in enumerate(calls):
-                if index < self._max_calls:
-                    nursery.start_soon(run, index, call)
-                else:
-                    results[index] = _wrong(f"not run: at most {self._max_calls} tool calls per turn")
+                nursery.start_soon(run, index, call)
         if broken:
             raise broken[0]
-        return [result for result in results if result is not None]
+        return [results[index] for index in range(len(calls))]
 
-    async def close(self) -> None:
-        """Close every started tool, side by side; never raises."""
-        async with trio.open_nursery() as nursery:
-            for guest in self._guests.values():
-                nursery.start_soon(guest.close)
+    async def _answer(self, call: ToolCall) -> ToolResult:
+        if call.name not in self._names:
+            problem = call.error if call.arguments is None else f"unknown tool {call.name!r}; tools: {', '.join(self._names) or 'none'}"
+            result = not_run(str(problem))
+            return dataclasses.replace(result, text=self._shared.fit(result.text))
+        shared = self._shared.get(call.name)
+        problem = call.error if call.arguments is None else shared.problem(call.arguments)
+        if problem is not None or call.arguments is None:
+            result = not_run(str(problem), shared.parameters)
+        else:
+            result = await self._run(shared, call.arguments)
+        text = shared.fit(result.text)
+        if text == result.text:
+            return result
+        self.metrics["num_cut_outputs"] += 1
+        return dataclasses.replace(result, text=text)
 
-    async def _call(self, call: ToolCall) -> ToolResult:
-        if (problem := self._problem(call)) is not None:
-            return _wrong(problem)
-        assert call.arguments is not None
+    async def _run(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
+        """Run a call that is well-formed; what goes wrong becomes an answer, or ends the trajectory."""
         try:
-            result = await self._guests[call.name].use(self._tools[call.name].call, call.arguments)
+            return await self._try_again_and_again(shared, arguments)
+        except WrongCall as error:
+            return ToolResult(f"error: {error}", is_error=True)
         except GuestTimeout:
-            return _wrong(f"timed out after {self._timeout_s:g} s")
-        if not isinstance(result, ToolResult):
-            raise ToolError(f"tool {call.name!r} returned {type(result).__name__}; return agentrl.plugins.ToolResult")
-        return result
+            self.metrics["num_tool_timeouts"] += 1
+            return ToolResult(f"timed out after {shared.timeout_s:g} s", is_error=True)
+        except ToolError:
+            self.metrics["num_tool_failures"] += 1
+            if shared.limits.on_failure == "end":
+                raise
+            return ToolResult(f"tool {shared.name!r} is not available", is_error=True)
 
-    def _problem(self, call: ToolCall) -> str | None:
-        """Return what is wrong with the call, for the model to learn from; None when it can be run."""
-        tool = self._tools.get(call.name)
-        if call.arguments is None:
-            return f"not run: {call.error}" + (f"; expected arguments: {_schema_text(tool)}" if tool else "")
-        if tool is None:
-            return f"not run: unknown tool {call.name!r}; tools: {', '.join(self._tools) or 'none'}"
-        error = best_match(validator(type(tool)).iter_errors(dict(call.arguments)))
-        if error is None:
-            return None
-        where = f"{'.'.join(map(str, error.absolute_path))}: " if error.absolute_path else ""
-        return f"not run: {where}{error.message[:MAX_PROBLEM_CHARS]}; expected arguments: {_schema_text(tool)}"
+    async def _try_again_and_again(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
+        for pause_s in shared.pauses():
+            try:
+                return await self._try(shared, arguments)
+            except (GuestTimeout, ToolUnavailable):
+                raise
+            except ToolError:
+                self.metrics["num_tool_retries"] += 1
+                await trio.sleep(pause_s)
+        return await self._try(shared, arguments)
 
-
-@functools.lru_cache(maxsize=1024)
-def validator(tool: type[Tool]) -> jsonschema.protocols.Validator:
-    """Return the validator of a tool's arguments; raise PluginError when its `parameters` are no JSON schema."""
-    schema = dict(tool.parameters)
-    cls = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        cls.check_schema(schema)
-    except SchemaError as error:
-        raise PluginError(f"tool {tool.name!r}: `parameters` is no JSON schema: {error.message[:MAX_PROBLEM_CHARS]}") from error
-    return cls(schema)
-
-
-def _schema_text(tool: Tool) -> str:
-    return json.dumps(dict(tool.parameters), ensure_ascii=False, separators=(",", ":"))
-
-
-def _wrong(text: str) -> ToolResult:
-    return ToolResult(text, is_error=True)
+    async def _try(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
+        if shared.name not in self._opened:
+            create_kwargs = self._tools_kwargs.get(shared.name, {}).get("create_kwargs", {})
+            self._opened[shared.name] = shared.open(create_kwargs)
+        tool, guest = self._opened[shared.name]
+        async with shared.slots:
+            with shared.attempt():
+                result = await guest.use(tool.call, arguments)
+                if not isinstance(result, ToolResult):
+                    raise ToolError(f"tool {shared.name!r} returned {type(result).__name__}; return agentrl.plugins.ToolResult")
+                return result

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agentrl.config.schema import EvalConfig
 from agentrl.errors import ServerError, ToolError
 from agentrl.plugins import AgentLoop, Reward, RewardResult, Tool, ToolResult
-from agentrl.rollout.session import PromptLimits, shorten
+from agentrl.rollout.session import PromptLimits
 from agentrl.types import NO_VERSION, Lease, Message, Outcome
 
 
@@ -254,26 +254,8 @@ def test_long_output_is_cut_in_the_middle(stage):
     (trajectory,) = world.play(stage.task())
     text = trajectory.messages[2].content
     assert text.startswith("nobody")
-    assert "[... cut ...]" in text
+    assert "tokens cut ...]" in text
     assert len(stage.chat.encode(text)) <= 40
-
-
-@settings(deadline=None)
-@given(text=st.text(max_size=300), max_tokens=st.integers(1, 60))
-def test_shortened_text_keeps_its_ends_and_its_budget(stage, text, max_tokens):
-    short = shorten(text, max_tokens, stage.chat)
-    assert len(stage.chat.encode(short)) <= max_tokens
-    if len(stage.chat.encode(text)) <= max_tokens:
-        assert short == text
-    elif text.isascii() and text.isprintable() and max_tokens > 30:
-        assert text.startswith(short.partition("\n")[0])
-        assert text.endswith(short.rpartition("\n")[2])
-
-
-def test_megabytes_are_not_tokenized(stage):
-    short = shorten("a" * 10_000_000 + "b", 30, stage.chat)
-    assert short.endswith("b")
-    assert len(stage.chat.encode(short)) <= 30
 
 
 class Echo(Tool):

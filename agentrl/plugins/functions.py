@@ -1,0 +1,225 @@
+"""A typed Python function as a tool: its schema comes from annotations, defaults and docstring."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar, overload
+
+import trio
+from docstring_parser import Docstring, ParseError
+from docstring_parser import parse as parse_docstring
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticSerializationError, to_json
+
+from agentrl.errors import PluginError, ToolError
+from agentrl.plugins.arguments import arguments_schema
+from agentrl.plugins.tools import Runtime, Tool, ToolResult, not_run
+from agentrl.types import JsonObject
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_THREADS = 64
+"""Calls of one blocking function at once, over all trajectories of a process. Each tool has threads of its own: one that
+hangs must not starve the others."""
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MARK = "__agentrl_tool__"
+
+
+@overload
+def tool(function: F, /) -> F: ...
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, runtime: Runtime | None = None, is_idempotent: bool = False
+) -> Callable[[F], F]: ...
+def tool(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
+    """Make a tool of a typed function; the function itself stays as it is, and is registered with the module it stands in.
+
+    Options and errors are those of `function_tool`.
+    """
+
+    def mark(function: F) -> F:
+        setattr(function, MARK, function_tool(function, **options))
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def tool_of(value: object) -> type[Tool] | None:
+    """Return the tool that `@tool` made of a function, None for anything else."""
+    made = vars(value).get(MARK) if inspect.isfunction(value) else None
+    if made is not None and made.function is not value:  # functools.wraps copies the mark to the wrapper
+        raise PluginError(f"tool function {made.name!r} has a decorator above @tool: it would be left out; put @tool first")
+    return made
+
+
+def function_tool(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    runtime: Runtime | None = None,
+    is_idempotent: bool = False,
+) -> type[Tool]:
+    """Return the tool that calls `function`; a function under `@tool` has one already.
+
+    A plain function runs in a thread and may block; an `async def` runs under `runtime`, asyncio unless it says trio.
+
+    Args:
+        name: what the model calls; None: the function's name.
+        description: what the tool does; None: the docstring, without its sections.
+        is_idempotent: whether a call that failed may simply be made again.
+
+    Raises:
+        PluginError: a parameter without annotation, or of a kind or type no call by name can fill; no description.
+    """
+    if not (inspect.isfunction(function) or inspect.ismethod(function)):
+        raise PluginError(f"{function!r} is no Python function; a tool function is written with `def` or `async def`")
+    if (made := tool_of(function)) is not None:
+        return made
+    name = name or function.__name__
+    label = f"tool function {name!r}"
+    if not NAME.fullmatch(name):
+        raise PluginError(f"{label}: a tool's name has 1 to 64 letters, digits, _ . or -")
+    documented = _documented(function, label)
+    description = description or documented.description
+    if not description:
+        raise PluginError(f"{label} has no description: the model reads it in the docstring, or in @tool(description=...)")
+    arguments = _arguments(function, label)
+    notes = {parameter.arg_name: parameter.description for parameter in documented.params if parameter.description}
+    attributes = {
+        "__doc__": description,
+        "__module__": function.__module__,
+        "name": name,
+        "description": description,
+        "parameters": arguments_schema(arguments, notes, label=label),
+        "runtime": _runtime(function, runtime, label),
+        "is_idempotent": is_idempotent,
+        "function": staticmethod(function),
+        "arguments": arguments,
+    }
+    if inspect.iscoroutinefunction(function):
+        return type(function.__name__, (AsyncFunctionTool,), attributes)
+    return type(function.__name__, (BlockingFunctionTool,), attributes | {"threads": trio.CapacityLimiter(MAX_THREADS)})
+
+
+class FunctionTool(Tool):
+    """A tool that calls `function` with arguments of the types it asks for."""
+
+    function: ClassVar[Callable[..., Any]]
+    arguments: ClassVar[type[BaseModel]]
+    """One field per parameter, by alias: a parameter may be called `json` or `_x`, a field may not."""
+
+    async def call(self, arguments: JsonObject) -> ToolResult:
+        """Return what the function returned: text as it is, None as "", anything else as JSON.
+
+        Raises:
+            ToolError: the function raised, or returned what is no JSON. `WrongCall` passes.
+        """
+        try:
+            given = self.arguments.model_validate(dict(arguments))
+        except ValidationError as error:
+            return not_run(_problem(error), self.parameters)
+        fields = type(given).model_fields
+        # A parameter that the model left out gets the function's own default, not a copy of it.
+        value = await self._run({str(fields[field].alias): getattr(given, field) for field in given.model_fields_set})
+        return value if isinstance(value, ToolResult) else ToolResult(self._text(value))
+
+    async def _run(self, arguments: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def _text(self, value: object) -> str:
+        if value is None or isinstance(value, str):
+            return value or ""
+        try:
+            return to_json(value, fallback=_plain).decode()
+        except (PydanticSerializationError, TypeError) as error:
+            raise ToolError(f"tool {self.name!r} returned {type(value).__name__}, which is no JSON: {error}") from error
+
+
+class AsyncFunctionTool(FunctionTool):
+    """Of an `async def`."""
+
+    async def _run(self, arguments: Mapping[str, Any]) -> Any:
+        return await self.function(**arguments)
+
+
+class BlockingFunctionTool(FunctionTool):
+    """Of a `def`: each call in a thread, left behind when its deadline passes."""
+
+    threads: ClassVar[trio.CapacityLimiter]
+
+    async def _run(self, arguments: Mapping[str, Any]) -> Any:
+        return await trio.to_thread.run_sync(self._in_thread, arguments, abandon_on_cancel=True, limiter=self.threads)
+
+    def _in_thread(self, arguments: Mapping[str, Any]) -> Any:
+        try:
+            return self.function(**arguments)
+        except SystemExit as error:  # it would end the process
+            raise ToolError(f"tool {self.name!r} called sys.exit({error.code})") from error
+
+
+def _documented(function: Callable[..., Any], label: str) -> Docstring:
+    """Read a Google, numpy or Sphinx docstring, whichever it is."""
+    try:
+        return parse_docstring(inspect.getdoc(function) or "")
+    except ParseError as error:
+        raise PluginError(f"{label}: the docstring cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _runtime(function: Callable[..., Any], runtime: Runtime | None, label: str) -> Runtime:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise PluginError(f"{label} is a generator; return the whole result")
+    if inspect.iscoroutinefunction(function):
+        return runtime or "asyncio"
+    if runtime is not None:
+        raise PluginError(f"{label}: runtime={runtime!r} is for `async def`; a plain function runs in a thread")
+    return "trio"
+
+
+def _arguments(function: Callable[..., Any], label: str) -> type[BaseModel]:
+    """Return the model that checks and converts the arguments."""
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError, SyntaxError) as error:
+        raise PluginError(f"{label}: an annotation cannot be read: {error}") from error
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        _check_parameter(parameter, hints, label)
+        is_required = parameter.default is parameter.empty
+        fields[f"argument_{len(fields)}"] = (
+            hints[parameter.name],
+            Field(... if is_required else parameter.default, alias=parameter.name),
+        )
+    try:
+        return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+    except (PydanticUserError, TypeError) as error:
+        raise PluginError(f"{label}: {' '.join(str(error).split())}") from error
+
+
+def _check_parameter(parameter: inspect.Parameter, hints: Mapping[str, Any], label: str) -> None:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+        raise PluginError(f"{label}: parameter `{parameter}` has no name to call it by; write plain or keyword-only parameters")
+    if parameter.name not in hints:
+        raise PluginError(f"{label}: parameter {parameter.name!r} has no annotation; write `{parameter.name}: str`, or what it takes")
+    if isinstance(parameter.default, FieldInfo):
+        raise PluginError(f"{label}: parameter {parameter.name!r}: write Annotated[..., Field(...)] and a plain default")
+
+
+def _problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+def _plain(value: object) -> Any:
+    """Return numpy's scalars and arrays as Python's."""
+    convert = getattr(value, "tolist", None)
+    if not callable(convert):
+        raise TypeError(f"{type(value).__name__} has no JSON form")
+    return convert()
