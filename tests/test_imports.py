@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 ROWS = [
-    {"types", "errors"},
+    {"types", "errors", "guard"},
     {"config", "plugins", "tracking", "http", "sandbox"},
     {"data", "chat", "sglang", "algorithms", "rewards", "adapters"},
     {"rollout", "serving", "buffer", "learner", "weights"},

@@ -165,7 +165,7 @@ def test_the_guard_takes_its_command_down_with_the_starter(tmp_path):
     command = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     starter = f"""
 import os, subprocess, sys, time
-subprocess.Popen([sys.executable, "-m", "agentrl.serving.guard", "--parent-pid", str(os.getpid()), "--", sys.executable, "-c", {command!r}],
+subprocess.Popen([sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid()), "--", sys.executable, "-c", {command!r}],
                  start_new_session=True)
 time.sleep(600)
 """
@@ -180,7 +180,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize(("code", "status"), [("raise SystemExit(4)", 4), ("import os; os.kill(os.getpid(), 9)", 137)])
 def test_the_guard_reports_how_its_command_ended(code, status):
-    guard = [sys.executable, "-m", "agentrl.serving.guard", "--parent-pid", str(os.getpid()), "--", sys.executable, "-c", code]
+    guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid()), "--", sys.executable, "-c", code]
     assert subprocess.run(guard, check=False).returncode == status
 
 

@@ -144,10 +144,12 @@ class Plugins:
     tools: Registry[Tool]
     interactions: Registry[Interaction]
     rewards: Registry[AnyReward]
+    served_tools: tuple[str, ...] = ()
+    """Names of tools that are offered as if `agent.tools` named them: of MCP servers, of verl's files."""
 
     def offered_tools(self, task: Task, configured: Sequence[str]) -> tuple[str, ...]:
         """Return the names by which the model may call tools in `task`: see `tools_for`; references become the tools' own names."""
-        names = tools_for(task, self.agents.get(task.agent_name), configured)
+        names = tools_for(task, self.agents.get(task.agent_name), (*configured, *self.served_tools))
         return tuple(dict.fromkeys(map(self.tools.own_name, names)))
 
     def add_module(self, module: ModuleType) -> None:

@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from agentrl.types import JsonObject, Task
@@ -50,6 +51,11 @@ class Tool(ABC):
     is_idempotent: ClassVar[bool] = False
     """Whether a call that failed may simply be made again."""
 
+    trajectory_key: str = ""
+    """Names the trajectory: the same for all of its tools. Set before `start`."""
+    row_kwargs: JsonObject = MappingProxyType({})
+    """The row's `tools_kwargs[name]`, whole. Set before `start`."""
+
     def __init__(self, config: JsonObject | None = None) -> None:
         self.config: JsonObject = dict(config or {})
 
@@ -59,6 +65,10 @@ class Tool(ABC):
     @abstractmethod
     async def call(self, arguments: JsonObject) -> ToolResult:
         """Run one call. Raise WrongCall when the model called it wrongly, ToolError when the tool itself is broken."""
+
+    async def score(self) -> float | None:
+        """Return a reward for the use of the tool as a whole, None when it gives none; asked once, when the agent loop is done."""
+        return None
 
     async def close(self) -> None:
         """Free what `start` took; runs once for each `start`, also after one that failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ class Toolbox:
         self._shared = tools
         self._tools_kwargs = tools_kwargs
         self._opened: dict[str, tuple[Tool, Guest]] = {}
+        self._key = uuid.uuid4().hex
 
     async def answer(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Run the calls side by side and return one result for each, in order, each within its output budget.
@@ -46,6 +48,15 @@ class Toolbox:
         if len(calls) <= 1 or limit == 1:  # most turns call one tool: no tasks of its own for it
             return [await self._answer(call) for call in calls[:limit]] + too_many
         return await self._answer_side_by_side(calls[:limit]) + too_many
+
+    async def score(self) -> dict[str, float]:
+        """Return the final score of each started tool that gives one.
+
+        Raises:
+            ToolError: a tool broke.
+        """
+        scores = {name: await guest.use(tool.score) for name, (tool, guest) in self._opened.items()}
+        return {name: float(score) for name, score in scores.items() if score is not None}
 
     async def close(self) -> None:
         """Close every started tool, side by side; never raises."""
@@ -120,8 +131,9 @@ class Toolbox:
 
     async def _try(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
         if shared.name not in self._opened:
-            create_kwargs = self._tools_kwargs.get(shared.name, {}).get("create_kwargs", {})
-            self._opened[shared.name] = shared.open(create_kwargs)
+            row_kwargs = self._tools_kwargs.get(shared.name, {})
+            opened = self._opened[shared.name] = shared.open(row_kwargs.get("create_kwargs", {}))
+            opened[0].trajectory_key, opened[0].row_kwargs = self._key, row_kwargs
         tool, guest = self._opened[shared.name]
         async with shared.slots:
             with shared.attempt():

@@ -62,7 +62,7 @@ class SGLangServer:
             "weight_version": weight_version,
             **self.config.args,
         }
-        guard = [sys.executable, "-m", "agentrl.serving.guard", "--parent-pid", str(os.getpid())]
+        guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid())]
         if self.api_key_env:
             guard += ["--api-key-env", self.api_key_env]
         return [*guard, "--", self.config.python or sys.executable, "-m", "sglang.launch_server", *as_options(options)]

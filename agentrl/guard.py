@@ -1,6 +1,6 @@
 """A process that runs a command and ends its whole process group when the starter is gone: for servers that cannot watch it themselves.
 
-`python -m agentrl.serving.guard --parent-pid PID [--api-key-env NAME] -- COMMAND ...`
+`python -m agentrl.guard --parent-pid PID [--api-key-env NAME] -- COMMAND ...`
 
 With --api-key-env the command gets `--api-key` and the value of that variable, so that the key stands in no command line but the
 server's own, which accepts it in no other way.
@@ -19,7 +19,7 @@ _WATCH_INTERVAL_S = 0.5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m agentrl.serving.guard", description="Run a command that must not outlive its starter.")
+    parser = argparse.ArgumentParser(prog="python -m agentrl.guard", description="Run a command that must not outlive its starter.")
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--api-key-env")
     parser.add_argument("command", nargs="+")

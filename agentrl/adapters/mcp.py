@@ -1,0 +1,180 @@
+"""The tools of MCP servers as tools of ours: asked for once, called in a session that trajectories share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import mcp.types
+from mcp import MCPError
+
+from agentrl.adapters.mcp_session import Session, SharedSession, header_values
+from agentrl.config.schema import MCPServerConfig
+from agentrl.errors import PluginError, ToolError
+from agentrl.plugins import Tool, ToolResult
+from agentrl.types import JsonObject
+
+
+def mcp_tools(servers: Mapping[str, MCPServerConfig]) -> list[type[Tool]]:
+    """Ask every server for its tools, all at once, and return them as tool classes.
+
+    Raises:
+        PluginError: a command or variable does not exist, a server lacks a tool of its `tools`, or two have one name.
+        ToolError: a server did not come up.
+    """
+    opened = [MCPServer(name, config) for name, config in servers.items()]
+    if not opened:
+        return []
+    # A thread of its own: whoever loads plugins may already be inside of an event loop.
+    with ThreadPoolExecutor(1) as thread:
+        listed = thread.submit(asyncio.run, _list_all(opened)).result()
+    classes = [tool_class(server, tool) for server, tools in zip(opened, listed, strict=True) for tool in server.select(tools)]
+    by_name: dict[str, type[MCPTool]] = {}
+    for cls in classes:
+        if (other := by_name.setdefault(cls.name, cls)) is not cls:
+            owners = f"{other.server.name!r} and {cls.server.name!r}"
+            raise PluginError(f"MCP servers {owners} both have a tool {cls.name!r}; give one of them another `prefix`")
+    return list(by_name.values())
+
+
+async def _list_all(servers: list[MCPServer]) -> list[list[mcp.types.Tool]]:
+    return await asyncio.gather(*(server.list_tools() for server in servers))
+
+
+class MCPServer:
+    """One configured server, as this process reaches it."""
+
+    def __init__(self, name: str, config: MCPServerConfig) -> None:
+        """Raises PluginError when the command, or a variable with a header's value, does not exist."""
+        self.name = name
+        self.config = config
+        if config.command and shutil.which(config.command[0]) is None:
+            raise PluginError(f"agent.mcp_servers.{name}.command: the program {config.command[0]!r} does not exist")
+        header_values(name, config)
+        self.prefix = f"{name}_" if config.prefix is None else config.prefix
+        self._shared: WeakKeyDictionary[asyncio.AbstractEventLoop, SharedSession] = WeakKeyDictionary()
+        self._of_trajectories: dict[str, SharedSession] = {}
+        self._num_users: dict[str, int] = {}
+
+    async def list_tools(self) -> list[mcp.types.Tool]:
+        """Start the server or connect to it, ask for its tools, and leave it again; ToolError when it does not come up."""
+        session = Session(self.name, self.config)
+        client = await session.open()
+        tools: list[mcp.types.Tool] = []
+        cursor = None
+        try:
+            async with asyncio.timeout(self.config.start_timeout_s):
+                while True:
+                    page = await client.list_tools(cursor=cursor)
+                    tools += page.tools
+                    if (cursor := page.next_cursor) is None:
+                        return tools
+        except (MCPError, TimeoutError) as error:
+            raise ToolError(f"MCP server {self.name!r} did not list its tools: {error or 'time is up'}") from error
+        finally:
+            await session.close()
+
+    def select(self, tools: list[mcp.types.Tool]) -> list[mcp.types.Tool]:
+        """Return the tools that `config.tools` names, in the server's order; all when it names none."""
+        names = [tool.name for tool in tools]
+        for wanted in self.config.tools:
+            if wanted not in names:
+                raise PluginError(f"agent.mcp_servers.{self.name}.tools: the server has no tool {wanted!r}; it has: {', '.join(names)}")
+        return [tool for tool in tools if not self.config.tools or tool.name in self.config.tools]
+
+    def acquire(self, trajectory: str) -> None:
+        """Count one more tool of this trajectory; with `per_trajectory`, all of them have one session."""
+        self._num_users[trajectory] = self._num_users.get(trajectory, 0) + 1
+
+    async def release(self, trajectory: str) -> None:
+        """Count one tool less; the last one ends the trajectory's session."""
+        self._num_users[trajectory] -= 1
+        if self._num_users[trajectory] == 0:
+            del self._num_users[trajectory]
+            session = self._of_trajectories.pop(trajectory, None)
+            if session is not None:
+                await session.close()
+
+    async def call(self, trajectory: str, tool: str, arguments: JsonObject) -> mcp.types.CallToolResult:
+        """Call a tool in the session of the trajectory, or in the one that all share."""
+        return await self._session(trajectory).call(tool, dict(arguments))
+
+    def _session(self, trajectory: str) -> SharedSession:
+        if self.config.per_trajectory:
+            if trajectory not in self._of_trajectories:
+                self._of_trajectories[trajectory] = SharedSession(self.name, self.config, reopens=False)
+            return self._of_trajectories[trajectory]
+        loop = asyncio.get_running_loop()
+        if loop not in self._shared:
+            self._shared[loop] = SharedSession(self.name, self.config, reopens=True)
+        return self._shared[loop]
+
+
+class MCPTool(Tool):
+    """One tool of one server; subclasses are made by `tool_class`."""
+
+    runtime = "asyncio"
+    server: ClassVar[MCPServer]
+    remote_name: ClassVar[str]
+
+    async def start(self, **create_kwargs: Any) -> None:
+        """Take part in the trajectory's session. A server has no use for what rows give to other tools."""
+        self.server.acquire(self.trajectory_key)
+
+    async def call(self, arguments: JsonObject) -> ToolResult:
+        """Call the server.
+
+        Raises:
+            ToolError: the server is gone, or answered with an error that is not about the arguments.
+        """
+        try:
+            result = await self.server.call(self.trajectory_key, self.remote_name, arguments)
+        except MCPError as error:
+            if error.code == mcp.types.INVALID_PARAMS:
+                return ToolResult(error.message, is_error=True)
+            raise ToolError(f"MCP server {self.server.name!r} failed in {self.remote_name!r}: {error.message}") from error
+        return ToolResult(result_text(result), is_error=bool(result.is_error))
+
+    async def close(self) -> None:
+        await self.server.release(self.trajectory_key)
+
+
+def tool_class(server: MCPServer, listed: mcp.types.Tool) -> type[MCPTool]:
+    """Return the class of one listed tool, under its prefixed name."""
+    hints = listed.annotations
+    description = listed.description or listed.title or listed.name
+    attributes = {
+        "__doc__": description,
+        "name": server.prefix + listed.name,
+        "description": description,
+        "parameters": listed.input_schema,
+        "is_idempotent": hints is not None and bool(hints.read_only_hint or hints.idempotent_hint),
+        "server": server,
+        "remote_name": listed.name,
+    }
+    return type(f"MCP_{server.name}_{listed.name}", (MCPTool,), attributes)
+
+
+def result_text(result: mcp.types.CallToolResult) -> str:
+    """Return what the model reads: the texts line by line; structured content as JSON where there is no text."""
+    parts = [_part_text(part) for part in result.content]
+    has_text = any(isinstance(part, mcp.types.TextContent | mcp.types.EmbeddedResource) for part in result.content)
+    if not has_text and result.structured_content is not None:
+        parts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
+    return "\n".join(part for part in parts if part)
+
+
+def _part_text(part: mcp.types.ContentBlock) -> str:
+    if isinstance(part, mcp.types.TextContent):
+        return part.text
+    if isinstance(part, mcp.types.EmbeddedResource):
+        resource = part.resource
+        return resource.text if isinstance(resource, mcp.types.TextResourceContents) else f"[resource omitted: {resource.uri}]"
+    if isinstance(part, mcp.types.ResourceLink):
+        return f"[resource: {part.uri}]"
+    return f"[{part.type} omitted]"
