@@ -10,6 +10,7 @@ AgentRLError
     │   └── RequestRefused    the server called the request wrong (4xx): trying again is useless
     ├── ToolError             a tool or an interaction broke (not: the model called it wrongly)
     ├── RewardError           a reward raised or ran out of time
+    ├── SandboxError          the sandbox broke (not: the program in it failed)
     ├── LearnerError          a learner rank was lost or its collective timed out
     └── CheckpointError       a checkpoint is missing, incomplete or could not be written
 """
@@ -61,6 +62,10 @@ class ToolError(InfrastructureError):
 
 
 class RewardError(InfrastructureError):
+    pass
+
+
+class SandboxError(InfrastructureError):
     pass
 
 

@@ -1,0 +1,19 @@
+"""Runs code that a model wrote: one process per program, behind walls whose state is tested, not assumed."""
+
+from agentrl.sandbox.limits import WALLS, Limits, SandboxOptions, Wall, read_options
+from agentrl.sandbox.protections import Protections
+from agentrl.sandbox.result import SandboxResult
+from agentrl.sandbox.sandbox import Program, Sandbox, open_sandbox
+
+__all__ = [
+    "WALLS",
+    "Limits",
+    "Program",
+    "Protections",
+    "Sandbox",
+    "SandboxOptions",
+    "SandboxResult",
+    "Wall",
+    "open_sandbox",
+    "read_options",
+]

@@ -1,0 +1,99 @@
+"""A control group for one execution, where the machine lets us make one: memory and processes counted by the kernel."""
+
+from __future__ import annotations
+
+import os
+
+PREFIX = "agentrl-sandbox-"
+FILES = {  # controller: (file of the limit in version 2, in version 1)
+    "memory": ("memory.max", "memory.limit_in_bytes"),
+    "pids": ("pids.max", "pids.max"),
+}
+
+
+class ControlGroup:
+    """The groups that one program runs in: one in version 2, one per controller in version 1."""
+
+    def __init__(self, folders: dict[str, str]) -> None:
+        self._folders = folders
+
+    @classmethod
+    def make(cls, *, memory_bytes: int, max_processes: int) -> ControlGroup:
+        """Make groups for those controllers that this process may divide further; there may be none."""
+        limits = {"memory": memory_bytes, "pids": max_processes}
+        folders: dict[str, str] = {}
+        for controller, (parent, version) in _parents().items():
+            folder = f"{parent}/{PREFIX}{os.getpid()}"
+            _sweep(parent)
+            try:
+                os.makedirs(folder, exist_ok=True)
+                _write(f"{folder}/{FILES[controller][0 if version == 2 else 1]}", str(limits[controller]))
+            except OSError:
+                _remove(folder)
+                continue
+            folders[controller] = folder
+        return cls(folders)
+
+    @property
+    def controllers(self) -> list[str]:
+        return sorted(self._folders)
+
+    def add(self, pid: int) -> None:
+        for folder in set(self._folders.values()):
+            _write(f"{folder}/cgroup.procs", str(pid))
+
+    def num_oom_kills(self) -> int:
+        """Return how often the kernel killed one of its processes for want of memory."""
+        folder = self._folders.get("memory", "")
+        for name in ("memory.events", "memory.oom_control"):
+            for line in _read(f"{folder}/{name}").splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        return 0
+
+    def remove(self) -> None:
+        """Remove the groups, once all their processes ended."""
+        for folder in set(self._folders.values()):
+            _remove(folder)
+
+
+def _parents() -> dict[str, tuple[str, int]]:
+    """Return this process's own group by controller, with the version of its hierarchy."""
+    found: dict[str, tuple[str, int]] = {}
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        for controller in FILES:
+            if controller in names.split(","):
+                found[controller] = (f"/sys/fs/cgroup/{controller}{path.rstrip('/')}", 1)
+            elif not names and controller not in found:
+                parent = f"/sys/fs/cgroup{path.rstrip('/')}"
+                if controller in _read(f"{parent}/cgroup.subtree_control").split():
+                    found[controller] = (parent, 2)
+    return {controller: (parent, version) for controller, (parent, version) in found.items() if os.access(parent, os.W_OK)}
+
+
+def _sweep(parent: str) -> None:
+    """Remove groups of launchers that were killed."""
+    for name in os.listdir(parent):
+        if name.startswith(PREFIX) and not os.path.exists(f"/proc/{name.removeprefix(PREFIX)}"):
+            _remove(f"{parent}/{name}")
+
+
+def _remove(folder: str) -> None:
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return  # a later launcher sweeps it
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

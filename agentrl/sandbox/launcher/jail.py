@@ -1,0 +1,191 @@
+"""The walls around a program: with namespaces a root of its own, without them what the kernel offers any process.
+
+`Jail` is the part that the launcher keeps, `enter` and `confine` run in the processes inside.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import stat
+
+from . import identity, kernel, landlock, seccomp
+from .request import Request
+from .tree import write_files
+
+STAGING = "/tmp"
+"""Where the new root is put together, in a mount namespace of its own: any folder that every machine has."""
+SYSTEM_LIBRARIES = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+CODE = "/sandbox"
+WORK = "/work"
+PYTHON = "/python"
+SYSTEM_PREFIXES = ("/usr", "/usr/local")
+
+RUNNER = os.path.join(os.path.dirname(__file__), "runner.py")
+
+
+class Layout:
+    """Where the program finds things, in its own view."""
+
+    def __init__(self, request: Request, *, is_moved: bool, scratch: str = "") -> None:
+        self.is_moved = is_moved
+        keeps_prefix = request.prefix in SYSTEM_PREFIXES or not is_moved
+        self.prefix = request.prefix if keeps_prefix else PYTHON
+        self.python = self.prefix + request.python.removeprefix(request.prefix)
+        self.packages = [f"/packages/{index}" if is_moved else path for index, path in enumerate(request.packages)]
+        self.code = CODE if is_moved else f"{scratch}/code"
+        self.work = WORK if is_moved else f"{scratch}/work"
+        self.temporary = "/tmp" if is_moved else f"{scratch}/tmp"
+        self.shared_memory = "/dev/shm" if is_moved else self.temporary
+
+    def command(self, request: Request) -> list[str]:
+        flags = ["echo"] if request.echo else []
+        return [self.python, "-I", "-S", "-B", "-X", "utf8", f"{self.code}/runner.py", ":".join(self.packages), *flags]
+
+    def environment(self) -> dict[str, str]:
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+        places = {"HOME": self.work, "TMPDIR": self.temporary, "PATH": f"{self.prefix}/bin", "LD_LIBRARY_PATH": f"{self.prefix}/lib"}
+        return {**places, "LANG": "C.UTF-8", "TZ": "UTC", "MPLBACKEND": "Agg", **one_thread}
+
+    def readable(self) -> list[str]:
+        if self.is_moved:
+            return ["/"]  # a root of its own, with nothing in it to hide
+        return [self.prefix, *self.packages, *SYSTEM_LIBRARIES, self.code, "/etc/ld.so.cache", "/etc/passwd", "/usr/share/zoneinfo"]
+
+    def writable(self) -> list[str]:
+        return [self.work, self.temporary, self.shared_memory]
+
+
+def code_files(request: Request) -> dict[str, bytes]:
+    with open(RUNNER, "rb") as file:
+        return {"runner.py": file.read(), "main.py": request.source.encode("utf-8", "surrogatepass")}
+
+
+def build_root(request: Request, layout: Layout, scratch: int, owner: int) -> None:
+    """Replace this process's root by a read-only one: libraries, the interpreter, a few devices, and `scratch` to write to.
+
+    scratch: descriptor of a detached tmpfs with the folders work, tmp and shm.
+
+    Raises:
+        OSError: the kernel refuses one of the mounts.
+    """
+    kernel.unshare(kernel.CLONE_NEWNS)
+    sources = _sources(request, layout)
+    root = kernel.new_tmpfs(kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV, size="4m", nr_inodes="1k", mode="0755")
+    kernel.attach_mount(root, STAGING)
+    for mount, inner in sources:
+        _attach(mount, STAGING + inner)
+    for link in SYSTEM_LIBRARIES:
+        if os.path.islink(link) and not os.path.lexists(STAGING + link):
+            os.symlink(os.readlink(link), STAGING + link)
+    os.mkdir(STAGING + "/.scratch")
+    kernel.attach_mount(scratch, STAGING + "/.scratch")
+    for name, inner in (("work", layout.work), ("tmp", layout.temporary), ("shm", layout.shared_memory)):
+        mount = kernel.clone_mount(f"{STAGING}/.scratch/{name}")
+        _attach(mount, STAGING + inner)
+    kernel.umount(STAGING + "/.scratch")
+    os.rmdir(STAGING + "/.scratch")
+    os.makedirs(STAGING + layout.code)
+    folder = os.open(STAGING + layout.code, os.O_RDONLY | os.O_DIRECTORY)
+    write_files(folder, code_files(request))
+    os.close(folder)
+    for name in ("runner.py", "main.py"):
+        os.chmod(f"{STAGING}{layout.code}/{name}", 0o444)
+    _write_accounts(owner)
+    os.chdir(STAGING)
+    kernel.pivot_root(".", ".")
+    kernel.umount(".")
+    os.chdir("/")
+    kernel.restrict_mount("/", kernel.MOUNT_ATTR_RDONLY)
+
+
+def set_limits(request: Request, *, max_processes: int) -> None:
+    """Set the limits of one process, for good: soft and hard ones are the same."""
+    cpu_s = max(1, int(request.cpu_s + 0.999))
+    for kind, soft, hard in (
+        (resource.RLIMIT_AS, request.memory_bytes, request.memory_bytes),
+        (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),  # SIGXCPU first: it tells why
+        (resource.RLIMIT_FSIZE, request.file_bytes, request.file_bytes),
+        (resource.RLIMIT_NOFILE, request.max_open_files, request.max_open_files),
+        (resource.RLIMIT_NPROC, max_processes, max_processes),
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_MSGQUEUE, 0, 0),
+        (resource.RLIMIT_MEMLOCK, 0, 0),
+        (resource.RLIMIT_SIGPENDING, 256, 256),
+    ):
+        most = resource.getrlimit(kind)[1]
+        if most != resource.RLIM_INFINITY:
+            soft, hard = min(soft, most), min(hard, most)
+        resource.setrlimit(kind, (soft, hard))
+
+
+def confine(layout: Layout, request: Request) -> None:
+    """Put the last two walls around this process, Landlock and the filter of system calls, each where the kernel has it."""
+    devices = [f"/dev/{name}" for name in DEVICES]
+    if "landlock" not in request.avoid and landlock.version():
+        landlock.restrict(layout.readable(), layout.writable(), devices)
+    if "seccomp" not in request.avoid:
+        try:
+            seccomp.install_filter()
+        except OSError:
+            return  # the self-test finds it missing
+
+
+def execute(layout: Layout, request: Request, descriptors: tuple[int, int, int], *, keep: int) -> None:
+    """Become the program: standard streams as given, no other descriptor, default signals. Does not return.
+
+    keep: a descriptor that the exec itself closes, for the report should it fail.
+    """
+    for target, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, target)
+    os.closerange(3, keep)
+    os.closerange(keep + 1, 4096)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # too large a file is an OSError that says so
+    os.chdir(layout.work)
+    os.umask(0o077)
+    os.execve(layout.python, layout.command(request), layout.environment())
+
+
+def _sources(request: Request, layout: Layout) -> list[tuple[int, str]]:
+    """Return detached, read-only copies of what the program may read, with their places in its view."""
+    attributes = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID
+    files = [*(path for path in SYSTEM_LIBRARIES if os.path.isdir(path) and not os.path.islink(path)), "/etc/ld.so.cache", "/usr/share/zoneinfo"]
+    if request.prefix in SYSTEM_PREFIXES:
+        pairs = [(path, path) for path in (*files, request.python)]
+    else:
+        pairs = [*((path, path) for path in files), (request.prefix, layout.prefix)]
+    pairs += zip(request.packages, layout.packages, strict=True)
+    found = []
+    for path, inner in pairs:
+        if os.path.exists(path):
+            mount = kernel.clone_mount(path)
+            kernel.restrict_mount(mount, attributes | kernel.MOUNT_ATTR_NODEV)
+            found.append((mount, inner))
+    for name in DEVICES:
+        mount = kernel.clone_mount(f"/dev/{name}")
+        kernel.restrict_mount(mount, kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NOEXEC)
+        found.append((mount, f"/dev/{name}"))
+    return found
+
+
+def _attach(mount: int, target: str) -> None:
+    """Attach a detached mount, after making something of its kind to attach it to."""
+    if stat.S_ISDIR(os.fstat(mount).st_mode):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o644))
+    kernel.attach_mount(mount, target)
+    os.close(mount)
+
+
+def _write_accounts(owner: int) -> None:
+    os.makedirs(STAGING + "/etc", exist_ok=True)
+    with open(STAGING + "/etc/passwd", "w", encoding="ascii") as file:
+        file.write(f"sandbox:x:{owner}:{owner}::{WORK}:/bin/false\n")
+    with open(STAGING + "/etc/group", "w", encoding="ascii") as file:
+        file.write(f"sandbox:x:{owner}:\n")

@@ -1,0 +1,60 @@
+"""What the host asks for; read from a pipe as marshal, which both ends, the same interpreter, speak without an import."""
+
+from __future__ import annotations
+
+import marshal
+import os
+
+HEADER_BYTES = 8
+
+
+class Request:
+    """One execution. Sizes in bytes, times in seconds.
+
+    python: the interpreter's file; prefix: its installation; packages: further folders for sys.path;
+    workspace: folder of the host whose files the program finds and leaves, None for none;
+    avoid: walls that are not even tried, so that a test sees what the others hold.
+    """
+
+    def __init__(self, fields: dict[str, object]) -> None:
+        self.python: str = fields["python"]  # type: ignore[assignment]
+        self.prefix: str = fields["prefix"]  # type: ignore[assignment]
+        self.packages: list[str] = fields["packages"]  # type: ignore[assignment]
+        self.source: str = fields["source"]  # type: ignore[assignment]
+        self.echo: bool = fields["echo"]  # type: ignore[assignment]
+        self.stdin: bytes = fields["stdin"]  # type: ignore[assignment]
+        self.files: dict[str, bytes] = fields["files"]  # type: ignore[assignment]
+        self.workspace: str | None = fields["workspace"]  # type: ignore[assignment]
+        self.avoid: list[str] = fields["avoid"]  # type: ignore[assignment]
+        self.cpu_s: float = fields["cpu_s"]  # type: ignore[assignment]
+        self.wall_s: float = fields["wall_s"]  # type: ignore[assignment]
+        self.memory_bytes: int = fields["memory_bytes"]  # type: ignore[assignment]
+        self.max_processes: int = fields["max_processes"]  # type: ignore[assignment]
+        self.output_bytes: int = fields["output_bytes"]  # type: ignore[assignment]
+        self.file_bytes: int = fields["file_bytes"]  # type: ignore[assignment]
+        self.disk_bytes: int = fields["disk_bytes"]  # type: ignore[assignment]
+        self.max_files: int = fields["max_files"]  # type: ignore[assignment]
+        self.max_open_files: int = fields["max_open_files"]  # type: ignore[assignment]
+
+
+def read_request(descriptor: int) -> Request:
+    """Read one request; what the descriptor does afterwards (it closes when the host gives up) is left to the caller."""
+    size = int.from_bytes(_read(descriptor, HEADER_BYTES), "big")
+    return Request(marshal.loads(_read(descriptor, size)))
+
+
+def write_reply(descriptor: int, reply: dict[str, object]) -> None:
+    data = memoryview(marshal.dumps(reply))
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    pieces: list[bytes] = []
+    while size > 0:
+        piece = os.read(descriptor, min(size, 1 << 20))
+        if not piece:
+            raise SystemExit("the host closed the request")
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)

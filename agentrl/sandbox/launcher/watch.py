@@ -1,0 +1,99 @@
+"""Watches one program to its end: reads its output, keeps the clock, adds up what all its processes use."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+
+from . import processes
+from .request import Request
+
+FIRST_LOOK_S, LOOK_S = 0.01, 0.05
+"""How often memory and CPU time are added up; a look costs some 50 microseconds per process."""
+
+
+class Watch:
+    """What was seen. `why`: "" when the program ended by itself, else wall | cpu | memory | output | gone (the host gave up)."""
+
+    def __init__(self, request: Request, root: int, *, outputs: tuple[int, int], status: int, host: int) -> None:
+        self._request = request
+        self._root = root
+        self._outputs = outputs
+        self._status = status
+        self._host = host
+        self._texts = {descriptor: bytearray() for descriptor in outputs}
+        self.why = ""
+        self.report = b""
+        self.started = time.monotonic()
+        self.wall_s = 0.0
+        self.cpu_s = 0.0
+        self.peak_bytes = 0
+
+    @property
+    def stdout(self) -> bytes:
+        return bytes(self._texts[self._outputs[0]])
+
+    @property
+    def stderr(self) -> bytes:
+        return bytes(self._texts[self._outputs[1]])
+
+    def until_end(self, find: Callable[[], list[int]]) -> None:
+        """Return when the program ended or must be ended; `find` lists its processes."""
+        poll = select.poll()
+        for descriptor in (*self._outputs, self._status, self._host):
+            poll.register(descriptor, select.POLLIN | select.POLLHUP)
+        deadline = self.started + self._request.wall_s
+        next_look, pause = self.started + FIRST_LOOK_S, FIRST_LOOK_S
+        while not self.why:
+            now = time.monotonic()
+            if now >= deadline:
+                self.why = "wall"
+                break
+            if now >= next_look:
+                self.why = self._look(find())
+                pause = min(2 * pause, LOOK_S)
+                next_look = now + pause
+            for descriptor, _ in poll.poll(1000 * max(0.0, min(deadline, next_look) - time.monotonic())):
+                if descriptor == self._host:
+                    self.why = "gone"
+                elif descriptor == self._status:
+                    self.report = os.read(descriptor, 4096)
+                    self.wall_s = time.monotonic() - self.started
+                    return
+                elif not self._take(descriptor):
+                    poll.unregister(descriptor)
+        self.wall_s = time.monotonic() - self.started
+
+    def drain(self) -> None:
+        """Read what is left in the pipes after everything was killed."""
+        for descriptor in self._outputs:
+            os.set_blocking(descriptor, False)
+            try:
+                while self._take(descriptor):
+                    pass
+            except BlockingIOError:
+                continue
+
+    @property
+    def is_truncated(self) -> bool:
+        return any(len(text) > self._request.output_bytes for text in self._texts.values())
+
+    def _take(self, descriptor: int) -> bool:
+        """Read a piece of output; False at its end."""
+        piece = os.read(descriptor, 65536)
+        text = self._texts[descriptor]
+        if len(text) <= self._request.output_bytes:
+            text += piece[: self._request.output_bytes + 1 - len(text)]
+        if self.is_truncated and not self.why:
+            self.why = "output"
+        return bool(piece)
+
+    def _look(self, pids: list[int]) -> str:
+        used = processes.usage(pids)
+        self.cpu_s = max(self.cpu_s, used.cpu_s)
+        self.peak_bytes = max(self.peak_bytes, used.memory_bytes)
+        if used.memory_bytes > self._request.memory_bytes:
+            return "memory"
+        return "cpu" if used.cpu_s > self._request.cpu_s + 1 else ""

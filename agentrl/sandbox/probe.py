@@ -1,0 +1,102 @@
+"""Tries, from inside the sandbox, what no program may do, and prints what happened as JSON. Runs there as source, not as a module.
+
+stdin: a mapping of what the host put out as bait.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import sys
+
+PR_SET_NAME, PR_GET_SECCOMP, PR_GET_NO_NEW_PRIVS = 15, 21, 39
+CLONE_NEWUSER = 0x10000000
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def succeeds(function, *args):  # noqa: ANN001, ANN002, ANN201
+    """Tell whether the call was allowed."""
+    try:
+        function(*args)
+    except (OSError, MemoryError):
+        return False
+    return True
+
+
+def read(path):  # noqa: ANN001, ANN201
+    with open(path, "rb") as file:
+        return file.read(1)
+
+
+def write(folder):  # noqa: ANN001, ANN201
+    with open(os.path.join(folder, ".agentrl-sandbox-probe"), "wb"):
+        pass
+
+
+def connect(family, address):  # noqa: ANN001, ANN201
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.settimeout(2)
+        client.connect(address)
+
+
+def lose_a_process(name):  # noqa: ANN001, ANN201
+    """Leave a process behind in a session of its own, as a daemon does; it ignores what can be ignored."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+            os.read(os.pipe()[0], 1)
+        os._exit(0)
+
+
+def count_forks(most):  # noqa: ANN001, ANN201
+    """Start processes that wait until this one ends, at most `most`; return how many were allowed."""
+    waiting, _ = os.pipe()
+    for number in range(most):
+        try:
+            if os.fork() == 0:
+                os.close(_)
+                os.read(waiting, 1)
+                os._exit(0)
+        except OSError:
+            return number
+    return most
+
+
+def grow_file(size):  # noqa: ANN001, ANN201
+    with open("probe", "wb") as file:
+        try:
+            file.truncate(size)
+        finally:
+            os.unlink("probe")
+
+
+def main():  # noqa: ANN201
+    bait = json.loads(sys.stdin.read())
+    in_own_namespace = os.getppid() == 1 and os.getpid() < 8
+    libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    folders = ("/", "/etc", "/usr/lib", "/var/tmp", "/run", os.path.dirname(os.__file__), bait["folder"])
+    space = os.statvfs(".")
+    facts = {
+        "reads": succeeds(read, bait["file"]),
+        "writes": [folder for folder in folders if succeeds(write, folder)],
+        "connects": succeeds(connect, socket.AF_INET, ("127.0.0.1", bait["port"])),
+        "connects_abstract": succeeds(connect, socket.AF_UNIX, "\0" + bait["name"]),
+        "signals": not in_own_namespace and succeeds(os.kill, bait["pid"], 0),
+        "is_root": os.getuid() == 0 or os.geteuid() == 0 or succeeds(os.setuid, 0),
+        "gains_privileges": libc.prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1,
+        "has_filter": libc.prctl(PR_GET_SECCOMP, 0, 0, 0, 0) == 2,
+        "makes_namespaces": libc.unshare(CLONE_NEWUSER) == 0,
+        "changes_root": succeeds(os.chroot, "/"),
+        "allocates": succeeds(bytearray, bait["memory_bytes"]),
+        "grows_file": succeeds(grow_file, bait["file_bytes"] + 1),
+        "disk_bytes": space.f_blocks * space.f_frsize,
+    }
+    with contextlib.suppress(OSError):
+        lose_a_process(bait["name"])
+    facts["forks"] = count_forks(bait["max_processes"] + 8)
+    print(json.dumps(facts), flush=True)  # noqa: T201
+
+
+main()

@@ -1,0 +1,130 @@
+"""One launcher process, seen from the host: given a request, waited for, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import SandboxError
+
+START_S = 30.0
+"""How long a launcher may take beyond its program: building walls and copying files, on a machine that is busy."""
+MAX_REPLY_BYTES = 512 * 2**20
+HEADER_BYTES = 8  # as in launcher/request.py, which runs without this package
+
+_START = "import sys; sys.path.append(sys.argv[1]); from launcher.main import main; main()"
+
+
+class LauncherProcess:
+    """Runs one request. `stop` may be called from any thread: the launcher then kills the program and ends."""
+
+    def __init__(self, request: Mapping[str, Any], *, timeout_s: float) -> None:
+        self._payload = marshal.dumps(dict(request))
+        self._timeout_s = timeout_s + START_S
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Start the launcher and return its reply.
+
+        Raises:
+            SandboxError: it could not be started, broke, hung, or was stopped.
+        """
+        process = self._start()
+        try:
+            output, errors = self._talk(process)
+        finally:
+            self._end(process)
+        if self._stopped:
+            raise SandboxError("the sandbox was stopped")
+        if process.returncode != 0 or not output:
+            tail = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
+            raise SandboxError(f"the sandbox's launcher ended with {process.returncode}: {''.join(tail)[:300] or 'no message'}")
+        reply = marshal.loads(output)
+        assert isinstance(reply, dict)
+        return reply
+
+    def stop(self) -> None:
+        """Make `run` end soon: its input is closed, which the launcher watches."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None and self._process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    self._process.stdin.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        folder = str(Path(__file__).parent)
+        with self._lock:
+            if self._stopped:
+                raise SandboxError("the sandbox was stopped")
+            try:
+                self._process = subprocess.Popen(
+                    [interpreter(), "-I", "-S", "-X", "utf8", "-c", _START, folder],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env={},
+                    cwd="/",
+                    bufsize=0,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise SandboxError(f"the sandbox's launcher cannot be started: {error}") from error
+            return self._process
+
+    def _talk(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+        """Send the request, keep the input open, and read both outputs to their end."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        deadline = time.monotonic() + self._timeout_s
+        self._send(process)
+        outputs: dict[int, bytearray] = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+        with selectors.DefaultSelector() as selector:
+            for descriptor in outputs:
+                selector.register(descriptor, selectors.EVENT_READ)
+            while selector.get_map():
+                if (remaining := deadline - time.monotonic()) <= 0:
+                    raise SandboxError(f"the sandbox's launcher hung for {self._timeout_s:g} s")
+                for key, _ in selector.select(remaining):
+                    if piece := os.read(key.fd, 1 << 20):
+                        outputs[key.fd] += piece
+                    else:
+                        selector.unregister(key.fd)
+                    if len(outputs[key.fd]) > MAX_REPLY_BYTES:
+                        raise SandboxError("the sandbox's launcher replied with too much")
+        process.wait(max(0.1, deadline - time.monotonic()))
+        output, errors = outputs.values()
+        return bytes(output), bytes(errors)
+
+    def _send(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        view = memoryview(len(self._payload).to_bytes(HEADER_BYTES, "big") + self._payload)
+        with self._lock, contextlib.suppress(OSError, ValueError):  # it ended, or `stop` closed the pipe
+            while view:
+                view = view[process.stdin.write(view) :]
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Leave nothing behind: a launcher that is still there is killed, and its program with it."""
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        with self._lock:
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+
+
+def interpreter() -> str:
+    """Return the interpreter's own file: not the one of a virtual environment, which reads that environment's settings."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))

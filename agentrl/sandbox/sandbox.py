@@ -1,0 +1,176 @@
+"""Runs programs that a model wrote; each in a process of its own, behind walls that a self-test has seen standing."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import signal
+import sys
+import sysconfig
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from agentrl.errors import SandboxError
+from agentrl.sandbox.limits import MIB, Limits, SandboxOptions
+from agentrl.sandbox.process import LauncherProcess, interpreter
+from agentrl.sandbox.protections import PROBE, Protections, bait, judge, refuse
+from agentrl.sandbox.result import Ending, SandboxResult
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Python source to run as `__main__`, in a working folder that holds `files` (relative path -> content).
+
+    echo: show the value of a last expression, as a prompt does.
+    workspace: a folder of the host whose files the program finds in its working folder, and into which they are copied back.
+    """
+
+    source: str
+    stdin: str | bytes = b""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    echo: bool = False
+    workspace: Path | None = None
+
+
+class Sandbox:
+    """Runs programs within `options.limits`, at most `options.max_concurrent` at a time. Use `open_sandbox` to share one.
+
+    avoid: parts of the walls that are not even tried (namespaces, landlock, seccomp, cgroup): to see what the rest holds.
+    """
+
+    def __init__(self, options: SandboxOptions | None = None, *, avoid: tuple[str, ...] = ()) -> None:
+        self.options = options or SandboxOptions()
+        self._avoid = avoid
+        self._num_slots = self.options.max_concurrent or len(os.sched_getaffinity(0))
+        self._slots = threading.BoundedSemaphore(self._num_slots)
+        self._limiter = trio.CapacityLimiter(self._num_slots)
+        self._check_lock = threading.Lock()
+        self._protections: Protections | None = None
+
+    async def run(self, program: Program) -> SandboxResult:
+        """Run a program to its end and return what it did; when cancelled, it is killed before this returns.
+
+        Raises:
+            SandboxError: the sandbox broke, which says nothing about the program.
+            ConfigError: a wall is missing on this machine that `allow_unprotected` does not name.
+        """
+        await trio.to_thread.run_sync(self.check)
+        process = self._process(program)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_stop_when_cancelled, process)
+            reply = await trio.to_thread.run_sync(process.run, limiter=self._limiter)
+            nursery.cancel_scope.cancel()
+        return _result(reply)
+
+    def run_sync(self, program: Program) -> SandboxResult:
+        """Do what `run` does, blocking; from any thread."""
+        self.check()
+        process = self._process(program)
+        with self._slots:
+            return _result(process.run())
+
+    def check(self) -> Protections:
+        """Test the walls, once, and return what is active; logs it.
+
+        Raises:
+            SandboxError: the sandbox does not run at all.
+            ConfigError: a wall is missing on this machine that `allow_unprotected` does not name.
+        """
+        with self._check_lock:
+            if self._protections is None:
+                protections = self._test()
+                refuse(protections, self.options.allow_unprotected)
+                log.info("%s", protections)
+                self._protections = protections
+            return self._protections
+
+    def _test(self) -> Protections:
+        limits = self.options.limits
+        with bait(limits) as baited:
+            reply = self._process(Program(PROBE, stdin=json.dumps(baited))).run()
+            return judge(_result(reply), reply, baited, limits)
+
+    def _process(self, program: Program) -> LauncherProcess:
+        limits = self.options.limits
+        return LauncherProcess(self._request(program, limits), timeout_s=limits.wall_s)
+
+    def _request(self, program: Program, limits: Limits) -> dict[str, Any]:
+        python = interpreter()
+        stdin = program.stdin.encode("utf-8", "surrogatepass") if isinstance(program.stdin, str) else program.stdin
+        for path in program.files:
+            if path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
+                raise ValueError(f"a program's file {path!r} must be a relative path below its working folder")
+        return {
+            "python": python,
+            "prefix": os.path.realpath(sys.base_prefix),
+            "packages": _packages() if self.options.packages else [],
+            "source": program.source.encode("utf-8", "replace").decode(),
+            "echo": program.echo,
+            "stdin": stdin,
+            "files": dict(program.files),
+            "workspace": None if program.workspace is None else str(program.workspace),
+            "avoid": list(self._avoid),
+            "cpu_s": float(limits.cpu_s),
+            "wall_s": float(limits.wall_s),
+            "memory_bytes": limits.memory_mib * MIB,
+            "max_processes": limits.max_processes,
+            "output_bytes": limits.output_kib * 1024,
+            "file_bytes": limits.file_mib * MIB,
+            "disk_bytes": limits.disk_mib * MIB,
+            "max_files": limits.max_files,
+            "max_open_files": limits.max_open_files,
+        }
+
+
+@functools.lru_cache(maxsize=64)
+def open_sandbox(options: SandboxOptions) -> Sandbox:
+    """Return this process's sandbox with these options: tested once, and its programs are counted together."""
+    return Sandbox(options)
+
+
+async def _stop_when_cancelled(process: LauncherProcess) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        process.stop()
+
+
+@functools.cache
+def _packages() -> list[str]:
+    """Return the folders of installed packages that lie outside of the interpreter's own installation, and its own."""
+    paths = dict.fromkeys(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))
+    return [path for path in paths if os.path.isdir(path)]
+
+
+def _result(reply: Mapping[str, Any]) -> SandboxResult:
+    if reply["error"]:
+        raise SandboxError(f"the sandbox broke at {reply['error']}")
+    status, why = reply["status"], reply["why"]
+    ended_by: Ending = why or "exited"
+    code = os.waitstatus_to_exitcode(status) if ended_by == "exited" else None
+    if code == -signal.SIGXCPU:
+        ended_by, code = "cpu", None
+    return SandboxResult(
+        stdout=_text(reply["stdout"]),
+        stderr=_text(reply["stderr"]),
+        exit_code=code if code is not None and code >= 0 else None,
+        signal=-code if code is not None and code < 0 else None,
+        ended_by=ended_by,
+        is_output_truncated=reply["is_truncated"],
+        wall_s=reply["wall_s"],
+        cpu_s=reply["cpu_s"],
+        is_workspace_cut=reply["is_workspace_cut"],
+    )
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
