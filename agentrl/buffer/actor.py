@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ray
@@ -75,7 +75,7 @@ class BufferActor:
         config = self._config
         plugins = open_plugins(config.agent)
         model = config.model
-        chat = Chat.load(model.tokenizer_path or model.path, template_file=model.chat_template, tool_format=model.tool_format)
+        chat = Chat.of(model)
         check = TaskCheck(RewardTable(config.reward, plugins).check)
         dataset = build_dataset(
             config,
@@ -86,7 +86,7 @@ class BufferActor:
             max_rows=config.data.max_train_rows,
             check_reward=check,
         )
-        schemas = [plugins.tools.create(name, config.agent.tool_config).schema() for name in config.agent.tools]
+        schemas = [plugins.tools.create(name, config.agent.tool_config).schema() for name in (*config.agent.tools, *plugins.served_tools)]
         chat.check_template(schemas, has_user_turns=check.has_interactions)
         steps = planned_steps(config.trainer, num_tasks=len(dataset), groups_per_step=config.buffer.groups_per_step)
         self._buffer = ReplayBuffer(
@@ -114,6 +114,12 @@ class BufferActor:
 
     def release(self, owner: str) -> int:
         return self._buffer.release(owner)
+
+    def reject(self, num_groups: int, reason: str) -> None:
+        self._buffer.reject(num_groups, reason)
+
+    def tasks(self, group_ids: Sequence[int]) -> list[Task]:
+        return self._buffer.tasks(group_ids)
 
     def advance(self, version: int) -> None:
         self._buffer.advance(version)

@@ -8,16 +8,21 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from agentrl.chat.check import TemplateReport, check
 from agentrl.chat.codec import TURN, Codec, first_added_token, load_tokenizer
 from agentrl.chat.conversation import Conversation, Edits
-from agentrl.chat.differences import token_error
 from agentrl.chat.formats import NO_FORMAT, detect_format, get_parser
-from agentrl.chat.probes import probe_conversations
+from agentrl.chat.probes import Scope
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.chat.replay import Replay, replay
 from agentrl.chat.template import ChatTemplate, load_template, read_json
+from agentrl.chat.thinking import CLOSE
+from agentrl.config.schema import ModelConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import Message
+
+QUICK_CHECK = 40
+"""Conversations of the check at the start of a run."""
 
 
 class Chat:
@@ -51,6 +56,12 @@ class Chat:
         eos_token_ids = _eos_token_ids(Path(folder), tokenizer, template)
         return cls(tokenizer, template, eos_token_ids=eos_token_ids, tool_format=tool_format, edits=edits)
 
+    @classmethod
+    def of(cls, model: ModelConfig) -> Chat:
+        """Read what the `model` config names; see `load`."""
+        folder = model.tokenizer_path or model.path
+        return cls.load(folder, template_file=model.chat_template, tool_format=model.tool_format, edits=model.template_edits)
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`; control tokens in it are recognised, none is added."""
         return self._renderer.codec.encode(text)
@@ -78,28 +89,40 @@ class Chat:
             raise DataError("the conversation has no assistant message to imitate")
         return replay(self._renderer, messages[: turns[-1] + 1], tools, edits=self._edits)
 
-    def check_template(self, tools: Tools, *, has_user_turns: bool = True) -> None:
-        """Make sure that a conversation built turn by turn has the tokens of the template's render of the whole.
+    def check_template(
+        self, tools: Tools, *, has_user_turns: bool = True, has_system: bool = True, num: int = QUICK_CHECK, seed: int = 0
+    ) -> TemplateReport:
+        """Build `num` generated conversations and compare them with the template's render of the whole (see `check`).
 
         `has_user_turns=False` leaves out conversations in which a user speaks again, for runs without interactions: some
         templates drop the thinking of earlier turns only then.
 
         Raises:
-            ConfigError: the template edits earlier turns, with the first different token; or it shows the tools, but no
-                tool-call format that we can parse.
+            ConfigError: the verdict is `broken`; or it is `forks` and edits are to be refused; or the template shows the tools,
+                but no tool-call format that we can parse.
+        """
+        report = self.report_template(tools, has_user_turns=has_user_turns, has_system=has_system, num=num, seed=seed)
+        if report.verdict == "broken" or (report.verdict == "forks" and self._edits == "refuse"):
+            finding, _ = report.findings[0]
+            lines = "\n  ".join(finding.lines())
+            cure = "set model.chat_template to a template that only appends"
+            cure += ", or model.template_edits=fork" if report.verdict == "forks" else ""
+            raise ConfigError(f"the chat template does not only append: {finding.sentence}; {cure}\n  {lines}")
+        return report
+
+    def report_template(self, tools: Tools, *, has_user_turns: bool, has_system: bool, num: int, seed: int) -> TemplateReport:
+        """Return what `check` finds.
+
+        Raises:
+            ConfigError: the template shows the tools, but no tool-call format that we can parse.
         """
         if tools and self.tool_format == NO_FORMAT:
             raise ConfigError("the chat template shows no tool-call format we know; set model.tool_format=hermes or model.chat_template")
-        thinks = "</think>" in self._renderer.template.text
-        for messages in probe_conversations(tools, thinks=thinks, has_user_turns=has_user_turns):
-            self._check_probe(messages, tools)
-
-    def _check_probe(self, messages: Sequence[Message], tools: Tools) -> None:
-        built = replay(self._renderer, messages, tools, edits=self._edits)
-        shown = [self._renderer.shown(message) for message in messages]
-        whole = self._renderer.codec.encode_rendered(self._renderer.render(shown, tools, add_generation_prompt=True))
-        if (tokens := built.token_ids[built.segment_starts[-1] :].tolist()) != whole:
-            raise token_error(self._renderer.codec, tokens, whole)
+        renderer = self._renderer
+        thinks = renderer.thinking.field is not None or CLOSE in renderer.template.text
+        control = renderer.codec.special_tokens
+        scope = Scope(tools, thinks=thinks, has_user_turns=has_user_turns, has_system=has_system, control=control)
+        return check(renderer, scope, num=num, seed=seed)
 
 
 def _eos_token_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ class Codec:
         turn_ends = [str(tokenizer.id_to_token(id)) for id in eos_token_ids]
         self.end_of_turn: str = turn_ends[0]
         self.turn_end = _any_of(turn_ends)
+        self.special_tokens = tuple(sorted(special))
         self._special = _any_of(special)
         self._control: dict[Role, re.Pattern[str]] = {
             "system": self._special,

@@ -10,9 +10,8 @@ from typing import Literal
 
 from agentrl.chat.differences import prefix_error, token_error
 from agentrl.chat.equality import is_same_message
-from agentrl.chat.renderer import Renderer, SampledTurn, Tools
+from agentrl.chat.renderer import HistoryEdited, Renderer, SampledTurn, Tools
 from agentrl.chat.template import TemplateMessage
-from agentrl.chat.thinking import OPEN
 from agentrl.errors import DataError
 from agentrl.types import Message
 
@@ -22,12 +21,15 @@ Edits = Literal["fork", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What `next_prompt()` appends, and the render it comes from; a fork's ids are a whole prompt that begins another row."""
+    """What `next_prompt()` appends, and the render it comes from.
+
+    `edit` says how the template edited the history; then the ids are a whole prompt that begins another row.
+    """
 
     text: str
     history: list[TemplateMessage]
     ids: list[int]
-    is_fork: bool = False
+    edit: str | None = None
 
 
 class Conversation:
@@ -45,6 +47,7 @@ class Conversation:
         """`edits`: what happens when the template edits the history; `refuse` makes it a ConfigError."""
         self.token_ids: list[int] = []
         self.num_forks = 0
+        self.last_edit: str | None = None  # how the template edited the history at the last fork
         self._renderer = renderer
         self._tools = tools
         self._edits = edits
@@ -62,6 +65,11 @@ class Conversation:
     def messages(self) -> tuple[Message, ...]:
         return tuple(self._messages)
 
+    @property
+    def prompt_text(self) -> str:
+        """The last render, with marks for what was sampled; it ends in the generation prompt."""
+        return self._rendered
+
     def next_prompt(self) -> list[int]:
         """Append all pending messages and the generation prompt as one block and return it; [] when the prompt stands.
 
@@ -74,8 +82,11 @@ class Conversation:
         if self._is_prompted:
             return []
         block = self._prepared()
-        self.token_ids = list(block.ids) if block.is_fork else self.token_ids + block.ids
-        self.num_forks += block.is_fork
+        if block.edit is not None:
+            self.token_ids = []
+            self.num_forks += 1
+            self.last_edit = block.edit
+        self.token_ids += block.ids
         self._rendered, self._history = block.text, block.history
         self._pending = []
         self._next = None
@@ -88,7 +99,7 @@ class Conversation:
 
     def num_next_tokens(self) -> int:
         """Return how many tokens `token_ids` will have after `next_prompt()`."""
-        starts_anew = not self._is_prompted and self._prepared().is_fork
+        starts_anew = not self._is_prompted and self._prepared().edit is not None
         return self.num_pending_tokens() + (0 if starts_anew else len(self.token_ids))
 
     def extends(self, messages: Sequence[Message]) -> list[Message] | None:
@@ -117,8 +128,8 @@ class Conversation:
         sampled = [int(id) for id in ids]
         self.token_ids += sampled
         self._is_closed = bool(sampled) and sampled[-1] in self._renderer.eos_token_ids
-        text = self._written(sampled)
-        message = self._view(text, is_truncated=is_truncated) if view is None else view
+        parsed, text = self._renderer.view(sampled, prompt=self._rendered, turn=self._num_turns, is_truncated=is_truncated)
+        message = parsed if view is None else view
         self._turn = SampledTurn.of(message, text)
         self._messages.append(message)
         self._num_turns += 1
@@ -154,41 +165,32 @@ class Conversation:
             self._next = self._block() if self._num_turns else self._whole()
         return self._next
 
-    def _whole(self, *, is_fork: bool = False) -> Block:
+    def _whole(self, *, edit: str | None = None) -> Block:
         """Return the render of all messages as a prompt."""
         history = [self._renderer.shown(message) for message in self._messages]
         text, ids = self._renderer.prompt(history, self._tools)
-        return Block(text, history, ids, is_fork)
+        return Block(text, history, ids, edit)
 
     def _block(self) -> Block:
         renderer = self._renderer
         results = list(itertools.takewhile(lambda message: message.role == "tool", self._pending))
         history = [*self._history, renderer.sampled(self._turn, results), *map(renderer.shown, self._pending)]
         text = renderer.render(history, self._tools, add_generation_prompt=True)
-        extends = text.startswith(self._rendered)
-        behind = renderer.after_turn(text, len(self._rendered), self._turn, len(results)) if extends else None
-        if behind is None:
-            return self._fork(text, extends=extends)
+        try:
+            renderer.check_prefix(self._rendered, text)
+            behind = renderer.after_turn(text, len(self._rendered), self._turn, len(results))
+        except HistoryEdited as edit:
+            return self._fork(text, str(edit))
         ids = renderer.codec.encode_rendered(behind, after=renderer.codec.end_of_turn)
         return Block(text, history, ids if self._is_closed else [renderer.eos_token_ids[0], *ids])
 
-    def _fork(self, text: str, *, extends: bool) -> Block:
-        whole = self._whole(is_fork=True)
+    def _fork(self, text: str, edit: str) -> Block:
+        whole = self._whole(edit=edit)
         if self._edits == "refuse":
             codec = self._renderer.codec
-            raise token_error(codec, self.token_ids, whole.ids) if extends else prefix_error(codec, self._rendered, text)
+            is_prefix = text.startswith(self._rendered)
+            raise token_error(codec, self.token_ids, whole.ids) if is_prefix else prefix_error(codec, self._rendered, text)
         return whole
-
-    def _written(self, sampled: Sequence[int]) -> str:
-        """Return the text of a turn, without its stop token; it begins with the thought that the generation prompt opened."""
-        text = self._renderer.codec.decode(sampled[:-1] if self._is_closed else sampled)
-        return OPEN + text if self._renderer.opens_thought(self._rendered) else text
-
-    def _view(self, text: str, *, is_truncated: bool) -> Message:
-        codec = self._renderer.codec
-        parsed = self._renderer.parse(text, turn=self._num_turns, is_truncated=is_truncated)
-        content = codec.strip_special(parsed.text).strip()
-        return Message("assistant", content, parsed.tool_calls, reasoning=parsed.reasoning)
 
 
 def _cut(content: str, spans: Sequence[tuple[int, int]], excess: int, how: Cut) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.chat.codec import TURN, Codec
+from agentrl.chat.codec import CALL, THOUGHT, TURN, Codec
 from agentrl.errors import ConfigError
 
 CONTEXT = 6
@@ -13,22 +13,32 @@ CONTEXT = 6
 
 def prefix_error(codec: Codec, prefix: str, longer: str) -> ConfigError:
     """Return the error for two renders, the first of which should be a prefix of the second."""
-    before, after = (codec.encode_rendered(text.replace(TURN, "(sampled turn)")) for text in (prefix, longer))
-    return token_error(codec, before, after)
+    names = {TURN: "(said)", THOUGHT: "(thought)", CALL: "(call)"}
+    texts = [prefix, longer]
+    for mark, name in names.items():
+        texts = [text.replace(mark, name) for text in texts]
+    return token_error(codec, *map(codec.encode_rendered, texts))
 
 
 def token_error(codec: Codec, before: Sequence[int], after: Sequence[int]) -> ConfigError:
     """Return the error for the tokens of a conversation and those of a later render of the same messages."""
+    return ConfigError(
+        "the chat template edits earlier turns when the conversation goes on, so sampled tokens would not be a prefix of the next prompt; "
+        f"{token_difference(codec, before, after)}\n"
+        "set model.chat_template to a template that only appends, or model.template_edits=fork"
+    )
+
+
+def token_difference(codec: Codec, before: Sequence[int], after: Sequence[int]) -> str:
+    """Return four lines that show where two sequences of tokens part."""
     pairs = zip(before, after, strict=False)
     position = next((i for i, (left, right) in enumerate(pairs) if left != right), min(len(before), len(after)))
     start = max(0, position - CONTEXT)
-    return ConfigError(
-        "the chat template edits earlier turns when the conversation goes on, so sampled tokens would not be a prefix of the next prompt; "
+    return (
         f"first difference at token {position}\n"
         f"  both begin        {_show(codec, before[start:position])}\n"
-        f"  the prefix had    {_show(codec, before[position : position + CONTEXT])}\n"
-        f"  the longer render {_show(codec, after[position : position + CONTEXT])}\n"
-        "set model.chat_template to a template that only appends"
+        f"  the tokens so far {_show(codec, before[position : position + CONTEXT])}\n"
+        f"  the later render  {_show(codec, after[position : position + CONTEXT])}"
     )
 
 

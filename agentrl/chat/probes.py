@@ -1,42 +1,107 @@
-"""Small conversations that show whether a chat template only appends."""
+"""Generated conversations that show whether a chat template only appends: all that agents, tools and partners may bring about."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from agentrl.chat.parsing import call_id
 from agentrl.chat.renderer import Tools
-from agentrl.types import Message, ToolCall
+from agentrl.types import JsonObject, Message, ToolCall
 
-Conversation = tuple[Message, ...]
+Messages = tuple[Message, ...]
+
+MAX_TURNS = 4
+MAX_CALLS = 3
+
+PROBE_TOOLS: Tools = (
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Looks something up: <words>, naïve ones too.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "words": {"type": "string", "description": "What to look for."},
+                    "count": {"type": "integer"},
+                    "options": {"type": "object", "properties": {}},
+                    "places": {"type": "array", "items": {"type": "string"}},
+                    "exact": {"type": "boolean"},
+                },
+                "required": ["words"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}},
+)
+"""Tools for a check that is given none."""
+
+_SAID = ("Done.", "It is 4.", "Naïve 日本語 – 🙂", "a\nb\n\nc", "x = {1: '2'}", 'He said "no".', "So  many   spaces", "été\u0301 \u200d")
+_GIVEN = (*_SAID, "", " leading", "trailing\n\n", "\n", "{}", "null", "<b>bold</b> & more", "0", "a\tb\\n")
+_WORDS = ("sum", "naïve 日本", 'a "quoted" word', "line\nbreak", "back\\slash", "a } brace {", "<b>tag</b>", "it's")
 
 
-def probe_conversations(tools: Tools, *, thinks: bool, has_user_turns: bool) -> Iterator[Conversation]:
-    """Yield conversations that end where the next generation would begin.
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What conversations of a run may hold.
 
-    Args:
-        tools: schemas shown; without any there are no tool messages.
-        thinks: also probe turns that think, for templates that know `</think>`.
-        has_user_turns: also probe a user who speaks again.
+    tools: schemas shown; without any there are no tool messages. thinks: turns may think. has_user_turns: a user may speak again.
+    has_system: a system message may come first. control: texts that mean something to tokenizer or template, for contents.
     """
-    question = Message("user", "How much?")
-    for answer in ("Done.", "<think>\nLet me see.\n</think>\n\nDone.") if thinks else ("Done.",):
-        chain: list[Message] = [question]
-        if tools:
-            chain += [*_call_and_results(tools, 0, 1, answer), *_call_and_results(tools, 1, 2, "")]
-            yield tuple(chain)
-        if has_user_turns:
-            yield (
-                question,
-                Message("assistant", answer),
-                Message("user", "Really?"),
-                Message("assistant", answer),
-                Message("user", "Sure?"),
-            )
-            yield (*chain, Message("assistant", answer), Message("user", "Really?"))
+
+    tools: Tools
+    thinks: bool
+    has_user_turns: bool
+    has_system: bool
+    control: tuple[str, ...]
 
 
-def _call_and_results(tools: Tools, turn: int, num_calls: int, text: str) -> list[Message]:
-    name = str(tools[0]["function"]["name"])
-    calls = tuple(ToolCall(call_id(turn, index), name, {"probe": str(index)}) for index in range(num_calls))
-    return [Message("assistant", text, calls), *(Message("tool", f"result {call.id}", tool_call_id=call.id, name=name) for call in calls)]
+def generate(rng: random.Random, scope: Scope) -> Messages:
+    """Return a conversation: a prompt, then up to MAX_TURNS turns, each but the last followed by tool results or by a user."""
+    messages = [Message("system", _content(rng, scope))] if scope.has_system and rng.random() < 0.5 else []
+    messages.append(Message("user", _content(rng, scope)))
+    num_turns = rng.randint(0, MAX_TURNS)
+    for turn in range(num_turns):
+        calls = _calls(rng, scope, turn)
+        text = rng.choice(_SAID) if not calls or rng.random() < 0.4 else ""
+        thought = rng.choice(_SAID) if scope.thinks and rng.random() < 0.6 else ""
+        messages.append(Message("assistant", text, calls, reasoning=thought))
+        messages += [Message("tool", _content(rng, scope), tool_call_id=call.id, name=call.name) for call in calls]
+        if scope.has_user_turns and (not calls or rng.random() < 0.2) and turn + 1 < num_turns:
+            messages.append(Message("user", _content(rng, scope)))
+        elif not calls:
+            break
+    return tuple(messages)
+
+
+def _content(rng: random.Random, scope: Scope) -> str:
+    """Return what a user or a tool may say; now and then a control token in the middle of it."""
+    text = rng.choice(_GIVEN)
+    return f"{text} {rng.choice(scope.control)} {rng.choice(_GIVEN)}" if scope.control and rng.random() < 0.2 else text
+
+
+def _calls(rng: random.Random, scope: Scope, turn: int) -> tuple[ToolCall, ...]:
+    if not scope.tools or rng.random() < 0.35:
+        return ()
+    functions = [rng.choice(scope.tools)["function"] for _ in range(rng.randint(1, MAX_CALLS))]
+    return tuple(ToolCall(call_id(turn, i), str(function["name"]), _arguments(rng, function)) for i, function in enumerate(functions))
+
+
+def _arguments(rng: random.Random, function: Mapping[str, Any]) -> JsonObject:
+    properties = function.get("parameters", {}).get("properties", {})
+    required = function.get("parameters", {}).get("required", ())
+    return {name: _value(rng, schema.get("type")) for name, schema in properties.items() if name in required or rng.random() < 0.5}
+
+
+def _value(rng: random.Random, kind: Any) -> Any:
+    values: Mapping[str, Sequence[Any]] = {
+        "integer": (0, 7, -12, 10**12),
+        "number": (0.5, -3, 1e-9),
+        "boolean": (True, False),
+        "object": ({}, {"deep": {"er": [1, None, {"é": "ü"}]}}, {"a": "b"}),
+        "array": ([], ["Paris", "北京"], [1, [2, [3]]]),
+    }
+    return rng.choice(values[kind]) if isinstance(kind, str) and kind in values else rng.choice(_WORDS)

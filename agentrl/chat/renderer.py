@@ -45,6 +45,10 @@ class SampledTurn:
         return cls(bool(content), "empty" if CLOSE in written else "none")
 
 
+class HistoryEdited(Exception):
+    """The template shows earlier messages in another way than before; the text says which."""
+
+
 class Renderer:
     """Messages -> text (template), text <-> ids (codec), sampled text -> calls (parser)."""
 
@@ -96,9 +100,7 @@ class Renderer:
         if turn.thought == "some":
             shown = self.thinking.with_thought(shown, THOUGHT)
         if results:
-            shown["tool_calls"] = [
-                self._call(self._name(result.name or ""), result.tool_call_id, {"turn": CALL}) for result in results
-            ]
+            shown["tool_calls"] = [self._call(self._name(result.name or ""), result.tool_call_id, {"turn": CALL}) for result in results]
         return shown
 
     def _name(self, name: str) -> str:
@@ -118,20 +120,42 @@ class Renderer:
 
     # ------------------------------------------------------------------------------------------------ what came back
 
-    def after_turn(self, text: str, start: int, turn: SampledTurn, num_calls: int) -> str | None:
+    def after_turn(self, text: str, start: int, turn: SampledTurn, num_calls: int) -> str:
         """Return what `text` holds behind the end of its last sampled turn, which begins at `start` (see `sampled`).
 
-        None: the template edited the turn, for a mark is missing, or it ends the turn in another way than the model does.
+        Raises:
+            HistoryEdited: a mark is missing, or the template ends the turn in another way than the model does.
         """
         marks = list(_ANY_MARK.finditer(text, start))
         found = [mark[0] for mark in marks]
-        if not marks or (turn.has_text and TURN not in found) or len(found) - found.count(TURN) - found.count(THOUGHT) < num_calls:
-            return None
+        if not marks or (turn.has_text and TURN not in found):
+            raise HistoryEdited("leaves out what the assistant said")
+        if len(found) - found.count(TURN) - found.count(THOUGHT) < num_calls:
+            raise HistoryEdited("leaves out calls")
+        if turn.thought == "some" and THOUGHT not in found:
+            raise HistoryEdited("drops thinking")
         shows_tags = CLOSE in text[start : marks[-1].start()]
-        if THOUGHT not in found if turn.thought == "some" else shows_tags != (turn.thought == "empty"):
-            return None
+        if turn.thought != "some" and shows_tags != (turn.thought == "empty"):
+            raise HistoryEdited("adds empty thinking" if shows_tags else "drops empty thinking")
         end = self.codec.turn_end.search(text, marks[-1].end())
-        return None if end is None else text[end.end() :]
+        if end is None:
+            raise HistoryEdited("ends an earlier turn with another token")
+        return text[end.end() :]
+
+    def check_prefix(self, before: str, after: str) -> None:
+        """Raise HistoryEdited unless the render `after` begins with the earlier render `before`."""
+        if not after.startswith(before):
+            drops = any(after.count(thought) < before.count(thought) for thought in (THOUGHT, OPEN, CLOSE))
+            raise HistoryEdited("drops thinking" if drops else "rewrites earlier messages")
+
+    def view(self, ids: Sequence[int], *, prompt: str, turn: int, is_truncated: bool) -> tuple[Message, str]:
+        """Return what sampled tokens say as a message, and as text: without stop token, with the thought that `prompt` opened."""
+        text = self.codec.decode(ids[:-1] if ids and ids[-1] in self.eos_token_ids else ids)
+        if self.opens_thought(prompt):
+            text = OPEN + text
+        parsed = self.parse(text, turn=turn, is_truncated=is_truncated)
+        content = self.codec.strip_special(parsed.text).strip()
+        return Message("assistant", content, parsed.tool_calls, reasoning=parsed.reasoning), text
 
     def opens_thought(self, prompt: str) -> bool:
         """Tell whether the generation prompt already opened the thought that the model goes on with."""

@@ -19,6 +19,18 @@ from agentrl.errors import ConfigError
 TemplateMessage = dict[str, Any]
 
 
+class TemplateRefusal(ConfigError):
+    """The template refuses messages, or fails on them; `reason` is what it said."""
+
+    def __init__(self, roles: str, reason: str) -> None:
+        super().__init__(f"the chat template fails on the roles [{roles}]: {reason}")
+        self.roles = roles
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:  # its arguments are not its text
+        return (TemplateRefusal, (self.roles, self.reason))
+
+
 class ChatTemplate:
     """A compiled chat template and the names it may use (`bos_token`, `eos_token`, ...).
 
@@ -52,7 +64,7 @@ class ChatTemplate:
         """Return the text of the conversation; equals `apply_chat_template(..., tokenize=False)`.
 
         Raises:
-            ConfigError: the template refuses these messages or fails on them.
+            TemplateRefusal: the template refuses these messages or fails on them.
         """
         compiled = self._compiled["tool_use" if tools and "tool_use" in self._compiled else "default"]
         # an absent value, never an empty list: templates ask `if tools` as well as `if tools is not none`
@@ -63,7 +75,7 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             roles = " ".join(str(message["role"]) for message in messages)
-            raise ConfigError(f"the chat template fails on the roles [{roles}]: {type(error).__name__}: {error}") from error
+            raise TemplateRefusal(roles, f"{type(error).__name__}: {error}") from error
 
 
 def load_template(folder: Path, *, template_file: str | None = None) -> ChatTemplate:

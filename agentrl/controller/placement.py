@@ -20,6 +20,7 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.buffer.actor import BufferActor, BufferPlan
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
+from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get
 from agentrl.controller.checkpoint import find_checkpoint
 from agentrl.controller.cluster import interruptible, ray_session
@@ -50,13 +51,12 @@ def open_run(config: Config) -> Iterator[Run]:
     """
     _check_model(config.model.path)
     plugins = open_plugins(config.agent)
-    chat = Chat.load(
-        config.model.tokenizer_path or config.model.path, template_file=config.model.chat_template, tool_format=config.model.tool_format
-    )
+    chat = Chat.of(config.model)
     with ExitStack() as stack:
         run_dir = RunDir.open(config)
         stack.callback(run_dir.close)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
+        batch_rewards = BatchRewards(config, plugins)
         validation = _open_validation(config, run_dir, plugins, chat)
         observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
         stack.callback(observer.close)
@@ -97,6 +97,7 @@ def open_run(config: Config) -> Iterator[Run]:
             servers=servers,
             rollouts=rollouts,
             validation=validation,
+            batch_rewards=batch_rewards,
             observer=observer,
             checkpoint=checkpoint,
             total_steps=plan.total_steps,
@@ -122,7 +123,8 @@ def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Ch
         max_rows=config.data.max_val_rows,
         check_reward=RewardTable(config.reward, plugins).check,
     )
-    return Validation(dataset, config.eval, folder=run_dir.validation_data if config.trainer.keep_trajectories else None)
+    folder = run_dir.validation_data if config.trainer.keep_trajectories else None
+    return Validation(dataset, config.eval, folder=folder, num_examine=config.reward.num_examine)
 
 
 def _open_buffer(config: Config) -> tuple[ActorHandle, BufferPlan]:

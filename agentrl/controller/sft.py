@@ -33,8 +33,7 @@ def supervise(config: SFTConfig) -> Path:
     plugins = open_plugins(config.agent)
     output = Path(config.trainer.output)
     model = _model_with_tokenizer(config, output)
-    tokenizer = model.tokenizer_path or model.path
-    chat = Chat.load(tokenizer, template_file=model.chat_template, tool_format=model.tool_format, edits=model.template_edits)
+    chat = Chat.of(model)
     samples = read_conversations(config.data, chat, plugins)
     with interruptible(), ray_session(config.cluster):
         learner = LearnerGroup.start(

@@ -82,7 +82,7 @@ class RolloutPart:
         self._config = config
         self._buffer = buffer
         model = config.model
-        chat = Chat.load(model.tokenizer_path or model.path, template_file=model.chat_template, tool_format=model.tool_format)
+        chat = Chat.of(model)
         api_key = _api_key(config.rollout.api_key_env)
         vocab_size, context_tokens = model_limits(model, chat)
         self._router = Router(lambda url: SGLangClient(url, api_key=api_key), vocab_size=vocab_size, context_tokens=context_tokens)
@@ -163,6 +163,7 @@ class RolloutPart:
             while self._calls:
                 self._call_ended = trio.Event()
                 await self._call_ended.wait()
+            await self._manager.aclose()
             await self._router.aclose()
 
 
