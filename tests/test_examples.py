@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from agentrl.config.schema import AgentConfig
-from agentrl.plugins import Plugins, load_plugins
+from agentrl.plugins import Plugins, WrongCall, load_plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
@@ -29,7 +29,7 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> Plugins:
     """All plugins of docs/tools.md, loaded from files."""
     folder = tmp_path_factory.mktemp("documented")
     files = []
-    for index, block in enumerate(block for block in code_blocks("docs/tools.md") if "\nclass " in block):
+    for index, block in enumerate(block for block in code_blocks("docs/tools.md") if "\nclass " in block or "\n@tool" in block):
         files.append(folder / f"plugin_{index}.py")
         files[-1].write_text(block)
     return load_plugins(map(str, files))
@@ -68,6 +68,18 @@ def test_the_readme_shows_the_example_as_it_is():
 
     (shown,) = code_blocks("README.md")
     assert without_docs(shown) == without_docs(EXAMPLE.read_text())
+
+
+def test_the_documented_function(documented):
+    forecast = documented.tools.get("city_weather")()
+    assert forecast.parameters["properties"]["days"]["description"] == "How many days ahead."
+
+    async def main() -> str:
+        with pytest.raises(WrongCall, match="no forecast for 'Rome'; cities: Bern, Oslo"):
+            await forecast.call({"city": "Rome"})
+        return (await forecast.call({"city": "Oslo", "days": 2})).text
+
+    assert trio.run(main) == "[14.0,14.0]"
 
 
 def test_the_documented_tool(documented):

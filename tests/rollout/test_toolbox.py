@@ -19,7 +19,7 @@ from agentrl.plugins import Tool, ToolResult, WrongCall, load_plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.shared_tools import FIRST_RETRY_PAUSE_S, SharedTools
 from agentrl.rollout.toolbox import Toolbox
-from agentrl.types import ToolCall
+from agentrl.types import Outcome, ToolCall
 
 SLOW_S = 10.0
 
@@ -363,3 +363,57 @@ def test_a_cancelled_probe_leaves_no_breaker_stuck(stage):
         return (await bench.toolbox("ok").answer([call()]))[0].text
 
     assert on_bench(stage, main, **limits(on_failure="tell", breaker_failures=1, breaker_pause_s=30.0)) == "ok"
+
+
+# --------------------------------------------------------------------------------------------------- in a whole trajectory
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_finish_ends_the_trajectory_also_in_its_last_turn(stage, turn):
+    finish = stage.call("finish", '{"answer": "42"}')
+    world = stage.World(
+        lambda number, _: (finish + stage.call()) if number == turn else stage.call(),
+        agent={"tools": ("calculator", "finish"), "max_turns": 3},
+    )
+    (trajectory,) = world.play(stage.task())
+    assert (trajectory.outcome, trajectory.metrics["num_turns"]) == (Outcome.COMPLETED, turn + 1)
+    assert trajectory.metrics["num_tool_calls"] == turn + 2  # both calls of the last turn were run
+    assert trajectory.messages[-1].role == "assistant"  # nobody reads the answers to them
+    assert trajectory.reward == 1.0
+
+
+def test_a_wrong_finish_is_no_end(stage):
+    world = stage.World(
+        lambda number, _: [stage.call("finish", "{}"), "#### 42"][number],
+        agent={"tools": ("finish",)},
+    )
+    (trajectory,) = world.play(stage.task())
+    assert "'answer' is a required property; expected arguments: {" in trajectory.messages[2].content
+    assert (trajectory.outcome, trajectory.metrics["num_turns"], trajectory.reward) == (Outcome.COMPLETED, 2, 1.0)
+
+
+def test_calls_of_the_last_turn_are_run(stage):
+    world = stage.World(
+        lambda *_: stage.call("service"),
+        agent={"tools": ("service",), "max_turns": 2},
+        plugins=[Service],
+        reward={"tool_reward_weight": 1.0},
+    )
+    (trajectory,) = world.play(stage.task())
+    assert (trajectory.outcome, Service.calls) == (Outcome.TURN_LIMIT, 2)
+
+
+def test_what_tools_did_is_counted(stage):
+    agent = {
+        "tools": ("patient",),
+        "max_tool_output_tokens": 60,
+        "tool_timeout_s": 3.0,
+        **limits(on_failure="tell", max_retries=1),
+    }
+    world = stage.World(lambda turn, _: stage.call("patient", "{}") if turn < 4 else "#### 42", agent=agent, plugins=[Patient])
+    deeds = ("down", "x" * 100, "hang", "down", "down", "ok")
+    (trajectory,) = world.play(stage.task(tools_kwargs={"patient": {"create_kwargs": {"deeds": deeds}}}))
+    counts = {name: trajectory.metrics[name] for name in ("num_tool_retries", "num_tool_timeouts", "num_tool_failures", "num_cut_outputs")}
+    assert counts == {"num_tool_retries": 2, "num_tool_timeouts": 1, "num_tool_failures": 1, "num_cut_outputs": 1}
+    assert trajectory.metrics["num_tool_calls"] == 4
+    assert "/home" not in stage.chat.decode(trajectory.token_ids.tolist())
