@@ -6,7 +6,7 @@ A client that goes away cancels the handling of its request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -44,23 +44,12 @@ class HttpResponse:
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
-async def serve_http(
-    handler: Handler,
-    *,
-    max_body_bytes: int,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Serve until cancelled; started with `nursery.start`, it reports its port (0: any free one).
+async def serve_http(handler: Handler, listeners: Sequence[trio.SocketListener], *, max_body_bytes: int) -> None:
+    """Serve until cancelled.
 
     What the handler raises is logged and answered with 500: one request never ends the others.
     """
-    listeners = await trio.open_tcp_listeners(port, host=host)
-    serve = partial(_serve_connection, handler, max_body_bytes)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(trio.serve_listeners, serve, listeners)
-        task_status.started(listeners[0].socket.getsockname()[1])
+    await trio.serve_listeners(partial(_serve_connection, handler, max_body_bytes), list(listeners))
 
 
 async def _serve_connection(handler: Handler, max_body_bytes: int, stream: trio.SocketStream) -> None:

@@ -12,11 +12,13 @@ from agentrl.config.schema import AgentConfig
 from agentrl.errors import RewardError, ServerError, ToolError
 from agentrl.plugins import AgentLoop, Plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.ending import TrajectoryEnd
+from agentrl.rollout.gateway import Gateway
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
 from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
-from agentrl.rollout.session import PromptLimits, Sampling, TrajectoryEnd, TrajectorySession
+from agentrl.rollout.session import PromptLimits, Sampling, TrajectorySession
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
 from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
@@ -42,6 +44,7 @@ class Player:
         self._host = host
         self._scorer = scorer
         self._prompt = prompt
+        self._gateway = Gateway()
         self.tools = SharedTools(plugins.tools, agent, host=host, codec=chat)
 
     async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
@@ -80,6 +83,8 @@ class Player:
             prompt=self._prompt,
             toolbox=toolbox,
             partner=Partner.of(task, self._plugins.interactions, self._agent, host=self._host),
+            host=self._host,
+            gateway=self._gateway,
             prompt_messages=agent.prompt(task, toolbox.schemas),
             shows_tools=agent.template_shows_tools,
         )

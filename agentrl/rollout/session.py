@@ -12,22 +12,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import trio
 
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import AgentConfig
 from agentrl.errors import DataError, PluginError
-from agentrl.plugins import InteractionReply, ToolResult, TurnLimits
+from agentrl.plugins import InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.ending import TrajectoryEnd
+from agentrl.rollout.gateway import Gateway
+from agentrl.rollout.line import Line, Sampled
+from agentrl.rollout.openai_session import OpenAISession
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
 from agentrl.rollout.toolbox import Toolbox
 from agentrl.types import Generation, JsonObject, Message, Outcome, SamplingParams, ToolCall, Trajectory, Turn
 
+T = TypeVar("T")
+Adjust = Callable[[Generation], Generation]
 OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
 
 
@@ -72,14 +79,6 @@ class GivenReward:
     turn: int
 
 
-class TrajectoryEnd(Exception):
-    """The attempt is over with `outcome`; raised again by every further call, should an agent loop catch it."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(f"the trajectory ended: {outcome.value}")
-        self.outcome = outcome
-
-
 class TrajectorySession:
     """Implements `agentrl.plugins.Session`.
 
@@ -98,6 +97,8 @@ class TrajectorySession:
         prompt: PromptLimits,
         toolbox: Toolbox,
         partner: Partner | None,
+        host: AsyncioHost,
+        gateway: Gateway,
         prompt_messages: Sequence[Message],
         shows_tools: bool = True,
     ) -> None:
@@ -109,11 +110,12 @@ class TrajectorySession:
         self._prompt = prompt
         self._toolbox = toolbox
         self._partner = partner
-        self._conversation = chat.open(prompt_messages, toolbox.schemas if shows_tools else [])
+        self._host = host
+        self._gateway = gateway
         self._recorder = TrajectoryRecorder()
-        self._row = self._recorder.row()
-        self._num_prompt_tokens = 0
-        self._num_shown_messages = 0  # those that tokens stand for
+        # The agent loop's own line, until a program behind the gateway opens another: the one that was sampled last.
+        self._line = Line(chat.open(prompt_messages, toolbox.schemas if shows_tools else []), self._recorder)
+        self._num_sampling = 0
         self._is_cut = False  # the last turn ended at a token limit
         self._ended: Outcome | None = None
         self._is_finished = False  # a tool ended the trajectory
@@ -125,7 +127,7 @@ class TrajectorySession:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return self._conversation.messages
+        return self._line.messages
 
     @property
     def tools(self) -> Sequence[JsonObject]:
@@ -146,24 +148,7 @@ class TrajectorySession:
             TrajectoryEnd: no room for one more token, or `limits.turns` are used up.
             ServerError: a server refused the request, or servers failed again and again.
         """
-        self._refuse_if_ended()
-        if self._recorder.num_turns >= self.limits.turns:
-            raise self._end(Outcome.TURN_LIMIT)
-        self._prepare_first_prompt()
-        max_new_tokens = self._room_for_turn()
-        if max_new_tokens < 1:
-            raise self._end(Outcome.TRUNCATED)
-        num_forks = self._conversation.num_forks
-        block = self._conversation.next_prompt()
-        if self._conversation.num_forks > num_forks:  # the block shows an edited history: it extends no row
-            self._row = self._recorder.row()
-        self._row.append_context(block)
-        self._num_shown_messages = len(self._conversation.messages)
-        with self._timed("generate_s"):
-            generation = await self._generator.generate(
-                self._conversation.token_ids, self._params(max_new_tokens), trajectory_key=self._attempt.key
-            )
-        return self._record(generation)
+        return (await self.sample(self._line)).turn
 
     async def call_tools(self, turn: Turn) -> Sequence[Message]:
         """Run the turn's calls side by side; the answers wait for the next `generate`.
@@ -176,7 +161,7 @@ class TrajectorySession:
             Message("tool", result.text, tool_call_id=call.id, name=call.name or None)
             for call, result in zip(turn.tool_calls, results, strict=True)
         ]
-        self._conversation.add_messages(messages)
+        self._line.conversation.add_messages(messages)
         return messages
 
     async def run_tools(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
@@ -201,7 +186,7 @@ class TrajectorySession:
     def add_user_message(self, text: str) -> None:
         """Let a message wait for the next `generate`."""
         self._refuse_if_ended()
-        self._conversation.add_messages([Message("user", text)])
+        self._line.conversation.add_messages([Message("user", text)])
 
     def add_reward(self, name: str, value: float) -> None:
         """Give the last turn a reward, reported as `agent/<name>`."""
@@ -224,12 +209,87 @@ class TrajectorySession:
         if reply.reward is not None:
             self.turn_rewards.append(GivenReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1))
         if not reply.is_done:
-            self._conversation.add_messages([Message("user", reply.text)])
+            self._line.conversation.add_messages([Message("user", reply.text)])
         return reply
+
+    @asynccontextmanager
+    async def serve_openai(self) -> AsyncIterator[OpenAIEndpoint]:
+        """Let any OpenAI client play this trajectory through the gateway while the context lasts.
+
+        Raises:
+            TrajectoryEnd: the program failed after the trajectory had ended: it may only repeat what it was told.
+            ServerError, ConfigError: what a request failed with, whatever the program made of it.
+        """
+        served = OpenAISession(self, self._chat)
+        reaction: Exception | None = None
+        async with self._gateway.open(served) as (endpoint, failures):
+            try:
+                yield endpoint
+            except Exception as error:
+                if not failures and self._ended is None:
+                    raise
+                reaction = error
+        if failures:
+            raise failures[0]
+        if reaction is not None and self._ended is not None:
+            raise TrajectoryEnd(self._ended) from reaction
+
+    async def run_asyncio(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Await `function(*args)` in the process's asyncio loop."""
+        return await self._host.run(function, *args)
 
     def stop_at_turn_limit(self) -> None:
         """Record that the model wanted another turn than `limits.turns` allows."""
         self._ended = self._ended or Outcome.TURN_LIMIT
+
+    # -------------------------------------------------------------------------------------------- for the gateway
+
+    def open_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Line:
+        """Begin another line of conversation, with a budget for itself: its prompt may hold all that was said so far."""
+        line = Line(self._chat.open(messages, tools), self._recorder)
+        line.max_tokens = self._prompt.max_tokens + self._agent.max_response_tokens
+        return line
+
+    async def sample(self, line: Line, *, max_tokens: int | None = None, adjust: Adjust = lambda generation: generation) -> Sampled:
+        """Sample the next turn of `line`, of `max_tokens` at most; `adjust` may shorten what is recorded of it.
+
+        Raises:
+            TrajectoryEnd: no room for one more token, or `limits.turns` are used up.
+            ServerError: a server refused the request, or servers failed again and again.
+        """
+        self._refuse_if_ended()
+        if self._recorder.num_turns + self._num_sampling >= self.limits.turns:
+            raise self._end(Outcome.TURN_LIMIT)
+        if line.max_tokens is None:
+            line.max_tokens = self._prepare_prompt(line) + self._agent.max_response_tokens
+        room = self._room_for_turn(line)
+        if room < 1:
+            raise self._end(Outcome.TRUNCATED)
+        params = self._params(room if max_tokens is None else min(room, max_tokens))
+
+        async def generate(token_ids: Sequence[int]) -> Generation:
+            generation = await self._generator.generate(token_ids, params, trajectory_key=self._attempt.key)
+            self._metrics["num_interruptions"] += generation.num_interruptions
+            return adjust(generation)
+
+        self._num_sampling += 1
+        try:
+            with self._timed("generate_s"):
+                sampled = await line.sample(generate)
+        finally:
+            self._num_sampling -= 1
+        self._line = line
+        self._is_cut = sampled.turn.is_truncated
+        return sampled
+
+    def count(self, name: str) -> None:
+        """Add 1 to a metric."""
+        self._metrics[name] += 1
+
+    def ignores(self, asked: Mapping[str, Any]) -> bool:
+        """Tell whether a request asks for another sampling than the run's."""
+        own = {"temperature": self._sampling.temperature, "top_p": self._sampling.top_p}
+        return any(value != own[name] if name in own else bool(value) for name, value in asked.items())
 
     # ---------------------------------------------------------------------------------------- for whoever plays it
 
@@ -249,7 +309,7 @@ class TrajectorySession:
         metrics = {"num_turns": float(self._recorder.num_turns), "num_forks": float(max(num_rows - 1, 0))} | dict.fromkeys(counts, 0.0)
         return self._recorder.trajectory(
             self._attempt,
-            messages=self._conversation.messages[: self._num_shown_messages],
+            messages=self._line.recorded_messages,
             outcome=outcome,
             failure=failure,
             metrics=metrics | self._metrics | self._toolbox.metrics,
@@ -265,30 +325,28 @@ class TrajectorySession:
 
     # -------------------------------------------------------------------------------------------------- inside
 
-    def _prepare_first_prompt(self) -> None:
-        if self._num_prompt_tokens:
-            return
+    def _prepare_prompt(self, line: Line) -> int:
+        """Shorten the first prompt as `data.overlong_prompts` says, and return its length in tokens."""
         limit, overlong = self._prompt.max_tokens, self._prompt.overlong
         if overlong == "truncate_left":
-            self._conversation.truncate_prompt(limit, "left")
+            line.conversation.truncate_prompt(limit, "left")
         elif overlong == "truncate_right":
-            self._conversation.truncate_prompt(limit, "right")
+            line.conversation.truncate_prompt(limit, "right")
         elif overlong == "truncate_middle":
-            self._conversation.truncate_prompt(limit, "middle")
-        self._num_prompt_tokens = self._conversation.num_pending_tokens()
-        if self._num_prompt_tokens > limit:
-            raise DataError(
-                f"task {self._attempt.task.task_id}: the prompt has {self._num_prompt_tokens} tokens, data.max_prompt_tokens is {limit}"
-            )
+            line.conversation.truncate_prompt(limit, "middle")
+        num_tokens = line.conversation.num_pending_tokens()
+        if num_tokens > limit:
+            raise DataError(f"task {self._attempt.task.task_id}: the prompt has {num_tokens} tokens, data.max_prompt_tokens is {limit}")
+        return num_tokens
 
-    def _room_for_turn(self) -> int:
-        """Return how many tokens the next turn may have, counting the block of context before it.
+    def _room_for_turn(self, line: Line) -> int:
+        """Return how many tokens the line's next turn may have, counting the block of context before it.
 
         Each row has the budget for itself, for a fork repeats its context; what is sampled in all rows together has it as well.
         """
-        total = self._conversation.num_next_tokens()
-        room = self._num_prompt_tokens + self._agent.max_response_tokens - total
-        room = min(room, self._agent.max_response_tokens - self._recorder.num_action_tokens)
+        assert line.max_tokens is not None
+        total = line.conversation.num_next_tokens()
+        room = min(line.max_tokens - total, self._agent.max_response_tokens - self._recorder.num_action_tokens)
         if self._generator.context_tokens is not None:
             room = min(room, self._generator.context_tokens - total)
         return room if self._agent.max_turn_tokens is None else min(room, self._agent.max_turn_tokens)
@@ -302,14 +360,6 @@ class TrajectorySession:
             min_p=self._sampling.min_p,
             stop_token_ids=self._chat.eos_token_ids,
         )
-
-    def _record(self, generation: Generation) -> Turn:
-        self._is_cut = generation.finish_reason == "length"
-        message = self._conversation.add_generation(generation.token_ids.tolist(), is_truncated=self._is_cut)
-        turn = Turn(self._row.append_generation(generation), message, self._is_cut)
-        self._num_shown_messages = len(self._conversation.messages)
-        self._metrics["num_interruptions"] += generation.num_interruptions
-        return turn
 
     def _end(self, outcome: Outcome) -> TrajectoryEnd:
         self._ended = outcome

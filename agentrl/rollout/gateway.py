@@ -1,0 +1,151 @@
+"""An OpenAI-compatible server on this machine, for agents that are somebody else's program.
+
+One per rollout process, on a free port of 127.0.0.1, started when first asked for. Each trajectory has an API key of its own:
+it selects the session that answers, and dies with it.
+
+    POST /v1/chat/completions    tools, streaming, stop strings, max_tokens, logprobs; n=1
+    GET  /v1/models
+
+Errors have OpenAI's form: 401 for a key of no trajectory, 400 for a wrong request, 400 with code `trajectory_ended` (its type is
+the outcome) once a budget is exhausted, 502 when no inference server answered. None of them is worth a retry, and
+`x-should-retry: false` tells OpenAI's clients so.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol
+
+import trio
+
+from agentrl.errors import ServerError, UserError
+from agentrl.http.server import HttpRequest, HttpResponse, serve_http
+from agentrl.plugins import OpenAIEndpoint
+from agentrl.rollout.ending import TrajectoryEnd
+from agentrl.rollout.openai_messages import (
+    ChatReply,
+    ChatRequest,
+    RequestError,
+    read_request,
+    write_error,
+    write_models,
+    write_reply,
+    write_stream,
+)
+
+MODEL = "policy"
+"""The name under which the policy is served; requests may name any other."""
+MAX_BODY_BYTES = 64 * 2**20
+
+
+class Served(Protocol):
+    """One trajectory, as the gateway sees it."""
+
+    async def complete(self, request: ChatRequest) -> ChatReply: ...
+
+
+class OpenTrajectory:
+    """A served trajectory with its running requests; `failures` are errors that are not the program's."""
+
+    def __init__(self, served: Served) -> None:
+        self.failures: list[Exception] = []
+        self._served = served
+        self._running: set[trio.CancelScope] = set()
+        self._one_ended = trio.Event()
+
+    async def complete(self, request: ChatRequest) -> ChatReply:
+        """Answer one request.
+
+        Raises:
+            RequestError: with what the program is told.
+        """
+        scope = trio.CancelScope()
+        self._running.add(scope)
+        try:
+            with scope:
+                return await self._complete(request)
+        finally:
+            self._running.discard(scope)
+            self._one_ended.set()
+        raise RequestError("the trajectory is over", type="closed", code="trajectory_ended")
+
+    async def end(self) -> None:
+        """Cancel what still runs, and wait for its end."""
+        for scope in self._running:
+            scope.cancel()
+        while self._running:
+            self._one_ended = trio.Event()
+            await self._one_ended.wait()
+
+    async def _complete(self, request: ChatRequest) -> ChatReply:
+        try:
+            return await self._served.complete(request)
+        except TrajectoryEnd as error:
+            raise RequestError(str(error), type=error.outcome.value, code="trajectory_ended") from error
+        except UserError as error:  # messages that the chat template refuses, say
+            raise RequestError(str(error)) from error
+        except Exception as error:
+            self.failures.append(error)
+            status = 502 if isinstance(error, ServerError) else 500
+            raise RequestError(f"{type(error).__name__}: {error}", status=status, type="server_error", code="trajectory_failed") from error
+
+
+class Gateway:
+    """Serves trajectories that are open. It lives within one trio run, from its first trajectory to the run's end."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, OpenTrajectory] = {}
+        self._port: int | None = None
+        self._start_lock = trio.Lock()
+
+    @asynccontextmanager
+    async def open(self, served: Served) -> AsyncIterator[tuple[OpenAIEndpoint, list[Exception]]]:
+        """Serve a trajectory while the context lasts; yields where it is found, and the list that failures are put into.
+
+        At the end its key is worth nothing, and its running requests have been cancelled.
+        """
+        port = await self._started()
+        key = f"trajectory-{secrets.token_urlsafe(24)}"
+        trajectory = self._open[key] = OpenTrajectory(served)
+        try:
+            yield OpenAIEndpoint(f"http://127.0.0.1:{port}/v1", key, MODEL), trajectory.failures
+        finally:
+            del self._open[key]
+            with trio.CancelScope(shield=True):  # requests end at once when they are cancelled
+                await trajectory.end()
+
+    async def _started(self) -> int:
+        async with self._start_lock:
+            if self._port is None:
+                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                # No trajectory owns the server, for others may come while the first ends: it is a system task of the trio run.
+                trio.lowlevel.spawn_system_task(partial(serve_http, self._answer, listeners, max_body_bytes=MAX_BODY_BYTES))
+                self._port = listeners[0].socket.getsockname()[1]
+            return self._port
+
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
+        try:
+            return await self._route(request)
+        except RequestError as error:
+            return HttpResponse(error.status, write_error(error), headers={"x-should-retry": "false"})
+
+    async def _route(self, request: HttpRequest) -> HttpResponse:
+        trajectory = self._open.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+        if trajectory is None:
+            raise RequestError(
+                "the API key belongs to no running trajectory", status=401, type="authentication_error", code="invalid_api_key"
+            )
+        match request.method, request.path:
+            case "GET", "/v1/models":
+                return HttpResponse(200, write_models(MODEL))
+            case "POST", "/v1/chat/completions":
+                asked = read_request(request.body)
+                reply = await trajectory.complete(asked)
+                if asked.is_stream:
+                    stream = write_stream(reply, model=MODEL, with_usage=asked.streams_usage)
+                    return HttpResponse(200, stream, "text/event-stream", {"Cache-Control": "no-cache"})
+                return HttpResponse(200, write_reply(reply, model=MODEL))
+        raise RequestError(f"{request.method} {request.path} is not served; use POST /v1/chat/completions", status=404, code="not_found")

@@ -1,0 +1,78 @@
+"""One line of conversation within an attempt: its tokens, the training rows they are written to, and what may still be said."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from agentrl.chat.conversation import Conversation
+from agentrl.rollout.recorder import Row, TrajectoryRecorder
+from agentrl.types import Generation, Message, Turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """A turn, with the tokens that it is a view of and the number of tokens that the model saw before them."""
+
+    turn: Turn
+    generation: Generation
+    num_prompt_tokens: int
+
+
+class Line:
+    """Tokens and messages agree at every moment: context is recorded together with what was sampled behind it.
+
+    A row never begins with an action token, nor ends without one. Where the template edits the history, the line goes on in
+    another row.
+    """
+
+    def __init__(self, conversation: Conversation, recorder: TrajectoryRecorder) -> None:
+        self.conversation = conversation
+        self.max_tokens: int | None = None  # of a row; None until the first prompt is known
+        self.is_sampling = False
+        self.is_interrupted = False  # a turn was begun and broke off: only the same turn may follow
+        self._recorder = recorder
+        self._row: Row | None = None
+        self._context: list[int] = []  # shown to the model, and not recorded yet
+        self._num_recorded_messages = 0
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All messages, also those that wait for the next turn."""
+        return self.conversation.messages
+
+    @property
+    def recorded_messages(self) -> tuple[Message, ...]:
+        """The messages that recorded tokens stand for."""
+        return self.conversation.messages[: self._num_recorded_messages]
+
+    async def sample(self, generate: Callable[[Sequence[int]], Awaitable[Generation]]) -> Sampled:
+        """Show the model what waits, await `generate` with all tokens, and record both.
+
+        When `generate` raises or is cancelled, nothing is recorded, and the same turn may be sampled again.
+        """
+        assert not self.is_sampling, "one turn at a time"
+        num_forks = self.conversation.num_forks
+        block = self.conversation.next_prompt()
+        if self.conversation.num_forks > num_forks:  # the block shows an edited history: it extends no row
+            self._row, self._context = None, []
+        self._context += block
+        num_prompt_tokens = len(self.conversation.token_ids)
+        self.is_sampling = self.is_interrupted = True
+        try:
+            generation = await generate(self.conversation.token_ids)
+        finally:
+            self.is_sampling = False
+        self.is_interrupted = False
+        return Sampled(self._record(generation), generation, num_prompt_tokens)
+
+    def _record(self, generation: Generation) -> Turn:
+        is_truncated = generation.finish_reason == "length"
+        message = self.conversation.add_generation(generation.token_ids.tolist(), is_truncated=is_truncated)
+        if self._row is None:
+            self._row = self._recorder.row()
+        if self._context:
+            self._row.append_context(self._context)
+            self._context = []
+        self._num_recorded_messages = len(self.conversation.messages)
+        return Turn(self._row.append_generation(generation), message, is_truncated)

@@ -1,0 +1,140 @@
+"""What the gateway serves for one attempt: requests become turns of its lines of conversation.
+
+A request whose messages extend a line that we recorded continues it: the tokens stay as they were sampled, and what the program
+sends back of them is compared, never tokenized. Any other request opens another line, and so another training row: the first
+one, a sub-agent's, or one whose history was edited.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.equality import is_same_message
+from agentrl.rollout.line import Line, Sampled
+from agentrl.rollout.openai_messages import ChatReply, ChatRequest, FinishReason
+from agentrl.types import Generation, JsonObject, Message
+
+if TYPE_CHECKING:
+    from agentrl.rollout.session import TrajectorySession
+
+
+class ServedLine:
+    """A line, and how the program knows it: with the tools it showed, and with what we replied where that is not our own view."""
+
+    def __init__(self, line: Line, tools: Sequence[JsonObject]) -> None:
+        self.line = line
+        self.tools = list(tools)
+        self._replies: dict[int, Message] = {}  # index of the message -> what the program was told
+
+    def note_reply(self, reply: Message) -> None:
+        """Keep what was told of the last message."""
+        self._replies[len(self.line.messages) - 1] = reply
+
+    def continuation(self, request: ChatRequest) -> list[Message] | None:
+        """Return what the request has beyond this line, None when it does not continue it."""
+        if self.line.is_sampling or list(request.tools) != self.tools:
+            return None
+        recorded = self.line.messages
+        known = [
+            recorded[index] if index in self._replies and is_same_message(self._replies[index], message) else message
+            for index, message in enumerate(request.messages)
+        ]
+        return self.line.conversation.extends(known)
+
+
+class OpenAISession:
+    """Answers the requests of one attempt; they may come side by side."""
+
+    def __init__(self, session: TrajectorySession, chat: Chat) -> None:
+        self._session = session
+        self._chat = chat
+        self._lines: list[ServedLine] = []
+
+    async def complete(self, request: ChatRequest) -> ChatReply:
+        """Sample one turn.
+
+        Raises:
+            TrajectoryEnd: the attempt is over.
+            ServerError: no server answered.
+            ConfigError: the chat template refuses the messages.
+        """
+        self._session.count("openai/num_requests")
+        if self._session.ignores(request.sampling):
+            self._session.count("openai/sampling_ignored")
+        if request.is_tool_choice_forced:
+            self._session.count("openai/tool_choice_ignored")
+        served = self._line_for(request)
+        sampled = await self._session.sample(
+            served.line,
+            max_tokens=request.max_tokens,
+            adjust=lambda generation: cut_at_stop(generation, request.stop, self._chat),
+        )
+        reply = self._reply(sampled, request)
+        served.note_reply(reply.message)
+        return reply
+
+    def _line_for(self, request: ChatRequest) -> ServedLine:
+        """Return the line that the request continues, with its further messages added; the longest, if there are several."""
+        found = [(len(line.line.messages), line, more) for line in self._lines if (more := line.continuation(request)) is not None]
+        if found:
+            _, served, more = max(found, key=lambda item: item[0])
+            if served.line.is_interrupted and not more:
+                return served
+            if more and not served.line.is_interrupted:
+                served.line.conversation.add_messages(more)
+                return served
+        served = ServedLine(self._session.open_line(request.messages, request.tools), request.tools)
+        self._lines.append(served)
+        return served
+
+    def _reply(self, sampled: Sampled, request: ChatRequest) -> ChatReply:
+        message = sampled.turn.message
+        if message.tool_calls and not (request.calls_tools and all(call.arguments is not None for call in message.tool_calls)):
+            message = dataclasses.replace(message, content=self._raw(sampled.generation), tool_calls=(), reasoning="")
+        elif request.stop:
+            message = dataclasses.replace(message, content=_before(message.content, request.stop))
+        finish: FinishReason = "length" if sampled.turn.is_truncated else "tool_calls" if message.tool_calls else "stop"
+        return ChatReply(
+            message,
+            finish,
+            num_prompt_tokens=sampled.num_prompt_tokens,
+            num_completion_tokens=len(sampled.generation.token_ids),
+            logprobs=self._logprobs(sampled.generation) if request.wants_logprobs else None,
+        )
+
+    def _logprobs(self, generation: Generation) -> list[tuple[str, float]]:
+        ids, values = generation.token_ids.tolist(), generation.logprobs.tolist()
+        return [(self._chat.decode([id]), value) for id, value in zip(ids, values, strict=True)]
+
+    def _raw(self, generation: Generation) -> str:
+        """Return what was sampled as text, for calls that cannot be told as calls."""
+        ids = generation.token_ids.tolist()
+        return self._chat.decode(ids[:-1] if ids and ids[-1] in self._chat.eos_token_ids else ids).strip()
+
+
+def cut_at_stop(generation: Generation, stop: Sequence[str], chat: Chat) -> Generation:
+    """Return the generation up to the token that completes a stop string, as an engine that knows the string would have ended it."""
+    ids = generation.token_ids.tolist()
+    text = chat.decode(ids)
+    if not any(string in text for string in stop):
+        return generation
+    low, high = 1, len(ids)  # the fewest tokens whose text holds a stop string
+    while low < high:
+        middle = (low + high) // 2
+        held = chat.decode(ids[:middle])
+        low, high = (low, middle) if any(string in held for string in stop) else (middle + 1, high)
+    return dataclasses.replace(
+        generation,
+        token_ids=generation.token_ids[:low],
+        logprobs=generation.logprobs[:low],
+        versions=generation.versions[:low],
+        finish_reason="stop",
+    )
+
+
+def _before(text: str, stop: Sequence[str]) -> str:
+    ends = [position for string in stop if (position := text.find(string)) >= 0]
+    return text[: min(ends)] if ends else text
