@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from fractions import Fraction
 
@@ -17,7 +18,8 @@ from agentrl.errors import ConfigError, DataError, PluginError, RewardError
 from agentrl.plugins import Attempted, load_plugins
 from agentrl.rewards.arithmetic import Arithmetic
 from agentrl.rewards.gsm8k import Gsm8k, extract_answer, is_correct, parse_number
-from agentrl.rewards.select import CustomFunction, RewardTable
+from agentrl.rewards.custom import CustomFunction
+from agentrl.rewards.select import RewardTable
 from agentrl.types import Message, Outcome, Task
 
 
@@ -131,16 +133,16 @@ def table(**config) -> RewardTable:
 
 def test_the_data_source_chooses():
     rewards = table(sources={"mine": "gsm8k"})
-    assert isinstance(rewards.select(task(data_source="openai/gsm8k")), Gsm8k)
-    assert isinstance(rewards.select(task(data_source="mine")), Gsm8k)
-    assert isinstance(rewards.select(task(data_source="arithmetic")), Arithmetic)
+    assert isinstance(rewards.own(task(data_source="openai/gsm8k")).reward, Gsm8k)
+    assert isinstance(rewards.own(task(data_source="mine")).reward, Gsm8k)
+    assert isinstance(rewards.own(task(data_source="arithmetic")).reward, Arithmetic)
     rewards.check(task())
-    with pytest.raises(DataError, match="no reward for data_source 'x'; known: arithmetic, gsm8k, mine, openai/gsm8k"):
+    with pytest.raises(DataError, match=r"no reward for data_source 'x'; known: .*arithmetic.*mine.*\(add it to reward.sources"):
         rewards.check(task(data_source="x"))
 
 
 def test_unknown_rewards_are_named_at_start():
-    with pytest.raises(PluginError, match="unknown reward 'nope'; registered: arithmetic, gsm8k"):
+    with pytest.raises(PluginError, match="unknown reward 'nope'; registered: aime, arithmetic"):
         table(sources={"mine": "nope"})
     with pytest.raises(PluginError, match="unknown reward 'nope'"):
         table(reward_config={"nope": {}})
@@ -160,22 +162,23 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0.0
     rewards = custom(tmp_path, body, kwargs={"bonus": 0.5})
     row = task(data_source="anything", ground_truth="a\nb", extra_info={"note": "n"})
     rewards.check(row)
-    result = rewards.select(row).score(attempt(row, said("a", "b")))
-    assert (result.value, dict(result.metrics)) == (1.5, {"length": 3.0})
+    result = rewards.own(row).reward.score(attempt(row, said("a", "b")))
+    assert (result.value, dict(result.metrics), dict(result.details)) == (1.5, {"length": 3.0}, {"note": "n"})
 
 
 def test_a_custom_function_may_be_async(tmp_path):
-    reward = custom(tmp_path, "async def f(data_source, solution_str, ground_truth, extra_info):\n    return 0.25\n", name="f").select(
-        task()
-    )
+    body = "async def f(data_source, solution_str, ground_truth, extra_info):\n    return 0.25\n"
+    reward = custom(tmp_path, body, name="f").own(task()).reward
     assert isinstance(reward, CustomFunction)
-    assert reward.is_async
-    assert trio.run(reward.score_async, attempt(task(), said("a"))).value == 0.25
+    assert reward.runs_in == "asyncio"
+    assert asyncio.run(reward.score(attempt(task(), said("a")))).value == 0.25
+    with pytest.raises(ConfigError, match="async"):
+        custom(tmp_path, body, name="f", runs_in="process")
 
 
-@pytest.mark.parametrize("returned", ["None", "'good'", "float('nan')", "{'value': 1}"])
+@pytest.mark.parametrize("returned", ["[]", "'good'", "float('nan')", "{'value': 1}"])
 def test_what_is_no_score_is_an_error_not_a_zero(tmp_path, returned):
-    reward = custom(tmp_path, f"def compute_score(**_):\n    return {returned}\n").select(task())
+    reward = custom(tmp_path, f"def compute_score(**_):\n    return {returned}\n").own(task()).reward
     with pytest.raises(RewardError, match=re.escape("return a finite number")):
         reward.score(attempt(task(), said("a")))
 

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
@@ -129,6 +129,16 @@ class ReplayBuffer:
             rows = [row for group in groups for row in self._rows(group.group_id)]
             self._forget([group.group_id for group in groups])
         return to_ipc(pa.concat_batches(rows))
+
+    def reject(self, num_groups: int, reason: str) -> None:
+        """Drop the groups that `take` gave last: nothing was learned from them, and others are leased in their place."""
+        with self._changed:
+            self._ledger.reject(num_groups, reason)
+            self._changed.notify_all()
+
+    def tasks(self, group_ids: Sequence[int]) -> list[Task]:
+        """Return the tasks that groups attempt."""
+        return [self._tasks.task(group_id) for group_id in group_ids]
 
     def advance(self, version: int) -> None:
         """Note that the servers serve `version`, which learned from every batch taken so far.

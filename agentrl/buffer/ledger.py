@@ -188,6 +188,17 @@ class Ledger:
         self._consumed += len(batch)
         return batch
 
+    def reject(self, num_groups: int, reason: str) -> None:
+        """Drop the last `num_groups` that were taken: nothing was learned from them, and the bound admits others in their place.
+
+        Raises:
+            ValueError: so many were not taken since the last publish.
+        """
+        if not 0 <= num_groups <= self._consumed - self._published:
+            raise ValueError(f"cannot reject {num_groups} groups: {self._consumed - self._published} were taken since the last publish")
+        self._consumed -= num_groups
+        self._dropped[reason] += num_groups
+
     def advance(self, version: int) -> None:
         """Record that weights which learned from every batch taken so far are published as `version`.
 

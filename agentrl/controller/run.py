@@ -11,6 +11,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from agentrl.config.schema import Config
+from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get, in_trio
 from agentrl.controller.checkpoint import Checkpoint, save_checkpoint
 from agentrl.controller.credit import group_trajectories
@@ -21,14 +22,16 @@ from agentrl.controller.run_dir import RunDir
 from agentrl.controller.servers import ServerFleet
 from agentrl.controller.validation import Validation
 from agentrl.data.trajectories import decode, from_ipc
-from agentrl.errors import InfrastructureError
+from agentrl.errors import InfrastructureError, RewardError
 from agentrl.learner.actor import LearnerGroup
-from agentrl.types import BufferCounts, Group
+from agentrl.types import BufferCounts, Group, Outcome
 from agentrl.weights.publish import Publisher, PublishReport
 
 CALL_TIMEOUT_S = 60.0
 POLL_S = 1.0
 """How long one look into the buffer lasts before the health of servers and actors is looked at."""
+MAX_UNSCORED_BATCHES = 3
+"""So many batches in a row that rewards of scope `batch` fail on end the run: the reward is broken."""
 
 
 class Run:
@@ -44,6 +47,7 @@ class Run:
         servers: ServerFleet,
         rollouts: RolloutFleet,
         validation: Validation | None,
+        batch_rewards: BatchRewards,
         observer: Observer,
         checkpoint: Checkpoint | None,
         total_steps: int,
@@ -55,6 +59,7 @@ class Run:
         self.servers = servers
         self.rollouts = rollouts
         self.validation = validation
+        self.batch_rewards = batch_rewards
         self.observer = observer
         self.total_steps = total_steps
         self.is_resumed = checkpoint is not None
@@ -112,11 +117,36 @@ class Run:
         self.observer.begin_steps()
 
     def take(self) -> list[Group]:
-        """Wait for the next batch: `buffer.groups_per_step` complete groups within the bound on staleness.
+        """Wait for the next batch, and give it the rewards that see all of it; one that they cannot score is replaced by the next.
 
         Raises:
             InfrastructureError: nothing finished for `buffer.stall_timeout_s`, or something was lost for good.
+            RewardError: MAX_UNSCORED_BATCHES in a row could not be scored.
         """
+        unscored = 0
+        while True:
+            with self.timer("take"):
+                groups = self._take_groups()
+            if not self.batch_rewards.is_any:
+                return groups
+            try:
+                with self.timer("reward"):
+                    return self._score(groups)
+            except RewardError as error:
+                unscored += 1
+                if unscored == MAX_UNSCORED_BATCHES:
+                    raise
+                self.observer.say(f"a batch of {len(groups)} groups could not be scored and is replaced: {error}")
+                reason = Outcome.REWARD_ERROR.value
+                get(self.buffer.reject.remote(len(groups), reason), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+
+    def _score(self, groups: Sequence[Group]) -> list[Group]:
+        tasks = get(self.buffer.tasks.remote([g.group_id for g in groups]), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+        per_member = [task for task, group in zip(tasks, groups, strict=True) for _ in group.trajectories]
+        return group_trajectories(self.batch_rewards.score(per_member, [t for group in groups for t in group.trajectories]))
+
+    def _take_groups(self) -> list[Group]:
+        """Wait for `buffer.groups_per_step` complete groups within the bound on staleness."""
         num_groups = self.config.buffer.groups_per_step
         started = time.monotonic()
         while True:

@@ -1,6 +1,7 @@
 """The training loop: read this file first.
 
     take      groups from the replay buffer, none of whose tokens is older than `buffer.max_staleness` versions
+    reward    what only the whole batch can be scored by, if anything
     credit    rewards -> advantages on action tokens
     pack      trajectories -> microbatches without padding, per rank
     score     proximal (and reference) log-probabilities, before the first update
@@ -56,8 +57,7 @@ def train(config: Config) -> RunResult:
 
 def train_step(run: Run, config: Config) -> None:
     """Take one batch, learn from it, publish."""
-    with run.timer("take"):
-        groups = run.take()
+    groups = run.take()
     with run.timer("credit"):
         samples = credit(groups, estimator=config.algorithm.advantage)
     rng = np.random.default_rng((config.trainer.seed, run.step))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config.schema import EvalConfig
+from agentrl.controller.examine import examined
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.data.dataset import Dataset
 from agentrl.data.trajectories import encode, write_parquet
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 class Validation:
     """Plays every validation row `eval.n` times and says how it went. The ledger knows nothing of these groups."""
 
-    def __init__(self, dataset: Dataset, config: EvalConfig, *, folder: Path | None) -> None:
+    def __init__(self, dataset: Dataset, config: EvalConfig, *, folder: Path | None, num_examine: int) -> None:
         self._dataset = dataset
         self._config = config
         self._folder = folder
+        self._num_examine = num_examine
 
     def run(self, run: Run, *, step: int, version: int, baseline: str | None = None) -> Mapping[str, float]:
         """Play, record and return the metrics; they carry the prefix `val/`."""
@@ -33,6 +35,11 @@ class Validation:
         for result in results:
             assert isinstance(result, bytes)
             trajectories += RolloutFleet.collect(result)
+        tasks = [leases[trajectory.group_id].task for trajectory in trajectories]
+        if run.batch_rewards.is_any:
+            trajectories = run.batch_rewards.score_validation(tasks, trajectories)
+        for text in examined(tasks, trajectories, self._num_examine):
+            run.observer.say(text)
         metrics = summarise_trajectories(trajectories, version=None, prefix="val/")
         run.observer.validation(step, version, metrics, baseline=baseline)
         if self._folder is not None:

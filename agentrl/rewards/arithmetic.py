@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from agentrl.plugins import Attempted, Reward, RewardResult
+from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards.gsm8k import extract_answer, is_correct, require_number
 from agentrl.types import Task
 
@@ -13,6 +14,7 @@ class Arithmetic(Reward):
     """1 when the last assistant message's `#### N` equals the ground truth, else 0. Metrics: accuracy, format."""
 
     name: ClassVar[str] = "arithmetic"
+    runs_in: RunsIn = "inline"
 
     def check(self, task: Task) -> None:
         require_number(task, self.name)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
+from agentrl.plugins.options import Options, read_options
+from agentrl.plugins.rewards import RunsIn
 from agentrl.types import JsonObject, Task
 
 MAX_DIGITS = 100
 """A longer run of digits is no answer, and converting it would be slow."""
+MAX_TAIL_CHARS = 2000
+"""How far an answer is looked for: it bounds the time, for the rewards run in the event loop."""
 
 # Sign before or after the currency; a minus right after a word, a digit or a bracket subtracts. Digits are plain or in
 # groups of three. What follows (a unit, a percent sign, a full stop) is not part of the number.
@@ -30,15 +33,16 @@ _MARK = "####"
 def extract_answer(text: str, *, strict: bool) -> Fraction | None:
     """Return the final answer in `text`, or None when there is none.
 
-    It is the first number on the line of the last `####`; without such a number, and unless `strict`, the last number of
-    the text. Thousands separators, signs, decimals, currency, units and percent signs (50% is 50) are understood.
+    It is the first number on the line of the last `####`; without such a number, and unless `strict`, the last number
+    within MAX_TAIL_CHARS of the text's end. Thousands separators, signs, decimals, currency, units and percent signs (50%
+    is 50) are understood.
     """
     _, mark, tail = text.rpartition(_MARK)
-    if mark and (found := _NUMBER.search(tail.lstrip().partition("\n")[0])):
+    if mark and (found := _NUMBER.search(tail.lstrip().partition("\n")[0][:MAX_TAIL_CHARS])):
         return _number(found)
     if strict:
         return None
-    numbers = list(_NUMBER.finditer(text))
+    numbers = list(_NUMBER.finditer(text, max(0, len(text) - MAX_TAIL_CHARS)))
     return _number(numbers[-1]) if numbers else None
 
 
@@ -64,32 +68,35 @@ def require_number(task: Task, reward: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Gsm8kOptions:
-    """`reward.reward_config.gsm8k`: `strict` counts only what follows `####`, else the last number will do."""
+class Gsm8kOptions(Options):
+    """`strict`: only what follows `####` counts, else the last number will do. `format_score`: for a wrong answer in the right form."""
 
     strict: bool = True
+    format_score: float = 0.0
 
 
 class Gsm8k(Reward):
-    """1 for the right number in the last assistant message, else 0. Metrics: accuracy, format (an answer after `####`)."""
+    """1 for the right number in the last assistant message, `format_score` for a wrong one, 0 for none.
+
+    Metrics: accuracy, format (an answer after `####`). What counts as an answer for `format_score` depends on `strict`.
+    """
 
     name: ClassVar[str] = "gsm8k"
+    runs_in: RunsIn = "inline"
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
-        try:
-            self._options = Gsm8kOptions(**self.config)
-        except TypeError:
-            raise ConfigError(f"reward.reward_config.gsm8k={dict(self.config)}: the only key is `strict` (true or false)") from None
+        self._options = read_options(Gsm8kOptions, self.config, plugin=f"reward {self.name!r}")
 
     def check(self, task: Task) -> None:
         require_number(task, self.name)
 
     def score(self, attempt: Attempted) -> RewardResult:
         text = attempt.answer
-        accuracy = float(is_correct(extract_answer(text, strict=self._options.strict), attempt.task.ground_truth))
-        return RewardResult(accuracy, {"accuracy": accuracy, "format": float(extract_answer(text, strict=True) is not None)})
+        answer = extract_answer(text, strict=self._options.strict)
+        accuracy = float(is_correct(answer, attempt.task.ground_truth))
+        wrong = self._options.format_score if answer is not None else 0.0
+        return RewardResult(accuracy or wrong, {"accuracy": accuracy, "format": float(extract_answer(text, strict=True) is not None)})
 
 
 def _number(found: re.Match[str]) -> Fraction | None:

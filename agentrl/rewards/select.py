@@ -1,109 +1,124 @@
-"""Which reward scores which row: the table by data source, or the user's own function."""
+"""Which rewards score which row: its own, by data source or the user's function, and the named terms beside it."""
 
 from __future__ import annotations
 
-import inspect
-import math
-import numbers
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeGuard
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
 
-from agentrl.config.schema import CustomFunctionConfig, RewardConfig
-from agentrl.errors import DataError, PluginError, RewardError
-from agentrl.plugins import AnyReward, Attempted, Plugins, Reward, RewardResult, import_source
+from agentrl.config.schema import REWARD_PRESETS, RewardConfig
+from agentrl.errors import ConfigError, DataError
+from agentrl.plugins import Plugins
+from agentrl.plugins.rewards import Scope
+from agentrl.rewards.calls import Term
+from agentrl.rewards.custom import load_function
+from agentrl.rewards.recipes import Recipe, recipe_of_class
 from agentrl.types import Task
 
-
-class CustomFunction(Reward):
-    """The user's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, sync or async.
-
-    It returns a number, or a dict with `score`, whose other numbers become metrics. `solution_str` is the text of all
-    messages after the prompt, joined by line breaks.
-    """
-
-    name: ClassVar[str] = "custom"
-
-    def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._function = function
-        self._kwargs = dict(kwargs)
-        self.is_async = inspect.iscoroutinefunction(function)
-
-    def score(self, attempt: Attempted) -> RewardResult:
-        return _as_result(self._function(**self._arguments(attempt)))
-
-    async def score_async(self, attempt: Attempted) -> RewardResult:
-        """Score with an async function; runs under asyncio."""
-        return _as_result(await self._function(**self._arguments(attempt)))
-
-    def _arguments(self, attempt: Attempted) -> dict[str, Any]:
-        task, messages = attempt.task, attempt.messages
-        return {
-            "data_source": task.data_source,
-            "solution_str": "\n".join(message.content for message in messages[len(task.messages) :]),
-            "ground_truth": task.ground_truth,
-            "extra_info": dict(task.extra_info),
-            **self._kwargs,
-        }
+RESERVED = frozenset({"tool", "interaction", "agent"})
+"""Names of the rewards given during an attempt (`reward/tool`, ...)."""
 
 
 class RewardTable:
-    """Chooses the reward of a task. Rewards are made once and score from several threads."""
+    """Chooses the rewards of a task. Each is made once; those that run in threads score from several at once."""
 
     def __init__(self, config: RewardConfig, plugins: Plugins) -> None:
-        """Load the custom function, or look up every reward of the table.
+        """Load the custom function, and every reward that the config names; presets load when a row needs them.
 
         Raises:
             PluginError: a reward or the function is unknown, or its file fails to import.
+            ConfigError: a reward refuses its config, or a term its name.
         """
-        self._custom = load_function(config.custom_function) if config.custom_function.path else None
+        self._config = config
+        self._plugins = plugins
         for name in config.reward_config:
             plugins.rewards.resolve(name)
-        names = {source: plugins.rewards.resolve(name) for source, name in config.sources.items()} if self._custom is None else {}
-        rewards = {name: plugins.rewards.get(name)(config.reward_config.get(name)) for name in set(names.values())}
-        self._by_source: dict[str, AnyReward] = {source: rewards[name] for source, name in names.items()}
+        self._custom = self._custom_term() if config.custom_function.path else None
+        self._by_reward: dict[str, Term] = {}
+        self._names: dict[str, str | None] = {}  # data source -> its reward
+        for source, name in config.sources.items():
+            plugins.rewards.resolve(name)
+            if self._custom is None and REWARD_PRESETS.get(source) != name:
+                self._own_term(name)
+        self._terms = [self._named_term(name) for name in config.terms]
 
-    def select(self, task: Task) -> AnyReward:
-        """Return the task's reward.
+    def own(self, task: Task) -> Term:
+        """Return the task's own reward.
 
         Raises:
             DataError: no reward is known for its data source.
         """
         if self._custom is not None:
             return self._custom
-        if task.data_source not in self._by_source:
+        if task.data_source not in self._names:
+            self._names[task.data_source] = reward_of(task.data_source, self._config.sources)
+        name = self._names[task.data_source]
+        if name is None:
+            known = ", ".join(sorted(self._config.sources))
             raise DataError(
-                f"task {task.task_id}: no reward for data_source {task.data_source!r}; known: {', '.join(sorted(self._by_source))} "
+                f"task {task.task_id}: no reward for data_source {task.data_source!r}; known: {known} "
                 "(add it to reward.sources, or set reward.custom_function.path)"
             )
-        return self._by_source[task.data_source]
+        return self._own_term(name)
+
+    def terms(self, task: Task, *scopes: Scope) -> list[Term]:
+        """Return all rewards of the task, its own first; with `scopes` only those of these scopes."""
+        beside = [t for t in self._terms if not t.sources or any(fnmatchcase(task.data_source, source) for source in t.sources)]
+        every = [self.own(task), *beside]
+        return [term for term in every if term.scope in scopes] if scopes else every
+
+    def may_score(self, scope: Scope) -> bool:
+        """Tell whether any configured reward has this scope; the presets score single attempts."""
+        own = [self._custom] if self._custom is not None else list(self._by_reward.values())
+        return any(term.scope == scope for term in (*own, *self._terms))
 
     def check(self, task: Task) -> None:
         """Raise DataError when the task cannot be scored: unknown source, missing ground truth. Called before any rollout."""
-        self.select(task).check(task)
+        own = self.own(task)
+        for term in self.terms(task):
+            if term is not own and term.name == own.name:
+                raise ConfigError(
+                    f"reward.terms.{term.name}: the data source {task.data_source!r} has this reward already; rename the term"
+                )
+            term.reward.check(task)
+
+    def _custom_term(self) -> Term:
+        custom = self._config.custom_function
+        assert custom.path is not None
+        arguments = (custom.path, custom.name, custom.kwargs, custom.scope, custom.runs_in)
+        reward = load_function(*arguments)
+        recipe = Recipe("agentrl.rewards.custom", load_function.__name__, arguments)
+        return Term(reward.name, reward, self._config.weight, self._config.timeout_s, recipe)
+
+    def _own_term(self, name: str) -> Term:
+        if name not in self._by_reward:
+            shown = self._plugins.rewards.own_name(name)
+            self._by_reward[name] = self._term(shown, name, {}, weight=self._config.weight, timeout_s=self._config.timeout_s)
+        return self._by_reward[name]
+
+    def _named_term(self, name: str) -> Term:
+        if name in RESERVED or "/" in name:
+            raise ConfigError(f"reward.terms.{name}: a term's name has no `/` and is none of {', '.join(sorted(RESERVED))}")
+        config = self._config.terms[name]
+        return self._term(
+            name,
+            config.reward or name,
+            config.config,
+            weight=config.weight,
+            timeout_s=config.timeout_s or self._config.timeout_s,
+            sources=config.sources,
+        )
+
+    def _term(self, shown: str, name: str, config: Mapping[str, Any], **fields: Any) -> Term:
+        cls = self._plugins.rewards.get(name)
+        merged = {**self._config.reward_config.get(self._plugins.rewards.own_name(name), {}), **config}
+        reward = cls(merged)
+        return Term(shown, reward, recipe=recipe_of_class(cls, merged) if reward.runs_in == "process" else None, **fields)
 
 
-def load_function(config: CustomFunctionConfig) -> CustomFunction:
-    """Load the user's reward function.
-
-    Raises:
-        PluginError: the file or the function in it does not exist.
-    """
-    assert config.path is not None
-    function = getattr(import_source(config.path), config.name, None)
-    if not callable(function):
-        raise PluginError(f"reward.custom_function: {config.path} has no function {config.name!r}")
-    return CustomFunction(function, config.kwargs)
-
-
-def _as_result(returned: Any) -> RewardResult:
-    """Read what a custom function returned; a number that is none is an error, never a zero."""
-    value = returned.get("score") if isinstance(returned, Mapping) else returned
-    if not _is_finite_number(value):
-        raise RewardError(f"the custom reward function returned {str(returned)[:120]!r}; return a finite number, or a dict with `score`")
-    others = returned.items() if isinstance(returned, Mapping) else ()
-    return RewardResult(float(value), {str(k): float(v) for k, v in others if k != "score" and _is_finite_number(v)})
-
-
-def _is_finite_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, numbers.Real) and math.isfinite(value)
+def reward_of(data_source: str, sources: Mapping[str, str]) -> str | None:
+    """Return the reward of a data source: by its exact name, else by the longest pattern with `*` that it matches."""
+    if data_source in sources:
+        return sources[data_source]
+    matching = [pattern for pattern in sources if "*" in pattern and fnmatchcase(data_source, pattern)]
+    return sources[max(matching, key=len)] if matching else None

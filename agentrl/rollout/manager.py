@@ -13,13 +13,13 @@ from agentrl.config.schema import AgentConfig, RewardConfig, RolloutConfig
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.player import Player
+from agentrl.rollout.player import Player, one_line
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import PromptLimits, Sampling
 from agentrl.rollout.stats import RolloutStats
-from agentrl.types import Lease, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Lease, Outcome, Task, Trajectory
 
 EMPTY_LEASE_PAUSE_S = 0.05
 """A source should wait by itself; one that does not must not be asked in a tight loop."""
@@ -73,8 +73,8 @@ class AgentLoopManager:
     ) -> None:
         self._rollout = rollout
         self._router = router
-        scorer = Scorer(reward, RewardTable(reward, plugins), host=host)
-        self._player = Player(agent, plugins=plugins, chat=chat, router=router, host=host, scorer=scorer, prompt=prompt)
+        self._scorer = Scorer(reward, RewardTable(reward, plugins), host=host, max_response_tokens=agent.max_response_tokens)
+        self._player = Player(agent, plugins=plugins, chat=chat, router=router, host=host, scorer=self._scorer, prompt=prompt)
         self._stats = RolloutStats()
         self._claimed = 0  # members of leased groups that are not settled yet
         self._settled = trio.Event()
@@ -112,9 +112,13 @@ class AgentLoopManager:
             await self._settled.wait()
 
     async def _play_group(self, lease: Lease, out: trio.MemorySendChannel[Shipment]) -> None:
-        """Play all members; the first that cannot be had drops the group, and its siblings are not played on."""
+        """Play all members; the first that cannot be had drops the group, and its siblings are not played on.
+
+        Members are shipped as they finish, unless a reward compares them: then they wait for each other.
+        """
         unsettled = lease.group_size
         dropped: list[str] = []
+        waiting: list[Trajectory] | None = [] if self._scorer.has_group_rewards(lease.task) else None
 
         async def play(member: int) -> None:
             nonlocal unsettled
@@ -123,6 +127,9 @@ class AgentLoopManager:
                 dropped.append(trajectory.outcome.value)
                 nursery.cancel_scope.cancel()
                 return
+            if waiting is not None:
+                waiting.append(trajectory)
+                return
             await out.send(trajectory)
             unsettled -= 1
             self._settle(1)
@@ -130,10 +137,28 @@ class AgentLoopManager:
         async with trio.open_nursery() as nursery:
             for member in range(lease.group_size):
                 nursery.start_soon(play, member)
+        if waiting and not dropped:
+            waiting = await self._score_group(lease.task, waiting, self._rollout.max_retries)
+            dropped += [t.outcome.value for t in waiting if self._rollout.on_outcome[t.outcome] != "train"]
         if dropped:
             self._stats.group_dropped(dropped[0])
             await out.send(DroppedGroup(lease.group_id, dropped[0]))
+        else:
+            for trajectory in waiting or ():
+                await out.send(trajectory)
         self._settle(unsettled)
+
+    async def _score_group(self, task: Task, trajectories: Sequence[Trajectory], retries_left: int) -> list[Trajectory]:
+        """Score the members of a group together, in their order; if that fails, all of them failed."""
+        members = sorted(trajectories, key=lambda t: t.member)
+        while True:
+            try:
+                return await self._scorer.score_group(task, members)
+            except Exception as error:  # noqa: BLE001 - boundary of one group
+                failure = one_line(error)
+            if self._rollout.on_outcome[Outcome.REWARD_ERROR] != "retry" or retries_left == 0:
+                return [t.replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for t in members]
+            retries_left -= 1
 
     async def _play_member(self, attempt: Attempt) -> Trajectory:
         """Play until an outcome need not be retried, or the retries are used up."""
@@ -171,19 +196,33 @@ class AgentLoopManager:
 
     async def play(self, leases: Sequence[Lease], sampling: Sampling) -> list[Trajectory]:
         """Play every member of `leases` once, ordered by lease and member; failures are returned like all others."""
-        results: dict[tuple[int, int], Trajectory] = {}
+        groups: dict[int, list[Trajectory]] = {}
 
-        async def play(place: tuple[int, int], attempt: Attempt) -> None:
-            results[place] = await self._play_once(attempt, sampling)
+        async def play_group(index: int, lease: Lease) -> None:
+            groups[index] = await self._play_members(lease, sampling)
 
         async with trio.open_nursery() as watching:
             watching.start_soon(self._router.watch)
             async with trio.open_nursery() as nursery:
                 for index, lease in enumerate(leases):
-                    for member in range(lease.group_size):
-                        nursery.start_soon(play, (index, member), Attempt(lease.group_id, member, lease.task))
+                    nursery.start_soon(play_group, index, lease)
             watching.cancel_scope.cancel()
-        return [results[place] for place in sorted(results)]
+        return [trajectory for index in range(len(leases)) for trajectory in groups[index]]
+
+    async def _play_members(self, lease: Lease, sampling: Sampling) -> list[Trajectory]:
+        """Play every member once; those that can be scored are compared, if a reward does that."""
+        members: dict[int, Trajectory] = {}
+
+        async def play(member: int) -> None:
+            members[member] = await self._play_once(Attempt(lease.group_id, member, lease.task), sampling)
+
+        async with trio.open_nursery() as nursery:
+            for member in range(lease.group_size):
+                nursery.start_soon(play, member)
+        scored = [t for t in members.values() if t.outcome in SCORED_OUTCOMES]
+        if scored and self._scorer.has_group_rewards(lease.task):
+            members |= {t.member: t for t in await self._score_group(lease.task, scored, 0)}
+        return [members[member] for member in range(lease.group_size)]
 
     # ------------------------------------------------------------------------------------------------------ both
 
@@ -196,6 +235,10 @@ class AgentLoopManager:
                 self._stats.end()
         self._stats.finished(trajectory)
         return trajectory
+
+    async def aclose(self) -> None:
+        """End the processes that rewards run in."""
+        await self._scorer.aclose()
 
     def stats(self) -> dict[str, float]:
         """Return counters of everything played so far (see RolloutStats), and of the router; cheap, from any thread.

@@ -1,105 +1,177 @@
-"""From a finished attempt to its rewards: outside of the event loop, with a deadline, and never a zero for a crash."""
+"""From finished attempts to their rewards: every term a named event on an action token, and never a zero for a crash.
+
+Metrics that scoring adds to a trajectory, for a reward or term `x`:
+    reward/x             what it said, before its weight (a turn reward: the sum over turns)
+    reward/x/<metric>    the metrics it reported
+    reward/x/applied     0 where it did not apply; absent otherwise
+    reward/tool, reward/interaction, reward/agent    sums of what was given during the attempt, before their weights
+    accuracy             of the row's own reward, where it reports one
+    reward_s             seconds that scoring took
+Details (a reward's values that are no numbers) stand in `extra_info["reward_details"][x]`.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import trio
 
 from agentrl.config.schema import RewardConfig
 from agentrl.errors import RewardError
-from agentrl.plugins import AnyReward, Attempted, RewardResult
-from agentrl.rewards.select import CustomFunction, RewardTable
-from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.plugins import Attempted, RewardResult
+from agentrl.plugins.rewards import Scope
+from agentrl.rewards.calls import AsyncHost, Result, RewardCalls, Term
+from agentrl.rewards.select import RewardTable
 from agentrl.rollout.recorder import reward_event
 from agentrl.rollout.session import GivenReward
 from agentrl.types import RewardEvent, Task, Trajectory
 
-NUM_THREADS = 8
-MAX_WAIT_FACTOR = 20
-"""Bound of the wait for a free thread, in deadlines: reached only when every thread hangs in a reward that never returns."""
+DETAILS = "reward_details"
 
 
 class Scorer:
-    """Adds rewards and their metrics to trajectories."""
+    """Adds rewards and their metrics to trajectories. Use it within one trio run; `aclose` ends its processes."""
 
-    def __init__(self, config: RewardConfig, table: RewardTable, *, host: AsyncioHost) -> None:
+    def __init__(self, config: RewardConfig, table: RewardTable, *, host: AsyncHost, max_response_tokens: int) -> None:
         self._config = config
         self._table = table
-        self._host = host
-        self._threads = trio.CapacityLimiter(NUM_THREADS)
+        self._calls = RewardCalls(host, num_processes=config.num_processes)
+        self._max_response_tokens = max_response_tokens
 
     async def score(self, task: Task, trajectory: Trajectory, turn_rewards: Sequence[GivenReward]) -> Trajectory:
-        """Return the trajectory with its reward on the last action token and turn rewards on the last token of their turn.
-
-        Turn rewards with weight 0 are only reported.
+        """Return the trajectory with the rewards that see one attempt, and those given during it.
 
         Raises:
-            RewardError: the reward raised, returned no finite number, or took longer than `reward.timeout_s`.
+            RewardError: a reward raised, returned no finite number, took longer than its deadline, or none applies.
         """
         started = trio.current_time()
-        reward = self._table.select(task)
-        result = await self._result(reward, attempted(task, trajectory))
-        events, sums = self._turn_events(trajectory, turn_rewards)
-        events.append(reward_event(trajectory, reward.name, result.value))
-        metrics = dict(trajectory.metrics) | sums | {f"reward/{name}": float(value) for name, value in result.metrics.items()}
-        if "accuracy" in result.metrics:
-            metrics["accuracy"] = float(result.metrics["accuracy"])
-        metrics["reward_s"] = trio.current_time() - started
-        return dataclasses.replace(trajectory, rewards=tuple(events), metrics=metrics)
+        own, terms = self._table.own(task), self._table.terms(task, "trajectory", "turn")
+        attempt = attempted(task, trajectory, max_response_tokens=self._max_response_tokens)
+        results = await self._calls.call_all([(term, attempt) for term in terms])
+        note = _Note(trajectory, at_end=self._config.assignment == "end")
+        note.add_given(turn_rewards, tool_weight=self._config.tool_reward_weight, interaction_weight=self._config.interaction_reward_weight)
+        for term, result in zip(terms, results, strict=True):
+            note.add(term, result, is_own=term is own)
+        return self._finished(task, note.trajectory(seconds=trio.current_time() - started), pending=("group", "batch"))
 
-    def _turn_events(self, trajectory: Trajectory, turn_rewards: Sequence[GivenReward]) -> tuple[list[RewardEvent], dict[str, float]]:
-        weights = {"tool": self._config.tool_reward_weight, "interaction": self._config.interaction_reward_weight, "agent": 1.0}
-        events: list[RewardEvent] = []
-        sums: dict[str, float] = defaultdict(float)
-        for given in turn_rewards:
-            sums[f"reward/{given.source}"] += given.value
-            if weights[given.source] != 0.0:
-                value = weights[given.source] * given.value
-                events.append(reward_event(trajectory, f"{given.source}/{given.name}", value, turn=given.turn))
-        return events, sums
+    def has_group_rewards(self, task: Task) -> bool:
+        """Tell whether the members of the task's group must wait for each other, to be compared."""
+        return self._table.may_score("group") and bool(self._table.terms(task, "group"))
 
-    async def _result(self, reward: AnyReward, attempt: Attempted) -> RewardResult:
-        with trio.CancelScope() as deadline:
-            try:
-                if isinstance(reward, CustomFunction) and reward.is_async:
-                    deadline.deadline = trio.current_time() + self._config.timeout_s
-                    result = await self._host.run(reward.score_async, attempt)
-                else:
-                    result = await self._in_thread(reward, attempt, deadline)
-            except RewardError:
-                raise
-            except Exception as error:
-                raise RewardError(f"reward {reward.name!r} raised {type(error).__name__}: {error}") from error
-            if not (isinstance(result, RewardResult) and math.isfinite(result.value)):
-                raise RewardError(f"reward {reward.name!r} returned {str(result)[:120]!r}; return a RewardResult with a finite value")
-            return result
-        raise RewardError(f"reward {reward.name!r} timed out after {self._config.timeout_s:g} s")
+    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the trajectories, which attempt the same task, with the rewards that compare them.
 
-    async def _in_thread(self, reward: AnyReward, attempt: Attempted, deadline: trio.CancelScope) -> RewardResult:
-        def begin() -> None:
-            deadline.deadline = trio.current_time() + self._config.timeout_s
+        Raises:
+            RewardError: see `score`.
+        """
+        return await self._score_together([task] * len(trajectories), trajectories, "group", pending=("batch",))
 
-        def work() -> RewardResult:
-            trio.from_thread.run_sync(begin)  # the time in line for a thread is not the reward's fault
-            return reward.score(attempt)  # type: ignore[attr-defined]
+    async def score_batch(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the trajectories of a batch with the rewards that see all of it; `tasks` are theirs, one each.
 
-        deadline.deadline = trio.current_time() + MAX_WAIT_FACTOR * self._config.timeout_s
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+        Raises:
+            RewardError: see `score`.
+        """
+        return await self._score_together(tasks, trajectories, "batch", pending=())
+
+    async def aclose(self) -> None:
+        """End the processes of rewards."""
+        await self._calls.aclose()
+
+    async def _score_together(
+        self, tasks: Sequence[Task], trajectories: Sequence[Trajectory], scope: Scope, *, pending: tuple[Scope, ...]
+    ) -> list[Trajectory]:
+        started = trio.current_time()
+        rows: defaultdict[Term, list[int]] = defaultdict(list)
+        for row, task in enumerate(tasks):
+            for term in self._table.terms(task, scope):
+                rows[term].append(row)
+        attempts = [attempted(task, t, max_response_tokens=self._max_response_tokens) for task, t in zip(tasks, trajectories, strict=True)]
+        answers = await self._calls.call_all([(term, [attempts[row] for row in scored]) for term, scored in rows.items()])
+        seconds = (trio.current_time() - started) / max(1, len(trajectories))
+        notes = [_Note(trajectory) for trajectory in trajectories]
+        for (term, scored), results in zip(rows.items(), answers, strict=True):
+            assert isinstance(results, Sequence), "checked by the call"
+            for row, result in zip(scored, results, strict=True):
+                assert result is None or isinstance(result, RewardResult), "checked by the call"
+                notes[row].add(term, result, is_own=term is self._table.own(tasks[row]))
+        return [self._finished(task, note.trajectory(seconds=seconds), pending=pending) for task, note in zip(tasks, notes, strict=True)]
+
+    def _finished(self, task: Task, trajectory: Trajectory, *, pending: tuple[Scope, ...]) -> Trajectory:
+        """Refuse a trajectory that nothing scored and nothing will: its reward would read as 0."""
+        terms = self._table.terms(task)
+        if trajectory.rewards or any(term.scope in pending or f"reward/{term.name}" in trajectory.metrics for term in terms):
+            return trajectory
+        raise RewardError(f"no reward applies to this attempt; asked: {', '.join(term.name for term in terms)}")
 
 
-def attempted(task: Task, trajectory: Trajectory, *, max_response_tokens: int = 0) -> Attempted:
-    """Return what rewards see of a trajectory."""
+class _Note:
+    """Collects what rewards say of one trajectory. `at_end`: rewards of turns lie on the last action token too."""
+
+    def __init__(self, trajectory: Trajectory, *, at_end: bool = False) -> None:
+        self._trajectory = trajectory
+        self._at_end = at_end
+        self._events: list[RewardEvent] = list(trajectory.rewards)
+        self._metrics: dict[str, float] = dict(trajectory.metrics)
+        self._details: dict[str, Mapping[str, Any]] = {}
+
+    def add_given(self, given: Sequence[GivenReward], *, tool_weight: float, interaction_weight: float) -> None:
+        """Add the rewards of tools, the partner and the agent loop; one of weight 0 is only reported."""
+        weights = {"tool": tool_weight, "interaction": interaction_weight, "agent": 1.0}
+        for one in given:
+            self._metrics[f"reward/{one.source}"] = self._metrics.get(f"reward/{one.source}", 0.0) + one.value
+            self._place(f"{one.source}/{one.name}", weights[one.source], one.value, turn=one.turn)
+
+    def add(self, term: Term, result: Result, *, is_own: bool) -> None:
+        """Add what a term said; None is no event."""
+        if isinstance(result, RewardResult):
+            self._place(term.name, term.weight, result.value)
+            self._report(term, float(result.value), result.metrics, is_own=is_own)
+            if result.details:  # JSON now: what cannot travel must fail here, as the reward's error
+                self._details[term.name] = json.loads(json.dumps(dict(result.details), default=str, skipkeys=True))
+            return
+        values = {turn: float(value) for turn, value in enumerate(result or ()) if value is not None}  # type: ignore[arg-type]
+        for turn, value in values.items():
+            self._place(term.name, term.weight, value, turn=turn)
+        if values:
+            self._report(term, sum(values.values()), {}, is_own=is_own)
+        else:
+            self._metrics[f"reward/{term.name}/applied"] = 0.0
+
+    def trajectory(self, *, seconds: float) -> Trajectory:
+        """Return the trajectory with all that was added."""
+        self._metrics["reward_s"] = self._metrics.get("reward_s", 0.0) + seconds
+        trajectory = self._trajectory.replace(rewards=tuple(self._events), metrics=self._metrics)
+        if not self._details:
+            return trajectory
+        earlier = trajectory.extra_info.get(DETAILS, {})
+        return trajectory.replace(extra_info={**trajectory.extra_info, DETAILS: {**earlier, **self._details}})
+
+    def _place(self, name: str, weight: float, value: float, *, turn: int | None = None) -> None:
+        if weight != 0.0:
+            self._events.append(reward_event(self._trajectory, name, weight * float(value), turn=None if self._at_end else turn))
+
+    def _report(self, term: Term, value: float, metrics: Mapping[str, float], *, is_own: bool) -> None:
+        self._metrics[f"reward/{term.name}"] = value
+        self._metrics |= {f"reward/{term.name}/{name}": float(number) for name, number in metrics.items()}
+        if is_own and "accuracy" in metrics:
+            self._metrics["accuracy"] = float(metrics["accuracy"])
+
+
+def attempted(task: Task, trajectory: Trajectory, *, max_response_tokens: int) -> Attempted:
+    """Return what rewards see of a trajectory; its response is as long as that of its longest training row."""
     actions = trajectory.action_mask.nonzero()[0]
+    ends = (*trajectory.segment_starts[1:], trajectory.num_tokens)
+    longest = max(end - start for start, end in zip(trajectory.segment_starts, ends, strict=True))
     return Attempted(
         task=task,
         messages=trajectory.messages,
         outcome=trajectory.outcome,
         num_turns=int(trajectory.turn_ids.max(initial=-1)) + 1,
-        num_response_tokens=trajectory.num_tokens - int(actions[0]) if len(actions) else 0,
+        num_response_tokens=longest - int(actions[0]) if len(actions) else 0,
         num_action_tokens=len(actions),
         max_response_tokens=max_response_tokens,
     )

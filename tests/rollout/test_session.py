@@ -116,7 +116,7 @@ def test_a_calculation_is_played_and_scored(stage):
     assert trajectory.messages[2].content == "42"
     assert (trajectory.outcome, trajectory.reward, trajectory.failure) == (Outcome.COMPLETED, 1.0, None)
     assert trajectory.metrics["num_tool_calls"] == 1
-    assert trajectory.metrics["accuracy"] == trajectory.metrics["reward/accuracy"] == 1.0
+    assert trajectory.metrics["accuracy"] == trajectory.metrics["reward/arithmetic/accuracy"] == 1.0
     assert trajectory.rewards[0].name == "arithmetic"
 
 
@@ -417,7 +417,7 @@ class Moody(Reward):
         return RewardResult(float(task.ground_truth))
 
 
-@pytest.mark.parametrize(("truth", "failure"), [("raise", "grader is down"), ("nan", "finite value"), ("hang", "timed out after 5 s")])
+@pytest.mark.parametrize(("truth", "failure"), [("raise", "grader is down"), ("nan", "finite numbers"), ("hang", "timed out after 5 s")])
 def test_a_reward_that_fails_is_never_a_zero(stage, truth, failure):
     Moody.gate.clear()
     timeout = {"timeout_s": 5.0} if truth == "hang" else {}
@@ -440,7 +440,7 @@ def test_an_async_reward_runs_under_asyncio(stage, tmp_path):
     world = stage.World(lambda *_: "hm", reward={"custom_function": {"path": str(file)}})
     (trajectory,) = world.play(stage.task())
     assert trajectory.reward == 2.0
-    assert trajectory.metrics["reward/bonus"] == 1.0
+    assert trajectory.metrics["reward/custom/bonus"] == 1.0
 
 
 def test_prompt_messages_are_kept_as_given(stage):

@@ -1,0 +1,62 @@
+"""Rewards that see a whole batch: scored here, where the batch is together for the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl.config.schema import Config
+from agentrl.controller.calls import in_trio
+from agentrl.plugins import Plugins
+from agentrl.rewards.select import RewardTable
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.scoring import Scorer
+from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
+
+
+class BatchRewards:
+    """The rewards of scope `batch`."""
+
+    def __init__(self, config: Config, plugins: Plugins) -> None:
+        """Load the rewards.
+
+        Raises:
+            UserError: one is unknown, or refuses its config.
+        """
+        self._config = config
+        self._table = RewardTable(config.reward, plugins)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is such a reward at all."""
+        return self._table.may_score("batch")
+
+    def score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the trajectories of a batch with these rewards; `tasks` are theirs, one each.
+
+        Raises:
+            RewardError: a reward raised, took too long or returned no finite number; then nothing is scored.
+        """
+        return in_trio(self._score, tasks, trajectories)
+
+    def score_validation(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return all attempts of a validation; those that could be scored so far are scored together, or failed together."""
+        rows = [row for row, trajectory in enumerate(trajectories) if trajectory.outcome in SCORED_OUTCOMES]
+        result = list(trajectories)
+        if not rows:
+            return result
+        try:
+            scored = self.score([tasks[row] for row in rows], [trajectories[row] for row in rows])
+        except Exception as error:  # noqa: BLE001 - boundary of one batch
+            failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            scored = [trajectories[row].replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for row in rows]
+        for row, trajectory in zip(rows, scored, strict=True):
+            result[row] = trajectory
+        return result
+
+    async def _score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        with AsyncioHost() as host:
+            scorer = Scorer(self._config.reward, self._table, host=host, max_response_tokens=self._config.agent.max_response_tokens)
+            try:
+                return await scorer.score_batch(tasks, trajectories)
+            finally:
+                await scorer.aclose()

@@ -1,0 +1,154 @@
+"""One call of a reward: made where the reward wants to run, with a deadline, its result checked; whatever fails is a RewardError."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import trio
+
+from agentrl.errors import RewardError
+from agentrl.plugins import AnyReward, Attempted, RewardResult
+from agentrl.plugins.rewards import Scope
+from agentrl.rewards.custom import is_finite_number
+from agentrl.rewards.pool import WorkerPool
+from agentrl.rewards.recipes import Recipe
+
+NUM_THREADS = 8
+MAX_WAIT_FACTOR = 20
+"""Bound of the wait for a free thread or process, in deadlines: reached only when each of them hangs in a reward."""
+
+Subject = Attempted | Sequence[Attempted]
+Result = RewardResult | None | Sequence[float | None] | Sequence[RewardResult | None]
+
+
+class AsyncHost(Protocol):
+    """Runs asyncio functions for trio: `agentrl.rollout.asyncio_host.AsyncioHost`."""
+
+    async def run(self, function: Callable[..., Awaitable[Any]], *args: object) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """One reward as configured: its name in events and metrics, its factor in the sum, its deadline, how to make it again."""
+
+    name: str
+    reward: AnyReward
+    weight: float
+    timeout_s: float
+    recipe: Recipe | None  # for rewards that run in a process
+    sources: tuple[str, ...] = ()  # (): all
+
+    @property
+    def scope(self) -> Scope:
+        return self.reward.scope
+
+
+class RewardCalls:
+    """Calls rewards side by side. Use it within one trio run; `aclose` ends its processes."""
+
+    def __init__(self, host: AsyncHost, *, num_processes: int) -> None:
+        self._host = host
+        self._threads = trio.CapacityLimiter(NUM_THREADS)
+        self._processes = WorkerPool(num_processes)
+        self._places: dict[Term, trio.CapacityLimiter] = {}
+
+    async def aclose(self) -> None:
+        await self._processes.aclose()
+
+    async def call_all(self, calls: Sequence[tuple[Term, Subject]]) -> list[Result]:
+        """Make all calls side by side, and return their results in order; the first that fails ends the others.
+
+        Raises:
+            RewardError: see `call`.
+        """
+        if all(term.reward.runs_in == "inline" for term, _ in calls):
+            return [await self.call(*one) for one in calls]
+        results: list[Result] = [None] * len(calls)
+        failed: list[RewardError] = []
+
+        async def call(index: int) -> None:
+            try:
+                results[index] = await self.call(*calls[index])
+            except RewardError as error:
+                failed.append(error)
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for index in range(len(calls)):
+                nursery.start_soon(call, index)
+        if failed:
+            raise failed[0]
+        return results
+
+    async def call(self, term: Term, subject: Subject) -> Result:
+        """Return what the reward says of `subject`: an attempt, or a list of them for the scopes group and batch.
+
+        Raises:
+            RewardError: it raised, returned what is no result of its scope, took longer than its deadline, or its process died.
+        """
+        try:
+            result = await self._timed(term, subject)
+        except RewardError as error:
+            raise RewardError(f"reward {term.name!r}: {error}") from error
+        except Exception as error:  # boundary of one score: a reward raised
+            raise RewardError(f"reward {term.name!r} raised {type(error).__name__}: {error}") from error
+        _check_result(term, subject, result)
+        return result
+
+    async def _timed(self, term: Term, subject: Subject) -> Any:
+        if term.reward.runs_in == "inline":
+            return term.reward.score(subject)  # type: ignore[attr-defined]
+        with trio.CancelScope(deadline=trio.current_time() + MAX_WAIT_FACTOR * term.timeout_s) as deadline:
+
+            def begin() -> None:
+                deadline.deadline = trio.current_time() + term.timeout_s
+
+            async with self._place(term):
+                return await self._placed(term, subject, begin)
+        raise RewardError(f"timed out after {term.timeout_s:g} s")
+
+    async def _placed(self, term: Term, subject: Subject, begin: Callable[[], None]) -> Any:
+        """Call the reward in its place; `begin` starts the deadline: time in line for a thread or process is not its fault."""
+        score = term.reward.score  # type: ignore[attr-defined]
+        if term.reward.runs_in == "process":
+            assert term.recipe is not None, term
+            return await self._processes.score(term.recipe, subject, begin=begin)
+        if term.reward.runs_in == "thread":
+
+            def work() -> Any:
+                trio.from_thread.run_sync(begin)
+                return score(subject)
+
+            return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+        begin()
+        return await (score(subject) if term.reward.runs_in == "trio" else self._host.run(score, subject))
+
+    def _place(self, term: Term) -> trio.CapacityLimiter:
+        if term not in self._places:
+            self._places[term] = trio.CapacityLimiter(term.reward.max_concurrent or float("inf"))
+        return self._places[term]
+
+
+def _check_result(term: Term, subject: Subject, result: Any) -> None:
+    if term.scope == "trajectory":
+        is_right, wanted = _is_result(result), "a RewardResult of finite numbers, or None"
+    elif isinstance(subject, Attempted):
+        is_right = _is_list(result, subject.num_turns) and all(value is None or is_finite_number(value) for value in result)
+        wanted = f"one finite number or None for each of the {subject.num_turns} turns"
+    else:
+        is_right = _is_list(result, len(subject)) and all(map(_is_result, result))
+        wanted = f"one RewardResult of finite numbers, or None, for each of the {len(subject)} attempts"
+    if not is_right:
+        raise RewardError(f"reward {term.name!r} returned {str(result)[:120]!r}; return {wanted}")
+
+
+def _is_list(result: Any, length: int) -> bool:
+    return isinstance(result, Sequence) and not isinstance(result, str) and len(result) == length
+
+
+def _is_result(result: Any) -> bool:
+    if result is None:
+        return True
+    return isinstance(result, RewardResult) and is_finite_number(result.value) and all(map(is_finite_number, result.metrics.values()))

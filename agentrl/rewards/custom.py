@@ -1,0 +1,129 @@
+"""The user's own function as a reward: verl's signature for one attempt, and verl's for a whole batch."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeGuard
+
+from agentrl.errors import ConfigError, PluginError, RewardError
+from agentrl.plugins import Attempted, BatchReward, Reward, RewardResult
+from agentrl.plugins.rewards import RunsIn
+from agentrl.plugins.sources import import_source
+
+SYNC_PLACES: tuple[RunsIn, ...] = ("thread", "process", "inline")
+
+
+class CustomFunction(Reward):
+    """The user's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, sync or async.
+
+    It returns a number, a dict with `score` (its other numbers become metrics, all else details), or None: does not apply.
+    `solution_str` is the text of all messages after the prompt; `extra_info` is the row's, and `num_turns` as verl counts it.
+    """
+
+    name: ClassVar[str] = "custom"
+
+    def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any], runs_in: RunsIn = "thread") -> None:
+        super().__init__()
+        self._function = function
+        self._kwargs = dict(kwargs)
+        self.runs_in = "asyncio" if inspect.iscoroutinefunction(function) else runs_in
+
+    def score(self, attempt: Attempted) -> Any:
+        """Return the result, or an awaitable of it when the function is async."""
+        returned = self._function(**self._arguments(attempt))
+        return _awaited(returned) if self.runs_in == "asyncio" else result_of(returned)
+
+    def _arguments(self, attempt: Attempted) -> dict[str, Any]:
+        task = attempt.task
+        return {
+            "data_source": task.data_source,
+            "solution_str": attempt.response_text,
+            "ground_truth": task.ground_truth,
+            "extra_info": _extra_info(attempt),
+            **self._kwargs,
+        }
+
+
+class CustomBatchFunction(BatchReward):
+    """The user's `compute_score(data_sources, solution_strs, ground_truths, extra_infos, **kwargs)`, sync or async.
+
+    All four are lists with one entry per attempt of the batch; so is what it returns, each entry like CustomFunction's.
+    """
+
+    name: ClassVar[str] = "custom"
+
+    def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any], runs_in: RunsIn = "thread") -> None:
+        super().__init__()
+        self._function = function
+        self._kwargs = dict(kwargs)
+        self.runs_in = "asyncio" if inspect.iscoroutinefunction(function) else runs_in
+
+    def score(self, attempts: Sequence[Attempted]) -> Any:
+        """Return the results, or an awaitable of them when the function is async."""
+        returned = self._function(
+            data_sources=[attempt.task.data_source for attempt in attempts],
+            solution_strs=[attempt.response_text for attempt in attempts],
+            ground_truths=[attempt.task.ground_truth for attempt in attempts],
+            extra_infos=[_extra_info(attempt) for attempt in attempts],
+            **self._kwargs,
+        )
+        return _all_awaited(returned) if self.runs_in == "asyncio" else [result_of(one) for one in returned]
+
+
+def load_function(path: str, name: str, kwargs: Mapping[str, Any], scope: str, runs_in: RunsIn) -> CustomFunction | CustomBatchFunction:
+    """Load the user's function.
+
+    Raises:
+        PluginError: the file or the function in it does not exist.
+        ConfigError: an async function is to run in another place than asyncio.
+    """
+    function = getattr(import_source(path), name, None)
+    if not callable(function):
+        raise PluginError(f"reward.custom_function: {path} has no function {name!r}")
+    if inspect.iscoroutinefunction(function) and runs_in != "thread":
+        raise ConfigError(f"reward.custom_function.runs_in={runs_in}: {name!r} is async and runs in asyncio; leave the key out")
+    return (CustomBatchFunction if scope == "batch" else CustomFunction)(function, kwargs, runs_in)
+
+
+def result_of(returned: Any) -> RewardResult | None:
+    """Read what a function returned for one attempt.
+
+    Raises:
+        RewardError: it is no finite number, no dict with one, and not None: an error, never a zero.
+    """
+    value = returned.get("score") if isinstance(returned, Mapping) else returned
+    if value is None and (returned is None or "score" in returned):
+        return None
+    if not is_finite_number(value):
+        raise RewardError(
+            f"the custom reward function returned {str(returned)[:120]!r}; return a finite number, a dict with `score`, or None"
+        )
+    others = {str(key): other for key, other in returned.items() if key != "score"} if isinstance(returned, Mapping) else {}
+    metrics = {key: float(other) for key, other in others.items() if is_finite_number(other)}
+    if "acc" in metrics:  # verl's name
+        metrics.setdefault("accuracy", metrics["acc"])
+    return RewardResult(float(value), metrics, {key: other for key, other in others.items() if key not in metrics})
+
+
+def is_finite_number(value: Any) -> TypeGuard[float]:
+    """Tell whether `value` is a number that can be learned from; numpy's count, booleans too."""
+    # bool(): numpy's booleans are no numbers.Real, yet verl's functions return them
+    return (isinstance(value, numbers.Real) or type(value).__name__ == "bool_" or type(value).__name__ == "bool") and math.isfinite(value)
+
+
+async def _awaited(returned: Any) -> RewardResult | None:
+    return result_of(await returned)
+
+
+async def _all_awaited(returned: Any) -> list[RewardResult | None]:
+    return [result_of(one) for one in await returned]
+
+
+def _extra_info(attempt: Attempted) -> dict[str, Any]:
+    # verl counts the prompt, and each answer to the assistant (all tools of a turn are one), as turns too.
+    sides = itertools.groupby(message.role == "assistant" for message in attempt.response)
+    return {**attempt.task.extra_info, "num_turns": 1 + sum(1 for _ in sides)}

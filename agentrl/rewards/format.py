@@ -1,0 +1,84 @@
+"""Whether an answer keeps to a form: a named one, or a regular expression of the user's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from agentrl.plugins import Attempted, Reward, RewardResult
+from agentrl.plugins.options import Options, read_options
+from agentrl.rewards.boxed import last_boxed
+from agentrl.rewards.gsm8k import MAX_TAIL_CHARS, extract_answer
+from agentrl.types import JsonObject
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+def is_think(text: str) -> bool:
+    """Tell whether `text` is one thought in `<think>` tags, and then an answer."""
+    head, closing, answer = text.strip().partition("</think>")
+    return bool(closing) and head.startswith("<think>") and bool(answer.strip()) and text.count("<think>") == text.count("</think>") == 1
+
+
+def is_think_answer(text: str) -> bool:
+    """Tell whether `text` is one thought in `<think>` tags, then one answer in `<answer>` tags, and nothing else."""
+    text = text.strip()
+    if any(text.count(tag) != 1 for tag in TAGS) or not text.startswith("<think>") or not text.endswith("</answer>"):
+        return False
+    _, _, behind = text.partition("</think>")
+    between, _, answer = behind.partition("<answer>")
+    return not between.strip() and bool(answer.removesuffix("</answer>").strip())
+
+
+# Plain string searches: they run in the event loop, where a regular expression that backtracks would stop everything.
+FORMS: Mapping[str, Callable[[str], bool]] = {
+    "think": is_think,
+    "think_answer": is_think_answer,
+    "boxed": lambda text: last_boxed(text[-MAX_TAIL_CHARS:]) is not None,
+    "answer_line": lambda text: extract_answer(text, strict=True) is not None,
+}
+
+
+class FormatOptions(Options):
+    """`form` or `pattern` (matched against the whole text, `.` is any character); `of`: the last assistant message, or all of them."""
+
+    form: Literal["think", "think_answer", "boxed", "answer_line"] | None = None
+    pattern: str | None = None
+    of: Literal["answer", "every_turn"] = "answer"
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> FormatOptions:
+        if (self.form is None) == (self.pattern is None):
+            raise ValueError(f"give either `form` (one of {', '.join(FORMS)}) or `pattern`, a regular expression")
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            raise ValueError(f"pattern {self.pattern!r} is no regular expression: {error}") from error
+        return self
+
+
+class Format(Reward):
+    """1 when the text has the form, else 0. A thought counts as text in `<think>` tags, however the template keeps it."""
+
+    name: ClassVar[str] = "format"
+
+    def __init__(self, config: JsonObject | None = None) -> None:
+        super().__init__(config)
+        self._options = read_options(FormatOptions, self.config, plugin=f"reward {self.name!r}")
+        # A pattern may backtrack for ever and never gives other threads a turn: only a process can be ended then.
+        self.runs_in = "inline" if self._options.form else "process"
+
+    def score(self, attempt: Attempted) -> RewardResult:
+        texts = attempt.assistant_texts
+        if self._options.of == "answer":
+            texts = texts[-1:]
+        return RewardResult(float(bool(texts) and all(map(self._has_form, texts))))
+
+    def _has_form(self, text: str) -> bool:
+        if self._options.form is not None:
+            return FORMS[self._options.form](text)
+        assert self._options.pattern is not None
+        return re.fullmatch(self._options.pattern, text, re.DOTALL) is not None

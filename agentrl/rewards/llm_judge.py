@@ -1,0 +1,177 @@
+"""Another model as the judge, behind an OpenAI-compatible URL."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from string import Template
+from typing import Any, ClassVar
+
+import trio
+from pydantic import Field, model_validator
+
+from agentrl.errors import RewardError
+from agentrl.plugins import Attempted, Reward, RewardResult
+from agentrl.plugins.options import Options, read_options, secret
+from agentrl.plugins.rewards import RunsIn
+from agentrl.rewards.posting import Poster
+from agentrl.types import JsonObject, Message
+
+PLACEHOLDERS = ("question", "answer", "response", "ground_truth", "conversation")
+PROMPT = """Judge how well an assistant did a task.
+
+Task:
+$question
+
+Right answer or criteria:
+$ground_truth
+
+The assistant's answer:
+$answer
+
+Explain your judgement in a few sentences. Then end with one line of the form
+Score: <a number from $min_score for useless to $max_score for perfect>"""
+MAX_VERDICT_CHARS = 4000
+
+
+class JudgeOptions(Options):
+    """How the judge is asked and understood. The value is scaled from min_score..max_score to 0..1."""
+
+    url: str  # up to and with /v1
+    model: str
+    api_key_env: str | None = None
+    prompt: str = PROMPT  # a template: $question, $answer, $response, $ground_truth, $conversation, $min_score, $max_score
+    system: str | None = None
+    pattern: str = r"(?im)^\W*score\W*?(-?\d+(?:\.\d+)?)"  # its first group is the score; the last match counts
+    min_score: float = 0.0
+    max_score: float = 10.0
+    temperature: float = 0.0
+    max_tokens: int = Field(1024, ge=1)
+    extra_body: JsonObject = Field({})
+    max_retries: int = Field(2, ge=0)
+    max_concurrent: int = Field(32, ge=1)
+    cache_size: int = Field(10_000, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> JudgeOptions:
+        if self.min_score >= self.max_score:
+            raise ValueError(f"min_score={self.min_score:g} is not below max_score={self.max_score:g}")
+        try:
+            if re.compile(self.pattern).groups < 1:
+                raise ValueError(f"pattern {self.pattern!r} has no group around the score")
+            Template(self.prompt).substitute(dict.fromkeys((*PLACEHOLDERS, "min_score", "max_score"), ""))
+        except re.error as error:
+            raise ValueError(f"pattern {self.pattern!r} is no regular expression: {error}") from error
+        except KeyError as error:
+            known = ", ".join(f"${name}" for name in PLACEHOLDERS)
+            raise ValueError(f"prompt: unknown placeholder ${error.args[0]}; there are {known}") from error
+        return self
+
+
+class LLMJudge(Reward):
+    """The judge's score, from 0 to 1. Metrics: score (as it was given). Details: verdict (the judge's text).
+
+    Up to `max_concurrent` attempts are judged at once, so that the judge's server batches them; the same request is asked
+    once, also while its answer is under way.
+    """
+
+    name: ClassVar[str] = "llm_judge"
+    runs_in: RunsIn = "trio"
+
+    def __init__(self, config: JsonObject | None = None) -> None:
+        super().__init__(config)
+        self._options = options = read_options(JudgeOptions, self.config, plugin=f"reward {self.name!r}")
+        key = secret(options.api_key_env, plugin=f"reward {self.name!r}")
+        self.max_concurrent = options.max_concurrent
+        url = options.url.rstrip("/") + "/chat/completions"
+        self._poster = Poster(url, api_key=key, max_retries=options.max_retries, reward=self.name)
+        self._verdicts: OrderedDict[str, str] = OrderedDict()  # hash of a request -> the judge's text, least lately used first
+        self._under_way: dict[str, trio.Event] = {}
+
+    async def score(self, attempt: Attempted) -> RewardResult:  # type: ignore[override]  # runs_in trio: async
+        """Ask the judge, or remember what it said.
+
+        Raises:
+            RewardError: it did not answer, or with no score in its range, again and again.
+        """
+        request = self._request(attempt)
+        key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        while key in self._under_way:
+            await self._under_way[key].wait()
+        verdict = self._remembered(key)
+        if verdict is None:
+            verdict = await self._judged(key, request)
+        score = self._score(verdict)
+        assert score is not None, "only verdicts with a score are kept"
+        value = (score - self._options.min_score) / (self._options.max_score - self._options.min_score)
+        return RewardResult(value, {"score": score}, {"verdict": verdict[:MAX_VERDICT_CHARS]})
+
+    async def _judged(self, key: str, request: dict[str, Any]) -> str:
+        self._under_way[key] = trio.Event()
+        try:
+            for _ in range(self._options.max_retries + 1):
+                verdict = _text(await self._poster.post(request))
+                if self._score(verdict) is not None:
+                    self._remember(key, verdict)
+                    return verdict
+            raise RewardError(
+                f"the judge gave no score from {self._options.min_score:g} to {self._options.max_score:g}: {verdict[-200:]!r}"
+            )
+        finally:
+            self._under_way.pop(key).set()
+
+    def _request(self, attempt: Attempted) -> dict[str, Any]:
+        options, task = self._options, attempt.task
+        prompt = Template(options.prompt).substitute(
+            question=next((m.content for m in reversed(task.messages) if m.role == "user"), ""),
+            answer=attempt.answer,
+            response=attempt.response_text,
+            ground_truth=task.ground_truth,
+            conversation="\n\n".join(map(_shown, attempt.messages)),
+            min_score=f"{options.min_score:g}",
+            max_score=f"{options.max_score:g}",
+        )
+        system = [{"role": "system", "content": options.system}] if options.system else []
+        return {
+            "model": options.model,
+            "messages": [*system, {"role": "user", "content": prompt}],
+            "temperature": options.temperature,
+            "max_tokens": options.max_tokens,
+            **options.extra_body,
+        }
+
+    def _score(self, verdict: str) -> float | None:
+        found = re.findall(self._options.pattern, verdict)
+        if not found:
+            return None
+        text = found[-1] if isinstance(found[-1], str) else found[-1][0]
+        try:
+            score = float(text)
+        except ValueError:
+            return None
+        return score if self._options.min_score <= score <= self._options.max_score else None
+
+    def _remembered(self, key: str) -> str | None:
+        if key in self._verdicts:
+            self._verdicts.move_to_end(key)
+        return self._verdicts.get(key)
+
+    def _remember(self, key: str, verdict: str) -> None:
+        self._verdicts[key] = verdict
+        while len(self._verdicts) > self._options.cache_size:
+            self._verdicts.popitem(last=False)
+
+
+def _text(reply: Any) -> str:
+    try:
+        text = reply["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        raise RewardError(f"the judge's server answered {str(reply)[:120]!r}; that is no chat completion") from None
+    return text if isinstance(text, str) else ""
+
+
+def _shown(message: Message) -> str:
+    calls = "".join(f"\n[calls {call.name}({json.dumps(call.arguments)})]" for call in message.tool_calls)
+    return f"[{message.role}]\n{message.content}{calls}"

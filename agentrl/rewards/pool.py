@@ -1,0 +1,152 @@
+"""Processes for rewards that take long or may hang: one call at a time each, killed when its caller is cancelled.
+
+They are fresh interpreters, never forks: this process has threads, and a fork inherits locks that no thread will release.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from agentrl.errors import RewardError
+from agentrl.rewards.recipes import Recipe
+from agentrl.rewards.worker import HEADER, MakeRequest, Reply, ScoreRequest, frame
+
+START_TIMEOUT_S = 120.0
+"""Starting an interpreter and importing what a reward needs: seconds, minutes on a machine under load."""
+KILL_TIMEOUT_S = 5.0
+"""A killed process is gone at once, but for one that the kernel keeps waiting."""
+MAX_BYTES = 2**30
+READ_BYTES = 2**16
+
+
+class WorkerPool:
+    """At most `num_processes` workers, started when first needed and kept. Use it within one trio run; `aclose` ends them."""
+
+    def __init__(self, num_processes: int) -> None:
+        self._slots = trio.CapacityLimiter(num_processes)
+        self._idle: list[_Worker] = []
+        self._keys: dict[int, int] = {}  # id of a recipe -> its key
+        self._recipes: list[Recipe] = []  # keeps them alive, so that no id is used twice
+        self._is_closed = False
+
+    async def score(self, recipe: Recipe, subject: Any, *, begin: Callable[[], None]) -> Any:
+        """Return what the reward's `score(subject)` returns; `begin` is called once a worker is ready for it.
+
+        A worker whose call is cancelled is killed, with all that it started.
+
+        Raises:
+            RewardError: the reward cannot be made there, it raised, or its process died.
+        """
+        key = self._key(recipe)
+        async with self._slots:
+            worker = self._idle.pop() if self._idle else _Worker()
+            try:
+                with trio.move_on_after(START_TIMEOUT_S) as starting:
+                    await worker.prepare(key, recipe)
+                if starting.cancelled_caught:
+                    raise RewardError(f"the reward's process was not ready within {START_TIMEOUT_S:g} s")
+                begin()
+                return await worker.ask(ScoreRequest(key, subject))
+            finally:
+                if worker.is_usable and not self._is_closed:
+                    self._idle.append(worker)
+                else:
+                    await worker.end()
+
+    async def aclose(self) -> None:
+        """End the idle workers; those at work end with their calls."""
+        self._is_closed = True
+        idle, self._idle = self._idle, []
+        for worker in idle:
+            await worker.end()
+
+    def _key(self, recipe: Recipe) -> int:
+        if id(recipe) not in self._keys:
+            self._keys[id(recipe)] = len(self._recipes)
+            self._recipes.append(recipe)
+        return self._keys[id(recipe)]
+
+
+class _Worker:
+    """One process and its two pipes."""
+
+    def __init__(self) -> None:
+        self._process: trio.Process | None = None
+        self._known: set[int] = set()
+        self.is_usable = False  # no call of it is unanswered
+
+    async def prepare(self, key: int, recipe: Recipe) -> None:
+        """Start the process if it does not run, and make the reward there if it does not know it."""
+        if self._process is None:
+            self._process = await _start()
+        if key not in self._known:
+            await self.ask(MakeRequest(key, recipe))
+            self._known.add(key)
+
+    async def ask(self, request: MakeRequest | ScoreRequest) -> Any:
+        assert self._process is not None, "prepare comes first"
+        assert self._process.stdin is not None
+        self.is_usable = False
+        try:
+            await self._process.stdin.send_all(frame(request))
+            (length,) = HEADER.unpack(await self._read(HEADER.size))
+            if length > MAX_BYTES:
+                raise RewardError(f"the reward's result is longer than {MAX_BYTES} bytes")
+            reply: Reply = pickle.loads(await self._read(length))
+        except trio.BrokenResourceError as error:
+            raise RewardError(await self._death()) from error
+        self.is_usable = True
+        if reply.error is not None:
+            raise RewardError(reply.error)
+        return reply.value
+
+    async def _read(self, count: int) -> bytes:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        data = bytearray()
+        while len(data) < count:
+            piece = await self._process.stdout.receive_some(min(READ_BYTES, count - len(data)))
+            if not piece:
+                raise RewardError(await self._death())
+            data += piece
+        return bytes(data)
+
+    async def _death(self) -> str:
+        assert self._process is not None
+        status = None
+        with trio.move_on_after(1.0):  # the pipe closes a moment before the status is there
+            status = await self._process.wait()
+        how = "closed its output" if status is None else f"ended by itself with status {status}"
+        return f"the reward's process {how}" + (f" ({signal.strsignal(-status)})" if status is not None and status < 0 else "")
+
+    async def end(self) -> None:
+        """Kill the process and all that it started."""
+        self.is_usable = False
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):  # it leads a process group of its own, which its children may outlive
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            await trio.aclose_forcefully(stream)
+        with trio.move_on_after(KILL_TIMEOUT_S, shield=True):
+            await self._process.wait()
+
+
+async def _start() -> trio.Process:
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    command = [sys.executable, "-P", "-m", "agentrl.rewards.worker"]
+    environment = {**os.environ, "PYTHONPATH": path}
+    process: trio.Process = await trio.lowlevel.open_process(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+    )
+    return process

@@ -1,0 +1,71 @@
+"""One JSON request to a service that scores, tried again when the service is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import trio
+
+from agentrl.errors import ConfigError, RewardError, ServerError
+from agentrl.http.client import HttpClient
+
+FIRST_PAUSE_S = 0.25
+TRANSIENT = frozenset({408, 409, 425, 429})
+"""Statuses below 500 that a service gives when it will do later."""
+
+
+class Poster:
+    """Posts to one URL. Runs under trio; the caller has the deadline.
+
+    Each request has a connection of its own: scoring takes far longer than connecting, and a reward has no moment at which
+    it would close kept ones.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None, max_retries: int, reward: str) -> None:
+        """Check the URL.
+
+        Raises:
+            ConfigError: it is not the URL of a service.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"reward {reward!r}: url={url!r} is not the URL of a service; write it like http://127.0.0.1:8000/score")
+        self._origin = f"{parts.scheme}://{parts.netloc}"
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._max_retries = max_retries
+
+    async def post(self, body: Mapping[str, Any]) -> Any:
+        """Return the decoded reply of status 200.
+
+        Raises:
+            RewardError: the service refused the request, or failed again and again.
+        """
+        pause_s = FIRST_PAUSE_S
+        for tries_left in range(self._max_retries, -1, -1):
+            try:
+                return await self._once(body)
+            except _RefusedError as error:
+                raise RewardError(str(error)) from error
+            except ServerError as error:
+                if tries_left == 0:
+                    raise RewardError(f"{error} (tried {self._max_retries + 1} times)") from error
+            await trio.sleep(pause_s)
+            pause_s *= 2
+        raise AssertionError("the last try returns or raises")
+
+    async def _once(self, body: Mapping[str, Any]) -> Any:
+        async with HttpClient(self._origin, headers=self._headers) as client:
+            reply = await client.request("POST", self._path, json=body)
+        if reply.status == 200:
+            return reply.json()
+        text = f"{self._origin}{self._path} answered {reply.status}: {reply.body[:200].decode(errors='replace')!r}"
+        if reply.status in TRANSIENT or reply.status >= 500:
+            raise ServerError(text, status=reply.status)
+        raise _RefusedError(text)
+
+
+class _RefusedError(Exception):
+    """The service called the request wrong: trying again is useless."""

@@ -1,0 +1,97 @@
+"""The process in which heavy rewards run: `python -m agentrl.rewards.worker`, started by WorkerPool.
+
+It reads requests from standard input and writes replies to standard output, each a pickle behind its length. What a reward
+prints goes to standard error. The process ends with its input, which closes when its owner dies; a reward that hangs in
+Python code does not keep it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import struct
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from agentrl.plugins import AnyReward
+from agentrl.rewards.recipes import Recipe
+
+HEADER = struct.Struct("!Q")
+MAX_ERROR_CHARS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MakeRequest:
+    """Make the reward that later requests call `key`."""
+
+    key: int
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Score `subject` (an attempt, or several) with the reward `key`."""
+
+    key: int
+    subject: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What `score` returned, or in one line why it did not."""
+
+    value: Any = None
+    error: str | None = None
+
+
+def frame(message: object) -> bytes:
+    """Return a message with its length before it."""
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(data)) + data
+
+
+def main() -> None:
+    """Answer requests in their order until the input ends."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # prints of a reward must not fall among the replies
+    requests: queue.SimpleQueue[MakeRequest | ScoreRequest] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, requests), daemon=True).start()
+    rewards: dict[int, AnyReward] = {}
+    while True:
+        reply = _answer(requests.get(), rewards)
+        try:
+            data = frame(reply)
+        except Exception as error:  # noqa: BLE001 - whatever a user's object raises when it is pickled
+            data = frame(Reply(error=f"its result cannot be pickled: {error}"))
+        out.write(data)
+        out.flush()
+
+
+def _answer(request: MakeRequest | ScoreRequest, rewards: dict[int, AnyReward]) -> Reply:
+    try:
+        if isinstance(request, MakeRequest):
+            rewards[request.key] = request.recipe.make()
+            return Reply()
+        return Reply(rewards[request.key].score(request.subject))  # type: ignore[attr-defined]
+    except Exception as error:  # noqa: BLE001 - boundary of one score: a reward raised
+        return Reply(error=_one_line(error))
+
+
+def _one_line(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_ERROR_CHARS]}{place}"
+
+
+def _read(source: BinaryIO, requests: queue.SimpleQueue[MakeRequest | ScoreRequest]) -> None:
+    while len(header := source.read(HEADER.size)) == HEADER.size:
+        requests.put(pickle.loads(source.read(HEADER.unpack(header)[0])))
+    os._exit(0)  # the main thread may be deep in a reward
+
+
+if __name__ == "__main__":
+    main()
