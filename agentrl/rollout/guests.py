@@ -21,6 +21,10 @@ CLOSE_TIMEOUT_S = 10.0
 """`close` runs shielded, also after the trajectory's own deadline: it needs one of its own."""
 
 
+EMPTY = frozenset({Tool.start, Tool.score, Tool.close, Interaction.start, Interaction.score, Interaction.finalize})
+"""What a plugin inherits and need not be asked for: a call of an asyncio plugin costs two changes of threads."""
+
+
 class GuestTimeout(ToolError):
     """A call ran longer than its deadline."""
 
@@ -49,7 +53,9 @@ class Guest:
             ToolError: the plugin raised.
             WrongCall: the plugin says that it was called wrongly.
         """
-        if not self._is_ready:
+        if not self._is_ready and is_inherited(self._plugin.start):
+            self._is_opened = self._is_ready = True
+        elif not self._is_ready:
             await self._start()
         return await self._within_deadline(method.__name__, method, *args)
 
@@ -58,9 +64,12 @@ class Guest:
         if not self._is_opened:
             return
         self._is_opened = self._is_ready = False
+        close = self._plugin.finalize if isinstance(self._plugin, Interaction) else self._plugin.close
+        if is_inherited(close):
+            return
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S) as scope:
             try:
-                await self._run(self._plugin.finalize if isinstance(self._plugin, Interaction) else self._plugin.close)
+                await self._run(close)
             except Exception:
                 log.warning("%s failed to close", self._label, exc_info=True)
         if scope.cancelled_caught:
@@ -92,3 +101,8 @@ class Guest:
         if self._plugin.runtime == "trio":
             return await function(*args)
         return await self._host.run(function, *args)
+
+
+def is_inherited(method: Callable[..., Any]) -> bool:
+    """Whether a plugin's method is the empty one of its base class."""
+    return getattr(method, "__func__", None) in EMPTY
