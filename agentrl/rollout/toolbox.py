@@ -12,7 +12,7 @@ import trio
 
 from agentrl.errors import ToolError
 from agentrl.plugins import Tool, ToolResult, WrongCall, not_run
-from agentrl.rollout.guests import Guest, GuestTimeout
+from agentrl.rollout.guests import Guest, GuestTimeout, is_inherited
 from agentrl.rollout.shared_tools import SharedTool, SharedTools, ToolUnavailable
 from agentrl.types import JsonObject, ToolCall
 
@@ -55,7 +55,8 @@ class Toolbox:
         Raises:
             ToolError: a tool broke.
         """
-        scores = {name: await guest.use(tool.score) for name, (tool, guest) in self._opened.items()}
+        opened = {name: (tool, guest) for name, (tool, guest) in self._opened.items() if not is_inherited(tool.score)}
+        scores = {name: await guest.use(tool.score) for name, (tool, guest) in opened.items()}
         return {name: float(score) for name, score in scores.items() if score is not None}
 
     async def close(self) -> None:
