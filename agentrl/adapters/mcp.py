@@ -24,7 +24,7 @@ def mcp_tools(servers: Mapping[str, MCPServerConfig]) -> list[type[Tool]]:
     """Ask every server for its tools, all at once, and return them as tool classes.
 
     Raises:
-        PluginError: a command or variable does not exist, a server lacks a tool of its `tools`, or two have one name.
+        PluginError: a command or variable does not exist, or a server lacks a tool of its `tools`.
         ToolError: a server did not come up.
     """
     opened = [MCPServer(name, config) for name, config in servers.items()]
@@ -33,13 +33,7 @@ def mcp_tools(servers: Mapping[str, MCPServerConfig]) -> list[type[Tool]]:
     # A thread of its own: whoever loads plugins may already be inside of an event loop.
     with ThreadPoolExecutor(1) as thread:
         listed = thread.submit(asyncio.run, _list_all(opened)).result()
-    classes = [tool_class(server, tool) for server, tools in zip(opened, listed, strict=True) for tool in server.select(tools)]
-    by_name: dict[str, type[MCPTool]] = {}
-    for cls in classes:
-        if (other := by_name.setdefault(cls.name, cls)) is not cls:
-            owners = f"{other.server.name!r} and {cls.server.name!r}"
-            raise PluginError(f"MCP servers {owners} both have a tool {cls.name!r}; give one of them another `prefix`")
-    return list(by_name.values())
+    return [tool_class(server, tool) for server, tools in zip(opened, listed, strict=True) for tool in server.select(tools)]
 
 
 async def _list_all(servers: list[MCPServer]) -> list[list[mcp.types.Tool]]:

@@ -87,7 +87,7 @@ def function_tool(
     if not NAME.fullmatch(name):
         raise PluginError(f"{label}: a tool's name has 1 to 64 letters, digits, _ . or -")
     documented = _documented(function, label)
-    description = description or documented.description
+    description = (description or documented.description or "").strip()
     if not description:
         raise PluginError(f"{label} has no description: the model reads it in the docstring, or in @tool(description=...)")
     arguments = _arguments(function, label)

@@ -1,0 +1,102 @@
+"""What verl's YAML files name: the classes behind their dotted names, and how their methods like to be called."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import numbers
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from agentrl.adapters import verl_shim
+from agentrl.errors import PluginError
+from agentrl.plugins.sources import locate
+
+
+def read_entries(path: str, key: str, *, option: str) -> list[dict[str, Any]]:
+    """Return the list under `key` of a YAML file, interpolations resolved; each entry has a `class_name`.
+
+    Raises:
+        PluginError: there is no such file, it is no YAML, or of another form.
+    """
+    file = locate(path)
+    if not file.is_file():
+        raise PluginError(f"agent.{option}={path!r}: the file does not exist")
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise PluginError(f"agent.{option}={path!r}: {' '.join(str(error).split())}") from error
+    entries = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise PluginError(f"agent.{option}={path!r}: a list under the key {key!r} is missing")
+    for index, entry in enumerate(entries):
+        if not (isinstance(entry, dict) and isinstance(entry.get("class_name"), str)):
+            raise PluginError(f"agent.{option}={path!r}: {key}[{index}] has no class_name")
+    return entries
+
+
+def create(class_name: str, *, where: str, **arguments: Any) -> Any:
+    """Import a class by its dotted name and make one instance of it.
+
+    As in verl, modules are found in the working directory too.
+
+    Raises:
+        PluginError: it does not exist, or its module or constructor raised.
+    """
+    install()
+    module_name, _, attribute = class_name.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module_name), attribute)
+        return cls(**arguments)
+    except Exception as error:  # the user's code runs: whatever it raises is a broken plugin
+        raise PluginError(f"{where}: class_name {class_name!r}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def install() -> None:
+    """Make `verl`, and modules of the working directory, importable."""
+    verl_shim.install()
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def module(name: str, *, where: str) -> Any:
+    """Return a module of verl; raise PluginError when the verl that is installed has none of that name, or cannot be imported."""
+    install()
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # whatever verl's many imports raise
+        raise PluginError(f"{where}: {name} of the installed verl fails to import: {type(error).__name__}: {error}") from error
+
+
+def overrides(instance: object, method: str, *, base: str) -> bool:
+    """Tell whether an instance has a method of its own in place of the one of verl's base class, `module:Class`."""
+    module, _, name = base.partition(":")
+    inherited = getattr(getattr(importlib.import_module(module), name), method)
+    return getattr(type(instance), method, inherited) is not inherited
+
+
+def with_id(method: Callable[..., Any], instance_id: str) -> tuple[str, ...]:
+    """Return the positional arguments for a method that may or may not take the id of the trajectory."""
+    kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
+    takes = any(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    return (instance_id,) if takes or inspect.Parameter.VAR_POSITIONAL in kinds else ()
+
+
+def number(value: object) -> float | None:
+    """Return a finite number as float, None for anything else."""
+    if isinstance(value, numbers.Real) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def metrics(values: object) -> dict[str, float]:
+    """Return the entries that are numbers: only they can be reported."""
+    items = values.items() if isinstance(values, Mapping) else ()
+    return {str(name): found for name, value in items if (found := number(value)) is not None}
