@@ -15,7 +15,10 @@ PRAISE = "Correct."
 
 
 class Gsm8k(Interaction):
-    """Checks the last assistant message's final answer against the row's `ground_truth`."""
+    """Checks the last assistant message's final answer against the row's `ground_truth`.
+
+    Each reply rewards its turn with 1 or 0; the final score is that of the last answer.
+    """
 
     name: ClassVar[str] = "gsm8k"
     runtime = "trio"
@@ -29,9 +32,14 @@ class Gsm8k(Interaction):
         if parse_number(ground_truth) is None:
             raise DataError(f"interaction 'gsm8k' needs interaction_kwargs.ground_truth, a number (got {ground_truth!r})")
         self._ground_truth = ground_truth
+        self._is_right = False
 
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
         answer = extract_answer(messages[-1].content, strict=False)
-        if is_correct(answer, self._ground_truth):
+        self._is_right = is_correct(answer, self._ground_truth)
+        if self._is_right:
             return InteractionReply(PRAISE, is_done=True, reward=1.0)
         return InteractionReply(FEEDBACK, is_done=False, reward=0.0)
+
+    async def score(self) -> float:
+        return float(self._is_right)

@@ -19,7 +19,7 @@ ROWS = [
     {"config", "plugins", "tracking", "http", "sandbox"},
     {"data", "chat", "sglang", "algorithms", "rewards", "adapters"},
     {"rollout", "serving", "buffer", "learner", "weights"},
-    {"evaluation"},
+    {"evaluation", "testing"},
     {"controller"},
     {"cli"},
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from agentrl.config.schema import AgentConfig
@@ -19,6 +20,7 @@ class Partner:
         self.name = name
         self._interaction = interaction
         self._guest = guest
+        self._has_replied = False
 
     @classmethod
     def of(cls, task: Task, registry: Registry[Interaction], config: AgentConfig, *, host: AsyncioHost) -> Partner | None:
@@ -35,14 +37,28 @@ class Partner:
             raise PluginError(f"task {task.task_id}: interaction_kwargs.name is missing; registered: {', '.join(registry.names())}")
         interaction = registry.create(name, config.interaction_config)
         guest = Guest(interaction, f"interaction {name!r}", kwargs, host=host, timeout_s=config.interaction_timeout_s)
-        return cls(name, interaction, guest)
+        return cls(interaction.name, interaction, guest)
 
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
         """Answer the conversation so far; raise ToolError when the partner breaks or takes too long."""
         reply = await self._guest.use(self._interaction.respond, messages)
         if not isinstance(reply, InteractionReply):
             raise ToolError(f"interaction {self.name!r} returned {type(reply).__name__}; return agentrl.plugins.InteractionReply")
+        self._has_replied = True
         return reply
+
+    async def score(self) -> float | None:
+        """Return the final score of the conversation; None when the partner gives none, or was never spoken to.
+
+        Raises:
+            ToolError: the partner broke, took too long, or gave no finite number.
+        """
+        if not self._has_replied:
+            return None
+        score = await self._guest.use(self._interaction.score)
+        if score is not None and not (isinstance(score, int | float) and math.isfinite(score)):
+            raise ToolError(f"interaction {self.name!r} scored {score!r}; return a finite number, or None")
+        return score
 
     async def close(self) -> None:
         await self._guest.close()

@@ -1,0 +1,10 @@
+"""Tests of plugins: a scripted model in the real loop, pytest fixtures, and the contracts that every plugin keeps.
+
+from agentrl.testing import call, play
+trajectory = play(tools=[MyTool], turns=[call("my_tool", x=1), "done"])
+"""
+
+from agentrl.testing.script import Call, Raw, Says, Script, ScriptedModel, ScriptedTurn, call
+from agentrl.testing.stage import Stage, play, tiny_chat
+
+__all__ = ["Call", "Raw", "Says", "Script", "ScriptedModel", "ScriptedTurn", "Stage", "call", "play", "tiny_chat"]

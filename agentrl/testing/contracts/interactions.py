@@ -1,0 +1,251 @@
+"""The contract of interactions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from agentrl.errors import ToolError, UserError
+from agentrl.plugins import Interaction, InteractionReply, load_plugins
+from agentrl.testing.contracts.running import (
+    ODD_TEXTS,
+    cancelled_at_first_wait,
+    check_metrics,
+    check_name,
+    check_number,
+    left_tasks,
+    plugin_class,
+    run,
+    side_by_side,
+)
+from agentrl.testing.stage import play
+from agentrl.types import SCORED_OUTCOMES, Message, Outcome, ToolCall, Trajectory
+
+
+class InteractionContract:
+    """Subclass it as `class TestMyPartner(InteractionContract)`, with at least `interaction` and `says`.
+
+    interaction: a class, a registered name, or `file.py:Class`.
+    says: what the assistant says, turn by turn, in a typical conversation; the partner may be done earlier.
+    config: its `agent.interaction_config`; interaction_kwargs: what a row passes to `start`.
+    bad_kwargs: rows that `start` must refuse, each by an error of the user's (DataError, PluginError, ConfigError).
+    is_deterministic: whether the same words get the same replies in every trajectory.
+    """
+
+    interaction: ClassVar[type[Interaction] | str]
+    says: ClassVar[Sequence[str]]
+    config: ClassVar[Mapping[str, Any]] = {}
+    interaction_kwargs: ClassVar[Mapping[str, Any]] = {}
+    bad_kwargs: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    is_deterministic: ClassVar[bool] = True
+
+    def test_name(self) -> None:
+        check_name(load_plugins().interactions if isinstance(self.interaction, str) else self._registry(), self._class())
+
+    def test_replies_are_replies(self) -> None:
+        replies, score = self._conversation()
+        assert replies, "give at least one turn in `says`"
+        for reply in replies:
+            check_reply(reply)
+        check_number(score, "the final score")
+
+    def test_odd_words_are_answered(self) -> None:
+        """Whatever a model says, the partner has an answer: nothing is raised."""
+        for name, text in ODD_TEXTS.items():
+            try:
+                replies, score = self._conversation([text, text])
+            except Exception as error:
+                raise AssertionError(f"{name} text raised {type(error).__name__}: {error}") from error
+            for reply in replies:
+                check_reply(reply)
+            check_number(score, f"the score after {name} text")
+
+    def test_turns_with_calls_are_answered(self) -> None:
+        said = Message("assistant", "", tool_calls=(ToolCall("c1", "search", {"query": "x"}), ToolCall("c2", "", None, "no JSON")))
+        history = [Message("system", "s"), Message("user", "?"), said, Message("tool", "found", tool_call_id="c1", name="search")]
+
+        async def main(partner: Interaction) -> InteractionReply:
+            return await partner.respond([*history, Message("assistant", "", reasoning="hm")])
+
+        check_reply(self._live(main))
+
+    def test_state_belongs_to_one_trajectory(self) -> None:
+        """Two conversations at the same time: each gets the replies that it gets alone."""
+        alone = self._texts(self._conversation()[0])
+        first, second = self._new(), self._new()
+
+        async def both() -> list[list[InteractionReply]]:
+            return await side_by_side(first.runtime, functools.partial(self._talk, first), functools.partial(self._talk, second))
+
+        for replies in run(first.runtime, both):
+            assert self._texts(replies) == alone, "the replies depend on another conversation: keep state in `self`, not in the class"
+
+    def test_rows_that_make_no_sense_are_refused_at_the_start(self) -> None:
+        for kwargs in self.bad_kwargs:
+            partner = self._new()
+
+            async def start(partner: Interaction = partner, kwargs: Mapping[str, Any] = kwargs) -> None:
+                try:
+                    await partner.start(**kwargs)
+                finally:
+                    await partner.finalize()
+
+            try:
+                run(partner.runtime, start)
+            except UserError:
+                continue
+            raise AssertionError(f"`start` took {dict(kwargs)!r}: raise DataError with what is missing")
+
+    # --------------------------------------------------------------------------------------------------------- lifetime
+
+    def test_it_can_be_finalized_unused(self) -> None:
+        async def main(partner: Interaction) -> None:
+            return None
+
+        self._live(main)
+
+    def test_it_can_be_cancelled_and_finalized(self) -> None:
+        async def main(partner: Interaction) -> None:
+            messages = [Message("user", "?"), Message("assistant", self.says[0])]
+            await cancelled_at_first_wait(partner.runtime, functools.partial(partner.respond, messages))
+
+        self._live(main)
+
+    def test_no_task_is_left_behind(self) -> None:
+        async def main() -> int:
+            partner = self._new()
+            await self._talk(partner)
+            return len(left_tasks()) if partner.runtime == "asyncio" else 0
+
+        assert run(self._class().runtime, main) == 0, "asyncio tasks still run after `finalize`: cancel them there"
+
+    # ------------------------------------------------------------------------------------------------------ in the loop
+
+    def test_in_the_loop_it_is_started_answers_scores_and_is_finalized(self) -> None:
+        recorded, log = self._recorded()
+        trajectory = self._play(recorded)
+        assert trajectory.outcome in SCORED_OUTCOMES, trajectory.failure
+        replies = log.count("respond")
+        assert replies >= 1
+        assert log == ["start", *["respond"] * replies, "score", "finalize"]
+
+    def test_in_the_loop_a_broken_reply_is_finalized_too(self) -> None:
+        async def broken(partner: Interaction, messages: Sequence[Message]) -> InteractionReply:
+            raise ToolError("broken on purpose")
+
+        recorded, log = self._recorded(broken)
+        assert self._play(recorded).outcome is Outcome.TOOL_ERROR
+        assert log == ["start", "respond", "finalize"]
+
+    def test_in_the_loop_a_cancelled_trajectory_is_finalized_too(self) -> None:
+        recorded, log = self._recorded(_hang)
+        assert self._play(recorded, trajectory_timeout_s=0.3).outcome is Outcome.TIMEOUT
+        assert log == ["start", "respond", "finalize"]
+
+    # ----------------------------------------------------------------------------------------------------------- inside
+
+    def _class(self) -> type[Interaction]:
+        return plugin_class(load_plugins().interactions, self.interaction)
+
+    def _registry(self) -> Any:
+        registry = load_plugins().interactions
+        registry.add(self._class())
+        return registry
+
+    def _new(self) -> Interaction:
+        return self._class()(dict(self.config))
+
+    def _live(self, main: Callable[[Interaction], Awaitable[Any]]) -> Any:
+        """Run `main(partner)` between `start` and `finalize`."""
+        partner = self._new()
+
+        async def whole() -> Any:
+            try:
+                await partner.start(**self.interaction_kwargs)
+                return await main(partner)
+            finally:
+                await partner.finalize()
+
+        return run(partner.runtime, whole)
+
+    def _conversation(self, says: Sequence[str] | None = None) -> tuple[list[InteractionReply], float | None]:
+        async def main(partner: Interaction) -> tuple[list[InteractionReply], float | None]:
+            replies = await _replies(partner, self.says if says is None else says)
+            return replies, await partner.score()
+
+        return self._live(main)
+
+    async def _talk(self, partner: Interaction) -> list[InteractionReply]:
+        try:
+            await partner.start(**self.interaction_kwargs)
+            return await _replies(partner, self.says)
+        finally:
+            await partner.finalize()
+
+    def _texts(self, replies: Sequence[InteractionReply]) -> list[tuple[str, bool]]:
+        return [(reply.text, reply.is_done) if self.is_deterministic else ("", False) for reply in replies]
+
+    def _recorded(self, behaviour: Any = None) -> tuple[type[Interaction], list[str]]:
+        """Return the interaction as a class that writes down what is done with it; `behaviour` replaces its replies."""
+        base, log = self._class(), []
+
+        async def start(partner: Any, **kwargs: Any) -> None:
+            log.append("start")
+            await base.start(partner, **kwargs)
+
+        async def respond(partner: Any, messages: Sequence[Message]) -> InteractionReply:
+            log.append("respond")
+            return await (behaviour or base.respond)(partner, messages)
+
+        async def score(partner: Any) -> float | None:
+            log.append("score")
+            return await base.score(partner)
+
+        async def finalize(partner: Any) -> None:
+            await base.finalize(partner)
+            log.append("finalize")
+
+        methods = {"start": start, "respond": respond, "score": score, "finalize": finalize}
+        return type(base.__name__, (base,), {**methods, "__module__": base.__module__}), log
+
+    def _play(self, interaction: type[Interaction], **settings: Any) -> Trajectory:
+        return play(
+            list(self.says),
+            agent="interaction_agent",
+            interaction=interaction,
+            interaction_kwargs=dict(self.interaction_kwargs),
+            **{"interaction_config": {interaction.name: dict(self.config)}, "max_turns": len(self.says), **settings},
+        )
+
+
+async def _hang(partner: Interaction, messages: Sequence[Message]) -> InteractionReply:
+    if partner.runtime == "trio":
+        import trio
+
+        await trio.sleep_forever()
+    import asyncio
+
+    await asyncio.sleep(3600)
+    raise AssertionError("unreachable")
+
+
+async def _replies(partner: Interaction, says: Sequence[str]) -> list[InteractionReply]:
+    """Talk until the partner is done, or nothing is left to say."""
+    messages, replies = [Message("user", "What is the answer?")], []
+    for text in says:
+        messages.append(Message("assistant", text))
+        replies.append(await partner.respond(tuple(messages)))
+        if replies[-1].is_done:
+            break
+        messages.append(Message("user", replies[-1].text))
+    return replies
+
+
+def check_reply(reply: Any) -> None:
+    """Assert that a reply has text, says whether it is done, and has a finite reward and finite metrics."""
+    assert isinstance(reply, InteractionReply), f"`respond` returned {type(reply).__name__}; return agentrl.plugins.InteractionReply"
+    assert isinstance(reply.text, str), f"the reply's text is {reply.text!r}"
+    assert isinstance(reply.is_done, bool), f"is_done is {reply.is_done!r}"
+    check_number(reply.reward, "the reply's reward")
+    check_metrics(reply.metrics)

@@ -1,0 +1,203 @@
+"""The contract of rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import pickle
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, get_args
+
+from agentrl.errors import DataError
+from agentrl.plugins import AnyReward, Attempted, BatchReward, GroupReward, RewardResult, TurnReward, load_plugins
+from agentrl.plugins.rewards import RunsIn
+from agentrl.testing.contracts.running import ODD_TEXTS, check_metrics, check_name, check_number, plugin_class, run, side_by_side
+from agentrl.testing.stage import DATA_SOURCE, play
+from agentrl.types import SCORED_OUTCOMES, Message, Outcome, Task
+
+
+@dataclass(frozen=True, slots=True)
+class RewardExample:
+    """One finished attempt: what the assistant said, turn by turn, on a row with `ground_truth`; `value` is what it deserves."""
+
+    says: str | Sequence[str]
+    value: float | None
+    ground_truth: Any = None
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str = "What is the answer?"
+
+    @property
+    def shown(self) -> str:
+        return repr(self.turns[-1][:80]) if self.turns else "an attempt without words"
+
+    @property
+    def turns(self) -> list[str]:
+        return [self.says] if isinstance(self.says, str) else list(self.says)
+
+
+class RewardContract:
+    """Subclass it as `class TestMyReward(RewardContract)`, with at least `reward` and `examples`.
+
+    reward: a class, a registered name, or `file.py:Class`; of any scope.
+    examples: attempts with the reward they deserve (for a TurnReward: that of the last turn; of a group or batch: each alone).
+    config: its `reward.reward_config`.
+    bad_rows: fields of a Task (ground_truth, extra_info) without which it cannot score: `check` must raise DataError.
+    """
+
+    reward: ClassVar[type[AnyReward] | str]
+    examples: ClassVar[Sequence[RewardExample]]
+    config: ClassVar[Mapping[str, Any]] = {}
+    bad_rows: ClassVar[Sequence[Mapping[str, Any]]] = ()
+
+    def test_name(self) -> None:
+        check_name(load_plugins().rewards if isinstance(self.reward, str) else self._registry(), self._class())
+
+    def test_scope_and_place_are_known(self) -> None:
+        cls = self._class()
+        reward = self._new()
+        assert reward.runs_in in get_args(RunsIn), f"runs_in={reward.runs_in!r}: one of {', '.join(get_args(RunsIn))}"
+        is_async = inspect.iscoroutinefunction(cls.score)  # type: ignore[attr-defined]
+        assert is_async == (reward.runs_in in ("asyncio", "trio")), "an async `score` runs in asyncio or trio, any other does not"
+
+    def test_examples_get_what_they_deserve(self) -> None:
+        assert self.examples, "give at least one example in `examples`"
+        for example, value in zip(self.examples, self._values(self.examples), strict=True):
+            self._new().check(task_of(example))
+            assert value == example.value, f"{example.shown} got {value}, deserves {example.value}"
+
+    def test_the_same_attempt_gets_the_same_reward(self) -> None:
+        first, again = self._values([*self.examples, *self.examples]), self._values(self.examples)
+        assert first == [*again, *again], f"the examples got {first}, and then {again}"
+
+    def test_attempts_at_once_do_not_disturb_each_other(self) -> None:
+        """One instance scores many attempts at the same time, unless it runs in a process of its own."""
+        if self._new().runs_in != "process":
+            examples = [*self.examples] * 4
+            assert self._values(examples, at_once=True) == self._values(examples)
+
+    def test_odd_answers_are_scored(self) -> None:
+        """Whatever a model says, the reward has a number (or does not apply): what it raises would be an infrastructure failure."""
+        for name, text in ODD_TEXTS.items():
+            example = dataclasses.replace(self.examples[0], says=text)
+            try:
+                (value,) = self._values([example])
+            except Exception as error:
+                raise AssertionError(f"{name} text raised {type(error).__name__}: {error}") from error
+            check_number(value, f"the reward of {name} text")
+
+    def test_an_attempt_without_words_is_scored(self) -> None:
+        (value,) = self._values([dataclasses.replace(self.examples[0], says=())])
+        check_number(value, "the reward of an attempt without an assistant message")
+
+    def test_bad_rows_are_refused_before_anything_is_played(self) -> None:
+        for row in self.bad_rows:
+            try:
+                self._new().check(task_of(RewardExample("", None, **row)))
+            except DataError:
+                continue
+            raise AssertionError(f"`check` took {dict(row)!r}: raise DataError with what is missing")
+
+    def test_one_that_runs_in_a_process_can_be_sent_there(self) -> None:
+        reward = self._new()
+        if reward.runs_in == "process":
+            assert type(pickle.loads(pickle.dumps(reward))) is type(reward)
+
+    def test_in_the_loop_it_lies_on_tokens_that_the_policy_sampled(self) -> None:
+        cls = self._class()
+        example = self.examples[0]
+        if len(example.turns) != 1 or issubclass(cls, BatchReward):  # the learner computes those of a batch
+            return
+        trajectory = play(
+            example.turns,
+            agent="single_turn_agent",
+            reward=cls,
+            ground_truth=example.ground_truth,
+            extra_info=example.extra_info,
+            reward_config={"reward_config": {cls.name: dict(self.config)}},
+        )
+        assert trajectory.outcome in SCORED_OUTCOMES, trajectory.failure
+        for event in trajectory.rewards:
+            check_number(event.value, f"the reward {event.name}")
+            assert trajectory.action_mask[event.position]
+
+    # ----------------------------------------------------------------------------------------------------------- inside
+
+    def _class(self) -> type[AnyReward]:
+        return plugin_class(load_plugins().rewards, self.reward)
+
+    def _registry(self) -> Any:
+        registry = load_plugins().rewards
+        registry.add(self._class())
+        return registry
+
+    def _new(self) -> AnyReward:
+        return self._class()(dict(self.config))
+
+    def _values(self, examples: Sequence[RewardExample], *, at_once: bool = False) -> list[float | None]:
+        """Return what one instance gives to each example, one after the other or all at the same time."""
+        reward: Any = self._new()
+        attempts = [attempt_of(example) for example in examples]
+        is_shared = isinstance(reward, GroupReward | BatchReward)
+        scores = [functools.partial(reward.score, [attempt] if is_shared else attempt) for attempt in attempts]
+        if reward.runs_in not in ("asyncio", "trio"):
+            with ThreadPoolExecutor(8 if at_once else 1) as threads:
+                returned = list(threads.map(lambda score: score(), scores))
+        elif at_once:
+            returned = run(reward.runs_in, lambda: side_by_side(reward.runs_in, *scores))
+        else:
+
+            async def in_turn() -> list[Any]:
+                return [await score() for score in scores]
+
+            returned = run(reward.runs_in, in_turn)
+        return [value_of(result, reward, attempt) for result, attempt in zip(returned, attempts, strict=True)]
+
+
+def value_of(returned: Any, reward: AnyReward, attempt: Attempted) -> float | None:
+    """Return the reward of an attempt (of its last turn), after checking the form of what `score` returned."""
+    if isinstance(reward, TurnReward):
+        values = list(returned)
+        assert len(values) == attempt.num_turns, f"{len(values)} values for {attempt.num_turns} turns"
+        for value in values:
+            check_number(value, "a turn's reward")
+        return values[-1] if values else None
+    if isinstance(reward, GroupReward | BatchReward):
+        assert len(returned) == 1, f"{len(returned)} results for one attempt"
+        (returned,) = returned
+    assert returned is None or isinstance(returned, RewardResult), f"`score` returned {returned!r}; return RewardResult or None"
+    if returned is None:
+        return None
+    check_number(returned.value, "the reward")
+    check_metrics(returned.metrics)
+    return returned.value
+
+
+def task_of(example: RewardExample) -> Task:
+    """Return the row of an example."""
+    return Task(
+        task_id="testing:0",
+        data_source=DATA_SOURCE,
+        messages=(Message("user", example.prompt),),
+        agent_name="single_turn_agent",
+        ground_truth=example.ground_truth,
+        extra_info=dict(example.extra_info),
+    )
+
+
+def attempt_of(example: RewardExample) -> Attempted:
+    """Return the finished attempt of an example; between the turns a user asks again."""
+    task = task_of(example)
+    response = [message for text in example.turns for message in (Message("assistant", text), Message("user", "Go on."))][:-1]
+    num_tokens = sum(len(text) for text in example.turns)
+    return Attempted(
+        task=task,
+        messages=(*task.messages, *response),
+        outcome=Outcome.COMPLETED,
+        num_turns=len(example.turns),
+        num_response_tokens=num_tokens,
+        num_action_tokens=num_tokens,
+        max_response_tokens=max(1024, num_tokens),
+    )

@@ -1,0 +1,119 @@
+"""Running a plugin's methods as the loop does, but alone: under the runtime it asks for, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import trio
+
+from agentrl.errors import PluginError
+from agentrl.plugins import Registry, Runtime
+
+T = TypeVar("T")
+
+DEADLINE_S = 30.0
+"""Of every step of a contract: generous, because it only ends what hangs."""
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+ODD_TEXTS = {
+    "empty": "",
+    "spaces": " \n\t ",
+    "unicode": "日本語 🙂 é ‮rtl",
+    "controls": "\x00\x1b[31m\x7f",
+    "markup": '<tool_call>{"name": 1}</tool_call><|im_end|>',
+    "json": '{"answer": null, "n": [1e999, -0]}',
+    "digits": "#### -1,234.5e6789 %d {} 7" + "7" * 400,
+    "huge": "lorem ipsum 42 " * 20_000,
+}
+"""What a model may say: nothing a plugin does with it may break."""
+
+
+def run(runtime: Runtime, main: Callable[[], Awaitable[T]]) -> T:
+    """Run `main()` under `runtime` and return its result.
+
+    Raises:
+        TimeoutError: it took longer than DEADLINE_S (trio.TooSlowError under trio).
+    """
+    if runtime == "trio":
+
+        async def bounded() -> T:
+            with trio.fail_after(DEADLINE_S):
+                return await main()
+
+        return trio.run(bounded)
+
+    async def bounded_asyncio() -> T:
+        async with asyncio.timeout(DEADLINE_S):
+            return await main()
+
+    return asyncio.run(bounded_asyncio())
+
+
+async def side_by_side(runtime: Runtime, *functions: Callable[[], Awaitable[T]]) -> list[T]:
+    """Run the functions at the same time, and return their results in order."""
+    if runtime == "asyncio":
+        return list(await asyncio.gather(*(function() for function in functions)))
+    results: dict[int, T] = {}
+
+    async def keep(index: int, function: Callable[[], Awaitable[T]]) -> None:
+        results[index] = await function()
+
+    async with trio.open_nursery() as nursery:
+        for index, function in enumerate(functions):
+            nursery.start_soon(keep, index, function)
+    return [results[index] for index in range(len(functions))]
+
+
+async def cancelled_at_first_wait(runtime: Runtime, function: Callable[[], Awaitable[Any]]) -> None:
+    """Begin `function()` and cancel it where it waits for the first time; it may also just end."""
+    if runtime == "trio":
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await function()
+        return
+    task = asyncio.ensure_future(function())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def left_tasks() -> set[asyncio.Task[Any]]:
+    """Return the asyncio tasks that run beside the current one."""
+    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+
+
+def plugin_class(registry: Registry[Any], plugin: Any) -> type[Any]:
+    """Return the class behind what a contract names: a class, a typed function, a registered name or a reference."""
+    return registry.get(plugin) if isinstance(plugin, str) else registry.add(plugin)
+
+
+def check_name(registry: Registry[Any], cls: type[Any]) -> None:
+    """Assert that the plugin's name can stand in a config, and that its class accepts no config."""
+    name = getattr(cls, "name", None)
+    assert isinstance(name, str), f"{cls.__name__} has no class attribute `name`"
+    assert NAME.fullmatch(name), f"name {name!r}: use 1 to 64 letters, digits, _ . or -"
+    try:
+        found = registry.get(name)
+    except PluginError as error:
+        raise AssertionError(f"{cls.__name__} cannot be registered: {error}") from error
+    assert found.name == name, f"registered as {name!r}, but calls itself {found.name!r}"
+
+
+def check_number(value: Any, what: str) -> None:
+    """Assert that a value is None or a finite number."""
+    assert value is None or (isinstance(value, (int, float)) and math.isfinite(value)), (
+        f"{what} is {value!r}; it must be None or a finite number"
+    )
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> None:
+    """Assert that metrics are finite numbers under text names."""
+    for key, value in metrics.items():
+        assert isinstance(key, str), f"metric {key!r} has no text as its name"
+        assert isinstance(value, (int, float)), f"metric {key!r} is {value!r}, no number"
+        assert math.isfinite(value), f"metric {key!r} is {value!r}, not finite"

@@ -1,0 +1,281 @@
+"""The contract of tools."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jsonschema
+from jsonschema.exceptions import SchemaError
+
+from agentrl.errors import ToolError
+from agentrl.plugins import Tool, ToolResult, load_plugins
+from agentrl.testing.contracts.running import (
+    cancelled_at_first_wait,
+    check_metrics,
+    check_name,
+    check_number,
+    left_tasks,
+    plugin_class,
+    run,
+    side_by_side,
+)
+from agentrl.testing.script import Call
+from agentrl.testing.stage import play
+from agentrl.types import Outcome, Trajectory
+
+Arguments = Mapping[str, Any]
+
+
+class ToolContract:
+    """Subclass it as `class TestMyTool(ToolContract)`, with at least `tool` and `valid_calls`.
+
+    tool: a class, a typed function, a registered name, or `file.py:Class`.
+    valid_calls: arguments of calls that work, in an order in which one trajectory may make them.
+    config: its `agent.tool_config`; create_kwargs: what a row passes to `start`.
+    is_deterministic: whether the same calls get the same answers in every trajectory.
+    """
+
+    tool: ClassVar[type[Tool] | Callable[..., Any] | str]
+    valid_calls: ClassVar[Sequence[Arguments]]
+    config: ClassVar[Mapping[str, Any]] = {}
+    create_kwargs: ClassVar[Mapping[str, Any]] = {}
+    is_deterministic: ClassVar[bool] = True
+
+    # ---------------------------------------------------------------------------------------------- what the model reads
+
+    def test_name_and_description(self) -> None:
+        cls = self._class()
+        check_name(load_plugins().tools if isinstance(vars(type(self)).get("tool"), str) else self._registry_with(cls), cls)
+        assert cls.description.strip(), "the description is empty: it is what the model chooses the tool by"
+        assert len(cls.description) <= 1024, f"the description has {len(cls.description)} characters; every prompt pays for it"
+
+    def test_parameters_are_a_json_schema_of_an_object(self) -> None:
+        parameters = dict(self._class().parameters)
+        validator = jsonschema.validators.validator_for(parameters, default=jsonschema.Draft202012Validator)
+        try:
+            validator.check_schema(parameters)
+        except SchemaError as error:
+            raise AssertionError(f"`parameters` is no JSON schema: {error.message}") from error
+        assert parameters.get("type") == "object", 'the arguments are an object: "type": "object"'
+        unknown = set(parameters.get("required", ())) - set(parameters.get("properties", {}))
+        assert not unknown, f"required, but not among the properties: {sorted(unknown)}"
+
+    def test_schema_says_what_the_class_says(self) -> None:
+        tool = self._new()
+        schema = tool.schema()
+        assert json.loads(json.dumps(schema)) == schema, "the schema is not plain JSON"
+        function = schema["function"]
+        assert (function["name"], function["description"]) == (tool.name, tool.description)
+        assert function["parameters"] == dict(tool.parameters)
+
+    def test_valid_calls_fit_the_schema(self) -> None:
+        assert self.valid_calls, "give at least one example in `valid_calls`"
+        for arguments in self.valid_calls:
+            jsonschema.validate(dict(arguments), dict(self._class().parameters))
+
+    # ------------------------------------------------------------------------------------------------------------ calls
+
+    def test_calls_return_results(self) -> None:
+        for result in self._answers():
+            check_result(result)
+            assert not result.is_error, f"a valid call was answered as wrong: {result.text}"
+
+    def test_calls_side_by_side_return_results(self) -> None:
+        async def main(tool: Tool) -> list[ToolResult]:
+            calls = [functools.partial(tool.call, arguments) for arguments in [*self.valid_calls, *self.valid_calls]]
+            return await side_by_side(tool.runtime, *calls)
+
+        for result in self._live(main):
+            check_result(result)
+
+    def test_state_belongs_to_one_trajectory(self) -> None:
+        """Two trajectories at the same time: each gets the answers that it gets alone."""
+        alone = self._texts(self._answers())
+
+        async def one(tool: Tool) -> list[ToolResult]:
+            await tool.start(**self.create_kwargs)
+            try:
+                return [await tool.call(arguments) for arguments in self.valid_calls]
+            finally:
+                await tool.close()
+
+        first, second = self._new(), self._new()
+
+        async def both() -> list[list[ToolResult]]:
+            return await side_by_side(first.runtime, functools.partial(one, first), functools.partial(one, second))
+
+        for results in run(first.runtime, both):
+            assert self._texts(results) == alone, "the answers depend on another trajectory: keep state in `self`, not in the class"
+
+    def test_the_arguments_are_left_as_they_are(self) -> None:
+        before = json.dumps([dict(arguments) for arguments in self.valid_calls])
+        self._answers()
+        assert json.dumps([dict(arguments) for arguments in self.valid_calls]) == before, "`call` changed its arguments"
+
+    # --------------------------------------------------------------------------------------------------------- lifetime
+
+    def test_it_can_be_closed_unused(self) -> None:
+        async def main(tool: Tool) -> None:
+            return None
+
+        self._live(main)
+
+    def test_it_can_be_cancelled_and_closed(self) -> None:
+        """A deadline passes within a call: the call ends where it waits, and `close` works afterwards."""
+
+        async def main(tool: Tool) -> None:
+            await cancelled_at_first_wait(tool.runtime, functools.partial(tool.call, self.valid_calls[0]))
+
+        self._live(main)
+
+    def test_no_task_is_left_behind(self) -> None:
+        async def main() -> int:
+            tool = self._new()
+            await tool.start(**self.create_kwargs)
+            for arguments in self.valid_calls:
+                await tool.call(arguments)
+            await tool.close()
+            return len(left_tasks()) if tool.runtime == "asyncio" else 0
+
+        left = run(self._class().runtime, main)
+        assert left == 0, f"{left} asyncio task(s) still run after `close`: keep them in the tool, and cancel them there"
+
+    # ------------------------------------------------------------------------------------------------------ in the loop
+
+    def test_in_the_loop_it_is_started_called_and_closed(self) -> None:
+        recorded, log = self._recorded()
+        trajectory = self._play([*self._calls(), "done"], recorded)
+        assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+        assert trajectory.metrics["num_tool_errors"] == 0, [m.content for m in trajectory.messages if m.role == "tool"]
+        assert log == ["start", *["call"] * len(self.valid_calls), "close"]
+
+    def test_in_the_loop_wrong_arguments_never_reach_call(self) -> None:
+        wrong = self._wrong_calls()
+        recorded, log = self._recorded()
+        trajectory = self._play([*(Call(recorded.name, dict(arguments)) for arguments in wrong), "done"], recorded)
+        assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+        assert trajectory.metrics["num_tool_errors"] == len(wrong)
+        assert "call" not in log
+
+    def test_in_the_loop_a_broken_call_is_closed_too(self) -> None:
+        async def broken(tool: Tool, arguments: Arguments) -> ToolResult:
+            raise ToolError("broken on purpose")
+
+        recorded, log = self._recorded(broken)
+        trajectory = self._play([*self._calls(), "done"], recorded)
+        assert trajectory.outcome is Outcome.TOOL_ERROR
+        assert log == ["start", "call", "close"]
+
+    def test_in_the_loop_a_call_past_its_deadline_is_closed_too(self) -> None:
+        async def hanging(tool: Tool, arguments: Arguments) -> ToolResult:
+            import trio
+
+            await (asyncio.sleep(3600) if tool.runtime == "asyncio" else trio.sleep_forever())
+            raise AssertionError("unreachable")
+
+        recorded, log = self._recorded(hanging)
+        trajectory = self._play([*self._calls()[:1], "done"], recorded, tool_timeout_s=0.05)
+        assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+        assert trajectory.metrics["num_tool_errors"] == 1
+        assert log == ["start", "call", "close"]
+
+    # ----------------------------------------------------------------------------------------------------------- inside
+
+    def _class(self) -> type[Tool]:
+        given = vars_of(type(self), "tool")
+        return plugin_class(load_plugins().tools, given)
+
+    def _registry_with(self, cls: type[Tool]) -> Any:
+        registry = load_plugins().tools
+        registry.add(cls)
+        return registry
+
+    def _new(self) -> Tool:
+        return self._class()(dict(self.config))
+
+    def _live(self, main: Callable[[Tool], Awaitable[Any]]) -> Any:
+        """Run `main(tool)` between `start` and `close`."""
+        tool = self._new()
+
+        async def whole() -> Any:
+            await tool.start(**self.create_kwargs)
+            try:
+                return await main(tool)
+            finally:
+                await tool.close()
+
+        return run(tool.runtime, whole)
+
+    def _answers(self) -> list[ToolResult]:
+        async def main(tool: Tool) -> list[ToolResult]:
+            return [await tool.call(arguments) for arguments in self.valid_calls]
+
+        return self._live(main)
+
+    def _texts(self, results: Sequence[ToolResult]) -> list[str]:
+        return [result.text if self.is_deterministic else "" for result in results]
+
+    def _calls(self) -> list[Call]:
+        return [Call(self._class().name, dict(arguments)) for arguments in self.valid_calls]
+
+    def _recorded(self, behaviour: Callable[[Tool, Arguments], Awaitable[ToolResult]] | None = None) -> tuple[type[Tool], list[str]]:
+        """Return the tool as a class that writes down what is done with it; `behaviour` replaces its calls."""
+        base, log = self._class(), []
+
+        async def start(tool: Any, **kwargs: Any) -> None:
+            log.append("start")
+            await base.start(tool, **kwargs)
+
+        async def call(tool: Any, arguments: Arguments) -> ToolResult:
+            log.append("call")
+            return await (behaviour or base.call)(tool, arguments)
+
+        async def close(tool: Any) -> None:
+            await base.close(tool)
+            log.append("close")
+
+        methods = {"start": start, "call": call, "close": close, "is_idempotent": False}
+        return type(base.__name__, (base,), {**methods, "__module__": base.__module__}), log
+
+    def _play(self, turns: Sequence[Any], tool: type[Tool], **settings: Any) -> Trajectory:
+        return play(
+            turns,
+            tools=[tool],
+            tools_kwargs={tool.name: {"create_kwargs": dict(self.create_kwargs)}},
+            **{"tool_config": {tool.name: dict(self.config)}, "max_turns": len(turns) + 1, **settings},
+        )
+
+    def _wrong_calls(self) -> list[Arguments]:
+        """Return arguments that the schema refuses: a property missing, or of a wrong type, or one too many."""
+        example, schema = dict(self.valid_calls[0]), dict(self._class().parameters)
+        candidates = [{k: v for k, v in example.items() if k != name} for name in example]
+        candidates += [{**example, name: odd} for name in example for odd in ({"odd": []}, [{}], None, "odd", -1.5)]
+        candidates += [{**example, "no_such_parameter": 1}]
+        refused = [arguments for arguments in candidates if not is_valid(arguments, schema)]
+        assert refused, "the schema refuses nothing: say which properties are required, and of which type they are"
+        return refused
+
+
+def vars_of(cls: type, attribute: str) -> Any:
+    """Return a class attribute as it was written: a function stays a function, it does not become a method."""
+    for base in cls.__mro__:
+        if attribute in vars(base):
+            value = vars(base)[attribute]
+            return value.__func__ if isinstance(value, staticmethod) else value
+    raise AssertionError(f"{cls.__name__} needs the attribute `{attribute}`")
+
+
+def is_valid(arguments: Arguments, schema: Mapping[str, Any]) -> bool:
+    return jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema).is_valid(dict(arguments))
+
+
+def check_result(result: Any) -> None:
+    """Assert that a call gave a ToolResult with text, a finite reward and finite metrics."""
+    assert isinstance(result, ToolResult), f"`call` returned {type(result).__name__}; return agentrl.plugins.ToolResult"
+    assert isinstance(result.text, str), f"the result's text is {result.text!r}"
+    check_number(result.reward, "the result's reward")
+    check_metrics(result.metrics)

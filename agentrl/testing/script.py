@@ -1,0 +1,132 @@
+"""A model that follows a script: it says what a test wants, in the tokens and the tool-call format of a real chat template."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import trio
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.parsing import call_id
+from agentrl.errors import RequestRefused
+from agentrl.sglang.protocol import ModelInfo
+from agentrl.types import Generation, Message, SamplingParams, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call of a scripted turn."""
+
+    name: str
+    arguments: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """One scripted turn: text, then calls; `reasoning` comes before both where the template knows thinking."""
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """One scripted turn exactly as it is sampled: for broken calls and half-written markup."""
+
+    text: str
+
+
+ScriptedTurn = str | Call | Says | Raw | Sequence[Call]
+"""A text, a call, several calls at once, or any mix of them as `Says`."""
+
+Script = Sequence[ScriptedTurn] | Callable[[int, str], ScriptedTurn]
+"""The turns in their order; or a function of the turn's index (from 0) and the prompt as text."""
+
+
+def call(name: str, /, **arguments: object) -> Call:
+    """Return a tool call for a script: `call("calculator", expression="6*7")`."""
+    return Call(name, arguments)
+
+
+class ScriptedModel:
+    """Stands in the place of a server's client. Each trajectory plays the script from its beginning.
+
+    A turn beyond the end of the script is refused, and the trajectory fails with a message that says so.
+
+    Args:
+        version: policy version that the sampled tokens carry.
+        latency_s: how long each turn takes; `math.inf` never answers.
+
+    `requests` are the pairs (prompt ids, generation) in the order in which they were answered, `params` how each was to be sampled.
+    """
+
+    def __init__(self, chat: Chat, script: Script, *, version: int = 0, latency_s: float = 0.0) -> None:
+        self.chat, self.version, self.latency_s = chat, version, latency_s
+        self._script = script
+        self._num_turns: Counter[str] = Counter()
+        self.requests: list[tuple[list[int], Generation]] = []
+        self.params: list[SamplingParams] = []
+        self.running = 0
+
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, rid: str) -> Generation:
+        """Answer with the next turn of the trajectory that `rid` names, cut at `params.max_new_tokens`.
+
+        Raises:
+            RequestRefused: the script has no further turn.
+        """
+        trajectory = rid.rpartition("-")[0]
+        turn = self._num_turns[trajectory]
+        self._num_turns[trajectory] += 1
+        self.running += 1
+        try:
+            whole = written(self.chat, self._turn(turn, input_ids))
+            await trio.sleep(self.latency_s)
+        finally:
+            self.running -= 1
+        ids = np.array(whole[: params.max_new_tokens], np.int32)
+        # Any probabilities will do, as long as no two tokens share one: then a misplaced one is noticed.
+        logprobs = -np.linspace(0.1, 2.0, len(ids), dtype=np.float32) - np.float32(len(input_ids) / 1000)
+        versions = np.full(len(ids), self.version, np.int32)
+        generation = Generation(ids, logprobs, versions, "stop" if len(ids) == len(whole) else "length")
+        self.requests.append((list(input_ids), generation))
+        self.params.append(params)
+        return generation
+
+    async def model_info(self) -> ModelInfo:
+        return ModelInfo("scripted", self.version)
+
+    async def aclose(self) -> None:
+        return
+
+    def _turn(self, index: int, input_ids: Sequence[int]) -> ScriptedTurn:
+        if callable(self._script):
+            return self._script(index, self.chat.decode(input_ids))
+        if index >= len(self._script):
+            raise RequestRefused(f"the script has {len(self._script)} turn(s), and the agent asked for turn {index + 1}")
+        return self._script[index]
+
+
+def written(chat: Chat, turn: ScriptedTurn) -> list[int]:
+    """Return the tokens that the model samples to say `turn`, the end of the turn included."""
+    if isinstance(turn, Raw):
+        return [*chat.encode(turn.text), chat.eos_token_ids[0]]
+    said = _as_says(turn)
+    calls = tuple(ToolCall(call_id(0, index), call.name, call.arguments) for index, call in enumerate(said.calls))
+    message = Message("assistant", said.text, tool_calls=calls, reasoning=said.reasoning)
+    shown = chat.render_training([Message("user", "?"), message], [])
+    return [int(id) for id in shown.token_ids[shown.mask]]
+
+
+def _as_says(turn: ScriptedTurn) -> Says:
+    if isinstance(turn, str):
+        return Says(turn)
+    if isinstance(turn, Call):
+        return Says(calls=(turn,))
+    if isinstance(turn, Says):
+        return turn
+    assert not isinstance(turn, Raw)
+    return Says(calls=tuple(turn))

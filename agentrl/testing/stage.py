@@ -1,0 +1,152 @@
+"""The rollout stack of one process around a scripted model: real template, parser, session, tools and rewards; only the model is played."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+from trio.abc import Clock
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.config.schema import AgentConfig, EvalConfig, RewardConfig, RolloutConfig
+from agentrl.plugins import AgentLoop, Attempted, Interaction, Plugins, Registry, Reward, RewardResult, Tool, load_plugins
+from agentrl.plugins.rewards import AnyReward
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.manager import AgentLoopManager
+from agentrl.rollout.router import Router
+from agentrl.rollout.session import PromptLimits, Sampling
+from agentrl.testing.script import Script, ScriptedModel
+from agentrl.types import Lease, Message, Task, Trajectory
+
+T = TypeVar("T")
+
+DATA_SOURCE = "testing"
+MAX_PROMPT_TOKENS = 8192
+AGENT_DEFAULTS: Mapping[str, Any] = {"max_response_tokens": 8192}
+"""A byte-level tokenizer needs many tokens: budgets are wide unless a test sets them."""
+
+
+class Unscored(Reward):
+    """The reward of a test that asks for none: always 0."""
+
+    name = "unscored"
+
+    def score(self, attempt: Attempted) -> RewardResult:
+        return RewardResult(0.0)
+
+
+@functools.cache
+def tiny_chat() -> Chat:
+    """Return the chat of the byte-level tokenizer that the quickstart uses: every text can be written in it."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-testing-") as folder:
+        write_tiny_tokenizer(Path(folder))
+        return Chat.load(folder)
+
+
+class Stage:
+    """Plays tasks with a scripted model."""
+
+    def __init__(
+        self,
+        model: ScriptedModel,
+        *,
+        plugins: Plugins,
+        agent: AgentConfig,
+        rollout: RolloutConfig,
+        reward: RewardConfig,
+        prompt: PromptLimits,
+        context_tokens: int | None = None,
+    ) -> None:
+        self.model, self.chat, self.plugins = model, model.chat, plugins
+        self.agent, self.rollout, self.reward, self.prompt = agent, rollout, reward, prompt
+        self.router = Router(lambda url: model, vocab_size=model.chat.vocab_size, context_tokens=context_tokens)
+
+    def run(self, main: Callable[[AgentLoopManager], Awaitable[T]], *, clock: Clock | None = None) -> T:
+        """Run `main(manager)` under trio. A mock clock sees no threads: not with asyncio plugins, nor finite deadlines of rewards."""
+
+        async def wrapped() -> T:
+            self.router.set_servers(["http://scripted"], version=self.model.version)
+            with AsyncioHost() as host:
+                manager = AgentLoopManager(
+                    self.agent,
+                    self.rollout,
+                    self.reward,
+                    plugins=self.plugins,
+                    chat=self.chat,
+                    router=self.router,
+                    host=host,
+                    prompt=self.prompt,
+                )
+                try:
+                    return await main(manager)
+                finally:
+                    await manager.aclose()
+
+        return trio.run(wrapped, clock=clock)
+
+    def play(self, *tasks: Task, n: int = 1, sampling: Sampling | None = None, clock: Clock | None = None) -> list[Trajectory]:
+        """Play each task `n` times, and return the trajectories in the order of tasks and members."""
+        leases = [Lease(index, task, n, 0) for index, task in enumerate(tasks)]
+        return self.run(lambda manager: manager.play(leases, sampling or EvalConfig(temperature=1.0)), clock=clock)
+
+
+def play(
+    turns: Script,
+    *,
+    agent: type[AgentLoop] | str = "tool_agent",
+    tools: Sequence[type[Tool] | Callable[..., Any] | str] = (),
+    interaction: type[Interaction] | str | None = None,
+    interaction_kwargs: Mapping[str, Any] | None = None,
+    reward: type[AnyReward] | str = Unscored,
+    prompt: str | Sequence[Message] = "What is the answer?",
+    ground_truth: Any = None,
+    extra_info: Mapping[str, Any] | None = None,
+    tools_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    chat: Chat | None = None,
+    latency_s: float = 0.0,
+    reward_config: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Trajectory:
+    """Play one conversation in which the model says `turns`, and return its trajectory.
+
+    Args:
+        agent, tools, interaction, reward: classes (or typed functions, for tools), registered names, or `file.py:Class`.
+        interaction_kwargs, ground_truth, extra_info, tools_kwargs: what the row of the dataset would hold.
+        chat: tokenizer and template; None: the byte-level ones of the quickstart.
+        latency_s: how long the model takes for each turn.
+        reward_config: further keys of the config section `reward`.
+        settings: keys of the config section `agent`: max_turns=3, tool_config={...}, ...
+    """
+    plugins = load_plugins()
+    tool_names = tuple(registered(plugins.tools, tool) for tool in tools)
+    partner = None if interaction is None else {**(interaction_kwargs or {}), "name": registered(plugins.interactions, interaction)}
+    task = Task(
+        task_id="testing:0",
+        data_source=DATA_SOURCE,
+        messages=(Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt),
+        agent_name=plugins.agents.resolve(registered(plugins.agents, agent)),
+        ground_truth=ground_truth,
+        extra_info=dict(extra_info or {}),
+        tools_kwargs=dict(tools_kwargs or {}),
+        interaction_kwargs=partner,
+    )
+    stage = Stage(
+        ScriptedModel(chat or tiny_chat(), turns, latency_s=latency_s),
+        plugins=plugins,
+        agent=AgentConfig(**{"tools": tool_names, **AGENT_DEFAULTS, **settings}),
+        rollout=RolloutConfig(group_size=1),
+        reward=RewardConfig(sources={DATA_SOURCE: registered(plugins.rewards, reward)}, **(reward_config or {})),
+        prompt=PromptLimits(MAX_PROMPT_TOKENS, "error"),
+    )
+    (trajectory,) = stage.play(task)
+    return trajectory
+
+
+def registered(registry: Registry[Any], plugin: Any) -> str:
+    """Return the name of a plugin given as class, function or name; what is no name is registered."""
+    return plugin if isinstance(plugin, str) else registry.add(plugin).name

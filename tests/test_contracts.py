@@ -1,0 +1,249 @@
+# ruff: noqa: RUF012 - the attributes of contracts are read, never written
+"""The contracts, for every plugin that is registered: built in, or of a package that is installed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from agentrl.plugins import load_plugins
+from agentrl.testing import Says, call
+from agentrl.testing.contracts import AgentContract, InteractionContract, RewardContract, RewardExample, ToolContract
+
+# ---------------------------------------------------------------------------------------------------------------- tools
+
+
+class TestCalculator(ToolContract):
+    tool = "calculator"
+    valid_calls = ({"expression": "6*7"}, {"expression": "1/3"})
+
+
+class TestCalcGsm8kReward(ToolContract):
+    tool = "calc_gsm8k_reward"
+    valid_calls = ({"answer": "1"}, {"answer": "42"}, {"answer": "42"})
+    create_kwargs = {"ground_truth": "42"}
+
+
+class TestFinish(ToolContract):
+    tool = "finish"
+    valid_calls = ({"answer": "42"},)
+
+
+class TestSearch(ToolContract):
+    tool = "search"
+    valid_calls = ({"query": "purring cats"}, {"query": "zebra"})
+
+    @pytest.fixture(autouse=True)
+    def corpus(self, tmp_path: Path) -> None:
+        documents = {"id": ["1", "2"], "title": ["Cats", "Dogs"], "text": ["Cats purr.", "Dogs bark at cats."]}
+        pq.write_table(pa.table(documents), tmp_path / "documents.parquet")
+        self.config = {"corpus": str(tmp_path / "documents.parquet")}
+
+
+# --------------------------------------------------------------------------------------------------------- interactions
+
+
+class TestGsm8kInteraction(InteractionContract):
+    interaction = "gsm8k"
+    says = ("#### 41", "#### 42")
+    interaction_kwargs = {"ground_truth": "42"}
+    bad_kwargs = ({}, {"ground_truth": "many"})
+
+
+class TestScripted(InteractionContract):
+    interaction = "scripted"
+    says = ("hello", "the answer is 42")
+    interaction_kwargs = {"replies": ["and?", "go on"], "rules": [{"pattern": "42", "done": True, "reward": 1.0}]}
+    bad_kwargs = (
+        {},
+        {"replies": "text"},
+        {"rules": ["text"]},
+        {"rules": [{"pattern": "(", "reply": "x"}]},
+        {"rules": [{"pattern": "a"}]},
+        {"rules": [{"pattern": "a", "reply": "x", "reward": "much"}]},
+    )
+
+
+@contextmanager
+def chat_server(answer) -> Iterator[str]:
+    """Serve `POST .../chat/completions` with the text `answer(messages)`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            text = answer(body["messages"])
+            reply = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": {"completion_tokens": 3}})
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply.encode())
+
+        def log_message(self, *_) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class TestSimulatedUser(InteractionContract):
+    interaction = "simulated_user"
+    says = ("Which size?", "Here you are.")
+    interaction_kwargs = {"goal": "a pair of shoes"}
+    bad_kwargs = ({},)
+
+    @pytest.fixture(autouse=True)
+    def server(self) -> Iterator[None]:
+        with chat_server(lambda messages: "[DONE]" if "Here" in messages[-1]["content"] else "Large, please.") as url:
+            self.config = {"url": url, "success_phrase": "[DONE]"}
+            yield
+
+
+# --------------------------------------------------------------------------------------------------------------- agents
+
+
+class TestSingleTurnAgent(AgentContract):
+    agent = "single_turn_agent"
+    turns = ("42",)
+
+
+class TestToolAgent(AgentContract):
+    agent = "tool_agent"
+    turns = ("42",)
+    never_done = Says("let me see", (call("probe"),))
+    tool_turn = call("probe")
+
+
+class TestInteractionAgent(AgentContract):
+    agent = "interaction_agent"
+    turns = ("#### 41", "#### 42")
+    never_done = "#### 1"
+    tool_turn = call("probe")
+    interaction = "gsm8k"
+    interaction_kwargs = {"ground_truth": "42"}
+
+
+class TestReactAgent(AgentContract):
+    agent = "react_agent"
+    turns = ("Thought: easy\nFinal Answer: 42",)
+    never_done = "Thought: hm\nAction: probe\nAction Input: {}"
+    tool_turn = "Thought: hm\nAction: probe\nAction Input: {}"
+
+
+class TestMathExpression(AgentContract):
+    agent = "math_expression"
+    turns = ("6*7", "#### 42")
+    tools = ("calculator",)
+
+
+ASK_UNTIL_DONE = """
+from openai import OpenAI
+
+def ask(task, *, base_url, api_key, model):
+    client = OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    messages = list(task["messages"])
+    for _ in range(10):
+        text = client.chat.completions.create(model=model, messages=messages).choices[0].message.content
+        if "42" in text:
+            return
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Go on."}]
+"""
+
+
+class TestOpenAIAgent(AgentContract):
+    agent = "openai_agent"
+    turns = ("hm", "42")
+
+    @pytest.fixture(autouse=True)
+    def program(self, tmp_path: Path) -> None:
+        (tmp_path / "program.py").write_text(ASK_UNTIL_DONE)
+        self.config = {"target": f"{tmp_path}/program.py:ask"}
+
+
+# -------------------------------------------------------------------------------------------------------------- rewards
+
+
+class TestArithmetic(RewardContract):
+    reward = "arithmetic"
+    examples = (RewardExample("#### 42", 1.0, "42"), RewardExample("42", 0.0, "42"))
+    bad_rows = ({}, {"ground_truth": "x"})
+
+
+class TestGsm8kReward(RewardContract):
+    reward = "gsm8k"
+    config = {"format_score": 0.1}
+    examples = (RewardExample("so #### 42", 1.0, "42"), RewardExample("#### 41", 0.1, "42"), RewardExample("no idea", 0.0, "42"))
+    bad_rows = ({}, {"ground_truth": "x"})
+
+
+class TestMath(RewardContract):
+    reward = "math"
+    examples = (RewardExample(r"\boxed{\frac{1}{2}}", 1.0, "0.5"), RewardExample(r"\boxed{2}", 0.0, "0.5"))
+    bad_rows = ({}, {"ground_truth": True})
+
+
+class TestAime(RewardContract):
+    reward = "aime"
+    examples = (RewardExample(r"\boxed{042}", 1.0, 42), RewardExample(r"\boxed{41}", 0.0, 42))
+    bad_rows = ({}, {"ground_truth": "1000"})
+
+
+class TestLengthPenalty(RewardContract):
+    reward = "length_penalty"
+    config = {"max_tokens": 1000, "buffer_tokens": 500}
+    examples = (RewardExample("x" * 500, 0.0), RewardExample("x" * 750, -0.5), RewardExample("x" * 2000, -1.0))
+
+
+class TestFormat(RewardContract):
+    reward = "format"
+    config = {"form": "answer_line"}
+    examples = (RewardExample("#### 42", 1.0), RewardExample("42", 0.0))
+
+
+class TestFormatByPattern(RewardContract):
+    reward = "format"
+    config = {"pattern": r".*\d+"}
+    examples = (RewardExample("it is 42", 1.0), RewardExample("many", 0.0))
+
+
+class TestLLMJudge(RewardContract):
+    reward = "llm_judge"
+    examples = (RewardExample("good", 1.0, "x"), RewardExample("bad", 0.0, "x"))
+
+    @pytest.fixture(autouse=True)
+    def server(self) -> Iterator[None]:
+        with chat_server(lambda messages: f"Score: {10 if 'good' in messages[-1]['content'] else 0}") as url:
+            self.config = {"url": f"{url}/v1", "model": "judge", "max_retries": 0, "prompt": "Is this fine? $answer"}
+            yield
+
+
+# ---------------------------------------------------------------------------------------------------------- all of them
+
+CONTRACTS = (
+    ("tools", ToolContract, "tool"),
+    ("interactions", InteractionContract, "interaction"),
+    ("agents", AgentContract, "agent"),
+    ("rewards", RewardContract, "reward"),
+)
+
+
+@pytest.mark.parametrize(("kind", "contract", "attribute"), CONTRACTS, ids=[kind for kind, _, _ in CONTRACTS])
+def test_every_registered_plugin_has_its_contract_here(kind, contract, attribute) -> None:
+    tested = {getattr(cls, attribute) for cls in contract.__subclasses__() if cls.__module__ == __name__}
+    assert set(getattr(load_plugins(), kind).names()) == tested
