@@ -370,7 +370,7 @@ def test_a_cancelled_probe_leaves_no_breaker_stuck(stage):
 
 @pytest.mark.parametrize("turn", [0, 1, 2])
 def test_finish_ends_the_trajectory_also_in_its_last_turn(stage, turn):
-    finish = stage.call("finish", '{"answer": "42"}')
+    finish = stage.call("finish", '{"answer": "#### 42"}')
     world = stage.World(
         lambda number, _: (finish + stage.call()) if number == turn else stage.call(),
         agent={"tools": ("calculator", "finish"), "max_turns": 3},
