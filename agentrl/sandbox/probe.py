@@ -3,19 +3,23 @@
 stdin: a mapping of what the host put out as bait.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import json
 import os
 import socket
 import sys
+from collections.abc import Callable
+from typing import Any
 
 PR_SET_NAME, PR_GET_SECCOMP, PR_GET_NO_NEW_PRIVS = 15, 21, 39
 CLONE_NEWUSER = 0x10000000
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def succeeds(function, *args):  # noqa: ANN001, ANN002, ANN201
+def succeeds(function: Callable[..., object], *args: Any) -> bool:
     """Tell whether the call was allowed."""
     try:
         function(*args)
@@ -24,23 +28,23 @@ def succeeds(function, *args):  # noqa: ANN001, ANN002, ANN201
     return True
 
 
-def read(path):  # noqa: ANN001, ANN201
+def read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read(1)
 
 
-def write(folder):  # noqa: ANN001, ANN201
+def write(folder: str) -> None:
     with open(os.path.join(folder, ".agentrl-sandbox-probe"), "wb"):
         pass
 
 
-def connect(family, address):  # noqa: ANN001, ANN201
+def connect(family: int, address: str | tuple[str, int]) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as client:
         client.settimeout(2)
         client.connect(address)
 
 
-def lose_a_process(name):  # noqa: ANN001, ANN201
+def lose_a_process(name: str) -> None:
     """Leave a process behind in a session of its own, as a daemon does; it ignores what can be ignored."""
     if os.fork() == 0:
         os.setsid()
@@ -50,13 +54,13 @@ def lose_a_process(name):  # noqa: ANN001, ANN201
         os._exit(0)
 
 
-def count_forks(most):  # noqa: ANN001, ANN201
+def count_forks(most: int) -> int:
     """Start processes that wait until this one ends, at most `most`; return how many were allowed."""
-    waiting, _ = os.pipe()
+    waiting, held_open = os.pipe()
     for number in range(most):
         try:
             if os.fork() == 0:
-                os.close(_)
+                os.close(held_open)
                 os.read(waiting, 1)
                 os._exit(0)
         except OSError:
@@ -64,7 +68,7 @@ def count_forks(most):  # noqa: ANN001, ANN201
     return most
 
 
-def grow_file(size):  # noqa: ANN001, ANN201
+def grow_file(size: int) -> None:
     with open("probe", "wb") as file:
         try:
             file.truncate(size)
@@ -72,7 +76,7 @@ def grow_file(size):  # noqa: ANN001, ANN201
             os.unlink("probe")
 
 
-def main():  # noqa: ANN201
+def main() -> None:
     bait = json.loads(sys.stdin.read())
     in_own_namespace = os.getppid() == 1 and os.getpid() < 8
     libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
@@ -96,7 +100,8 @@ def main():  # noqa: ANN201
     with contextlib.suppress(OSError):
         lose_a_process(bait["name"])
     facts["forks"] = count_forks(bait["max_processes"] + 8)
-    print(json.dumps(facts), flush=True)  # noqa: T201
+    sys.stdout.write(json.dumps(facts))
+    sys.stdout.flush()
 
 
 main()

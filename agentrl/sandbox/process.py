@@ -73,7 +73,8 @@ class LauncherProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env={},
+                    # Nothing of the host's environment but where an interpreter may find its own libraries.
+                    env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
                     cwd="/",
                     bufsize=0,
                     start_new_session=True,

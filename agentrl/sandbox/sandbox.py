@@ -31,13 +31,15 @@ class Program:
     """Python source to run as `__main__`, in a working folder that holds `files` (relative path -> content).
 
     echo: show the value of a last expression, as a prompt does.
-    workspace: a folder of the host whose files the program finds in its working folder, and into which they are copied back.
+    is_merged: stderr goes into stdout, in the order it was written.
+    workspace: a file of the host, empty at first, that keeps the working folder from one program to the next.
     """
 
     source: str
     stdin: str | bytes = b""
     files: Mapping[str, bytes] = field(default_factory=dict)
     echo: bool = False
+    is_merged: bool = False
     workspace: Path | None = None
 
 
@@ -118,6 +120,7 @@ class Sandbox:
             "stdin": stdin,
             "files": dict(program.files),
             "workspace": None if program.workspace is None else str(program.workspace),
+            "is_merged": program.is_merged,
             "avoid": list(self._avoid),
             "cpu_s": float(limits.cpu_s),
             "wall_s": float(limits.wall_s),

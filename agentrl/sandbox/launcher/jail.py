@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import _signal as signal  # `signal` itself loads enum: milliseconds at every start
 import os
 import resource
-import signal
 import stat
 
-from . import identity, kernel, landlock, seccomp
+from . import kernel, landlock, seccomp
 from .request import Request
 from .tree import write_files
 
@@ -72,6 +72,7 @@ def build_root(request: Request, layout: Layout, scratch: int, owner: int) -> No
         OSError: the kernel refuses one of the mounts.
     """
     kernel.unshare(kernel.CLONE_NEWNS)
+    files = code_files(request)  # read and opened before the staging folder hides what may lie below it
     sources = _sources(request, layout)
     root = kernel.new_tmpfs(kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV, size="4m", nr_inodes="1k", mode="0755")
     kernel.attach_mount(root, STAGING)
@@ -89,10 +90,8 @@ def build_root(request: Request, layout: Layout, scratch: int, owner: int) -> No
     os.rmdir(STAGING + "/.scratch")
     os.makedirs(STAGING + layout.code)
     folder = os.open(STAGING + layout.code, os.O_RDONLY | os.O_DIRECTORY)
-    write_files(folder, code_files(request))
+    write_files(folder, files, mode=0o444)
     os.close(folder)
-    for name in ("runner.py", "main.py"):
-        os.chmod(f"{STAGING}{layout.code}/{name}", 0o444)
     _write_accounts(owner)
     os.chdir(STAGING)
     kernel.pivot_root(".", ".")
@@ -153,7 +152,11 @@ def execute(layout: Layout, request: Request, descriptors: tuple[int, int, int],
 def _sources(request: Request, layout: Layout) -> list[tuple[int, str]]:
     """Return detached, read-only copies of what the program may read, with their places in its view."""
     attributes = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID
-    files = [*(path for path in SYSTEM_LIBRARIES if os.path.isdir(path) and not os.path.islink(path)), "/etc/ld.so.cache", "/usr/share/zoneinfo"]
+    files = [
+        *(path for path in SYSTEM_LIBRARIES if os.path.isdir(path) and not os.path.islink(path)),
+        "/etc/ld.so.cache",
+        "/usr/share/zoneinfo",
+    ]
     if request.prefix in SYSTEM_PREFIXES:
         pairs = [(path, path) for path in (*files, request.python)]
     else:

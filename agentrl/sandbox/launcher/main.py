@@ -6,15 +6,15 @@ wall_s, layers (what was used), is_workspace_cut.
 
 from __future__ import annotations
 
+import _signal as signal  # `signal` itself loads enum: milliseconds at every start
 import fcntl
 import os
 import resource
-import signal
 
 from . import identity, jail, kernel, landlock, processes
 from .cgroup import ControlGroup
 from .request import Request, read_request, write_reply
-from .tree import Budget, copy_tree, empty, write_files
+from .tree import Budget, empty, pack, read_all, unpack, write_all, write_files
 from .watch import Watch
 
 NAMESPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
@@ -50,7 +50,7 @@ class Execution:
         self._has_namespaces = False
         self._groups = ControlGroup({})
         self._is_workspace_cut = False
-        self._workspace = os.open(request.workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if request.workspace else -1
+        self._workspace = os.open(request.workspace, os.O_RDWR | os.O_CLOEXEC) if request.workspace else -1
 
     def run(self) -> dict[str, object]:
         request = self._request
@@ -88,8 +88,9 @@ class Execution:
             try:
                 kernel.unshare(kernel.CLONE_NEWNS | NAMESPACES)
                 self._user = user
-                self._layers.append("root")
-            except OSError:
+            except OSError:  # a container's root, without CAP_SYS_ADMIN: somebody without any privilege may be allowed more
+                if not _may_unshare(user):
+                    return self._go_without("not permitted")
                 identity.become(user)
         if self._user is None:
             user, group = os.geteuid(), os.getegid()
@@ -97,17 +98,20 @@ class Execution:
                 kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | NAMESPACES)
                 identity.map_self(user, group)
             except OSError as error:
-                self._layers.append(f"no namespaces: {error.strerror}")
-                return False
-            self._layers.append("user namespace")
+                return self._go_without(error.strerror)
+        self._layers.append("user namespace" if self._user is None else "namespaces, as root")
         kernel.make_mounts_private()
         self._has_namespaces = True
         return True
 
+    def _go_without(self, why: str) -> bool:
+        self._layers.append(f"no namespaces: {why}")
+        return False
+
     def _stay_outside(self) -> None:
         if os.geteuid() == 0 and (user := identity.stranger()) is not None:
             self._user = user  # the program's alone; the launcher stays root to end what belongs to it
-            self._layers.append("stranger")
+            self._layers.append("a user id of its own")
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
 
     def _prepare_scratch(self) -> None:
@@ -121,10 +125,8 @@ class Execution:
             os.mkdir(self._folder, 0o711)
             root = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             os.mkdir("code", 0o755, dir_fd=root)
-            code = os.open("code", os.O_RDONLY | os.O_DIRECTORY, dir_fd=root)
-            write_files(code, jail.code_files(request))
-            for name in ("runner.py", "main.py"):
-                os.chmod(name, 0o444, dir_fd=code)
+            code = os.open("code", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+            write_files(code, jail.code_files(request), mode=0o444)
             os.close(code)
         owner = identity.INNER_ID if self._has_namespaces and self._user is None else self._user
         for name in ("work", "tmp", "shm"):
@@ -134,7 +136,7 @@ class Execution:
         self._work = os.open("work", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
         os.close(root)
         if self._workspace >= 0:
-            copy_tree(self._workspace, self._work, Budget(request.disk_bytes, request.max_files), owner=owner)
+            unpack(read_all(self._workspace, os.fstat(self._workspace).st_size), self._work, owner=owner)
         write_files(self._work, request.files, owner=owner)
 
     # --------------------------------------------------------------------------------------------- start, end, files
@@ -148,20 +150,21 @@ class Execution:
             for descriptor in (out[0], err[0], status[0], go[1]):
                 os.close(descriptor)
             Inside(self._request, self._has_namespaces, self._user, self._folder).run(
-                (stdin, out[1], err[1]), scratch=self._scratch, status=status[1], go=go[0]
+                (stdin, out[1], out[1] if self._request.is_merged else err[1]), scratch=self._scratch, status=status[1], go=go[0]
             )
         for descriptor in (out[1], err[1], status[1], go[0], stdin):
             os.close(descriptor)
         self._groups.add(pid)
-        os.write(go[1], b"g")  # it waits for this, and ends when we do
+        try:
+            os.write(go[1], b"g")  # it waits for this, and ends when we do
+        except BrokenPipeError:
+            self.step = "starting the program, which ended at once"
         return Watch(self._request, pid, outputs=(out[0], err[0]), status=status[0], host=self._host), pid
 
     def _stdin(self) -> int:
         """Return a read-only, sealed file with the program's input: a pipe would need somebody to feed it."""
         descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        view = memoryview(self._request.stdin)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        write_all(descriptor, self._request.stdin)
         os.lseek(descriptor, 0, os.SEEK_SET)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         return descriptor
@@ -187,9 +190,11 @@ class Execution:
     def _keep_files(self) -> None:
         if self._workspace < 0:
             return
-        empty(self._workspace)
         budget = Budget(self._request.disk_bytes, self._request.max_files)
-        copy_tree(self._work, self._workspace, budget)
+        data = pack(self._work, budget)
+        os.lseek(self._workspace, 0, os.SEEK_SET)
+        os.truncate(self._workspace, 0)
+        write_all(self._workspace, data)
         self._is_workspace_cut = budget.is_exceeded
 
     def _reply(self, watch: Watch) -> dict[str, object]:
@@ -217,10 +222,24 @@ class Execution:
             "is_workspace_cut": self._is_workspace_cut,
         }
 
-
     def _landlock(self) -> list[str]:
         number = 0 if "landlock" in self._request.avoid else landlock.version()
         return [f"landlock {number}"] if number else []
+
+
+def _may_unshare(user: int) -> bool:
+    """Try out whether a user may make a user namespace."""
+    child = os.fork()
+    if child == 0:
+        try:
+            identity.become(user)
+            kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | NAMESPACES)
+            identity.map_self(user, user)
+            kernel.make_mounts_private()
+            os._exit(0)
+        except OSError:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
 
 
 class Inside:
@@ -266,7 +285,7 @@ class Inside:
         program = os.fork()
         if program == 0:
             self._become_program(streams, status)
-        for descriptor in streams:
+        for descriptor in set(streams):
             os.close(descriptor)
         while True:
             pid, ended = os.wait()

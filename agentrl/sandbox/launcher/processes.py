@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _signal as signal  # `signal` itself loads enum: milliseconds at every start
 import os
-import signal
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import marshal
-import os
+
+from .tree import read_all, write_all
 
 HEADER_BYTES = 8
 
@@ -12,7 +13,8 @@ class Request:
     """One execution. Sizes in bytes, times in seconds.
 
     python: the interpreter's file; prefix: its installation; packages: further folders for sys.path;
-    workspace: folder of the host whose files the program finds and leaves, None for none;
+    workspace: file of the host with the packed files that the program finds and leaves, None for none;
+    is_merged: stderr goes where stdout goes;
     avoid: walls that are not even tried, so that a test sees what the others hold.
     """
 
@@ -25,6 +27,7 @@ class Request:
         self.stdin: bytes = fields["stdin"]  # type: ignore[assignment]
         self.files: dict[str, bytes] = fields["files"]  # type: ignore[assignment]
         self.workspace: str | None = fields["workspace"]  # type: ignore[assignment]
+        self.is_merged: bool = fields["is_merged"]  # type: ignore[assignment]
         self.avoid: list[str] = fields["avoid"]  # type: ignore[assignment]
         self.cpu_s: float = fields["cpu_s"]  # type: ignore[assignment]
         self.wall_s: float = fields["wall_s"]  # type: ignore[assignment]
@@ -44,17 +47,11 @@ def read_request(descriptor: int) -> Request:
 
 
 def write_reply(descriptor: int, reply: dict[str, object]) -> None:
-    data = memoryview(marshal.dumps(reply))
-    while data:
-        data = data[os.write(descriptor, data) :]
+    write_all(descriptor, marshal.dumps(reply))
 
 
 def _read(descriptor: int, size: int) -> bytes:
-    pieces: list[bytes] = []
-    while size > 0:
-        piece = os.read(descriptor, min(size, 1 << 20))
-        if not piece:
-            raise SystemExit("the host closed the request")
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
+    data = read_all(descriptor, size)
+    if len(data) < size:
+        raise SystemExit("the host closed the request")
+    return data

@@ -3,12 +3,18 @@
 argv: folders for sys.path, joined by colons; then "echo" or nothing.
 """
 
+from __future__ import annotations
+
 import _ast
 import builtins
 import sys
 
+TYPE_CHECKING = False  # typing's own costs milliseconds at every start
+if TYPE_CHECKING:
+    from types import TracebackType
 
-def show(kind, value, trace):  # noqa: ANN001, ANN201
+
+def show(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
     """Print the traceback from the program's own first line on."""
     import traceback
 
@@ -17,24 +23,25 @@ def show(kind, value, trace):  # noqa: ANN001, ANN201
     traceback.print_exception(kind, value, trace)
 
 
-def run(path, echo):  # noqa: ANN001, ANN201
+def run(path: str, *, echo: bool) -> None:
+    """Run the file as `__main__`."""
     sys.excepthook = show
-    sys.stdout.reconfigure(line_buffering=True)
-    builtins.exit = builtins.quit = sys.exit  # what `site` would have given
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # what `site` would have given
     module = type(sys)("__main__")
     module.__file__ = path
     sys.modules["__main__"] = module
     sys.argv[:] = ["main.py"]
     with open(path, "rb") as file:
         source = file.read()
-    tree = compile(source, path, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree: _ast.Module = compile(source, path, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
     last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     exec(compile(tree, path, "exec", dont_inherit=True), module.__dict__)
-    if last is not None:
+    if isinstance(last, _ast.Expr):
         sys.displayhook(eval(compile(_ast.Expression(last.value), path, "eval", dont_inherit=True), module.__dict__))
 
 
 if __name__ == "__main__":
     sys.path.insert(0, "")  # the working folder; the code's own folder has nothing to import
     sys.path.extend(path for path in sys.argv[1].split(":") if path)
-    run(__file__.replace("runner.py", "main.py"), "echo" in sys.argv[2:])
+    run(__file__.replace("runner.py", "main.py"), echo="echo" in sys.argv[2:])

@@ -1,17 +1,24 @@
-"""Files that an untrusted program left: copied and removed without following a link, and within bounds.
+"""Files that an untrusted program left: packed, unpacked and removed without following a link, and within bounds.
 
-Everything goes through descriptors of folders, so no name is ever resolved twice.
+A packed tree is one value, so that no name the program chose ever becomes a name on the host.
 """
 
 from __future__ import annotations
 
+import marshal
 import os
 import stat
-from collections.abc import Iterator
+
+TYPE_CHECKING = False  # typing's own costs milliseconds at every start
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_DEPTH = 24
-PIECE_BYTES = 1 << 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+Entry = tuple[str, int, "bytes | str | None"]
+"""Path, mode as in `st_mode`, and the content of a file or the target of a link; folders come before what is in them."""
 
 
 class Budget:
@@ -32,59 +39,67 @@ class Budget:
         return True
 
 
-def copy_tree(source: int, target: int, budget: Budget, *, owner: int | None = None, depth: int = 0) -> None:
-    """Copy files, folders and links from one folder to another, given by descriptors; what is none of these stays behind.
+def pack(folder: int, budget: Budget) -> bytes:
+    """Return files, folders and links below a folder as one value; what is none of these, or beyond the budget, stays behind.
 
     Sizes count as they read, holes and hard links included: a few bytes on disk must not become terabytes.
     """
-    for name, mode, size in _entries(source):
-        if not budget.take(size if stat.S_ISREG(mode) else 0):
-            continue
-        _make_accessible(name, mode, source)
-        if stat.S_ISDIR(mode):
-            if depth >= MAX_DEPTH:
-                budget.is_exceeded = True
-                continue
-            os.mkdir(name, 0o700, dir_fd=target)
-            inner_source, inner_target = os.open(name, _FOLDER, dir_fd=source), os.open(name, _FOLDER, dir_fd=target)
-            try:
-                copy_tree(inner_source, inner_target, budget, owner=owner, depth=depth + 1)
-            finally:
-                os.close(inner_source)
-                os.close(inner_target)
-        elif stat.S_ISLNK(mode):
-            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
-        elif stat.S_ISREG(mode):
-            _copy_file(name, source, target, size, mode & 0o700)
+    return marshal.dumps(list(_walk(folder, "", budget, depth=0)))
+
+
+def unpack(data: bytes, folder: int, *, owner: int | None) -> None:
+    """Write what `pack` returned into an empty folder that nobody else can reach yet."""
+    entries: list[Entry] = marshal.loads(data) if data else []
+    for path, mode, content in sorted(entries, key=lambda entry: stat.S_ISLNK(entry[1])):  # through no link is ever written
+        if stat.S_ISLNK(mode):
+            os.symlink(content, path, dir_fd=folder)  # type: ignore[arg-type]
+        elif stat.S_ISDIR(mode):
+            os.mkdir(path, 0o700, dir_fd=folder)
         else:
-            continue
+            write_file(folder, path, content, mode=mode & 0o700)  # type: ignore[arg-type]
         if owner is not None:
-            os.chown(name, owner, owner, dir_fd=target, follow_symlinks=False)
+            os.chown(path, owner, owner, dir_fd=folder, follow_symlinks=False)
 
 
-def write_files(folder: int, files: dict[str, bytes], *, owner: int | None = None) -> None:
-    """Write files by their relative path; the folder is the launcher's own and nobody else changes it."""
+def write_files(folder: int, files: dict[str, bytes], *, owner: int | None = None, mode: int = 0o600) -> None:
+    """Write files by their relative path, with the folders above them."""
     for path, data in files.items():
-        *above, name = path.split("/")
-        descriptor = os.dup(folder)
-        for part in above:
-            if not os.access(part, os.F_OK, dir_fd=descriptor):
-                os.mkdir(part, 0o700, dir_fd=descriptor)
-                if owner is not None:
-                    os.chown(part, owner, owner, dir_fd=descriptor)
-            inner = os.open(part, _FOLDER, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = inner
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=descriptor)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(file, view) :]
+        parts = path.split("/")
+        for end in range(1, len(parts)):
+            above = "/".join(parts[:end])
+            try:
+                os.mkdir(above, 0o700, dir_fd=folder)
+            except FileExistsError:
+                continue
             if owner is not None:
-                os.fchown(file, owner, owner)
-        finally:
-            os.close(file)
-            os.close(descriptor)
+                os.chown(above, owner, owner, dir_fd=folder, follow_symlinks=False)
+        write_file(folder, path, data, mode=mode)
+        if owner is not None:
+            os.chown(path, owner, owner, dir_fd=folder, follow_symlinks=False)
+
+
+def write_file(folder: int, path: str, data: bytes, *, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        write_all(descriptor, data)
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def read_all(descriptor: int, size: int) -> bytes:
+    """Read at most `size` bytes, fewer at the end of the file."""
+    pieces: list[bytes] = []
+    while size > 0 and (piece := os.read(descriptor, min(size, 1 << 20))):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
 
 
 def empty(folder: int) -> None:
@@ -124,14 +139,26 @@ def _make_accessible(name: str, mode: int, folder: int) -> None:
         os.chmod(name, stat.S_IMODE(mode) | wanted, dir_fd=folder)
 
 
-def _copy_file(name: str, source: int, target: int, size: int, mode: int) -> None:
-    reader = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=source)
-    try:
-        writer = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode | 0o600, dir_fd=target)
-        try:
-            while size > 0 and (piece := os.read(reader, min(size, PIECE_BYTES))):
-                size -= os.write(writer, piece)
-        finally:
-            os.close(writer)
-    finally:
-        os.close(reader)
+def _walk(folder: int, path: str, budget: Budget, *, depth: int) -> Iterator[Entry]:
+    for name, mode, size in _entries(folder):
+        below = f"{path}/{name}" if path else name
+        if not budget.take(size if stat.S_ISREG(mode) else 0):
+            continue
+        _make_accessible(name, mode, folder)
+        if stat.S_ISLNK(mode):
+            yield below, mode, os.readlink(name, dir_fd=folder)
+        elif stat.S_ISREG(mode):
+            descriptor = os.open(name, _FILE, dir_fd=folder)
+            try:
+                yield below, mode, read_all(descriptor, size)
+            finally:
+                os.close(descriptor)
+        elif stat.S_ISDIR(mode) and depth < MAX_DEPTH:
+            yield below, mode, None
+            descriptor = os.open(name, _FOLDER, dir_fd=folder)
+            try:
+                yield from _walk(descriptor, below, budget, depth=depth + 1)
+            finally:
+                os.close(descriptor)
+        elif stat.S_ISDIR(mode):
+            budget.is_exceeded = True

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable
 
 from . import processes
 from .request import Request
+
+TYPE_CHECKING = False  # typing's own costs milliseconds at every start
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FIRST_LOOK_S, LOOK_S = 0.01, 0.05
 """How often memory and CPU time are added up; a look costs some 50 microseconds per process."""
