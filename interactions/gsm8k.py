@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from agentrl.errors import DataError
 from agentrl.plugins import Interaction, InteractionReply
+from agentrl.plugins.options import Options, read_options
 from agentrl.rewards.gsm8k import extract_answer, is_correct, parse_number
-from agentrl.types import Message
+from agentrl.types import JsonObject, Message
 
 FEEDBACK = "Wrong. Try again."
 PRAISE = "Correct."
 
 
-class Gsm8k(Interaction):
-    """Checks the last assistant message's final answer against the row's `ground_truth`.
+class Gsm8kOptions(Options):
+    """What `agent.interaction_config.gsm8k` holds."""
 
-    Each reply rewards its turn with 1 or 0; the final score is that of the last answer.
+    reward: Literal["turn", "final"] = "turn"
+
+
+class Gsm8k(Interaction):
+    """Checks the last assistant message's final answer against the row's `ground_truth`: 1 for the right number, else 0.
+
+    Config `reward`: turn (each answer is rewarded where it was given) or final (only the last one counts, as the final score).
     """
 
     name: ClassVar[str] = "gsm8k"
     runtime = "trio"
+
+    def __init__(self, config: JsonObject | None = None) -> None:
+        super().__init__(config)
+        self._options = read_options(Gsm8kOptions, self.config, plugin="interaction 'gsm8k'")
 
     async def start(self, *, ground_truth: Any = None, query: str = "", **_: Any) -> None:
         """Take the row's ground truth; `query` and whatever else the row carries are not needed.
@@ -37,9 +48,8 @@ class Gsm8k(Interaction):
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
         answer = extract_answer(messages[-1].content, strict=False)
         self._is_right = is_correct(answer, self._ground_truth)
-        if self._is_right:
-            return InteractionReply(PRAISE, is_done=True, reward=1.0)
-        return InteractionReply(FEEDBACK, is_done=False, reward=0.0)
+        reward = float(self._is_right) if self._options.reward == "turn" else None
+        return InteractionReply(PRAISE if self._is_right else FEEDBACK, is_done=self._is_right, reward=reward)
 
-    async def score(self) -> float:
-        return float(self._is_right)
+    async def score(self) -> float | None:
+        return float(self._is_right) if self._options.reward == "final" else None

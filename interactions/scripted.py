@@ -18,6 +18,7 @@ class Rule:
 
     pattern: re.Pattern[str]
     reply: InteractionReply
+    score: float | None
 
 
 class Scripted(Interaction):
@@ -25,9 +26,9 @@ class Scripted(Interaction):
 
     Of the row's `interaction_kwargs`, else of the config:
         replies: texts, said one after the other.
-        rules: [{pattern, reply, done, reward}], tried before the list; `pattern` is a regular expression, searched
-            without regard to case; `done: true` ends the conversation, `reward` goes to the turn.
-    The final score is the largest reward that a rule gave; none without such a rule.
+        rules: [{pattern, reply, done, reward, score}], tried before the list; `pattern` is a regular expression, searched
+            without regard to case; `done: true` ends the conversation; `reward` goes to the turn, `score` to the whole.
+    The final score is that of the last rule that was used and has one, 0 if none was; without such a rule there is no score.
     """
 
     name: ClassVar[str] = "scripted"
@@ -47,37 +48,39 @@ class Scripted(Interaction):
         self._rules = [_rule(index, rule) for index, rule in enumerate(rules)]
         if not self._rules and not list(replies):
             raise DataError("interaction 'scripted' needs `replies` or `rules`, in interaction_kwargs or in its config")
-        self._scores: list[float] = []
+        self._score = 0.0 if any(rule.score is not None for rule in self._rules) else None
 
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
         said = messages[-1].content
         for rule in self._rules:
             if rule.pattern.search(said):
-                if rule.reply.reward is not None:
-                    self._scores.append(rule.reply.reward)
+                self._score = self._score if rule.score is None else rule.score
                 return rule.reply
         reply = next(self._replies, None)
         return InteractionReply("", is_done=True) if reply is None else InteractionReply(reply, is_done=False)
 
     async def score(self) -> float | None:
-        if not any(rule.reply.reward is not None for rule in self._rules):
-            return None
-        return max(self._scores, default=0.0)
+        return self._score
 
 
 def _rule(index: int, rule: Mapping[str, Any]) -> Rule:
     where = f"interaction 'scripted': rules[{index}]"
     if not isinstance(rule, Mapping) or not isinstance(rule.get("pattern"), str):
-        raise DataError(f"{where} must be {{pattern, reply, done, reward}}, got {rule!r}")
-    reply, is_done, reward = rule.get("reply") or "", bool(rule.get("done")), rule.get("reward")
+        raise DataError(f"{where} must be {{pattern, reply, done, reward, score}}, got {rule!r}")
+    reply, is_done = rule.get("reply") or "", bool(rule.get("done"))
     if not isinstance(reply, str):
         raise DataError(f"{where}.reply must be a text, got {reply!r}")
     if not reply and not is_done:
         raise DataError(f"{where} says nothing and does not end the conversation; give it a `reply`, or `done: true`")
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
-        raise DataError(f"{where}.reward must be a number, got {reward!r}")
     try:
         pattern = re.compile(rule["pattern"], re.IGNORECASE)
     except re.error as error:
         raise DataError(f"{where}.pattern {rule['pattern']!r} is no regular expression: {error}") from error
-    return Rule(pattern, InteractionReply(reply, is_done, None if reward is None else float(reward)))
+    reward, score = (_number(rule.get(key), f"{where}.{key}") for key in ("reward", "score"))
+    return Rule(pattern, InteractionReply(reply, is_done, reward), score)
+
+
+def _number(value: Any, where: str) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise DataError(f"{where} must be a number, got {value!r}")
+    return None if value is None else float(value)

@@ -61,7 +61,7 @@ class TestGsm8kInteraction(InteractionContract):
 class TestScripted(InteractionContract):
     interaction = "scripted"
     says = ("hello", "the answer is 42")
-    interaction_kwargs = {"replies": ["and?", "go on"], "rules": [{"pattern": "42", "done": True, "reward": 1.0}]}
+    interaction_kwargs = {"replies": ["and?", "go on"], "rules": [{"pattern": "42", "done": True, "score": 1.0}]}
     bad_kwargs = (
         {},
         {"replies": "text"},

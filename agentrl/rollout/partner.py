@@ -9,7 +9,7 @@ from agentrl.config.schema import AgentConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Interaction, InteractionReply, Registry
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.guests import Guest
+from agentrl.rollout.guests import Guest, is_inherited
 from agentrl.types import Message, Task
 
 
@@ -53,7 +53,7 @@ class Partner:
         Raises:
             ToolError: the partner broke, took too long, or gave no finite number.
         """
-        if not self._has_replied:
+        if not self._has_replied or is_inherited(self._interaction.score):
             return None
         score = await self._guest.use(self._interaction.score)
         if score is not None and not (isinstance(score, int | float) and math.isfinite(score)):

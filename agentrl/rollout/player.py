@@ -21,7 +21,7 @@ from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import PromptLimits, Sampling, TrajectorySession
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
-from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
 
 OUTCOME_OF: Mapping[type[Exception], Outcome] = {
     ServerError: Outcome.MODEL_ERROR,
@@ -93,19 +93,27 @@ class Player:
         """Return why the attempt stopped, and what failed if something did."""
         with trio.move_on_after(self._agent.trajectory_timeout_s) as deadline:
             try:
-                await agent.run(attempt.task, session)
-            except TrajectoryEnd:
-                pass  # the session knows the outcome
+                await _until_end(agent, attempt.task, session)
+                if session.num_action_tokens:
+                    await session.collect_scores()
             except Exception as error:  # noqa: BLE001 - boundary of one trajectory
-                leaf = _cause(error)
-                if not isinstance(leaf, TrajectoryEnd):
-                    return _outcome_of(leaf), one_line(leaf)
+                cause = _cause(error)
+                return _outcome_of(cause), one_line(cause)
         if deadline.cancelled_caught:
             return Outcome.TIMEOUT, f"agent.trajectory_timeout_s={self._agent.trajectory_timeout_s:g} passed"
         if not session.num_action_tokens:  # nothing to learn from, and no token to put a reward on
             is_full = session.outcome is Outcome.TRUNCATED
             return Outcome.ABORTED, "the prompt leaves no room for an answer" if is_full else "the agent loop ended without generating"
         return session.outcome, None
+
+
+async def _until_end(agent: AgentLoop, task: Task, session: TrajectorySession) -> None:
+    """Run the agent loop until it returns, or the session ends the trajectory; then the session knows the outcome."""
+    try:
+        await agent.run(task, session)
+    except Exception as error:
+        if not isinstance(_cause(error), TrajectoryEnd):
+            raise
 
 
 def one_line(error: BaseException) -> str:

@@ -21,12 +21,12 @@ import trio
 
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import AgentConfig
-from agentrl.errors import DataError, PluginError
+from agentrl.errors import PluginError
 from agentrl.plugins import InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.gateway import Gateway
-from agentrl.rollout.line import Line, Sampled
+from agentrl.rollout.line import Line, PromptLimits, Sampled
 from agentrl.rollout.openai_session import OpenAISession
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
@@ -35,7 +35,6 @@ from agentrl.types import Generation, JsonObject, Message, Outcome, SamplingPara
 
 T = TypeVar("T")
 Adjust = Callable[[Generation], Generation]
-OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
 
 
 class Sampling(Protocol):
@@ -59,14 +58,6 @@ class Generator(Protocol):
         """Largest prompt plus answer that every server takes; None while unknown."""
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str) -> Generation: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLimits:
-    """`data.max_prompt_tokens` and what happens to longer prompts."""
-
-    max_tokens: int
-    overlong: OverlongPrompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +199,8 @@ class TrajectorySession:
             reply = await self._partner.respond(self.messages)
         if reply.reward is not None:
             self.turn_rewards.append(GivenReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1))
+        for name, value in reply.metrics.items():
+            self._metrics[f"{self._partner.name}/{name}"] += value
         if not reply.is_done:
             self._line.conversation.add_messages([Message("user", reply.text)])
         return reply
@@ -238,6 +231,18 @@ class TrajectorySession:
         """Await `function(*args)` in the process's asyncio loop."""
         return await self._host.run(function, *args)
 
+    async def collect_scores(self) -> None:
+        """Ask the partner and the tools for their final scores, once the agent loop is done; they go to the last turn.
+
+        Raises:
+            ToolError: one of them broke.
+        """
+        last = self._recorder.num_turns - 1
+        for name, score in (await self._toolbox.score()).items():
+            self.turn_rewards.append(GivenReward("tool", name, score, last))
+        if self._partner is not None and (score := await self._partner.score()) is not None:
+            self.turn_rewards.append(GivenReward("interaction", self._partner.name, score, last))
+
     def stop_at_turn_limit(self) -> None:
         """Record that the model wanted another turn than `limits.turns` allows."""
         self._ended = self._ended or Outcome.TURN_LIMIT
@@ -261,7 +266,7 @@ class TrajectorySession:
         if self._recorder.num_turns + self._num_sampling >= self.limits.turns:
             raise self._end(Outcome.TURN_LIMIT)
         if line.max_tokens is None:
-            line.max_tokens = self._prepare_prompt(line) + self._agent.max_response_tokens
+            line.fix_prompt(self._prompt, self._agent.max_response_tokens)
         room = self._room_for_turn(line)
         if room < 1:
             raise self._end(Outcome.TRUNCATED)
@@ -325,28 +330,13 @@ class TrajectorySession:
 
     # -------------------------------------------------------------------------------------------------- inside
 
-    def _prepare_prompt(self, line: Line) -> int:
-        """Shorten the first prompt as `data.overlong_prompts` says, and return its length in tokens."""
-        limit, overlong = self._prompt.max_tokens, self._prompt.overlong
-        if overlong == "truncate_left":
-            line.conversation.truncate_prompt(limit, "left")
-        elif overlong == "truncate_right":
-            line.conversation.truncate_prompt(limit, "right")
-        elif overlong == "truncate_middle":
-            line.conversation.truncate_prompt(limit, "middle")
-        num_tokens = line.conversation.num_pending_tokens()
-        if num_tokens > limit:
-            raise DataError(f"task {self._attempt.task.task_id}: the prompt has {num_tokens} tokens, data.max_prompt_tokens is {limit}")
-        return num_tokens
-
     def _room_for_turn(self, line: Line) -> int:
         """Return how many tokens the line's next turn may have, counting the block of context before it.
 
         Each row has the budget for itself, for a fork repeats its context; what is sampled in all rows together has it as well.
         """
-        assert line.max_tokens is not None
         total = line.conversation.num_next_tokens()
-        room = min(line.max_tokens - total, self._agent.max_response_tokens - self._recorder.num_action_tokens)
+        room = min(line.room(), self._agent.max_response_tokens - self._recorder.num_action_tokens)
         if self._generator.context_tokens is not None:
             room = min(room, self._generator.context_tokens - total)
         return room if self._agent.max_turn_tokens is None else min(room, self._agent.max_turn_tokens)
