@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from agentrl.errors import PluginError
 from agentrl.plugins import AgentLoop, Session, ToolResult
+from agentrl.plugins.options import Options, read_options
 from agentrl.types import JsonObject, Message, Task, ToolCall
 
 INSTRUCTION = "Write one arithmetic expression for the answer, in a line of its own, and nothing else."
@@ -26,11 +27,21 @@ REPEAT = "That could not be evaluated ({problem}). Write the expression again."
 CONCLUDE = "It is {value}. Give your answer in the form `#### number`."
 
 
+class MathExpressionOptions(Options):
+    """What a config may say in `agent.agent_config.math_expression`."""
+
+    evaluated_reward: float = 0.0  # for an expression that could be evaluated
+
+
 class MathExpression(AgentLoop):
     """Lets the model write an expression, evaluates it with the calculator, and asks for the answer."""
 
     name: ClassVar[str] = "math_expression"  # rows choose the agent by this name, in their column `agent_name`
     template_shows_tools: ClassVar[bool] = False  # the agent calls the calculator; the model need not know how
+
+    def __init__(self, config: JsonObject | None = None) -> None:
+        super().__init__(config)
+        self._options = read_options(MathExpressionOptions, self.config, plugin="agent 'math_expression'")
 
     def prompt(self, task: Task, tools: Sequence[JsonObject]) -> Sequence[Message]:
         """Append the instruction to the question. Rows are measured by this prompt before the run, so nothing in it may vary."""
@@ -46,7 +57,7 @@ class MathExpression(AgentLoop):
             result = await self._evaluate(session)
         if result.is_error:
             return  # the reward finds no answer
-        session.add_reward("evaluated", self.config.get("evaluated_reward", 0.0))  # set in agent.agent_config.math_expression
+        session.add_reward("evaluated", self._options.evaluated_reward)
         session.add_user_message(CONCLUDE.format(value=result.text))
         await session.generate()
 

@@ -28,11 +28,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
-import pydantic
 import trio
+from pydantic import Field, model_validator
 
 from agentrl.errors import PluginError
 from agentrl.plugins import AgentLoop, OpenAIEndpoint, Reference, Session
+from agentrl.plugins.options import Options, read_options
 from agentrl.types import JsonObject, Message, Task
 
 STDERR_TAIL_BYTES = 2000
@@ -40,17 +41,15 @@ STDERR_GRACE_S = 1.0
 """For the last words of a command whose whole process group is dead; a child that left the group may keep the pipe open."""
 
 
-class OpenAIAgentConfig(pydantic.BaseModel):
-    """`agent.agent_config.openai_agent`: exactly one of `target` and `command`."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+class OpenAIAgentOptions(Options):
+    """`agent.agent_config.openai_agent`: exactly one of `target` and `command`; `env` is for the command."""
 
     target: str | None = None
     command: tuple[str, ...] = ()
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default_factory=dict)
 
-    @pydantic.model_validator(mode="after")
-    def _has_one_program(self) -> OpenAIAgentConfig:
+    @model_validator(mode="after")
+    def _has_one_program(self) -> OpenAIAgentOptions:
         if bool(self.target) == bool(self.command):
             raise ValueError("set either target (file.py:function or module:function) or command (program and arguments)")
         return self
@@ -68,18 +67,13 @@ class OpenAIAgent(AgentLoop):
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
-        try:
-            self._config = OpenAIAgentConfig.model_validate(self.config)
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(("agent.agent_config.openai_agent", *map(str, first["loc"])))
-            raise PluginError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
-        self._target = None if self._config.target is None else load_target(self._config.target)
+        self._options = read_options(OpenAIAgentOptions, self.config, plugin="agent 'openai_agent'")
+        self._target = None if self._options.target is None else load_target(self._options.target)
 
     async def run(self, task: Task, session: Session) -> None:
         async with session.serve_openai() as endpoint:
             if self._target is None:
-                await run_command(self._config.command, self._config.env, task_view(task), endpoint)
+                await run_command(self._options.command, self._options.env, task_view(task), endpoint)
             else:
                 result = await call_target(self._target, task_view(task), endpoint, session)
                 for name, value in rewards_of(result).items():

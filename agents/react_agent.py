@@ -74,7 +74,7 @@ class ReactAgent(AgentLoop):
 
     async def run(self, task: Task, session: Session) -> None:
         num_user_turns = 0
-        for turns_left in reversed(range(session.limits.turns)):
+        for _ in range(session.limits.turns):
             turn = await session.generate()
             step = parse_step(turn.message.content, session.tools)
             if isinstance(step, FinalAnswer):
@@ -83,8 +83,6 @@ class ReactAgent(AgentLoop):
                 if num_user_turns == session.limits.user_turns:
                     break
                 num_user_turns += 1
-            elif not turns_left:
-                break  # nobody would read the observation
             elif turn.is_truncated:  # also what can be read of a cut action may lack its end
                 session.add_user_message("Observation: your message was cut at the token limit; write a shorter one.")
             else:

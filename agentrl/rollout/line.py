@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from agentrl.chat.conversation import Conversation
+from agentrl.errors import DataError
 from agentrl.rollout.recorder import Row, TrajectoryRecorder
 from agentrl.types import Generation, Message, Turn
+
+OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimits:
+    """`data.max_prompt_tokens` and what happens to longer prompts."""
+
+    max_tokens: int
+    overlong: OverlongPrompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +57,29 @@ class Line:
     def recorded_messages(self) -> tuple[Message, ...]:
         """The messages that recorded tokens stand for."""
         return self.conversation.messages[: self._num_recorded_messages]
+
+    def fix_prompt(self, prompt: PromptLimits, max_response_tokens: int) -> None:
+        """Shorten the first prompt as `data.overlong_prompts` says; its length and the response are the budget of a row.
+
+        Raises:
+            DataError: the prompt is too long.
+        """
+        limit = prompt.max_tokens
+        if prompt.overlong == "truncate_left":
+            self.conversation.truncate_prompt(limit, "left")
+        elif prompt.overlong == "truncate_right":
+            self.conversation.truncate_prompt(limit, "right")
+        elif prompt.overlong == "truncate_middle":
+            self.conversation.truncate_prompt(limit, "middle")
+        num_tokens = self.conversation.num_pending_tokens()
+        if num_tokens > limit:
+            raise DataError(f"the prompt has {num_tokens} tokens, data.max_prompt_tokens is {limit}")
+        self.max_tokens = num_tokens + max_response_tokens
+
+    def room(self) -> int:
+        """Return how many tokens fit behind the context that waits; below 1: none."""
+        assert self.max_tokens is not None, "the prompt is not fixed"
+        return self.max_tokens - self.conversation.num_next_tokens()
 
     async def sample(self, generate: Callable[[Sequence[int]], Awaitable[Generation]]) -> Sampled:
         """Show the model what waits, await `generate` with all tokens, and record both.

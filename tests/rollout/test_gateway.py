@@ -142,3 +142,387 @@ async def use_the_calculator_as_it_is_shown(client, task) -> None:
     tools = [Calculator().schema()]
     first = (await ask(client, tools=tools)).choices[0].message
     await ask(client, [*QUESTION, first, tool_message(first.tool_calls[0], "42")], tools=tools)
+
+
+def test_edited_history_and_a_second_conversation_begin_rows(stage):
+    """What does not extend a recorded conversation is another row; what does, continues it, whichever came last."""
+
+    async def program(client, task) -> None:
+        first = (await ask(client)).choices[0].message
+        other = [{"role": "system", "content": "You check answers."}, {"role": "user", "content": "42?"}]
+        checked = (await ask(client, other)).choices[0].message
+        await ask(client, [*QUESTION, first, {"role": "user", "content": "Sure?"}])  # continues the first row
+        await ask(client, [*other, checked, {"role": "user", "content": "Really?"}])  # continues the second
+        edited = {"role": "assistant", "content": "#### 41"}
+        await ask(client, [*QUESTION, edited, {"role": "user", "content": "Sure?"}])  # was never said
+
+    world, [trajectory] = play(stage, program, lambda turn, prompt: f"#### {40 + turn}")
+    assert trajectory.outcome is Outcome.COMPLETED
+    assert len(trajectory.segment_starts) == 3
+    assert trajectory.metrics["num_forks"] == 2
+    check_rows(trajectory, world.client.requests)
+    assert [len(set(trajectory.turn_ids[row].tolist()) - {-1}) for row in rows(trajectory)] == [2, 2, 1]
+    assert trajectory.messages[1] == Message("assistant", "#### 41"), "the messages are those of the line that was sampled last"
+
+
+def test_requests_of_several_conversations_run_side_by_side(stage):
+    """Equal requests at once are different attempts at the same answer: each gets a row."""
+
+    async def program(client, task) -> None:
+        await asyncio.gather(*(ask(client) for _ in range(3)), *(ask(client, [{"role": "user", "content": f"{i}?"}]) for i in range(3)))
+
+    world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42", latency_s=0.05)
+    assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+    assert len(trajectory.segment_starts) == 6
+    check_rows(trajectory, world.client.requests)
+
+
+def test_fifty_trajectories_at_once_stay_apart(stage):
+    """Each trajectory holds its own question and nothing else, although all share one server and one loop."""
+    world = stage.World(calling(stage), plugins=[played_by(use_the_calculator)], agent={"tools": ()}, latency_s=0.01)
+    tasks = [stage.task(f"Question {number}: what is 6 * 7?", agent="guest") for number in range(50)]
+    trajectories = world.play(*tasks, real_time=True)
+    assert {t.outcome for t in trajectories} == {Outcome.COMPLETED}, {t.failure for t in trajectories}
+    for number, trajectory in enumerate(trajectories):
+        own = [request for request in world.client.requests if f"Question {number}:" in stage.chat.decode(request[0])]
+        assert len(own) == 2
+        check_rows(trajectory, own)
+
+
+def test_the_synchronous_client_plays_from_a_thread(stage):
+    def program(client, task) -> None:
+        assert [model.id for model in client.models.list()] == ["policy"]
+        assert ask(client).choices[0].message.content == "#### 42"
+
+    world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42", threaded=True)
+    assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+    check_rows(trajectory, world.client.requests)
+
+
+# --------------------------------------------------------------------------------------------------------- answers
+
+
+def test_what_a_reply_says_of_its_tokens(stage):
+    seen = []
+
+    async def program(client, task) -> None:
+        reply = await ask(client, logprobs=True)
+        cut = await ask(client, [{"role": "user", "content": "again"}], max_completion_tokens=2)
+        seen.extend([reply, cut])
+
+    world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42 é")
+    (prompt, sampled), (_, cut) = world.client.requests
+    reply, short = seen
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (len(prompt), len(sampled.token_ids))
+    told = reply.choices[0].logprobs.content
+    np.testing.assert_allclose([token.logprob for token in told], sampled.logprobs, rtol=1e-6)
+    assert len(cut.token_ids) == short.usage.completion_tokens == 2
+    assert (reply.choices[0].finish_reason, short.choices[0].finish_reason) == ("stop", "length")
+    assert trajectory.outcome is Outcome.TRUNCATED
+
+
+@pytest.mark.parametrize("with_tools", [False, True])
+def test_a_stream_says_what_a_whole_reply_says(stage, with_tools):
+    tools = {"tools": [CALCULATOR]} if with_tools else {}
+
+    async def program(client, task) -> None:
+        whole = (await ask(client, **tools)).choices[0]
+        text, calls, finish, usage = "", {}, None, None
+        async for chunk in await ask(client, stream=True, stream_options={"include_usage": True}, **tools):
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                finish = choice.finish_reason or finish
+                for call in choice.delta.tool_calls or ():
+                    calls[call.index] = (call.function.name, call.function.arguments)
+        assert (text, finish) == (whole.message.content or "", whole.finish_reason)
+        assert list(calls.values()) == [(c.function.name, c.function.arguments) for c in whole.message.tool_calls or ()]
+        assert usage.total_tokens > usage.completion_tokens > 0
+
+    _, [trajectory] = play(stage, program, lambda turn, prompt: "é " + (stage.call() + stage.call() if with_tools else "#### 42"))
+    assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tools": [CALCULATOR]}, '<tool_call>{"name": calculator}</tool_call>'),
+        ({}, None),
+        ({"tools": [CALCULATOR], "tool_choice": "none"}, None),
+    ],
+    ids=["unreadable", "no tools", "tool_choice none"],
+)
+def test_calls_that_cannot_be_told_as_calls_are_text_and_do_not_fork(stage, options, said):
+    said = said or stage.call()
+
+    async def program(client, task) -> None:
+        choice = (await ask(client, **options)).choices[0]
+        assert (choice.finish_reason, choice.message.tool_calls, choice.message.content) == ("stop", None, said)
+        await ask(client, [*QUESTION, choice.message, {"role": "user", "content": "That is no call."}], **options)
+
+    world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42" if turn else said)
+    assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+    assert trajectory.segment_starts == (0,)
+    check_rows(trajectory, world.client.requests)
+
+
+def test_a_stop_string_ends_what_is_recorded(stage):
+    """As an engine would have: tokens up to the one that completes the string stay, the text ends before it, the row goes on."""
+
+    async def program(client, task) -> None:
+        message = (await ask(client, stop=["Observation:", "nowhere"])).choices[0].message
+        assert message.content.strip() == "Action: look"
+        await ask(client, [*QUESTION, message, {"role": "user", "content": "Observation: nothing"}], stop="Observation:")
+
+    world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42" if turn else "Action: look Observation: 42 #### 42")
+    assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+    assert trajectory.segment_starts == (0,)
+    first = trajectory.token_ids[trajectory.turn_ids == 0].tolist()
+    assert first == world.client.requests[0][1].token_ids[: len(first)].tolist()
+    assert stage.chat.decode(first).rstrip().endswith("Observation:")
+    second_prompt = stage.chat.decode(world.client.requests[1][0])
+    assert "Observation:<|im_end|>\n<|im_start|>user\nObservation: nothing" in second_prompt
+
+
+def test_the_cut_at_a_stop_string_is_the_shortest(stage):
+    for text in ("abc STOP def", "STOP", "ab STO P STOP STOP", "é漢字 STOPé", "none"):
+        ids = np.array(stage.chat.encode(text), np.int32)
+        whole = Generation(ids, -np.ones(len(ids), np.float32), np.zeros(len(ids), np.int32), "length")
+        cut = cut_at_stop(whole, ["STOP"], stage.chat)
+        shortest = next((n for n in range(1, len(ids) + 1) if "STOP" in stage.chat.decode(ids[:n].tolist())), None)
+        assert len(cut.token_ids) == len(cut.logprobs) == len(cut.versions) == (shortest or len(ids))
+        assert cut.finish_reason == ("stop" if shortest else "length")
+
+
+# ------------------------------------------------------------------------------------------------ errors and limits
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n": 2}, "n: "),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0"),
+    ],
+)
+def test_what_cannot_be_given_is_refused_and_costs_no_turn(stage, options, words):
+    async def program(client, task) -> None:
+        with pytest.raises(openai.BadRequestError, match=words):
+            await ask(client, **{"messages": QUESTION, **options})
+        await ask(client)
+
+    _, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
+    assert (trajectory.outcome, trajectory.metrics["num_turns"]) == (Outcome.COMPLETED, 1), trajectory.failure
+
+
+def test_parts_of_text_are_one_content(stage):
+    async def program(client, task) -> None:
+        parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "6 * 7?"}]
+        first = (await ask(client, [{"role": "user", "content": parts}])).choices[0].message
+        again = [{"role": "user", "content": "What is 6 * 7?"}, {"role": "assistant", "content": [{"type": "text", "text": first.content}]}]
+        await ask(client, [*again, {"role": "user", "content": "Sure?"}])
+
+    _, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
+    assert trajectory.segment_starts == (0,)
+    assert trajectory.metrics["num_turns"] == 2
+
+
+def test_sampling_and_forced_calls_are_counted_not_obeyed(stage):
+    async def program(client, task) -> None:
+        await ask(client, temperature=1.0, top_p=1.0, seed=None)
+        await ask(client, [{"role": "user", "content": "b"}], temperature=0.2)
+        await ask(client, [{"role": "user", "content": "c"}], tools=[CALCULATOR], tool_choice="required")
+
+    world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
+    assert {params.temperature for params in world.client.params} == {1.0}
+    counts = {name: trajectory.metrics.get(f"openai/{name}") for name in ("num_requests", "sampling_ignored", "tool_choice_ignored")}
+    assert counts == {"num_requests": 3, "sampling_ignored": 1, "tool_choice_ignored": 1}
+
+
+def test_keys_are_worth_something_only_while_their_trajectory_runs(stage):
+    kept = SimpleNamespace(clients=[], codes=[])
+
+    async def program(client, task) -> None:
+        await ask(client)
+        kept.clients.append((client.base_url, client.api_key))
+        for key in ("sk-nobody", *(key for url, key in kept.clients[:-1])):
+            async with openai.AsyncOpenAI(base_url=client.base_url, api_key=key) as stranger:
+                with pytest.raises(openai.AuthenticationError) as caught:
+                    await ask(stranger)
+                kept.codes.append(caught.value.code)
+
+    world = stage.World(
+        lambda turn, prompt: "#### 42", plugins=[played_by(program)], agent={"tools": ()}, rollout={"max_concurrent_trajectories": 1}
+    )
+    trajectories = world.play(stage.task(agent="guest"), n=3, real_time=True)
+    assert {t.outcome for t in trajectories} == {Outcome.COMPLETED}, [t.failure for t in trajectories]
+    assert len({url for url, _ in kept.clients}) == 1, "one port per process"
+    assert len({key for _, key in kept.clients}) == 3
+    assert kept.codes == ["invalid_api_key"] * 6
+
+
+def test_other_paths_and_bad_bodies_have_openai_errors(stage):
+    async def program(client, task) -> None:
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {client.api_key}"}) as raw:
+            wrong_path = await raw.post(f"{client.base_url}embeddings", json={})
+            wrong_body = await raw.post(f"{client.base_url}chat/completions", content=b"{")
+            chunked = await raw.post(f"{client.base_url}chat/completions", content=_in_pieces())
+        assert (wrong_path.status_code, wrong_body.status_code, chunked.status_code) == (404, 400, 200)
+        assert "is not served" in wrong_path.json()["error"]["message"]
+        assert "not JSON" in wrong_body.json()["error"]["message"]
+
+    async def _in_pieces():
+        for byte in json.dumps({"messages": QUESTION}).encode():
+            yield bytes([byte])
+
+    _, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
+    assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+
+
+@pytest.mark.parametrize(("agent", "outcome"), [({"max_turns": 2}, "turn_limit"), ({"max_response_tokens": 30}, "truncated")])
+@pytest.mark.parametrize("is_careful", [False, True], ids=["falls over it", "catches it"])
+def test_a_budget_ends_the_trajectory_with_its_outcome(stage, agent, outcome, is_careful):
+    errors = []
+
+    async def program(client, task) -> None:
+        messages = list(QUESTION)
+        while True:
+            try:
+                messages.append((await ask(client, messages)).choices[0].message)
+            except openai.BadRequestError as error:
+                errors.append(error)
+                if not is_careful:
+                    raise
+                with pytest.raises(openai.BadRequestError):
+                    await ask(client)  # nothing is answered any more
+                return
+            messages.append({"role": "user", "content": "Again."})
+
+    world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42", agent=agent)
+    assert (trajectory.outcome, trajectory.failure) == (Outcome(outcome), None)
+    assert [(e.code, e.type) for e in errors] == [("trajectory_ended", outcome)]
+    assert trajectory.reward == 1.0
+    check_rows(trajectory, world.client.requests)
+
+
+def test_a_server_that_fails_is_model_error_whatever_the_program_makes_of_it(stage):
+    async def program(client, task) -> None:
+        with pytest.raises(openai.InternalServerError, match="burned"):
+            await ask(client)
+
+    def script(turn, prompt):
+        raise ServerError("the server burned", status=500)
+
+    world = stage.World(script, plugins=[played_by(program)], agent={"tools": ()})
+    world.client.model_info = _always_up
+    [trajectory] = world.play(stage.task(agent="guest"), real_time=True)
+    assert trajectory.outcome is Outcome.MODEL_ERROR
+    assert "burned" in trajectory.failure
+
+
+async def _always_up():
+    from agentrl.sglang.protocol import ModelInfo
+
+    return ModelInfo("scripted", 0)
+
+
+def test_a_program_that_raises_aborts_its_trajectory(stage):
+    async def program(client, task) -> None:
+        await ask(client)
+        raise LookupError("lost the plot")
+
+    _, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
+    assert trajectory.outcome is Outcome.ABORTED
+    assert "LookupError: lost the plot" in trajectory.failure
+
+
+# ---------------------------------------------------------------------------------------------------- cancellation
+
+
+class Gate:
+    """Holds every generation until it is opened, and says when one has come in and when one was cancelled."""
+
+    def __init__(self, client) -> None:
+        self.sample = client.generate
+        self.came, self.cancelled, self.opened = (threading.Event() for _ in range(3))
+        self.is_held = True
+
+    async def generate(self, input_ids, params, *, rid):
+        self.came.set()
+        try:
+            if self.is_held:
+                await trio.sleep_forever()
+        finally:
+            self.cancelled.set()
+        return await self.sample(input_ids, params, rid=rid)
+
+
+def test_a_client_that_goes_away_cancels_its_generation_and_may_ask_again(stage):
+    """The repeated request gets the row that the first one began: nothing of the first was recorded."""
+
+    async def program(client, task) -> None:
+        request = asyncio.create_task(ask(client))
+        await asyncio.to_thread(gate.came.wait)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        await asyncio.to_thread(gate.cancelled.wait)
+        gate.is_held = False
+        await ask(client)
+
+    world = stage.World(lambda turn, prompt: "#### 42", plugins=[played_by(program)], agent={"tools": ()})
+    gate = Gate(world.client)
+    world.client.generate = gate.generate
+    [trajectory] = world.play(stage.task(agent="guest"), real_time=True)
+    assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+    assert (trajectory.segment_starts, trajectory.metrics["num_turns"]) == ((0,), 1)
+    check_rows(trajectory, world.client.requests)
+
+
+def test_the_deadline_ends_the_program_and_its_requests(stage):
+    ended = []
+
+    async def program(client, task) -> None:
+        try:
+            await ask(client)
+        finally:
+            ended.append(True)
+
+    world = stage.World(lambda turn, prompt: "#### 42", plugins=[played_by(program)], agent={"tools": (), "trajectory_timeout_s": 0.3})
+    gate = Gate(world.client)
+    world.client.generate = gate.generate
+    [trajectory] = world.play(stage.task(agent="guest"), real_time=True)
+    assert trajectory.outcome is Outcome.TIMEOUT
+    assert trajectory.num_tokens == 0, "context alone is no row"
+    assert ended == [True]
+    assert gate.cancelled.is_set()
+
+
+def test_a_program_that_returns_leaves_no_request_behind(stage):
+    """The trajectory ends with its program: a request that still runs is cancelled, and recorded nowhere."""
+
+    async def program(client, task) -> None:
+        gate.is_held = False
+        await ask(client)
+        gate.is_held = True
+        gate.came.clear()
+        asyncio.get_running_loop().create_task(_quietly(client))
+        await asyncio.to_thread(gate.came.wait)
+        gate.cancelled.clear()
+
+    async def _quietly(client) -> None:
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as other:
+            await asyncio.gather(ask(other, [{"role": "user", "content": "other"}]), return_exceptions=True)
+
+    world = stage.World(lambda turn, prompt: "#### 42", plugins=[played_by(program)], agent={"tools": ()})
+    gate = Gate(world.client)
+    world.client.generate = gate.generate
+    [trajectory] = world.play(stage.task(agent="guest"), real_time=True)
+    assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+    assert gate.cancelled.is_set()
+    assert trajectory.metrics["num_turns"] == 1
