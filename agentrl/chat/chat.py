@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from agentrl.chat.check import TemplateReport, check
 from agentrl.chat.codec import TURN, Codec, first_added_token, load_tokenizer
 from agentrl.chat.conversation import Conversation, Edits
-from agentrl.chat.formats import NO_FORMAT, detect_format, get_parser
+from agentrl.chat.formats import NO_FORMAT, detect_format, get_format
 from agentrl.chat.probes import Scope
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.chat.replay import Replay, replay
@@ -40,7 +40,7 @@ class Chat:
         codec = Codec(tokenizer, template_text=template.text, eos_token_ids=self.eos_token_ids)
         self.vocab_size = codec.vocab_size
         self._edits: Edits = edits
-        self._renderer = Renderer(template, codec, get_parser(self.tool_format), self.eos_token_ids)
+        self._renderer = Renderer(template, codec, get_format(self.tool_format).parse, self.eos_token_ids)
 
     @classmethod
     def load(cls, folder: str, *, template_file: str | None = None, tool_format: str = "auto", edits: Edits = "fork") -> Chat:

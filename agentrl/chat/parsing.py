@@ -1,29 +1,296 @@
-"""What a parser of tool calls makes of a sampled turn."""
+"""How sampled text becomes text, thoughts and calls: the frame that all tool-call formats share.
+
+A format says where a call may begin (`opening`) and reads one (`read`); the `TurnParser` does the rest. Its law: however the
+text is cut into pieces, the result is that of the whole text. It holds because a format answers None as long as more text could
+change its answer. No text makes a parser raise, and the time is linear in the length of the text.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
-from agentrl.types import ToolCall
+from agentrl.types import Message, ToolCall
+
+Tools = Sequence[Mapping[str, Any]]
+"""OpenAI function schemas."""
+
+THINK = "<think>"
+END_THINK = "</think>"
+
+READS_PER_CHAR = 8
+"""A call that is not whole yet is read again when more text comes. Each character pays for so many characters read again, which
+keeps the sum linear."""
+
+FREE_READS = 65_536
+"""Characters that may be read again on top: a call of a usual length is read at every piece, so that it is reported at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """The text outside of the calls, the calls in the order they were written, and what was thought before both."""
+    """The text outside of calls and thoughts, the calls in the order they were written, and the thoughts."""
 
     text: str
     tool_calls: tuple[ToolCall, ...]
     reasoning: str = ""
 
 
-class Parser(Protocol):
-    """Split a sampled turn into its text and its calls. Never raises: a call that cannot be read carries an `error`."""
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More of the turn's text."""
 
-    def __call__(self, text: str, *, turn: int, is_truncated: bool) -> ParsedTurn:
-        """`text` keeps the special tokens, `turn` counts assistant turns, `is_truncated`: cut at a token limit."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of the turn's thoughts."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """One more call, whole: whether it can be read is known at its end only. `index` counts the turn's calls."""
+
+    index: int
+    call: ToolCall
+
+
+Delta = TextDelta | ReasoningDelta | CallDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a format read: it ends before `end`, holds calls without an id or `text` that was no call after all.
+
+    `begins`: a part of the turn begins behind it, on a line of its own.
+    """
+
+    end: int
+    calls: tuple[ToolCall, ...] = ()
+    text: str = ""
+    begins: Literal["text", "reasoning"] | None = None
+
+
+class Source:
+    """The text that is known so far.
+
+    `unfinished` is None while more may come; then the error of a call that has no end. `tools` are the schemas shown to the model.
+    """
+
+    def __init__(self, text: str, unfinished: str | None, tools: Tools) -> None:
+        self.text = text
+        self.unfinished = unfinished
+        self.tools = tools
+        self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
+
+    def search(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
+        """Find `pattern` at `start` or later. Answers are remembered: thousands of unclosed calls look for the same end."""
+        searched_from, match = self._found.get(pattern, (len(self.text) + 1, None))
+        if searched_from <= start and (match is None or start <= match.start()):
+            return match
+        match = pattern.search(self.text, start)
+        self._found[pattern] = (start, match)
+        return match
+
+    def has(self, literal: str, start: int) -> bool | None:
+        """Tell whether the text goes on with `literal` at `start`; None when that depends on text to come."""
+        if self.text.startswith(literal, start):
+            return True
+        is_open = self.unfinished is None and len(self.text) - start < len(literal) and literal.startswith(self.text[start:])
+        return None if is_open else False
+
+
+class Parser(Protocol):
+    """Split a sampled turn into text, thoughts and calls. Never raises: a call that cannot be read carries an `error`."""
+
+    def __call__(self, text: str, *, turn: int, is_truncated: bool, tools: Tools = ()) -> ParsedTurn:
+        """`text` keeps the special tokens, `turn` counts assistant turns, `is_truncated`: cut at a token limit.
+
+        `tools`: the schemas shown to the model, for formats whose arguments have no types.
+        """
+
+
+class ToolFormat(ABC):
+    """How a family of models writes calls. Immutable; one instance serves all."""
+
+    name: str
+    marks: tuple[str, ...]
+    """Text without any of these literals has neither calls nor thoughts."""
+    opening: re.Pattern[str]
+    """Where a call, a thought or another part of the frame may begin."""
+    partial: re.Pattern[str]
+    """What, at the end of the text so far, may become an `opening`."""
+    thought_end = re.compile(re.escape(END_THINK))
+    partial_thought_end: re.Pattern[str]
+    closing = ""
+    """The mark that ends a call, for the error of a call without one."""
+
+    def __init__(self, *marks: str) -> None:
+        """`marks` open calls; `<think>` is added."""
+        self.marks = (THINK, *marks)
+        self.opening = re.compile("|".join(map(re.escape, self.marks)))
+        self.partial = beginnings(self.marks)
+        self.partial_thought_end = beginnings((END_THINK,))
+
+    @abstractmethod
+    def read(self, source: Source, start: int) -> Piece | None:
+        """Read what begins with the `opening` at `start`; None when text to come could change the answer. Never raises."""
+
+    @abstractmethod
+    def write(self, message: Message) -> str:
+        """Return an assistant's message as the model writes it, without the token that ends its turn."""
+
+    def parse(self, text: str, *, turn: int, is_truncated: bool, tools: Tools = ()) -> ParsedTurn:
+        """Split a whole turn; see `Parser`."""
+        if not any(mark in text for mark in self.marks):
+            return ParsedTurn(text, ())
+        parser = TurnParser(self, turn=turn, tools=tools)
+        parser.finish(text, is_truncated=is_truncated)
+        return parser.parsed
+
+    def unfinished(self, *, is_truncated: bool) -> str:
+        """Return the error of a call that has no end."""
+        if is_truncated:
+            return "the call was cut at the token limit"
+        return f"the call is not closed by {self.closing}" if self.closing else "the call is not finished"
+
+
+class TurnParser:
+    """Reads one turn as it comes: `feed` each piece of text, then `finish`; the deltas of all of them add up to `parsed`."""
+
+    def __init__(self, tool_format: ToolFormat, *, turn: int, tools: Tools = ()) -> None:
+        """`turn` counts assistant turns; `tools` are the schemas shown to the model.
+
+        Feed `<think>` first where the generation prompt opened a thought.
+        """
+        self._format = tool_format
+        self._turn = turn
+        self._tools = tools
+        self._known = ["\n"]  # one character that has been read (a turn begins a line), and all that has not
+        self._num_known = 0
+        self._credit = FREE_READS
+        self._is_thinking = False
+        self._deltas: list[Delta] = []
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._ids: set[str] = set()
+
+    @property
+    def parsed(self) -> ParsedTurn:
+        """What has been read so far."""
+        return ParsedTurn("".join(self._texts), tuple(self._calls), "".join(self._thoughts))
+
+    def feed(self, text: str) -> list[Delta]:
+        """Take the next piece of text, and return what it adds."""
+        self._known.append(text)
+        self._num_known += len(text)
+        self._credit += READS_PER_CHAR * len(text)
+        if self._num_known <= self._credit:
+            self._credit -= self._num_known
+            self._read(None)
+        return self._unreported()
+
+    def finish(self, text: str = "", *, is_truncated: bool) -> list[Delta]:
+        """Take the last piece of text, and return what is left. `is_truncated`: the turn was cut at a token limit."""
+        self._known.append(text)
+        self._read(self._format.unfinished(is_truncated=is_truncated))
+        return self._unreported()
+
+    def _unreported(self) -> list[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _read(self, unfinished: str | None) -> None:
+        source = Source("".join(self._known), unfinished, self._tools)
+        position, is_waiting = 1, False
+        while position < len(source.text) and not is_waiting:
+            position, is_waiting = self._read_thought(source, position) if self._is_thinking else self._read_text(source, position)
+        self._known = [source.text[position - 1 :]]
+        self._num_known = len(source.text) - position
+
+    def _read_thought(self, source: Source, start: int) -> tuple[int, bool]:
+        """Read up to the end of the thought; return where to go on, and whether that needs more text."""
+        end = self._format.thought_end.search(source.text, start)
+        if end is None:
+            stop = self._held(self._format.partial_thought_end, source, start)
+            self._think(source.text[start:stop])
+            return stop, True
+        self._think(source.text[start : end.start()])
+        self._is_thinking = False
+        return end.end(), False
+
+    def _read_text(self, source: Source, start: int) -> tuple[int, bool]:
+        """Read up to the next call or thought, and it too; return where to go on, and whether that needs more text."""
+        opening = self._format.opening.search(source.text, start)
+        if opening is None:
+            stop = self._held(self._format.partial, source, start)
+            self._say(source.text[start:stop])
+            return stop, True
+        self._say(source.text[start : opening.start()])
+        if opening[0] == THINK:
+            piece: Piece | None = Piece(opening.end(), begins="reasoning")
+        else:
+            piece = self._format.read(source, opening.start())
+        if piece is None:
+            return opening.start(), True
+        self._take(piece)
+        return piece.end, False
+
+    @staticmethod
+    def _held(partial: re.Pattern[str], source: Source, start: int) -> int:
+        """Return where the text begins that may belong to a mark whose end has not come yet."""
+        match = None if source.unfinished is not None else partial.search(source.text, start)
+        return len(source.text) if match is None else match.start()
+
+    def _take(self, piece: Piece) -> None:
+        self._say(piece.text)
+        for call in piece.calls:
+            self._call(call)
+        if piece.begins == "text" and self._texts and not self._texts[-1].endswith("\n"):
+            self._say("\n")
+        elif piece.begins == "reasoning":
+            self._is_thinking = True
+            if self._thoughts and not self._thoughts[-1].endswith("\n"):
+                self._think("\n")
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._texts.append(text)
+            self._deltas.append(TextDelta(text))
+
+    def _think(self, text: str) -> None:
+        if text:
+            self._thoughts.append(text)
+            self._deltas.append(ReasoningDelta(text))
+
+    def _call(self, call: ToolCall) -> None:
+        index = len(self._calls)
+        if not call.id or call.id in self._ids:
+            call = dataclasses.replace(call, id=call_id(self._turn, index))
+        self._ids.add(call.id)
+        self._calls.append(call)
+        self._deltas.append(CallDelta(index, call))
 
 
 def call_id(turn: int, index: int) -> str:
     """Return the id of a turn's call: unique in a trajectory, and nine letters and digits, as some templates demand."""
     return f"call{turn:03d}{index:02d}"
+
+
+def beginnings(marks: Sequence[str], further: str = "") -> re.Pattern[str]:
+    """Match the beginning of any of `marks` (but not all of it), or `further`, at the end of a text."""
+    begun = {mark[0]: [other for other in marks if other[0] == mark[0]] for mark in marks}
+    choices = [f"{re.escape(first)}(?:{'|'.join(_rest(mark[1:-1]) for mark in same)})" for first, same in begun.items()]
+    return re.compile(rf"(?:{'|'.join([*choices, *([further] if further else [])])})\Z")
+
+
+def _rest(text: str) -> str:
+    """Match each beginning of `text` up to the end of a text, the empty one too."""
+    return r"\Z" if not text else rf"(?:\Z|{re.escape(text[0])}{_rest(text[1:])})"

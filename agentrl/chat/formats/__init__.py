@@ -1,0 +1,50 @@
+"""The formats in which models write tool calls, and which of them a chat template shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from agentrl.chat.formats.deepseek_v3 import DeepSeekV3
+from agentrl.chat.formats.gpt_oss import GptOss
+from agentrl.chat.formats.hermes import Hermes
+from agentrl.chat.formats.llama3_json import Llama3Json
+from agentrl.chat.formats.mistral import Mistral
+from agentrl.chat.formats.plain import Plain
+from agentrl.chat.formats.pythonic import Pythonic
+from agentrl.chat.formats.qwen3_coder import Qwen3Coder
+from agentrl.chat.parsing import ToolFormat
+from agentrl.errors import ConfigError
+
+NO_FORMAT = "none"
+"""Format of a template that shows no tool calls: everything sampled is text or thought."""
+
+FORMATS: Mapping[str, ToolFormat] = {
+    tool_format.name: tool_format
+    for tool_format in (Hermes(), Qwen3Coder(), Llama3Json(), Mistral(), DeepSeekV3(), GptOss(), Pythonic(), Plain())
+}
+
+# What templates of each family write, and none of another does; the first that is found decides. `<tool_call>` is written by
+# several families, so it comes last; with <arg_key> inside it is GLM's, which is none of ours.
+_SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("deepseek_v3", re.compile("<｜tool▁calls▁begin｜>|<｜tool▁call▁begin｜>")),
+    ("gpt_oss", re.compile(r"<\|channel\|>(?:.|\n)*<\|call\|>")),
+    ("mistral", re.compile(r"\[TOOL_CALLS\]")),
+    ("pythonic", re.compile(r"<\|tool_call_start\|>|<\|tool_list_start\|>|\[func_name1\(params_name1=")),
+    ("llama3_json", re.compile(r"<\|start_header_id\|>(?:.|\n)*\"parameters\": |<\|python_tag\|>")),
+    ("qwen3_coder", re.compile(r"<function=(?:.|\n)*<parameter=")),
+    (NO_FORMAT, re.compile("<arg_key>|<function=")),
+    ("hermes", re.compile("<tool_call>")),
+)
+
+
+def get_format(name: str) -> ToolFormat:
+    """Return the format registered as `name`; raise ConfigError with the list when unknown."""
+    if name not in FORMATS:
+        raise ConfigError(f"unknown tool format {name!r}; known: auto, {', '.join(sorted(FORMATS))}")
+    return FORMATS[name]
+
+
+def detect_format(template: str) -> str:
+    """Return the format that a chat template's text shows to the model, NO_FORMAT if it is none of ours."""
+    return next((name for name, sign in _SIGNS if sign.search(template)), NO_FORMAT)

@@ -1,0 +1,74 @@
+"""DeepSeek: V3 and R1 write `function<｜tool▁sep｜>name`, then the arguments in a fenced JSON block; V3.1 `name<｜tool▁sep｜>{...}`."""
+
+from __future__ import annotations
+
+import re
+
+from agentrl.chat.formats.json_calls import call_with, is_portable, read_json, skip_space, write_json
+from agentrl.chat.formats.writing import with_thought
+from agentrl.chat.parsing import Piece, Source, ToolFormat
+from agentrl.types import Message, ToolCall
+
+BEGIN_ALL, END_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+BEGIN, END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+SEPARATOR = "<｜tool▁sep｜>"
+FENCE = "```"
+
+_MARK = re.compile("|".join([BEGIN, END, END_ALL]))
+_HEAD_END = re.compile(r"\{|" + _MARK.pattern)
+_HEAD = re.compile(rf"([^<{{]*){SEPARATOR}(?:([^\n{{`<]+)\n\s*(?:```(?:json)?)?)?\s*(?=\{{)")
+
+
+class DeepSeekV3(ToolFormat):
+    """The marks around all calls of a turn say nothing and are left out."""
+
+    name = "deepseek_v3"
+    closing = END
+
+    def __init__(self) -> None:
+        super().__init__(BEGIN, BEGIN_ALL, END_ALL)
+
+    def read(self, source: Source, start: int) -> Piece | None:
+        for mark in (BEGIN_ALL, END_ALL):
+            if source.text.startswith(mark, start):
+                return Piece(start + len(mark))
+        body = start + len(BEGIN)
+        if source.search(_HEAD_END, body) is None and source.unfinished is None:
+            return None
+        head = _HEAD.match(source.text, body)
+        name = "" if head is None else (head[2] or head[1]).strip()
+        if head is None or not name or not is_portable(name):
+            return self._broken(source, body, "", f"a call must be written as name{SEPARATOR}{{...}}")
+        read = read_json(source, head.end())
+        if read is None:
+            return None
+        if read.error is not None:
+            return self._broken(source, head.end(), name, read.error)
+        return self._closed(source, name, read.value, read.end)
+
+    def _closed(self, source: Source, name: str, arguments: object, position: int) -> Piece | None:
+        end = skip_space(source.text, position)
+        is_fenced = source.has(FENCE, end)
+        if is_fenced:
+            end = skip_space(source.text, end + len(FENCE))
+        is_closed = source.has(END, end)
+        if is_fenced is None or is_closed is None:
+            return None
+        if not is_closed:
+            return self._broken(source, end, name, f"there is text between the JSON and {END}")
+        return Piece(end + len(END), (call_with(name, arguments),))
+
+    def _broken(self, source: Source, start: int, name: str, error: str) -> Piece | None:
+        """Return a call that cannot be read: it ends at its closing mark, else at the next mark, else with the turn."""
+        mark = source.search(_MARK, start)
+        if mark is not None and mark[0] == END:
+            return Piece(mark.end(), (ToolCall("", name, None, error),))
+        if mark is not None:
+            return Piece(mark.start(), (ToolCall("", name, None, self.unfinished(is_truncated=False)),))
+        return None if source.unfinished is None else Piece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+
+    def write(self, message: Message) -> str:
+        calls = "\n".join(
+            f"{BEGIN}function{SEPARATOR}{call.name}\n{FENCE}json\n{write_json(call.arguments)}\n{FENCE}{END}" for call in message.tool_calls
+        )
+        return with_thought(message.reasoning, message.content + (f"{BEGIN_ALL}{calls}{END_ALL}" if calls else ""))

@@ -1,0 +1,61 @@
+"""Llama 3.1 and 3.2: `{"name": ..., "parameters": {...}}`, behind `<|python_tag|>` or not; several are set apart by `;` or line ends."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from agentrl.chat.formats.json_calls import TOO_DEEP, begun_name, call_of, name_of, read_json, skip_space
+from agentrl.chat.formats.writing import with_thought
+from agentrl.chat.parsing import THINK, Piece, Source, ToolFormat, beginnings
+from agentrl.types import Message, ToolCall
+
+TAG = "<|python_tag|>"
+KEYS = ("parameters", "arguments")
+
+# No mark sets such a call apart from other JSON; only what begins like one may be one.
+_OBJECT = r'\{\s*+"(?:name"\s*+:\s*+"|type"\s*+:\s*+"function")'
+_PARTIAL_OBJECT = r'\{\s*+(?:"[a-z]*+(?:"\s*+(?::\s*+(?:"[a-z]*+)?)?)?)?'
+_SEPARATOR = r"(?:;\s*+)?"
+_NEXT = re.compile(rf"{re.escape(TAG)}|[;\n]\s*+(?={_OBJECT})")
+
+
+class Llama3Json(ToolFormat):
+    """An object is a call if it has a name and parameters; JSON without them is text."""
+
+    name = "llama3_json"
+
+    def __init__(self) -> None:
+        super().__init__(TAG)
+        self.marks = (THINK, TAG, '"name"', '"type"')
+        self.opening = re.compile(rf"{THINK}|{re.escape(TAG)}|{_SEPARATOR}{_OBJECT}")
+        self.partial = beginnings((THINK, TAG), rf";\s*+(?:{_PARTIAL_OBJECT})?|{_PARTIAL_OBJECT}")
+
+    def read(self, source: Source, start: int) -> Piece | None:
+        is_tagged = source.text.startswith(TAG, start)
+        body = skip_space(source.text, start + len(TAG)) if is_tagged else source.text.index("{", start)
+        read = read_json(source, body)
+        if read is None:
+            return None
+        if read.error is not None:
+            return self._broken(source, body, read.error)
+        if not is_tagged and not (name_of(read.value) and any(key in read.value for key in KEYS)):
+            return Piece(read.end, text=source.text[start : read.end])
+        return Piece(read.end, (call_of(read.value, keys=KEYS),))
+
+    def _broken(self, source: Source, body: int, error: str) -> Piece | None:
+        """Return a call that cannot be read: it ends where the next begins, else with the turn."""
+        name = begun_name(source.text, body)
+        following = None if error == TOO_DEEP else source.search(_NEXT, body + 1)
+        if following is not None:
+            return Piece(following.start(), (ToolCall("", name, None, error),))
+        if source.unfinished is None:
+            return None
+        is_cut = source.unfinished == self.unfinished(is_truncated=True)
+        return Piece(len(source.text), (ToolCall("", name, None, source.unfinished if is_cut else error),))
+
+    def write(self, message: Message) -> str:
+        calls = "; ".join(
+            json.dumps({"name": call.name, "parameters": dict(call.arguments or {})}, ensure_ascii=False) for call in message.tool_calls
+        )
+        return with_thought(message.reasoning, "\n".join(filter(None, [message.content, calls])))

@@ -1,0 +1,19 @@
+"""No tool calls: everything but the thoughts is text."""
+
+from __future__ import annotations
+
+from agentrl.chat.formats.writing import with_thought
+from agentrl.chat.parsing import Piece, Source, ToolFormat
+from agentrl.types import Message
+
+
+class Plain(ToolFormat):
+    """For templates that show no tools, and agents that read the text themselves."""
+
+    name = "none"
+
+    def read(self, source: Source, start: int) -> Piece | None:
+        raise AssertionError("only thoughts open here, and those are read by the TurnParser")
+
+    def write(self, message: Message) -> str:
+        return with_thought(message.reasoning, message.content)

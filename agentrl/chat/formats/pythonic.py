@@ -1,0 +1,74 @@
+"""Pythonic (Llama 4, Llama 3.2 lite, LFM2): `[f(a=1), g(b="x")]`, between `<|tool_call_start|>` and `<|tool_call_end|>` or bare."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from agentrl.chat.formats.json_calls import call_with, skip_space
+from agentrl.chat.formats.python_literals import MoreText, NotPython, read_calls
+from agentrl.chat.formats.writing import with_thought
+from agentrl.chat.parsing import THINK, Piece, Source, ToolFormat, beginnings
+from agentrl.types import Message, ToolCall
+
+OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
+TAG = "<|python_tag|>"
+
+# Without marks a list of calls begins a line (or stands right behind a mark), and looks like calls, not like a link or mathematics.
+_LIST = r"""(?<=[\n>])[ \t]*+\[\s*+[^\W\d][\w.]*+\(\s*+(?:\)|["']|[^\W\d]\w*+\s*+=(?!=))"""
+_PARTIAL_LIST = r"""(?<=[\n>])[ \t]*+(?:\[\s*+(?:[^\W\d][\w.]*+(?:\(\s*+(?:[^\W\d]\w*+\s*+=?)?)?)?)?"""
+_NEXT = re.compile(f"{re.escape(OPEN)}|{re.escape(CLOSE)}")
+
+
+class Pythonic(ToolFormat):
+    """Arguments are Python literals with names; nothing is evaluated."""
+
+    name = "pythonic"
+    closing = CLOSE
+
+    def __init__(self) -> None:
+        super().__init__(OPEN)
+        self.marks = (THINK, OPEN, TAG, "[")
+        self.opening = re.compile(rf"{THINK}|{re.escape(OPEN)}|{re.escape(TAG)}|{_LIST}")
+        self.partial = beginnings((THINK, OPEN, TAG), _PARTIAL_LIST)
+
+    def read(self, source: Source, start: int) -> Piece | None:
+        if source.text.startswith(TAG, start):
+            return Piece(start + len(TAG))
+        is_marked = source.text.startswith(OPEN, start)
+        try:
+            calls, end = read_calls(source.text, start + len(OPEN) if is_marked else start, is_final=source.unfinished is not None)
+        except MoreText:
+            return None
+        except NotPython as error:
+            return self._broken(source, start, error)
+        if is_marked:
+            return self._closed(source, calls, end)
+        return Piece(end, tuple(_call(*call) for call in calls))
+
+    def _closed(self, source: Source, calls: list[tuple[str, dict[str, Any] | str]], end: int) -> Piece | None:
+        position = skip_space(source.text, end)
+        is_closed = source.has(CLOSE, position)
+        if is_closed is None:
+            return None
+        return Piece(position + len(CLOSE) if is_closed else end, tuple(_call(*call) for call in calls))
+
+    def _broken(self, source: Source, start: int, error: NotPython) -> Piece | None:
+        """Return a call that cannot be read: it ends at its closing mark, else at the next call, else with the turn."""
+        mark = source.search(_NEXT, start + 1)
+        if mark is None and source.unfinished is None:
+            return None
+        is_cut = mark is None and source.unfinished == self.unfinished(is_truncated=True)
+        reason = source.unfinished if is_cut else f"the calls are not a Python list of calls: {error} at character {error.position - start}"
+        stop = len(source.text) if mark is None else mark.end() if mark[0] == CLOSE else mark.start()
+        return Piece(stop, (ToolCall("", error.name, None, reason),))
+
+    def write(self, message: Message) -> str:
+        calls = ", ".join(
+            f"{call.name}({', '.join(f'{key}={value!r}' for key, value in (call.arguments or {}).items())})" for call in message.tool_calls
+        )
+        return with_thought(message.reasoning, "\n".join(filter(None, [message.content, f"[{calls}]" if calls else ""])))
+
+
+def _call(name: str, arguments: dict[str, Any] | str) -> ToolCall:
+    return call_with(name, arguments) if isinstance(arguments, dict) else ToolCall("", name, None, arguments)

@@ -1,0 +1,153 @@
+"""Qwen3-Coder, Qwen3.5, Nemotron 3: XML inside of `<tool_call>`, and values without quotes.
+
+<tool_call>
+<function=name>
+<parameter=key>
+value
+</parameter>
+</function>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from agentrl.chat.formats.argument_types import typed
+from agentrl.chat.formats.json_calls import call_with, is_portable, skip_space
+from agentrl.chat.formats.writing import with_thought
+from agentrl.chat.parsing import Piece, Source, ToolFormat
+from agentrl.types import Message, ToolCall
+
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+FUNCTION = "<function="
+END_FUNCTION = "</function>"
+PARAMETER = "<parameter="
+
+_NAME = re.compile(r"([^<>\n]*)>")
+_NAME_END = re.compile(r"[<>\n]")
+_TAG = re.compile(f"{OPEN}|{CLOSE}|{FUNCTION}")
+
+# A value may hold "</parameter>" itself, in code that writes such calls: only one with the next tag behind it ends the value. The
+# other marks are a value whose end was forgotten.
+_VALUE_END = re.compile(
+    rf"(?P<end></parameter>\s*+(?={PARAMETER}|{END_FUNCTION}))|(?={END_FUNCTION}\s*+{CLOSE})|(?P<lost>{CLOSE}\s*+{OPEN})"
+)
+
+
+class _Open(Exception):
+    """The answer depends on text to come."""
+
+
+class _Broken(Exception):
+    """The call cannot be read."""
+
+    def __init__(self, position: int, reason: str | None) -> None:
+        """`reason` None: the text ended before the call did."""
+        self.position = position
+        self.reason = reason
+
+
+class Qwen3Coder(ToolFormat):
+    """`<tool_call>` may be left out, as these models do at times."""
+
+    name = "qwen3_coder"
+    closing = END_FUNCTION
+
+    def __init__(self) -> None:
+        super().__init__(OPEN, FUNCTION)
+
+    def read(self, source: Source, start: int) -> Piece | None:
+        function = ""
+        try:
+            position = start
+            if source.text.startswith(OPEN, start):
+                position = skip_space(source.text, start + len(OPEN))
+                _expect(source, FUNCTION, position, f"{OPEN} must be followed by {FUNCTION}name>")
+            function, position = _name(source, position + len(FUNCTION), FUNCTION)
+            spans, position = _parameters(source, position)
+            end = skip_space(source.text, position)
+            closes = source.has(CLOSE, end)
+        except _Open:
+            return None
+        except _Broken as broken:
+            return self._broken(source, broken, function)
+        if closes is None:
+            return None
+        return Piece(end + len(CLOSE) if closes else position, (_call(source, function, spans),))
+
+    def _broken(self, source: Source, broken: _Broken, name: str) -> Piece | None:
+        """Return a call that cannot be read: it ends at its closing tag, else at the next call, else with the turn."""
+        tag = source.search(_TAG, broken.position)
+        if tag is not None:
+            error = broken.reason or self.unfinished(is_truncated=False)
+            return Piece(tag.end() if tag[0] == CLOSE else tag.start(), (ToolCall("", name, None, error),))
+        return None if source.unfinished is None else Piece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+
+    def write(self, message: Message) -> str:
+        lines = [message.content] if message.content else []
+        for call in message.tool_calls:
+            lines += [OPEN, f"{FUNCTION}{call.name}>", *_written(call.arguments or {}), END_FUNCTION, CLOSE]
+        return with_thought(message.reasoning, "\n".join(lines))
+
+
+def _expect(source: Source, literal: str, position: int, error: str) -> None:
+    is_there = source.has(literal, position)
+    if is_there is None:
+        raise _Open
+    if not is_there:
+        raise _Broken(position, error)
+
+
+def _name(source: Source, start: int, tag: str) -> tuple[str, int]:
+    """Return the name that ends with `>`, and where the text goes on."""
+    match = _NAME.match(source.text, start)
+    if match is not None and (name := match[1].strip()) and is_portable(name):
+        return name, match.end()
+    end = source.search(_NAME_END, start)
+    if end is None and source.unfinished is None:
+        raise _Open
+    raise _Broken(start, None if end is None else f"{tag} must be followed by a name and >")
+
+
+def _parameters(source: Source, start: int) -> tuple[list[tuple[str, int, int]], int]:
+    """Return name, begin and end of each value, and where the text goes on behind the function's end."""
+    spans: list[tuple[str, int, int]] = []
+    position = start
+    while True:
+        position = skip_space(source.text, position)
+        ends = source.has(END_FUNCTION, position)
+        if ends:
+            return spans, position + len(END_FUNCTION)
+        if ends is None:
+            raise _Open
+        _expect(source, PARAMETER, position, f"expected {PARAMETER}name> or {END_FUNCTION}")
+        name, value = _name(source, position + len(PARAMETER), PARAMETER)
+        end = source.search(_VALUE_END, value)
+        if end is None:
+            if source.unfinished is None:
+                raise _Open
+            raise _Broken(value, None)
+        if end["lost"] is not None:
+            raise _Broken(end.start(), f"the value of {name!r} is not closed by </parameter>")
+        spans.append((name, value, end.start()))
+        position = end.end()
+
+
+def _call(source: Source, function: str, spans: list[tuple[str, int, int]]) -> ToolCall:
+    arguments = {name: typed(_value(source.text[start:end]), source.tools, function, name) for name, start, end in spans}
+    return call_with(function, arguments)
+
+
+def _value(text: str) -> str:
+    """Drop one line break at each end: they belong to the tags."""
+    return text.removeprefix("\n").removesuffix("\n")
+
+
+def _written(arguments: Any) -> Iterator[str]:
+    for name, value in arguments.items():
+        yield f"{PARAMETER}{name}>\n{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n</parameter>"
