@@ -168,8 +168,7 @@ class Router:
         prompt = list(input_ids)
         pieces: list[Generation] = []
         while True:
-            left = params.max_new_tokens - sum(len(piece.token_ids) for piece in pieces)
-            piece = await self._piece(prompt, replace(params, max_new_tokens=left), trajectory_key)
+            piece = await self._piece(prompt, params if not pieces else _rest(params, pieces), trajectory_key)
             pieces.append(piece)
             if (reason := _finish(pieces, params)) is not None:
                 return _joined(pieces, reason)
@@ -255,7 +254,14 @@ def _finish(pieces: Sequence[Generation], params: SamplingParams) -> FinishReaso
     return "length" if sum(len(piece.token_ids) for piece in pieces) >= params.max_new_tokens else None
 
 
+def _rest(params: SamplingParams, pieces: Sequence[Generation]) -> SamplingParams:
+    """Return the parameters of what is left to sample behind `pieces`."""
+    return replace(params, max_new_tokens=params.max_new_tokens - sum(len(piece.token_ids) for piece in pieces))
+
+
 def _joined(pieces: Sequence[Generation], reason: FinishReason) -> Generation:
+    if len(pieces) == 1 and pieces[0].finish_reason == reason:
+        return pieces[0]
     return Generation(
         np.concatenate([piece.token_ids for piece in pieces]),
         np.concatenate([piece.logprobs for piece in pieces]),
