@@ -182,11 +182,15 @@ def test_summary_of_three_by_hand():
             "rollout/accuracy": 2 / 3,
             "rollout/accuracy/tool_agent": 0.5,
             "rollout/accuracy/single_turn_agent": 1.0,
+            "rollout/source/arithmetic/trajectories": 3,
+            "rollout/source/arithmetic/reward_mean": 0.5,
+            "rollout/source/arithmetic/accuracy": 2 / 3,
             "rollout/tool_use": 2 / 3,
             "rollout/tool_use/needs_tool": 0.5,
             "rollout/tool_calls/mean": 4 / 3,
             "rollout/tool_errors/mean": 2.0,
             "rollout/turns/mean": 5 / 3,
+            "rollout/rows/mean": 1.0,
             "rollout/response_tokens/mean": (4 + 3 + 5) / 3,
             "rollout/response_tokens/max": 5,
             "rollout/action_tokens/mean": 2.0,
@@ -234,6 +238,31 @@ def test_shares_add_up_and_agents_average_to_the_whole(trajectories):
         assert sum(int(name.rsplit("/", 1)[1]) * v for name, v in lags.items()) == pytest.approx(values["rollout/lag/mean"])
         by_agent = sum(values[f"rollout/accuracy/{t.agent_name}"] for t in scored) / len(scored)
         assert by_agent == pytest.approx(values["rollout/accuracy"])
+
+
+def test_reward_metrics_are_told_of_all_and_of_each_data_source():
+    """By hand: `polite` was asked about three attempts and applied to two; `correct` to all."""
+    values = summarise_trajectories(
+        [
+            trajectory(metrics={"reward/correct": 1.0, "reward/polite": 0.5, "reward/correct/steps": 3}),
+            trajectory(metrics={"reward/correct": 0.0, "reward/polite/applied": 0.0}).replace(data_source="my/set"),
+            trajectory(metrics={"reward/correct": 1.0, "reward/polite": 1.0}).replace(data_source="my/set"),
+        ],
+        version=None,
+        prefix="val/",
+    )
+    assert {name: value for name, value in values.items() if "/reward/" in name} == {
+        "val/reward/correct": pytest.approx(2 / 3),
+        "val/reward/correct/steps": 3.0,
+        "val/reward/polite": 0.75,
+        "val/reward/polite/applied": pytest.approx(2 / 3),
+        "val/source/arithmetic/reward/correct": 1.0,
+        "val/source/arithmetic/reward/correct/steps": 3.0,
+        "val/source/arithmetic/reward/polite": 0.5,
+        "val/source/my/set/reward/correct": 0.5,
+        "val/source/my/set/reward/polite": 1.0,
+        "val/source/my/set/reward/polite/applied": 0.5,
+    }
 
 
 def test_what_is_not_defined_is_absent_rather_than_zero():

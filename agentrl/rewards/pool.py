@@ -144,7 +144,8 @@ class _Worker:
 
 async def _start() -> trio.Process:
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    command = [sys.executable, "-P", "-m", "agentrl.rewards.worker"]
+    # Not -m: the module would exist twice, as itself and as __main__, and so would the classes of its messages.
+    command = [sys.executable, "-P", "-c", "from agentrl.rewards.worker import main; main()"]
     environment = {**os.environ, "PYTHONPATH": path}
     process: trio.Process = await trio.lowlevel.open_process(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True

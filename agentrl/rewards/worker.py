@@ -1,4 +1,4 @@
-"""The process in which heavy rewards run: `python -m agentrl.rewards.worker`, started by WorkerPool.
+"""The process in which heavy rewards run, started by WorkerPool.
 
 It reads requests from standard input and writes replies to standard output, each a pickle behind its length. What a reward
 prints goes to standard error. The process ends with its input, which closes when its owner dies; a reward that hangs in
@@ -91,7 +91,3 @@ def _read(source: BinaryIO, requests: queue.SimpleQueue[MakeRequest | ScoreReque
     while len(header := source.read(HEADER.size)) == HEADER.size:
         requests.put(pickle.loads(source.read(HEADER.unpack(header)[0])))
     os._exit(0)  # the main thread may be deep in a reward
-
-
-if __name__ == "__main__":
-    main()

@@ -24,6 +24,9 @@ def summarise_trajectories(trajectories: Sequence[Trajectory], *, version: int |
         prefix + one of:
         `trajectories`, `failed` (counts); `outcome/<name>`, `truncated` (shares);
         `reward_mean`, `reward_std` (over trajectories, population), `accuracy`, `accuracy/<agent>`;
+        `reward/<...>` (mean of each such metric over the trajectories that have it), `reward/<term>/applied` (share of those
+        that the term was asked about, where it did not always apply);
+        `source/<data_source>/` + `trajectories`, `reward_mean`, `accuracy`, `reward/<...>`: the same over one data source;
         `tool_use`, `tool_use/needs_tool` (share with at least one call; the latter over rows with `extra_info.needs_tool`);
         `turns/mean`, `tool_calls/mean`, `tool_errors/mean` (per trajectory);
         `response_tokens/mean`, `response_tokens/max` (tokens after the prompt), `action_tokens/mean` (sampled ones);
@@ -35,7 +38,7 @@ def summarise_trajectories(trajectories: Sequence[Trajectory], *, version: int |
     values: dict[str, float] = {"trajectories": len(trajectories), "failed": len(trajectories) - len(scored)}
     values |= _outcomes(trajectories)
     if scored:
-        values |= _rewards(scored) | _tools(scored) | _lengths(scored)
+        values |= _rewards(scored) | _reward_metrics(scored) | _sources(scored) | _tools(scored) | _lengths(scored)
     if version is not None:
         values |= _lags(scored, version)
     return {prefix + name: float(value) for name, value in values.items()}
@@ -43,10 +46,7 @@ def summarise_trajectories(trajectories: Sequence[Trajectory], *, version: int |
 
 def is_correct(trajectory: Trajectory) -> float:
     """Return what the reward called accuracy, in [0, 1]; a reward that reports none is right when it is positive."""
-    for key in ("accuracy", "reward/accuracy"):
-        if key in trajectory.metrics:
-            return float(trajectory.metrics[key])
-    return float(trajectory.reward > 0)
+    return float(trajectory.metrics.get("accuracy", trajectory.reward > 0))
 
 
 def num_tool_calls(trajectory: Trajectory) -> int:
@@ -73,6 +73,37 @@ def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
         "accuracy": _mean(value for values in by_agent.values() for value in values),
         **{f"accuracy/{agent}": _mean(values) for agent, values in sorted(by_agent.items())},
     }
+
+
+def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
+    """Means of all metrics that rewards reported; `applied` is reported only where a reward did not apply."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for trajectory in scored:
+        for name, value in trajectory.metrics.items():
+            if name.startswith("reward/"):
+                found[name].append(value)
+    applied = {name: len(values) for name, values in found.items() if name.endswith("/applied")}
+    values = {name: _mean(values) for name, values in found.items() if name not in applied}
+    for name, num_not in applied.items():
+        num_applied = len(found.get(name.removesuffix("/applied"), ()))
+        values[name] = num_applied / (num_applied + num_not)
+    return dict(sorted(values.items()))
+
+
+def _sources(scored: Sequence[Trajectory]) -> dict[str, float]:
+    by_source: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in scored:
+        by_source[trajectory.data_source].append(trajectory)
+    values: dict[str, float] = {}
+    for source, members in sorted(by_source.items()):
+        facts = {
+            "trajectories": len(members),
+            "reward_mean": _mean(t.reward for t in members),
+            "accuracy": _mean(is_correct(t) for t in members),
+            **_reward_metrics(members),
+        }
+        values |= {f"source/{source}/{name}": value for name, value in facts.items()}
+    return values
 
 
 def _tools(scored: Sequence[Trajectory]) -> dict[str, float]:
