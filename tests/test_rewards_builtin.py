@@ -1,0 +1,468 @@
+r"""The built-in rewards: answers found by hand, laws where there are any, services over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config.schema import RewardConfig
+from agentrl.errors import ConfigError, DataError, RewardError
+from agentrl.plugins import Attempted, load_plugins
+from agentrl.rewards.aime import Aime, extract_integer, parse_integer
+from agentrl.rewards.boxed import last_boxed
+from agentrl.rewards.format import Format
+from agentrl.rewards.gsm8k import Gsm8k
+from agentrl.rewards.length_penalty import LengthPenalty, soft_overlong_punishment
+from agentrl.rewards.llm_judge import LLMJudge
+from agentrl.rewards.math import Math
+from agentrl.rewards.remote import Remote
+from agentrl.rewards.select import RewardTable, reward_of
+from agentrl.types import Message, Outcome, Task, ToolCall
+
+
+def task(**changes) -> Task:
+    fields = {"task_id": "t:0", "data_source": "s", "messages": (Message("user", "How many?"),), "agent_name": "a", "ground_truth": "72"}
+    return Task(**{**fields, **changes})
+
+
+def attempt(*texts: str, truth="72", reasoning: str = "", tokens: int = 1, limit: int = 100, **changes) -> Attempted:
+    messages = (Message("user", "How many?"), *(Message("assistant", text, reasoning=reasoning) for text in texts))
+    row = task(ground_truth=truth, **changes)
+    return Attempted(row, messages, Outcome.COMPLETED, len(texts), tokens, tokens - 1, limit)
+
+
+# ------------------------------------------------------------------------------------------------------------ boxes
+
+BALANCED = st.recursive(
+    st.text("ab1 ", max_size=3), lambda inner: st.lists(inner.map(lambda t: "{" + t + "}") | inner, max_size=3).map("".join)
+)
+
+
+@given(st.text("ab{}\\", max_size=30), BALANCED)
+def test_the_last_box_is_found_with_its_braces(before, inside):
+    assert last_boxed(before.replace("\\", "") + "\\boxed{" + inside + "} so.") == inside
+
+
+@given(st.text("box\\ed{}f", max_size=60))
+def test_no_text_breaks_the_box(text):
+    last_boxed(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        (r"\boxed{1} or \boxed{2}", "2"),
+        (r"\boxed{1} or \boxed{2", "1"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\fbox{3}", "3"),
+        (r"\boxed {4}", "4"),
+        ("boxed{5}", None),
+        ("", None),
+    ],
+)
+def test_boxes_by_hand(text, inside):
+    assert last_boxed(text) == inside
+
+
+def test_a_box_is_found_in_linear_time():
+    """A quadratic search would take hours."""
+    assert last_boxed("\\boxed{" * 300_000) is None
+
+
+# ------------------------------------------------------------------------------------------------------------- aime
+
+
+@given(st.integers(0, 999), st.sampled_from(["{}", "{:03d}", "${}$", r"\text{{{}}}", "{}.", r" {}\,"]))
+def test_every_way_to_write_an_aime_answer(number, form):
+    assert extract_integer("first \\boxed{7}, then \\boxed{" + form.format(number) + "}", strict=True) == number
+    assert extract_integer(f"3 of 4 steps. Answer: {number:03d}", strict=False) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "answer"),
+    [
+        ("the answer is 72", True, None),
+        ("the answer is 72, out of 80", False, 72),
+        ("it is 5, no, 6", False, 6),
+        (r"\boxed{1000}", True, None),
+        (r"\boxed{-5}", True, None),
+        (r"\boxed{1/2} = 3", False, None),
+        ("it is 2024", False, None),
+        ("it is 3.5", False, None),
+        (r"\boxed{0}", True, 0),
+        ("nothing", False, None),
+    ],
+)
+def test_aime_by_hand(text, strict, answer):
+    assert extract_integer(text, strict=strict) == answer
+
+
+@pytest.mark.parametrize(("truth", "number"), [("033", 33), (33, 33), (33.0, 33), ("1000", None), (-1, None), (True, None), (None, None)])
+def test_aime_ground_truths(truth, number):
+    assert parse_integer(truth) == number
+
+
+def test_aime_scores():
+    assert Aime().score(attempt(r"\boxed{072}")).value == 1.0
+    assert Aime({"strict": True}).score(attempt("It is 72.")).value == 0.0
+    graded = Aime({"format_score": 0.1, "wrong_score": -1.0})
+    assert [graded.score(attempt(text)).value for text in (r"\boxed{72}", r"\boxed{71}", "71")] == [1.0, 0.1, -1.0]
+    with pytest.raises(DataError, match="integer from 0 to 999"):
+        Aime().check(task(ground_truth="7/2"))
+
+
+def test_gsm8k_grades_form_apart_from_correctness():
+    graded = Gsm8k({"format_score": 0.1})
+    assert [graded.score(attempt(text)).value for text in ("#### 72", "#### 71", "71")] == [1.0, 0.1, 0.0]
+    lenient = Gsm8k({"format_score": 0.1, "strict": False})
+    assert [lenient.score(attempt(text)).value for text in ("72", "71", "none")] == [1.0, 0.1, 0.0]
+
+
+# ------------------------------------------------------------------------------------------------------------- math
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "value"),
+    [
+        (r"So \boxed{\frac{1}{2}}.", "0.5", 1.0),
+        (r"So \boxed{0.5}.", r"\frac12", 1.0),
+        (r"The final answer is $x^2 + 2x + 1$.", "(x+1)^2", 1.0),
+        (r"\boxed{(-\infty, 3)}", r"(-\infty,3)", 1.0),
+        (r"\boxed{3, 1}", r"\{1, 3\}", 1.0),
+        (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}", 1.0),
+        (r"\boxed{72}", "so \\boxed{72}.", 1.0),
+        (r"\boxed{72}", 72, 1.0),
+        (r"\boxed{71}", "72", 0.0),
+        (r"72, or rather \boxed{71}", "72", 0.0),
+        (r"\boxed{\frac{1}{", "72", 0.0),
+        ("", "72", 0.0),
+    ],
+)
+def test_expressions_are_compared_by_value(answer, truth, value):
+    assert Math().score(attempt(answer, truth=truth)).value == value
+
+
+def test_math_grades_form_apart_from_correctness():
+    graded = Math({"strict": True, "format_score": 0.1, "wrong_score": -1.0})
+    results = [graded.score(attempt(text)) for text in (r"\boxed{72}", r"\boxed{71}", "The answer is 72.")]
+    assert [r.value for r in results] == [1.0, 0.1, -1.0]
+    assert [r.metrics["format"] for r in results] == [1.0, 1.0, 0.0]
+    assert results[1].details == {"answer": "71"}
+
+
+@pytest.mark.parametrize("truth", [None, "", True, ["72"]])
+def test_math_needs_a_ground_truth(truth):
+    with pytest.raises(DataError, match="expression"):
+        Math().check(task(ground_truth=truth))
+
+
+# ----------------------------------------------------------------------------------------------------------- length
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(0, 10_000), st.integers(0, 10_000))
+def test_the_punishment_follows_the_paper(first, second, one, other):
+    """Eq. 13 as it stands there, piece by piece; and it never rises with length."""
+    limit, cache = max(first, second), min(first, second)
+
+    def by_pieces(length: int) -> float:
+        if length <= limit - cache:
+            return 0.0
+        return ((limit - cache) - length) / cache if length <= limit else -1.0
+
+    short, long = sorted((one, other))
+    values = [soft_overlong_punishment(length, max_length=limit, buffer=cache) for length in (short, long)]
+    assert values == pytest.approx([by_pieces(short), by_pieces(long)])
+    assert values[0] >= values[1]
+
+
+def test_the_length_that_counts():
+    assert LengthPenalty({"buffer_tokens": 40}).score(attempt("x", tokens=80)).value == -0.5
+    assert LengthPenalty({"buffer_tokens": 40, "count": "action"}).score(attempt("x", tokens=81)).value == -0.5
+    assert LengthPenalty({"buffer_tokens": 40, "max_tokens": 60}).score(attempt("x", tokens=80)).value == -1.0
+    assert LengthPenalty().score(attempt("x", tokens=90)).value == -0.5, "a fifth of the limit, as in the paper"
+    assert LengthPenalty().score(attempt("x", tokens=80)).metrics == {"overlong": 0.0}
+    with pytest.raises(RewardError, match="buffer_tokens=101 exceeds the limit of 100"):
+        LengthPenalty({"buffer_tokens": 101}).score(attempt("x"))
+
+
+# ----------------------------------------------------------------------------------------------------------- format
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "value"),
+    [
+        ("think", "<think>so</think> 72", 1.0),
+        ("think", "<think>so</think>", 0.0),
+        ("think", "so</think> 72", 0.0),
+        ("think", "<think>a</think><think>b</think> 72", 0.0),
+        ("think_answer", "<think>so</think>\n<answer>72</answer>", 1.0),
+        ("think_answer", "<think>so</think> well <answer>72</answer>", 0.0),
+        ("think_answer", "<answer>72</answer><think>so</think>", 0.0),
+        ("think_answer", "<think>so</think><answer></answer>", 0.0),
+        ("boxed", r"\boxed{1}", 1.0),
+        ("answer_line", "#### 1", 1.0),
+        ("answer_line", "1", 0.0),
+    ],
+)
+def test_forms_by_hand(form, text, value):
+    assert Format({"form": form}).score(attempt(text)).value == value
+
+
+def test_a_thought_that_the_template_keeps_apart_counts_as_text():
+    assert Format({"form": "think"}).score(attempt("72", reasoning="so")).value == 1.0
+    assert attempt("72", reasoning="so").response_text == "<think>\nso\n</think>\n72"
+
+
+def test_patterns_are_matched_as_a_whole_in_a_process():
+    reward = Format({"pattern": r"Answer: \d+"})
+    assert reward.runs_in == "process"
+    assert [reward.score(attempt(text)).value for text in ("Answer: 72", "so Answer: 72")] == [1.0, 0.0]
+    every = Format({"pattern": r"Answer: \d+", "of": "every_turn"})
+    assert [every.score(attempt(*texts)).value for texts in (("Answer: 1", "Answer: 2"), ("1", "Answer: 2"), ())] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("config", [{}, {"form": "think", "pattern": "x"}, {"form": "nope"}, {"pattern": "("}, {"other": 1}])
+def test_format_refuses_what_is_no_form(config):
+    with pytest.raises(ConfigError, match="reward 'format'"):
+        Format(config)
+
+
+# --------------------------------------------------------------------------------------------------------- services
+
+
+class Service:
+    """A real HTTP server; `answer(body)` returns (status, JSON) and `requests` keeps what came."""
+
+    def __init__(self, answer) -> None:
+        self.requests: list[tuple[str, dict, str | None]] = []
+        self.lock = threading.Lock()
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with service.lock:
+                    service.requests.append((self.path, body, self.headers.get("Authorization")))
+                status, reply = answer(body)
+                data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args) -> None:
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+
+@contextmanager
+def serving(answer) -> Iterator[Service]:
+    service = Service(answer)
+    thread = threading.Thread(target=service.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield service
+    finally:
+        service.server.shutdown()
+        thread.join()
+        service.server.server_close()
+
+
+def test_a_remote_service_scores(monkeypatch):
+    monkeypatch.setenv("SCORE_KEY", "secret")
+    with serving(lambda body: (200, {"score": 0.5, "accuracy": 1, "why": body["solution_str"]})) as service:
+        reward = Remote({"url": f"{service.url}/score?v=1", "api_key_env": "SCORE_KEY"})
+        result = trio.run(reward.score, attempt("72", extra_info={"index": 3}))
+    assert (result.value, dict(result.metrics), dict(result.details)) == (0.5, {"accuracy": 1.0}, {"why": "72"})
+    ((path, body, authorization),) = service.requests
+    assert (path, authorization) == ("/score?v=1", "Bearer secret")
+    assert {key: body[key] for key in ("data_source", "ground_truth", "extra_info", "outcome", "num_turns")} == {
+        "data_source": "s",
+        "ground_truth": "72",
+        "extra_info": {"index": 3},
+        "outcome": "completed",
+        "num_turns": 1,
+    }
+    assert body["messages"][-1] == {"role": "assistant", "content": "72", "reasoning": "", "tool_calls": []}
+
+
+def test_a_remote_service_may_say_that_it_does_not_apply():
+    with serving(lambda body: (200, {"score": None})) as service:
+        assert trio.run(Remote({"url": service.url}).score, attempt("72")) is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "num_requests", "failure"),
+    [
+        ([(503, {}), (429, {}), (200, {"score": 1})], 3, None),
+        ([(503, {}), (503, {}), (503, b"busy")], 3, r"503.*busy.*tried 3 times"),
+        ([(400, b"no such task")], 1, r"400.*no such task"),
+        ([(200, b"fine")] * 3, 3, "not JSON"),
+        ([(200, {"points": 1})], 1, "must answer a JSON object with `score`"),
+        ([(200, {"score": "good"})], 1, "finite number"),
+    ],
+)
+def test_a_service_that_fails_is_tried_again_where_that_helps(monkeypatch, answers, num_requests, failure):
+    monkeypatch.setattr("agentrl.rewards.posting.FIRST_PAUSE_S", 0.001)
+    left = iter(answers)
+    with serving(lambda body: next(left)) as service:
+        reward = Remote({"url": service.url})
+        if failure is None:
+            assert trio.run(reward.score, attempt("72")).value == 1.0
+        else:
+            with pytest.raises(RewardError, match=failure):
+                trio.run(reward.score, attempt("72"))
+    assert len(service.requests) == num_requests
+
+
+def test_nobody_listens(monkeypatch):
+    monkeypatch.setattr("agentrl.rewards.posting.FIRST_PAUSE_S", 0.001)
+    with serving(lambda body: (200, {})) as service:
+        pass
+    with pytest.raises(RewardError, match="cannot connect"):
+        trio.run(Remote({"url": service.url}).score, attempt("72"))
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"url": "localhost:8000"}, {"url": "http://x", "api_key_env": "NOT_SET_ANYWHERE"}, {"url": "http://x", "u": 1}]
+)
+def test_services_refuse_a_wrong_config(config):
+    with pytest.raises(ConfigError, match="reward 'remote'"):
+        Remote(config)
+
+
+def says(text: str) -> tuple[int, dict]:
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+def test_the_judge_is_asked_once_for_the_same_attempt():
+    """Also while its first answer is under way."""
+    with serving(lambda body: says("Fine.\nScore: 3\nOn reflection:\n**Score:** 7.5")) as service:
+        judge = LLMJudge({"url": f"{service.url}/v1", "model": "judge", "system": "Be strict.", "extra_body": {"seed": 1}})
+        results: list = []
+
+        async def main():
+            async def one(text: str) -> None:
+                results.append(await judge.score(attempt(text)))
+
+            async with trio.open_nursery() as nursery:
+                for text in ("72", "72", "72", "71"):
+                    nursery.start_soon(one, text)
+            await one("72")
+
+        trio.run(main)
+    assert len(service.requests) == 2
+    assert {(r.value, r.metrics["score"]) for r in results} == {(0.75, 7.5)}
+    assert "On reflection" in results[0].details["verdict"]
+    path, body, _ = service.requests[0]
+    assert (path, body["model"], body["seed"], body["temperature"]) == ("/v1/chat/completions", "judge", 1, 0.0)
+    assert body["messages"][0] == {"role": "system", "content": "Be strict."}
+    for part in ("How many?", "72", "from 0 for useless to 10"):
+        assert part in body["messages"][1]["content"]
+
+
+def test_a_judge_without_a_score_is_an_error_not_a_zero():
+    left = iter([says("I cannot say."), says("Score: 11"), says("Score: -1")])
+    with serving(lambda body: next(left)) as service:
+        judge = LLMJudge({"url": service.url, "model": "judge"})
+        with pytest.raises(RewardError, match=r"no score from 0 to 10.*Score: -1"):
+            trio.run(judge.score, attempt("72"))
+    assert len(service.requests) == 3
+    with serving(lambda body: (200, {"error": "no"})) as service, pytest.raises(RewardError, match="no chat completion"):
+        trio.run(LLMJudge({"url": service.url, "model": "judge"}).score, attempt("72"))
+
+
+def test_the_judges_memory_is_bounded():
+    with serving(lambda body: says("Score: 1")) as service:
+        judge = LLMJudge({"url": service.url, "model": "judge", "cache_size": 1, "max_score": 1})
+
+        async def main():
+            return [(await judge.score(attempt(text))).value for text in ("a", "a", "b", "b", "a")]
+
+        assert trio.run(main) == [1.0] * 5
+    assert len(service.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"prompt": "$answr"}, r"unknown placeholder \$answr"),
+        ({"pattern": "score"}, "no group"),
+        ({"pattern": "("}, "no regular expression"),
+        ({"min_score": 5, "max_score": 1}, "not below"),
+        ({"modle": "x"}, "modle"),
+    ],
+)
+def test_the_judge_refuses_a_wrong_config(config, told):
+    with pytest.raises(ConfigError, match=told):
+        LLMJudge({"url": "http://x", "model": "judge", **config})
+
+
+# ---------------------------------------------------------------------------------------------------------- choices
+
+
+@pytest.mark.parametrize(
+    ("source", "reward"),
+    [
+        ("openai/gsm8k", "gsm8k"),
+        ("HuggingFaceH4/MATH-500", "math"),
+        ("math_dapo", "math"),
+        ("numina_olympiads", "math"),
+        ("aime_2025", "aime"),
+        ("AIME 2024", "aime"),
+        ("Maxwell-Jia/AIME_2024", "aime"),
+        ("HuggingFaceH4/aime_2024", "aime"),
+        ("geometry3k", None),
+    ],
+)
+def test_the_presets_know_the_common_data_sources(source, reward):
+    assert reward_of(source, RewardConfig().sources) == reward
+
+
+def test_exact_names_go_before_patterns_and_long_patterns_before_short():
+    sources = {"*": "a", "math*": "b", "math_hard*": "c", "math_hard_1": "d"}
+    assert [reward_of(name, sources) for name in ("x", "math_1", "math_hard_2", "math_hard_1")] == ["a", "b", "c", "d"]
+
+
+def test_every_term_checks_every_row_before_any_rollout():
+    plugins = load_plugins()
+    table = RewardTable(RewardConfig(terms={"aime": {}}), plugins)
+    table.check(task(data_source="gsm8k"))
+    with pytest.raises(DataError, match="reward 'aime' needs an integer"):
+        table.check(task(data_source="gsm8k", ground_truth="7,200"))
+    with pytest.raises(ConfigError, match=r"reward.terms.gsm8k: .* has this reward already"):
+        RewardTable(RewardConfig(terms={"gsm8k": {}}), plugins).check(task(data_source="gsm8k"))
+    for name in ("tool", "a/b"):
+        with pytest.raises(ConfigError, match="a term's name"):
+            RewardTable(RewardConfig(terms={name: {"reward": "gsm8k"}}), plugins)
+
+
+def test_a_terms_config_goes_over_that_of_the_reward():
+    config = RewardConfig(
+        reward_config={"gsm8k": {"strict": False, "format_score": 0.5}},
+        terms={"form": {"reward": "gsm8k", "config": {"format_score": 0.25}}},
+    )
+    own, term = RewardTable(config, load_plugins()).terms(task(data_source="gsm8k"))
+    assert (own.name, own.reward.score(attempt("71")).value) == ("gsm8k", 0.5)
+    assert (term.name, term.reward.score(attempt("71")).value) == ("form", 0.25)
+
+
+def test_the_turns_of_a_custom_function_are_verls(tmp_path):
+    """verl counts the prompt, each assistant turn, and what stands between them: here 1 + 2 + 1."""
+    file = tmp_path / "turns.py"
+    file.write_text("def compute_score(extra_info, **_):\n    return extra_info['num_turns']\n")
+    row = task()
+    call = (ToolCall("1", "f", {}), ToolCall("2", "f", {}))
+    messages = (*row.messages, Message("assistant", "", call), Message("tool", "1"), Message("tool", "2"), Message("assistant", "72"))
+    table = RewardTable(RewardConfig(custom_function={"path": str(file)}), load_plugins())
+    assert table.own(row).reward.score(Attempted(row, messages, Outcome.COMPLETED, 2, 9, 9, 9)).value == 4.0
