@@ -91,8 +91,12 @@ class Stage:
 
     def play(self, *tasks: Task, n: int = 1, sampling: Sampling | None = None, clock: Clock | None = None) -> list[Trajectory]:
         """Play each task `n` times, and return the trajectories in the order of tasks and members."""
-        leases = [Lease(index, task, n, 0) for index, task in enumerate(tasks)]
+        leases = self.leases(tasks, n)
         return self.run(lambda manager: manager.play(leases, sampling or EvalConfig(temperature=1.0)), clock=clock)
+
+    @staticmethod
+    def leases(tasks: Sequence[Task], n: int) -> list[Lease]:
+        return [Lease(index, task, n, 0) for index, task in enumerate(tasks)]
 
 
 def play(
