@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ class Sandbox:
             "stdin": stdin,
             "files": dict(program.files),
             "workspace": None if program.workspace is None else str(program.workspace),
+            "temporary": tempfile.gettempdir(),
             "is_merged": program.is_merged,
             "avoid": list(self._avoid),
             "cpu_s": float(limits.cpu_s),

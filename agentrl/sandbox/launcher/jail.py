@@ -52,7 +52,7 @@ class Layout:
     def readable(self) -> list[str]:
         if self.is_moved:
             return ["/"]  # a root of its own, with nothing in it to hide
-        return [self.prefix, *self.packages, *SYSTEM_LIBRARIES, self.code, "/etc/ld.so.cache", "/etc/passwd", "/usr/share/zoneinfo"]
+        return [self.prefix, *self.packages, *SYSTEM_LIBRARIES, self.code, "/etc/ld.so.cache", "/usr/share/zoneinfo"]
 
     def writable(self) -> list[str]:
         return [self.work, self.temporary, self.shared_memory]

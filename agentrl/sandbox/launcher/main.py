@@ -98,7 +98,7 @@ class Execution:
                 kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | NAMESPACES)
                 identity.map_self(user, group)
             except OSError as error:
-                return self._go_without(error.strerror)
+                return self._go_without(error.strerror or "failed")
         self._layers.append("user namespace" if self._user is None else "namespaces, as root")
         kernel.make_mounts_private()
         self._has_namespaces = True
@@ -121,7 +121,7 @@ class Execution:
             self._scratch = kernel.new_tmpfs(kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV, **limits)
             root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._scratch)
         else:
-            self._folder = os.path.join("/tmp", f"agentrl-sandbox-{os.urandom(8).hex()}")
+            self._folder = os.path.join(request.temporary, f"agentrl-sandbox-{os.urandom(8).hex()}")
             os.mkdir(self._folder, 0o711)
             root = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             os.mkdir("code", 0o755, dir_fd=root)

@@ -14,6 +14,7 @@ class Request:
 
     python: the interpreter's file; prefix: its installation; packages: further folders for sys.path;
     workspace: file of the host with the packed files that the program finds and leaves, None for none;
+    temporary: where the program's files lie on the host's disk, if they must;
     is_merged: stderr goes where stdout goes;
     avoid: walls that are not even tried, so that a test sees what the others hold.
     """
@@ -27,6 +28,7 @@ class Request:
         self.stdin: bytes = fields["stdin"]  # type: ignore[assignment]
         self.files: dict[str, bytes] = fields["files"]  # type: ignore[assignment]
         self.workspace: str | None = fields["workspace"]  # type: ignore[assignment]
+        self.temporary: str = fields["temporary"]  # type: ignore[assignment]
         self.is_merged: bool = fields["is_merged"]  # type: ignore[assignment]
         self.avoid: list[str] = fields["avoid"]  # type: ignore[assignment]
         self.cpu_s: float = fields["cpu_s"]  # type: ignore[assignment]

@@ -34,7 +34,8 @@ def run(path: str, *, echo: bool) -> None:
     sys.argv[:] = ["main.py"]
     with open(path, "rb") as file:
         source = file.read()
-    tree: _ast.Module = compile(source, path, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree = compile(source, path, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
+    assert isinstance(tree, _ast.Module)
     last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     exec(compile(tree, path, "exec", dont_inherit=True), module.__dict__)
     if isinstance(last, _ast.Expr):

@@ -1,0 +1,60 @@
+"""A host process of its own: plays programs in the sandbox, as the user and with the walls that the test wants. JSON in, JSON out.
+
+Input: programs (name -> source), bait, limits, avoid, allow. Output: results by name, the report line, what was left below this
+process.
+"""
+
+import ctypes
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import trio
+
+from agentrl.sandbox import Limits, Program, Sandbox, SandboxOptions
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def children() -> list[str]:
+    """Return the names of processes below this one, after a moment for those that were just killed."""
+    for _ in range(50):
+        pids = [p for t in os.listdir("/proc/self/task") for p in Path(f"/proc/self/task/{t}/children").read_text().split()]
+        names = [Path(f"/proc/{pid}/stat").read_text() for pid in pids if Path(f"/proc/{pid}").exists()]
+        if not names:
+            return []
+        time.sleep(0.05)
+    return names
+
+
+async def play(request: dict) -> dict:
+    options = SandboxOptions(Limits(**request["limits"]), tuple(request["allow"]), packages=False, max_concurrent=4)
+    sandbox = Sandbox(options, avoid=tuple(request["avoid"]))
+    report = str(await trio.to_thread.run_sync(sandbox.check))
+    bait = {**request["bait"], "pid": os.getpid()}
+    results = {}
+
+    async def run(name: str, source: str) -> None:
+        descriptor, path = tempfile.mkstemp()
+        os.close(descriptor)
+        result = await sandbox.run(Program(source, stdin=json.dumps(bait), workspace=Path(path)))
+        results[name] = dataclasses.asdict(result) | {"workspace_bytes": os.path.getsize(path)}
+        if name != "good":  # what a hostile program left must not stop the next one
+            after = await sandbox.run(Program("print(6 * 7)", workspace=Path(path)))
+            results[name]["after"] = after.stdout
+        os.unlink(path)
+
+    async with trio.open_nursery() as nursery:
+        for name, source in request["programs"].items():
+            nursery.start_soon(run, name, source)
+    await run("good", "open('kept', 'w').write('x'); print(6 * 7)")
+    return {"report": report, "results": results, "left": children(), "temporary": os.listdir(tempfile.gettempdir())}
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what outlives its program becomes a child of this process
+    sys.stdout.write(json.dumps(trio.run(play, json.load(sys.stdin))))
