@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from agentrl.errors import DataError
 from agentrl.types import JsonObject, Task
 
 if TYPE_CHECKING:
@@ -89,6 +90,18 @@ def not_run(problem: str, parameters: JsonObject | None = None) -> ToolResult:
 def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the tools offered in `task`: the configured ones, then the row's own, each once.
 
-    An agent with `uses_tools = False` is offered none.
+    A row may choose among them by a list of names, `extra_info.tool_selection`. An agent with `uses_tools = False` is offered none.
+
+    Raises:
+        DataError: the row chooses a tool that is not offered.
     """
-    return tuple(dict.fromkeys((*configured, *task.tools_kwargs))) if agent.uses_tools else ()
+    if not agent.uses_tools:
+        return ()
+    offered = tuple(dict.fromkeys((*configured, *task.tools_kwargs)))
+    chosen = task.extra_info.get("tool_selection")
+    if not chosen:
+        return offered
+    for name in chosen:
+        if name not in offered:
+            raise DataError(f"{task.task_id}: tool_selection: {name!r} is not offered; offered: {', '.join(offered) or 'none'}")
+    return tuple(dict.fromkeys(chosen))
