@@ -131,6 +131,20 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.advance(self.version)
         self.is_learning = False
 
+    @precondition(lambda self: self.is_learning)
+    @rule()
+    def reject(self) -> None:
+        """The batch cannot be learned from: as if its groups had been dropped, and others may be leased in their place."""
+        per_step = self.settings["groups_per_step"]
+        with pytest.raises(ValueError, match="cannot reject"):
+            self.ledger.reject(per_step + 1, "reward_error")
+        before = self.ledger.counts()
+        self.ledger.reject(per_step, "reward_error")
+        assert self.ledger.counts().dropped["reward_error"] == before.dropped.get("reward_error", 0) + per_step
+        self.taken = self.taken[:-per_step]
+        self.batches -= 1
+        self.is_learning = False
+
     @precondition(lambda self: not self.is_learning)
     @rule()
     def crash_and_resume(self) -> None:
