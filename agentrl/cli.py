@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -95,6 +97,39 @@ def serve(
         api_key_env=api_key_env,
     )
     sys.exit(status)
+
+
+@app.command()
+def new(
+    kind: Annotated[Literal["tool", "interaction", "agent", "reward"], typer.Argument(metavar="tool|interaction|agent|reward")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, in small letters: word_count.")],
+    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("."),
+    debug: Debug = False,
+) -> None:
+    """Write a plugin to begin with: its file, a test that passes, and how to name it in a config."""
+    _options(debug)
+    from agentrl.scaffold.scaffold import write_plugin
+
+    written = write_plugin(kind, name, out)
+    typer.echo(f"wrote {written.file} and {written.test}; try it: pytest {written.test}\n\nName it in your config:\n\n{written.yaml}")
+
+
+@app.command()
+def plugins(
+    config: Annotated[str | None, typer.Argument(metavar="[CONFIG.yaml]", help="Also what this config names: files, MCP servers.")] = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the whole schemas.")] = False,
+    debug: Debug = False,
+) -> None:
+    """List all plugins: where they come from, what they are for, what arguments tools take."""
+    _options(debug)
+    from agentrl.adapters.catalog import named_plugins
+    from agentrl.config.compose import load_config
+    from agentrl.config.schema import Config
+    from agentrl.plugins.listing import format_plugins, list_plugins
+
+    infos = list_plugins(named_plugins(load_config(config, overrides or []) if config else Config()))
+    typer.echo(json.dumps([asdict(info) for info in infos], indent=2) if as_json else format_plugins(infos))
 
 
 @data_app.command("arithmetic")

@@ -20,7 +20,7 @@ ROWS = [
     {"data", "chat", "sglang", "algorithms", "rewards", "adapters"},
     {"rollout", "serving", "buffer", "learner", "weights"},
     {"evaluation", "testing"},
-    {"controller"},
+    {"controller", "play", "scaffold"},
     {"cli"},
 ]
 PLUGINS = {"agents", "tools", "interactions"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from agentrl.adapters.verl_interactions import verl_interactions
 from agentrl.adapters.verl_tools import verl_function_tools, verl_tools
-from agentrl.config.schema import AgentConfig
+from agentrl.config.schema import AgentConfig, Config
 from agentrl.errors import PluginError
 from agentrl.plugins import Plugins, Tool, load_plugins
 
@@ -27,6 +27,21 @@ def open_plugins(agent: AgentConfig) -> Plugins:
         for interaction in verl_interactions(agent.verl_interaction_config):
             plugins.interactions.add(interaction)
     return dataclasses.replace(plugins, served_tools=tuple(tools))
+
+
+def named_plugins(config: Config) -> Plugins:
+    """Return what `open_plugins` returns, with every plugin that the config names by file or module loaded as well.
+
+    Raises:
+        PluginError, ToolError: as `open_plugins`; or a name of the config is unknown.
+    """
+    plugins = open_plugins(config.agent)
+    for name in config.agent.tools:
+        plugins.tools.resolve(name)
+    plugins.agents.resolve(config.agent.default)
+    for name in config.reward.sources.values():
+        plugins.rewards.resolve(name)
+    return plugins
 
 
 def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:

@@ -41,7 +41,8 @@ class InteractionContract:
     is_deterministic: ClassVar[bool] = True
 
     def test_name(self) -> None:
-        check_name(load_plugins().interactions if isinstance(self.interaction, str) else self._registry(), self._class())
+        registry = load_plugins().interactions
+        check_name(registry, plugin_class(registry, self.interaction))
 
     def test_replies_are_replies(self) -> None:
         replies, score = self._conversation()
@@ -147,11 +148,6 @@ class InteractionContract:
 
     def _class(self) -> type[Interaction]:
         return plugin_class(load_plugins().interactions, self.interaction)
-
-    def _registry(self) -> Any:
-        registry = load_plugins().interactions
-        registry.add(self._class())
-        return registry
 
     def _new(self) -> Interaction:
         return self._class()(dict(self.config))

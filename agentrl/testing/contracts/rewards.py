@@ -53,7 +53,8 @@ class RewardContract:
     bad_rows: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
     def test_name(self) -> None:
-        check_name(load_plugins().rewards if isinstance(self.reward, str) else self._registry(), self._class())
+        registry = load_plugins().rewards
+        check_name(registry, plugin_class(registry, self.reward))
 
     def test_scope_and_place_are_known(self) -> None:
         cls = self._class()
@@ -127,11 +128,6 @@ class RewardContract:
 
     def _class(self) -> type[AnyReward]:
         return plugin_class(load_plugins().rewards, self.reward)
-
-    def _registry(self) -> Any:
-        registry = load_plugins().rewards
-        registry.add(self._class())
-        return registry
 
     def _new(self) -> AnyReward:
         return self._class()(dict(self.config))

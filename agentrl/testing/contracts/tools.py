@@ -48,8 +48,9 @@ class ToolContract:
     # ---------------------------------------------------------------------------------------------- what the model reads
 
     def test_name_and_description(self) -> None:
-        cls = self._class()
-        check_name(load_plugins().tools if isinstance(vars(type(self)).get("tool"), str) else self._registry_with(cls), cls)
+        registry = load_plugins().tools
+        cls = plugin_class(registry, vars_of(type(self), "tool"))
+        check_name(registry, cls)
         assert cls.description.strip(), "the description is empty: it is what the model chooses the tool by"
         assert len(cls.description) <= 1024, f"the description has {len(cls.description)} characters; every prompt pays for it"
 
@@ -186,13 +187,7 @@ class ToolContract:
     # ----------------------------------------------------------------------------------------------------------- inside
 
     def _class(self) -> type[Tool]:
-        given = vars_of(type(self), "tool")
-        return plugin_class(load_plugins().tools, given)
-
-    def _registry_with(self, cls: type[Tool]) -> Any:
-        registry = load_plugins().tools
-        registry.add(cls)
-        return registry
+        return plugin_class(load_plugins().tools, vars_of(type(self), "tool"))
 
     def _new(self) -> Tool:
         return self._class()(dict(self.config))

@@ -1,0 +1,1 @@
+"""Files to begin a plugin with (`agentrl new`)."""
