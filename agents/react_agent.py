@@ -122,12 +122,13 @@ def parse_step(text: str, tools: Sequence[JsonObject]) -> Action | FinalAnswer |
 def _fields(text: str) -> dict[str, str]:
     """Return label -> its text, for the first of each label before the first `Observation:`."""
     labels = list(_LABEL.finditer(text))
+    ends = [*(label.start() for label in labels[1:]), len(text)]
     fields: dict[str, str] = {}
-    for label, following in zip(labels, [*labels[1:], None], strict=True):
+    for label, end in zip(labels, ends, strict=False):  # without any label there is still an end
         name = label[1].lower()
         if name == "observation":
             break
-        fields.setdefault(name, text[label.end() : following.start() if following else len(text)].strip())
+        fields.setdefault(name, text[label.end() : end].strip())
     return fields
 
 

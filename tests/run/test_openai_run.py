@@ -1,0 +1,157 @@
+"""A program written for OpenAI's client, unchanged, is trained through the gateway on the quickstart's task."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import agentrl
+from agentrl.data.trajectories import decode, read_parquet
+from agentrl.types import NO_VERSION, SCORED_OUTCOMES
+
+PROGRAM = '''
+"""A tool loop as OpenAI's documentation writes it; nothing in it knows of training."""
+
+import ast
+import json
+import operator
+import os
+import sys
+
+import openai
+
+CALCULATOR = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Evaluate an arithmetic expression.",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    },
+}
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+
+def evaluate(node):
+    if isinstance(node, ast.BinOp):
+        return OPERATORS[type(node.op)](evaluate(node.left), evaluate(node.right))
+    return node.value
+
+
+def run(call):
+    try:
+        return str(evaluate(ast.parse(json.loads(call.function.arguments)["expression"], mode="eval").body))
+    except Exception as error:
+        return f"error: {type(error).__name__}"
+
+
+async def solve(task, *, base_url, api_key, model):
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+    messages = list(task["messages"])
+    for _ in range(3):
+        reply = await client.chat.completions.create(model=model, messages=messages, tools=[CALCULATOR], temperature=1.0)
+        message = reply.choices[0].message
+        messages.append(message)
+        for call in message.tool_calls or []:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": run(call)})
+        if not message.tool_calls:
+            # Only so that this test has turns of context with a policy that calls nothing: the user asks again once.
+            if len(messages) > len(task["messages"]) + 1:
+                return
+            messages.append({"role": "user", "content": "Are you sure?"})
+
+
+if __name__ == "__main__":
+    task = json.load(sys.stdin)
+    answer = openai.OpenAI().chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=task["messages"])
+'''
+
+
+@pytest.fixture(scope="module")
+def program(world, tmp_path_factory):
+    """The program, and the quickstart's rows with `openai_agent` as the agent of each."""
+    folder = tmp_path_factory.mktemp("openai")
+    (folder / "my_agent.py").write_text(PROGRAM)
+    rows = pq.read_table(world.folder / "data/train.parquet")
+    column = rows.schema.get_field_index("agent_name")
+    pq.write_table(rows.set_column(column, "agent_name", [["openai_agent"] * len(rows)]), folder / "train.parquet")
+    return folder
+
+
+def train(world, program, name: str, *overrides: str):
+    config = agentrl.load_config(
+        str(world.config),
+        [f"trainer.run_dir={world.folder / name}", f"data.train_files=[{program}/train.parquet]", "agent.tools=[]", *overrides],
+    )
+    return agentrl.train(config)
+
+
+def trajectories_of(world, name: str):
+    paths = sorted((world.folder / name / "trajectories").glob("step_*.parquet"))
+    return [trajectory for path in paths for trajectory in decode(read_parquet(path))]
+
+
+def test_a_program_with_the_openai_client_is_trained_for_five_steps(world, program):
+    result = train(
+        world,
+        program,
+        "openai",
+        f"agent.agent_config.openai_agent={{target: {program}/my_agent.py:solve}}",
+        "agent.max_turns=3",
+        "agent.max_response_tokens=96",
+        "buffer.max_staleness=1",
+        "trainer.steps=5",
+    )
+    assert result.step == 5
+    assert result.counts.is_balanced
+    assert result.counts.consumed == 20
+
+    records = world.records(world.folder / "openai").train
+    assert [r["step"] for r in records] == [1, 2, 3, 4, 5]
+    assert all(0 <= r["rollout/lag/max"] <= 1 for r in records)
+    # On the first step no update came between sampling and learning: server and learner agree on every recorded token.
+    assert records[0]["rollout/lag/max"] == 0
+    assert records[0]["learner/mismatch_max"] < 1e-4
+
+    trajectories = trajectories_of(world, "openai")
+    assert len(trajectories) == 40
+    for trajectory in trajectories:
+        check_record(trajectory, max_version=5)
+    assert max(t.metrics["num_turns"] for t in trajectories) >= 2
+    assert {t.segment_starts for t in trajectories} == {(0,)}, "what the program sent back must continue its row"
+
+
+def check_record(trajectory, *, max_version: int) -> None:
+    mask = trajectory.action_mask
+    assert trajectory.outcome in SCORED_OUTCOMES, trajectory.failure
+    assert trajectory.agent_name == "openai_agent"
+    assert mask.any()
+    assert not mask[0]
+    assert np.isfinite(trajectory.behavior_logprobs).all()
+    assert (trajectory.behavior_logprobs[mask] < 0).all()
+    assert (trajectory.behavior_logprobs[~mask] == 0).all()
+    assert ((trajectory.versions[mask] >= 0) & (trajectory.versions[mask] <= max_version)).all()
+    assert (trajectory.versions[~mask] == NO_VERSION).all()
+    turns = set(trajectory.turn_ids[mask].tolist())
+    assert turns == set(range(int(trajectory.metrics["num_turns"])))
+    assert all(mask[event.position] for event in trajectory.rewards)
+
+
+def test_a_command_is_trained(world, program):
+    result = train(
+        world,
+        program,
+        "command",
+        f"agent.agent_config.openai_agent={{command: [{sys.executable}, {program}/my_agent.py]}}",
+        "trainer.steps=1",
+        "buffer.groups_per_step=1",
+        "rollout.max_concurrent_trajectories=2",
+    )
+    assert result.step == 1
+    trajectories = trajectories_of(world, "command")
+    assert len(trajectories) == 2
+    for trajectory in trajectories:
+        check_record(trajectory, max_version=0)
+        assert trajectory.metrics["num_turns"] == 1
