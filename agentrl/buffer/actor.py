@@ -14,28 +14,43 @@ from agentrl.config.schema import Config, TrainerConfig
 from agentrl.data.build import build_dataset
 from agentrl.data.dataset import DatasetReport
 from agentrl.errors import DataError
+from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.types import BufferCounts, Lease, Task
 
 
 @dataclass(frozen=True, slots=True)
 class BufferPlan:
-    """What the training data come to: tasks per epoch, batches of the whole run, what became of the rows."""
+    """What the training data come to: tasks per epoch, batches of the whole run, what became of the rows.
+
+    template_note: a line for the user when the chat template edits its history.
+    """
 
     num_tasks: int
     total_steps: int
     report: DatasetReport
+    template_note: str | None = None
 
 
 class TaskCheck:
-    """Checks each task's reward, and notes whether any task has an interaction partner, whose answers are user turns."""
+    """Checks each task's reward, and notes what its conversations will hold.
 
-    def __init__(self, check_reward: Callable[[Task], None]) -> None:
+    has_user_turns: a user may speak again. shows_tools: some agent lets the chat template show its tools. has_system: some task begins with a system message.
+    """
+
+    def __init__(self, check_reward: Callable[[Task], None], plugins: Plugins) -> None:
         self._check_reward = check_reward
-        self.has_interactions = False
+        self._plugins = plugins
+        self.has_user_turns = False
+        self.shows_tools = False
+        self.has_system = False
 
     def __call__(self, task: Task) -> None:
-        self.has_interactions |= task.interaction_kwargs is not None
+        agent = self._plugins.agents.get(task.agent_name)
+        # An agent that describes its tools itself answers calls as a user, too.
+        self.has_user_turns |= task.interaction_kwargs is not None or not agent.template_shows_tools
+        self.shows_tools |= agent.uses_tools and agent.template_shows_tools
+        self.has_system |= any(message.role == "system" for message in task.messages)
         self._check_reward(task)
 
 
@@ -76,7 +91,7 @@ class BufferActor:
         plugins = open_plugins(config.agent)
         model = config.model
         chat = Chat.of(model)
-        check = TaskCheck(RewardTable(config.reward, plugins).check)
+        check = TaskCheck(RewardTable(config.reward, plugins).check, plugins)
         dataset = build_dataset(
             config,
             config.data.train_files,
@@ -87,7 +102,9 @@ class BufferActor:
             check_reward=check,
         )
         schemas = [plugins.tools.create(name, config.agent.tool_config).schema() for name in (*config.agent.tools, *plugins.served_tools)]
-        chat.check_template(schemas, has_user_turns=check.has_interactions)
+        template = chat.check_template(
+            schemas if check.shows_tools else [], has_user_turns=check.has_user_turns, has_system=check.has_system
+        )
         steps = planned_steps(config.trainer, num_tasks=len(dataset), groups_per_step=config.buffer.groups_per_step)
         self._buffer = ReplayBuffer(
             dataset,
@@ -96,7 +113,7 @@ class BufferActor:
             group_size=config.rollout.group_size,
             total_groups=steps * config.buffer.groups_per_step,
         )
-        return BufferPlan(num_tasks=len(dataset), total_steps=steps, report=dataset.report)
+        return BufferPlan(num_tasks=len(dataset), total_steps=steps, report=dataset.report, template_note=template.summary)
 
     @ray.method(concurrency_group="lease")
     def lease(self, owner: str, limit: int, timeout_s: float) -> list[Lease]:

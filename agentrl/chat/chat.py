@@ -9,14 +9,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from agentrl.chat.check import TemplateReport, check
-from agentrl.chat.codec import TURN, Codec, first_added_token, load_tokenizer
+from agentrl.chat.codec import TURN, Codec, added_tokens, load_tokenizer
 from agentrl.chat.conversation import Conversation, Edits
 from agentrl.chat.formats import NO_FORMAT, detect_format, get_format
 from agentrl.chat.probes import Scope
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.chat.replay import Replay, replay
 from agentrl.chat.template import ChatTemplate, load_template, read_json
-from agentrl.chat.thinking import CLOSE
 from agentrl.config.schema import ModelConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import Message
@@ -53,7 +52,7 @@ class Chat:
             raise ConfigError(f"tokenizer folder {folder!r} does not exist")
         tokenizer = load_tokenizer(Path(folder))
         template = load_template(Path(folder), template_file=template_file)
-        eos_token_ids = _eos_token_ids(Path(folder), tokenizer, template)
+        eos_token_ids = find_turn_ends(tokenizer, template, _configured_eos(Path(folder), tokenizer, template))
         return cls(tokenizer, template, eos_token_ids=eos_token_ids, tool_format=tool_format, edits=edits)
 
     @classmethod
@@ -119,21 +118,35 @@ class Chat:
         if tools and self.tool_format == NO_FORMAT:
             raise ConfigError("the chat template shows no tool-call format we know; set model.tool_format=hermes or model.chat_template")
         renderer = self._renderer
-        thinks = renderer.thinking.field is not None or CLOSE in renderer.template.text
-        control = renderer.codec.special_tokens
-        scope = Scope(tools, thinks=thinks, has_user_turns=has_user_turns, has_system=has_system, control=control)
+        scope = Scope(
+            tools,
+            thinks=renderer.style.knows_thoughts,
+            has_user_turns=has_user_turns,
+            has_system=has_system,
+            control=renderer.codec.special_tokens,
+        )
         return check(renderer, scope, num=num, seed=seed)
 
 
-def _eos_token_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
-    """Return the ids that end an assistant turn, the template's own first, then those of the generation config (or tokenizer)."""
+def find_turn_ends(tokenizer: Tokenizer, template: ChatTemplate, configured: Sequence[int]) -> tuple[int, ...]:
+    """Return the ids that end an assistant turn: the template's own first, then the `configured` end-of-sequence tokens.
+
+    Raises:
+        ConfigError: the template ends a turn with no special token.
+    """
     probe: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": TURN}]
     tail = template.render(probe, add_generation_prompt=False).rpartition(TURN)[2]
-    end_of_turn = first_added_token(tokenizer, tail)
-    if end_of_turn is None:
+    written = added_tokens(tokenizer, tail)
+    if not written:
         raise ConfigError(f"the chat template ends an assistant turn with {tail!r}, which holds no special token of the tokenizer")
+    # Some templates close a part of the turn before the turn.
+    end_of_turn = next((id for id in written if id in configured), written[0])
+    return tuple(dict.fromkeys([end_of_turn, *configured]))
+
+
+def _configured_eos(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
+    """Return the end-of-sequence tokens of the generation config, else of the tokenizer."""
     configured = read_json(folder / "generation_config.json").get("eos_token_id")
     if configured is None:
         configured = tokenizer.token_to_id(template.special_tokens.get("eos_token", ""))
-    further = configured if isinstance(configured, list) else [configured]
-    return tuple(dict.fromkeys([end_of_turn, *(id for id in further if id is not None)]))
+    return [id for id in (configured if isinstance(configured, list) else [configured]) if id is not None]

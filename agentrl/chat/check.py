@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from agentrl.chat.codec import THOUGHT, TURN
 from agentrl.chat.differences import token_difference
 from agentrl.chat.equality import is_same_json
+from agentrl.chat.parsing import call_id
 from agentrl.chat.probes import Messages, Scope, generate
-from agentrl.chat.renderer import Renderer, Tools
+from agentrl.chat.renderer import Renderer, SampledTurn, Tools
 from agentrl.chat.replay import Step, replay_steps
 from agentrl.chat.shrink import shrink
-from agentrl.chat.template import TemplateRefusal
+from agentrl.chat.template import TemplateMessage, TemplateRefusal
 from agentrl.errors import ConfigError
-from agentrl.types import Message
+from agentrl.types import Message, ToolCall
 
-Kind = Literal["fork", "broken", "refused"]
+Kind = Literal["fork", "broken", "refused", "note"]
 Verdict = Literal["exact", "forks", "broken"]
 
 MAX_SHOWN = 100
@@ -52,6 +55,14 @@ class TemplateReport:
     num_refused: int
 
     @property
+    def summary(self) -> str | None:
+        """What a person should know at the start of a run, in one line; None when the template only appends."""
+        forks = "; ".join(finding.sentence for finding, _ in self.of_kind("fork"))
+        if not forks:
+            return None
+        return f"the chat template forks {forks} (a new training row begins there: docs/templates.md; or set model.chat_template)"
+
+    @property
     def verdict(self) -> Verdict:
         kinds = {finding.kind for finding, _ in self.findings}
         if "broken" in kinds or self.num_refused == self.num:
@@ -63,7 +74,7 @@ class TemplateReport:
 
     def lines(self) -> list[str]:
         """Return the report for a person."""
-        names = {"fork": "forks", "broken": "broken", "refused": "refuses"}
+        names = {"fork": "forks", "broken": "broken", "refused": "refuses", "note": "note:"}
         lines = [f"verdict: {self.verdict} ({self.num} conversations)"]
         for finding, count in self.findings:
             lines.append(f"{names[finding.kind]} {finding.sentence} ({count} of {self.num})")
@@ -81,15 +92,38 @@ def check(renderer: Renderer, scope: Scope, *, num: int, seed: int) -> TemplateR
     first: dict[str, Finding] = {}
     counts: Counter[str] = Counter()
     num_refused = 0
+    for omission in find_omissions(renderer, scope.tools):
+        first[omission.sentence] = omission
+        counts[omission.sentence] = num
     for _ in range(num):
         found = {finding.sentence: finding for finding in find(renderer, generate(rng, scope), scope.tools)}
         first = found | first
         counts.update(found.keys())
         num_refused += any(finding.kind == "refused" for finding in found.values())
-    order = ("broken", "fork", "refused")
-    smallest = [_smallest(renderer, finding, scope.tools) for finding in first.values()]
+    order = ("broken", "fork", "refused", "note")
+    smallest = [finding if counts[finding.sentence] == num else _smallest(renderer, finding, scope.tools) for finding in first.values()]
     ranked = sorted(smallest, key=lambda finding: (order.index(finding.kind), -counts[finding.sentence]))
     return TemplateReport(num, tuple((finding, counts[finding.sentence]) for finding in ranked), num_refused)
+
+
+def find_omissions(renderer: Renderer, tools: Tools) -> Iterator[Finding]:
+    """Yield what the template does not show of any conversation: messages, calls, results, schemas."""
+    question = Message("user", "a")
+    asked: TemplateMessage = {"role": "user", "content": TURN}
+    with contextlib.suppress(TemplateRefusal):
+        if TURN not in renderer.render([asked], (), add_generation_prompt=True):
+            yield Finding("broken", "at the prompt", "leaves out what a user says", (question,))
+    if not tools:
+        return
+    name = str(tools[0]["function"]["name"])
+    call = Message("assistant", "", (ToolCall(call_id(0, 0), name, {}),))
+    result = Message("tool", "b", tool_call_id=call_id(0, 0), name=name)
+    shown = [asked, renderer.sampled(SampledTurn(), [result]), {**renderer.shown(result), "content": TURN}]
+    with contextlib.suppress(TemplateRefusal):
+        if name not in renderer.render([asked], tools, add_generation_prompt=True):
+            yield Finding("note", "at the prompt", "leaves out the tools; name them in the system message", (question,))
+        if renderer.render(shown, tools, add_generation_prompt=True).count(TURN) < 2:
+            yield Finding("broken", "when tools answer", "leaves out what tools say", (question, call, result))
 
 
 def find(renderer: Renderer, messages: Messages, tools: Tools) -> Iterator[Finding]:
@@ -100,7 +134,7 @@ def find(renderer: Renderer, messages: Messages, tools: Tools) -> Iterator[Findi
             step = next(steps, None)
             if step is None:
                 return
-            yield from _turn_findings(renderer, messages, step) if step.is_turn else _block_findings(renderer, messages, tools, step)
+            yield from _turn_findings(renderer, messages, tools, step) if step.is_turn else _block_findings(renderer, messages, tools, step)
         except TemplateRefusal as error:
             yield Finding("refused", "roles", error.reason, messages)
             return
@@ -111,18 +145,16 @@ def find(renderer: Renderer, messages: Messages, tools: Tools) -> Iterator[Findi
 
 def _block_findings(renderer: Renderer, messages: Messages, tools: Tools, step: Step) -> Iterator[Finding]:
     codec = renderer.codec
-    shown = [renderer.shown(message) for message in messages[: step.shown]]
-    whole = renderer.render(shown, tools, add_generation_prompt=True)
+    shown = [renderer.shown(message) for message in step.conversation.messages]
     where = _place(messages, step.shown)
-    if not whole.startswith(renderer.render(shown, tools, add_generation_prompt=False)):
-        yield Finding("broken", where, "the generation prompt is not appended but changes the messages", messages[: step.shown])
-    built, expected = step.conversation.token_ids, codec.encode_rendered(whole)
+    built = step.conversation.token_ids
+    expected = codec.encode_rendered(renderer.render(shown, tools, add_generation_prompt=True))
     if step.edit is not None:
         # What the template does not even write in a last turn is a difference to what a model says, not between these tokens.
         is_lossy = tuple(expected[: len(step.replaced)]) == step.replaced
         detail = "" if is_lossy else token_difference(codec, step.replaced, expected)
         yield Finding("fork", where, step.edit, messages[: step.shown], detail)
-    elif built != expected:
+    elif not codec.is_same_text(built, expected):
         yield Finding(
             "broken",
             where,
@@ -136,22 +168,34 @@ def _place(messages: Messages, shown: int) -> str:
     last = max((i for i, message in enumerate(messages[:shown]) if message.role == "assistant"), default=None)
     if last is None:
         return "at the prompt"
-    following = messages[last + 1].role if last + 1 < shown else "assistant"
-    behind = {"user": "when a user speaks again", "tool": "when tools answer", "assistant": "when the assistant goes on"}
-    return behind.get(following, f"when a {following} message follows")
+    following = {message.role for message in messages[last + 1 : shown]}
+    if "user" in following:
+        return "when a user speaks again"
+    return "when tools answer" if "tool" in following else "when the assistant goes on"
 
 
-def _turn_findings(renderer: Renderer, messages: Messages, step: Step) -> Iterator[Finding]:
+def _turn_findings(renderer: Renderer, messages: Messages, tools: Tools, step: Step) -> Iterator[Finding]:
     message = messages[step.shown - 1]
-    view, written = renderer.view(step.ids, prompt=step.conversation.prompt_text, turn=0, is_truncated=False)
+    written = renderer.written(step.ids, step.conversation.prompt_text)
+    view = renderer.view(written, turn=0, is_truncated=False, tools=tools)
     read = [(call.name, call.arguments) for call in view.tool_calls]
-    meant = [(call.name, call.arguments) for call in message.tool_calls]
+    meant = [(call.name, call.arguments) for call in message.tool_calls][: _num_written_calls(renderer, messages[: step.shown], tools)]
     if not is_same_json(read, meant):
         yield Finding("broken", "at a turn", "its calls are not read back", messages[: step.shown], f"read {read} from\n{written!r}")
     for part, got, expected in (("text", view.content, message.content), ("thought", view.reasoning, message.reasoning)):
         # What the template leaves out of the turn is found as a fork, when the turn becomes history.
         if expected.strip() in written and got.strip() != expected.strip():
             yield Finding("broken", "at a turn", f"its {part} is not read back", messages[: step.shown], f"read {got!r} from\n{written!r}")
+
+
+def _num_written_calls(renderer: Renderer, messages: Messages, tools: Tools) -> int:
+    """Return how many calls of the last message the template writes at all: some know one, or only calls without text."""
+    *before, last = messages
+    if not last.tool_calls:
+        return 0
+    results = [Message("tool", "", tool_call_id=call.id, name=call.name) for call in last.tool_calls]
+    marked = renderer.sampled(SampledTurn(bool(last.content), THOUGHT if last.reasoning else None), results)
+    return renderer.count_calls(renderer.render([*map(renderer.shown, before), marked], tools, add_generation_prompt=False))
 
 
 def _smallest(renderer: Renderer, finding: Finding, tools: Tools) -> Finding:

@@ -44,6 +44,7 @@ class Codec:
         """`eos_token_ids` end an assistant turn; the first is the one that the template writes."""
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
+        self._added = frozenset(added)
         special = [token.content for token in added.values() if token.special and _is_markup(token)]
         written = [token.content for token in added.values() if _is_markup(token) and token.content in template_text]
         turn_ends = [str(tokenizer.id_to_token(id)) for id in eos_token_ids]
@@ -82,6 +83,14 @@ class Codec:
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
+    def is_same_text(self, left: Sequence[int], right: Sequence[int]) -> bool:
+        """Compare tokens up to where a text was cut: a model writes on behind a prompt, and a tokenizer would have merged over that
+        seam. Added tokens have to be the same, for plain text may spell one."""
+        if list(left) == list(right):
+            return True
+        added = [[id for id in ids if id in self._added] for ids in (left, right)]
+        return added[0] == added[1] and self.decode(left) == self.decode(right)
+
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """Return the range of characters of each token of `text`."""
         return list(self._tokenizer.encode(_UNENCODABLE.sub("\ufffd", text), add_special_tokens=False).offsets)
@@ -113,11 +122,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def first_added_token(tokenizer: Tokenizer, text: str) -> int | None:
-    """Return the id of the first added token in `text`, None when there is none."""
+def added_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of the added tokens in `text`, in order."""
     added = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items() if _is_markup(token)}
-    match = _any_of(added).search(text)
-    return added[match[0]] if match else None
+    return [added[match[0]] for match in _any_of(added).finditer(text)]
 
 
 def _is_markup(token: AddedToken) -> bool:

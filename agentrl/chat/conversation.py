@@ -56,7 +56,7 @@ class Conversation:
         self._history: list[TemplateMessage] = []  # all that `_rendered` shows
         self._rendered = ""  # text of the last render, which ends with a generation prompt
         self._num_turns = 0
-        self._turn = SampledTurn(has_text=False, thought="none")
+        self._turn = SampledTurn()
         self._is_closed = True  # the last turn ended with a stop token
         self._is_prompted = False  # the generation prompt stands: the next tokens are sampled
         self._next: Block | None = None  # what next_prompt() will append
@@ -128,9 +128,9 @@ class Conversation:
         sampled = [int(id) for id in ids]
         self.token_ids += sampled
         self._is_closed = bool(sampled) and sampled[-1] in self._renderer.eos_token_ids
-        parsed, text = self._renderer.view(sampled, prompt=self._rendered, turn=self._num_turns, is_truncated=is_truncated)
-        message = parsed if view is None else view
-        self._turn = SampledTurn.of(message, text)
+        text = self._renderer.written(sampled, self._rendered)
+        message = view or self._renderer.view(text, turn=self._num_turns, is_truncated=is_truncated, tools=self._tools)
+        self._turn = self._renderer.sampled_turn(message, text)
         self._messages.append(message)
         self._num_turns += 1
         self._is_prompted = False

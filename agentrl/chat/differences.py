@@ -31,8 +31,7 @@ def token_error(codec: Codec, before: Sequence[int], after: Sequence[int]) -> Co
 
 def token_difference(codec: Codec, before: Sequence[int], after: Sequence[int]) -> str:
     """Return four lines that show where two sequences of tokens part."""
-    pairs = zip(before, after, strict=False)
-    position = next((i for i, (left, right) in enumerate(pairs) if left != right), min(len(before), len(after)))
+    position = first_difference(before, after)
     start = max(0, position - CONTEXT)
     return (
         f"first difference at token {position}\n"
@@ -40,6 +39,12 @@ def token_difference(codec: Codec, before: Sequence[int], after: Sequence[int]) 
         f"  the tokens so far {_show(codec, before[position : position + CONTEXT])}\n"
         f"  the later render  {_show(codec, after[position : position + CONTEXT])}"
     )
+
+
+def first_difference(left: Sequence[object], right: Sequence[object]) -> int:
+    """Return the first place where two sequences differ; the length of the shorter one when it begins the other."""
+    pairs = zip(left, right, strict=False)
+    return next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(left), len(right)))
 
 
 def _show(codec: Codec, ids: Sequence[int]) -> str:

@@ -7,12 +7,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from agentrl.chat.assistant_style import AssistantStyle
 from agentrl.chat.codec import CALL, THOUGHT, TURN, Codec
+from agentrl.chat.differences import first_difference
 from agentrl.chat.parsing import Parser
 from agentrl.chat.template import ChatTemplate, TemplateMessage
-from agentrl.chat.thinking import CLOSE, OPEN, ThinkingStyle
 from agentrl.types import Message
 
 Tools = Sequence[Mapping[str, Any]]
@@ -20,33 +21,24 @@ Tools = Sequence[Mapping[str, Any]]
 NUM_CACHED_PROMPTS = 128
 """The members of a group begin with the same messages at about the same time."""
 
-
 # Python's repr and ASCII JSON, with which templates may write arguments, spell a noncharacter as an escape.
 _CALL_MARK = re.compile(re.escape(CALL) + r"|\\ufdd3")
 _ANY_MARK = re.compile(f"{TURN}|{THOUGHT}|{_CALL_MARK.pattern}")
+
+
+class HistoryEdited(Exception):
+    """The template shows earlier messages in another way than before; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
     """What a sampled turn had besides calls: it has to come back when the turn is rendered as history.
 
-    thought: `some` words, `empty` tags (their tokens count as much as others), or `none`, not even tags.
+    thought: None where there was none, not even tags; else the white space around it, with THOUGHT for its words if it had any.
     """
 
-    has_text: bool
-    thought: Literal["some", "empty", "none"]
-
-    @classmethod
-    def of(cls, message: Message, written: str) -> SampledTurn:
-        """`message` is the parsed view of the text `written`."""
-        content = message.content.rpartition(CLOSE)[2].strip()  # a parser may leave thoughts in the content
-        if message.reasoning or (content != message.content.strip() and message.content.partition(CLOSE)[0].strip() != OPEN):
-            return cls(bool(content), "some")
-        return cls(bool(content), "empty" if CLOSE in written else "none")
-
-
-class HistoryEdited(Exception):
-    """The template shows earlier messages in another way than before; the text says which."""
+    has_text: bool = False
+    thought: str | None = None
 
 
 class Renderer:
@@ -57,7 +49,7 @@ class Renderer:
         self.codec = codec
         self.parse = parse
         self.eos_token_ids = eos_token_ids
-        self.thinking = ThinkingStyle.of(template)
+        self.style = AssistantStyle.of(template)
         self._cached_prompt: Callable[[str], tuple[str, tuple[int, ...]]] = functools.lru_cache(NUM_CACHED_PROMPTS)(self._prompt_of)
 
     def render(self, messages: Sequence[TemplateMessage], tools: Tools, *, add_generation_prompt: bool) -> str:
@@ -77,13 +69,12 @@ class Renderer:
 
     def shown(self, message: Message) -> TemplateMessage:
         """Return the dictionary for the template, its content protected (see `Codec`)."""
-        result: TemplateMessage = {"role": message.role, "content": self.codec.protect(message.content, message.role)}
-        if message.reasoning:
-            result = self.thinking.with_thought(result, self.codec.protect(message.reasoning, message.role))
-        if message.tool_calls:
-            result["tool_calls"] = [
-                self._call(self._name(call.name), call.id, self._protected(call.arguments or {})) for call in message.tool_calls
-            ]
+        content = self.codec.protect(message.content, message.role)
+        if message.role == "assistant":
+            thought = self.codec.protect(message.reasoning, message.role) if message.reasoning else None
+            calls = [(self._name(call.name), call.id, self._protected(call.arguments or {})) for call in message.tool_calls]
+            return self.style.message(content, thought=thought, calls=calls)
+        result: TemplateMessage = {"role": message.role, "content": content}
         if message.name is not None:  # a tool message repeats the name that the model wrote
             result["name"] = self.codec.protect(message.name, message.role)
         if message.tool_call_id is not None:
@@ -96,12 +87,9 @@ class Renderer:
         It makes the calls that `results`, the tool messages behind it, answer: templates check roles and repeat names and ids.
         """
         # An empty turn has the mark as well: something must say where it ends.
-        shown: TemplateMessage = {"role": "assistant", "content": TURN if turn.has_text or not results else ""}
-        if turn.thought == "some":
-            shown = self.thinking.with_thought(shown, THOUGHT)
-        if results:
-            shown["tool_calls"] = [self._call(self._name(result.name or ""), result.tool_call_id, {"turn": CALL}) for result in results]
-        return shown
+        content = TURN if turn.has_text or not results else ""
+        calls = [(self._name(result.name or ""), result.tool_call_id, {"turn": CALL}) for result in results]
+        return self.style.message(content, thought=turn.thought, calls=calls)
 
     def _name(self, name: str) -> str:
         return self.codec.protect(name, "assistant") or "unknown"
@@ -114,11 +102,16 @@ class Renderer:
             return {key: self._protected(item) for key, item in value.items()}
         return [self._protected(item) for item in value] if isinstance(value, list | tuple) else value
 
-    @staticmethod
-    def _call(name: str, id: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return {"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}
-
     # ------------------------------------------------------------------------------------------------ what came back
+
+    def check_prefix(self, before: str, after: str) -> None:
+        """Raise HistoryEdited unless the render `after` begins with the earlier render `before`."""
+        if after.startswith(before):
+            return
+        place, tags = first_difference(before, after), (self.style.open, self.style.close)
+        around = before[max(0, place - len(tags[1])) : place + len(tags[1])]
+        drops = any(mark in around for mark in (THOUGHT, *tags))
+        raise HistoryEdited("drops thinking" if drops else "rewrites earlier messages")
 
     def after_turn(self, text: str, start: int, turn: SampledTurn, num_calls: int) -> str:
         """Return what `text` holds behind the end of its last sampled turn, which begins at `start` (see `sampled`).
@@ -132,31 +125,41 @@ class Renderer:
             raise HistoryEdited("leaves out what the assistant said")
         if len(found) - found.count(TURN) - found.count(THOUGHT) < num_calls:
             raise HistoryEdited("leaves out calls")
-        if turn.thought == "some" and THOUGHT not in found:
-            raise HistoryEdited("drops thinking")
-        shows_tags = CLOSE in text[start : marks[-1].start()]
-        if turn.thought != "some" and shows_tags != (turn.thought == "empty"):
-            raise HistoryEdited("adds empty thinking" if shows_tags else "drops empty thinking")
+        if turn.thought is not None and THOUGHT in turn.thought:
+            if THOUGHT not in found:
+                raise HistoryEdited("drops thinking")
+        elif (turn.thought is not None) != (self.style.close in text[start : marks[-1].start()]):
+            raise HistoryEdited("adds empty thinking" if turn.thought is None else "drops empty thinking")
         end = self.codec.turn_end.search(text, marks[-1].end())
         if end is None:
             raise HistoryEdited("ends an earlier turn with another token")
         return text[end.end() :]
 
-    def check_prefix(self, before: str, after: str) -> None:
-        """Raise HistoryEdited unless the render `after` begins with the earlier render `before`."""
-        if not after.startswith(before):
-            drops = any(after.count(thought) < before.count(thought) for thought in (THOUGHT, OPEN, CLOSE))
-            raise HistoryEdited("drops thinking" if drops else "rewrites earlier messages")
+    def count_calls(self, text: str) -> int:
+        """Return how many calls of a `sampled` turn the text shows."""
+        return sum(1 for _ in _CALL_MARK.finditer(text))
 
-    def view(self, ids: Sequence[int], *, prompt: str, turn: int, is_truncated: bool) -> tuple[Message, str]:
-        """Return what sampled tokens say as a message, and as text: without stop token, with the thought that `prompt` opened."""
+    # ---------------------------------------------------------------------------------------------- what was sampled
+
+    def written(self, ids: Sequence[int], prompt: str) -> str:
+        """Return the text of sampled tokens, without stop token and with the thought that `prompt` opened."""
         text = self.codec.decode(ids[:-1] if ids and ids[-1] in self.eos_token_ids else ids)
-        if self.opens_thought(prompt):
-            text = OPEN + text
-        parsed = self.parse(text, turn=turn, is_truncated=is_truncated)
+        return self.style.open + text if self.opens_thought(prompt) else text
+
+    def view(self, text: str, *, turn: int, is_truncated: bool, tools: Tools) -> Message:
+        """Return what a turn says (see `written`) as a message."""
+        parsed = self.parse(self.style.with_known_tags(text), turn=turn, is_truncated=is_truncated, tools=tools)
         content = self.codec.strip_special(parsed.text).strip()
-        return Message("assistant", content, parsed.tool_calls, reasoning=parsed.reasoning), text
+        return Message("assistant", content, parsed.tool_calls, reasoning=parsed.reasoning)
+
+    def sampled_turn(self, view: Message, written: str) -> SampledTurn:
+        """Return what has to come back of a turn: `view` is the text `written` as a message."""
+        raw = self.style.raw_thought(written)
+        if raw is None:
+            return SampledTurn(bool(view.content.strip()), THOUGHT if view.reasoning else None)
+        has_text = bool(view.content.rpartition(self.style.close)[2].strip())  # a parser may leave thoughts in the content
+        return SampledTurn(has_text, raw.replace(raw.strip(), THOUGHT, 1) if raw.strip() else raw)
 
     def opens_thought(self, prompt: str) -> bool:
         """Tell whether the generation prompt already opened the thought that the model goes on with."""
-        return prompt.rstrip().endswith(OPEN)
+        return prompt.rstrip().endswith(self.style.open)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.chat.conversation import Conversation, Edits
+from agentrl.chat.differences import first_difference
 from agentrl.chat.renderer import Renderer, Tools
-from agentrl.chat.thinking import CLOSE
 from agentrl.errors import ConfigError
 from agentrl.types import Message
 
@@ -65,7 +66,8 @@ def replay_steps(renderer: Renderer, messages: Sequence[Message], tools: Tools, 
     yield Step(conversation, len(conversation.messages), conversation.next_prompt(), is_turn=False)
     for turn, following in itertools.pairwise([*turns, len(messages)]):
         written = write_turn(renderer, messages, turn, tools)
-        conversation.add_generation(written, is_truncated=False, view=messages[turn])
+        view = _as_written(renderer, written, messages[turn], conversation.prompt_text)
+        conversation.add_generation(written, is_truncated=False, view=view)
         yield Step(conversation, turn + 1, written, is_turn=True)
         conversation.add_messages(messages[turn + 1 : following])
         if turn + 1 < len(messages):
@@ -83,24 +85,37 @@ def write_turn(renderer: Renderer, messages: Sequence[Message], turn: int, tools
     Raises:
         ConfigError: that render is no continuation of the messages before, or has no end.
     """
+    text = _written(renderer, messages[: turn + 1], tools)
+    if text is None:  # the turn itself made the template edit what came before: let it follow the prompt alone
+        first = next(index for index, message in enumerate(messages) if message.role == "assistant")
+        text = _written(renderer, [*messages[:first], messages[turn]], tools)
+    if text is None:
+        raise ConfigError("the chat template's assistant turn does not begin with its generation prompt")
     codec = renderer.codec
-    shown = [renderer.shown(message) for message in messages[: turn + 1]]
-    prompt = renderer.render(shown[:turn], tools, add_generation_prompt=True)
-    whole = renderer.render(shown, tools, add_generation_prompt=False)
-    text = whole[len(prompt) :] if whole.startswith(prompt) else _behind_header(renderer, prompt, whole, messages[turn].reasoning)
     stop = codec.turn_end.search(text)
     if stop is None:
         raise ConfigError(f"the chat template does not end an assistant turn with {codec.end_of_turn!r}")
     return codec.encode_rendered(text[: stop.end()], after=codec.end_of_turn)
 
 
-def _behind_header(renderer: Renderer, prompt: str, whole: str, reasoning: str) -> str:
-    """Return the turn at the end of `whole`, which does not begin with the generation prompt: that opens a thought, or closes an
-    empty one, where the template shows none in a history."""
-    header = next((i for i, (left, right) in enumerate(zip(prompt, whole, strict=False)) if left != right), len(whole))
-    opened = prompt[header:]
-    if renderer.opens_thought(prompt):
-        return f"{reasoning}\n{CLOSE}\n\n{whole[header:].lstrip()}"
-    if CLOSE in opened:
-        return whole[header:]
-    raise ConfigError(f"the chat template's assistant turn does not begin with its generation prompt, which ends in {opened!r}")
+def _written(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> str | None:
+    """Return what the template shows of the last message behind the generation prompt; None where there is no such prompt.
+
+    A prompt may open a thought, or close an empty one, where the template shows none in a history.
+    """
+    shown = [renderer.shown(message) for message in messages]
+    prompt = renderer.render(shown[:-1], tools, add_generation_prompt=True)
+    whole = renderer.render(shown, tools, add_generation_prompt=False)
+    if whole.startswith(prompt):
+        return whole[len(prompt) :]
+    header, close = first_difference(prompt, whole), renderer.style.close
+    if renderer.style.open in prompt[header - len(renderer.style.open) :] and renderer.opens_thought(prompt):
+        _, tag, said = whole[header:].rpartition(close)
+        return f"{messages[-1].reasoning}\n{close}{said}" if tag else f"{messages[-1].reasoning}\n{close}\n\n{said.lstrip()}"
+    return whole[header:] if close in prompt[header:] else None
+
+
+def _as_written(renderer: Renderer, ids: Sequence[int], message: Message, prompt: str) -> Message:
+    """Return `message` with the white space around its thought that the turn has: some templates repeat it as it is."""
+    raw = renderer.style.raw_thought(renderer.written(ids, prompt))
+    return message if raw is None or raw.strip() != message.reasoning.strip() else dataclasses.replace(message, reasoning=raw)

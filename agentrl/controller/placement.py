@@ -69,6 +69,8 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.callback(servers.close)
         buffer, plan = _open_buffer(config)
         observer.set_total_steps(plan.total_steps)
+        if plan.template_note is not None:
+            observer.say(plan.template_note)
         learner = LearnerGroup.start(
             config.model,
             config.learner,

@@ -1,0 +1,96 @@
+"""How a chat template takes an assistant's message: where its thoughts, its calls' arguments and an empty content go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.chat.codec import CALL, THOUGHT, TURN
+from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal
+
+FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Names under which templates look for thoughts, the most common first."""
+
+OPEN, CLOSE = "<think>", "</think>"
+"""The tags that parsers of sampled turns know."""
+
+TAGS = ((OPEN, CLOSE), ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantStyle:
+    """What a template was found to understand.
+
+    field: the message's field for thoughts; None: it has none, and they stand between `open` and `close` in the content.
+    knows_thoughts: it treats thoughts in a way of its own. empty: the content beside calls, when there is no text.
+    json_arguments: arguments are given as JSON text instead of as an object.
+    """
+
+    field: str | None
+    open: str
+    close: str
+    knows_thoughts: bool
+    empty: str | None
+    json_arguments: bool
+
+    @classmethod
+    def of(cls, template: ChatTemplate) -> AssistantStyle:
+        """Find out by showing the template marks."""
+        field = next((field for field in FIELDS if field in template.text and _shows_thought(template, field)), None)
+        tags = next((tags for tags in TAGS if all(tag in template.text for tag in tags)), None)
+        choices = [(empty, text) for text in (False, True) for empty in ("", None)]
+        empty, json_arguments = next((choice for choice in choices if _shows_call(template, *choice)), choices[0])
+        opening, closing = tags or TAGS[0]
+        return cls(field, opening, closing, field is not None or tags is not None, empty, json_arguments)
+
+    def message(
+        self, content: str, *, thought: str | None = None, calls: Sequence[tuple[str, str | None, Mapping[str, Any]]] = ()
+    ) -> TemplateMessage:
+        """Return an assistant's message. `thought` may bring the white space around it; `calls`: (name, id, arguments)."""
+        shown: TemplateMessage = {"role": "assistant", "content": content}
+        if thought is not None and self.field is not None:
+            shown[self.field] = thought
+        elif thought is not None:
+            space = "\n" if thought == thought.strip() else ""
+            shown["content"] = f"{self.open}{space}{thought}{space}{self.close}\n\n{content}"
+        if calls:
+            shown["content"] = shown["content"] or self.empty
+            shown["tool_calls"] = [self._call(*call) for call in calls]
+        return shown
+
+    def _call(self, name: str, id: str | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        given = json.dumps(arguments, ensure_ascii=False) if self.json_arguments else arguments
+        return {"type": "function", "id": id, "function": {"name": name, "arguments": given}}
+
+    def raw_thought(self, written: str) -> str | None:
+        """Return what stands between the tags of a sampled turn, white space included; None when it has no tags."""
+        if self.open not in written and self.close not in written:
+            return None
+        return written.partition(self.close)[0].rpartition(self.open)[2]
+
+    def with_known_tags(self, written: str) -> str:
+        """Return a sampled turn with its thought between the tags that parsers know."""
+        if self.open == OPEN:
+            return written
+        return written.replace(self.open, OPEN, 1).replace(self.close, CLOSE, 1)
+
+
+_QUESTION: TemplateMessage = {"role": "user", "content": "?"}
+
+
+def _shows_thought(template: ChatTemplate, field: str) -> bool:
+    return THOUGHT in _render(template, [_QUESTION, {"role": "assistant", "content": TURN, field: THOUGHT}])
+
+
+def _shows_call(template: ChatTemplate, empty: str | None, json_arguments: bool) -> bool:
+    style = AssistantStyle(None, OPEN, CLOSE, knows_thoughts=False, empty=empty, json_arguments=json_arguments)
+    return CALL in _render(template, [_QUESTION, style.message("", calls=[("f", "call00000", {"x": CALL})])])
+
+
+def _render(template: ChatTemplate, messages: Sequence[TemplateMessage]) -> str:
+    try:
+        return template.render(messages, add_generation_prompt=False)
+    except TemplateRefusal:
+        return ""
