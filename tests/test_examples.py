@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from agentrl.config.schema import AgentConfig
-from agentrl.plugins import Plugins, WrongCall, load_plugins
+from agentrl.config.schema import AgentConfig, RewardConfig
+from agentrl.plugins import Attempted, Plugins, WrongCall, load_plugins
+from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
-from agentrl.types import Message, Task, ToolCall
+from agentrl.types import Message, Outcome, Task, ToolCall
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "word_length_tool.py"
@@ -26,10 +27,11 @@ def code_blocks(document: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def documented(tmp_path_factory: pytest.TempPathFactory) -> Plugins:
-    """All plugins of docs/tools.md, loaded from files."""
+    """All plugins of docs/tools.md and docs/rewards.md, loaded from files."""
     folder = tmp_path_factory.mktemp("documented")
     files = []
-    for index, block in enumerate(block for block in code_blocks("docs/tools.md") if "\nclass " in block or "\n@tool" in block):
+    blocks = code_blocks("docs/tools.md") + code_blocks("docs/rewards.md")
+    for index, block in enumerate(block for block in blocks if "\nclass " in block or "\n@tool" in block):
         files.append(folder / f"plugin_{index}.py")
         files[-1].write_text(block)
     return load_plugins(map(str, files))
@@ -104,9 +106,19 @@ def test_the_documented_reward_and_agent(documented):
     task = Task("t", "my_dataset", (Message("user", "2+2?"),), "two_looks_agent", ground_truth="4")
     reward = documented.rewards.get("exact_answer")()
     reward.check(task)
-    scores = [reward.score(task, (*task.messages, Message("assistant", text))).value for text in ("4", "5")]
-    assert scores == [1.0, 0.0]
+    attempts = [Attempted(task, (*task.messages, Message("assistant", text)), Outcome.COMPLETED, 1, 1, 1, 9) for text in ("4", "5")]
+    assert [reward.score(attempt).value for attempt in attempts] == [1.0, 0.0]
     assert documented.agents.resolve("two_looks_agent") == "two_looks_agent"
+
+
+def test_the_documented_reward_function(tmp_path):
+    (function,) = [block for block in code_blocks("docs/rewards.md") if block.startswith("def ")]
+    (tmp_path / "mine.py").write_text(function)
+    config = RewardConfig(custom_function={"path": str(tmp_path / "mine.py"), "kwargs": {"bonus": 0.1}})
+    task = Task("t", "any", (Message("user", "2+2?"),), "a", ground_truth="4")
+    attempt = Attempted(task, (*task.messages, Message("assistant", "4")), Outcome.COMPLETED, 1, 1, 1, 9)
+    result = RewardTable(config, load_plugins()).own(task).reward.score(attempt)
+    assert (result.value, result.metrics["accuracy"], result.details) == (1.1, 1.0, {"pred": "4"})
 
 
 def test_the_documented_trial_prints_the_answer(capsys, monkeypatch):

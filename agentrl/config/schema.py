@@ -298,6 +298,10 @@ REWARD_PRESETS: dict[str, str] = {
     "AIME*": "aime",
     "*/aime*": "aime",
     "*/AIME*": "aime",
+    "codecontests": "code",
+    "apps": "code",
+    "codeforces": "code",
+    "taco": "code",
 }
 
 

@@ -5,8 +5,7 @@
     num_tool_retries, num_tool_timeouts, num_tool_failures, num_cut_outputs (see Toolbox; absent when 0),
     num_forks (training rows beyond the first, because the context was edited),
     generate_s, tool_s, interaction_s (waiting for servers, tools, the partner), reward_s (scoring),
-    reward/tool, reward/interaction (sums of turn rewards, where there were any),
-    reward/<metric> of the reward, and `accuracy` where it reports one, <tool>/<metric> of tools (sums).
+    <tool>/<metric> of tools (sums), and what scoring adds (see scoring.py).
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ VALUES = st.sampled_from([-1.0, 0.0, 0.125, 1.0, 5.0])
     tail=st.integers(0, 2),
     given_values=st.lists(st.tuples(st.integers(0, 3), VALUES), max_size=3),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_terms_add_up_by_weight_and_lie_on_action_tokens(own, term, per_turn, weights, turns, tail, given_values):
     """The sum of events is the weighted sum of what was said; `assignment` moves events and changes no sum."""
     attempt = trajectory(*turns, tail=tail)
