@@ -132,6 +132,37 @@ def plugins(
     typer.echo(json.dumps([asdict(info) for info in infos], indent=2) if as_json else format_plugins(infos))
 
 
+@app.command()
+def play(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    row: Annotated[int, typer.Option(min=0, help="Which row of data.train_files, counted from 0.")] = 0,
+    model: Annotated[
+        str, typer.Option(metavar="person|SCRIPT.yaml|URL", help="Who plays the model: you, a list of turns, or a server.")
+    ] = "person",
+    val: Annotated[bool, typer.Option("--val", help="A row of data.val_files, sampled as in validation.")] = False,
+    start: Annotated[bool, typer.Option("--start", help="Start the config's server for it, and end it afterwards.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Play one conversation through the real loop: transcript, tokens by mask, tools, rewards. Needs no Ray."""
+    _options(debug)
+    from rich.console import Console
+
+    from agentrl.config.compose import load_config
+    from agentrl.play.play import play_row
+    from agentrl.play.show import show
+
+    loaded = load_config(config, overrides or [])
+    show(play_row(loaded, row=row, model=model, is_validation=val, starts_server=start, read=_typed_line, say=typer.echo), Console())
+
+
+def _typed_line() -> str | None:
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return None
+
+
 @data_app.command("arithmetic")
 def data_arithmetic(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],

@@ -5,11 +5,9 @@ Methods are synchronous: a Ray actor with one `async def` becomes an asyncio act
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import ray
@@ -19,11 +17,11 @@ from ray.exceptions import GetTimeoutError
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
-from agentrl.chat.template import read_json
-from agentrl.config.schema import Config, ModelConfig
+from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
-from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.errors import InfrastructureError
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.limits import model_limits, server_key
 from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits
@@ -83,7 +81,7 @@ class RolloutPart:
         self._buffer = buffer
         model = config.model
         chat = Chat.of(model)
-        api_key = _api_key(config.rollout.api_key_env)
+        api_key = server_key(config.rollout.api_key_env)
         vocab_size, context_tokens = model_limits(model, chat)
         self._router = Router(lambda url: SGLangClient(url, api_key=api_key), vocab_size=vocab_size, context_tokens=context_tokens)
         self._host = AsyncioHost()
@@ -188,23 +186,3 @@ class RolloutActor:
 
     def stop(self) -> None:
         self._part.stop()
-
-
-def model_limits(model: ModelConfig, chat: Chat) -> tuple[int, int | None]:
-    """Return the number of ids the model knows and its context in tokens, from its `config.json`.
-
-    Without the file (servers elsewhere, only the tokenizer here): the tokenizer's vocabulary, and an unknown context.
-    """
-    described = read_json(Path(model.path) / "config.json")
-    text_model = described.get("text_config") or described
-    vocab_size = text_model.get("vocab_size")
-    context_tokens = text_model.get("max_position_embeddings")
-    return (vocab_size if isinstance(vocab_size, int) else chat.vocab_size), (context_tokens if isinstance(context_tokens, int) else None)
-
-
-def _api_key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    if variable not in os.environ:
-        raise ConfigError(f"rollout.api_key_env={variable!r}: this environment variable is not set")
-    return os.environ[variable]

@@ -83,7 +83,7 @@ class ScriptedModel:
         self._num_turns[trajectory] += 1
         self.running += 1
         try:
-            whole = written(self.chat, self._turn(turn, input_ids))
+            whole = written(self.chat, await self.next_turn(turn, self.chat.decode(input_ids)))
             await trio.sleep(self.latency_s)
         finally:
             self.running -= 1
@@ -102,9 +102,14 @@ class ScriptedModel:
     async def aclose(self) -> None:
         return
 
-    def _turn(self, index: int, input_ids: Sequence[int]) -> ScriptedTurn:
+    async def next_turn(self, index: int, prompt: str) -> ScriptedTurn:
+        """Return turn `index` (from 0) of a trajectory whose prompt, as text, is `prompt`.
+
+        Raises:
+            RequestRefused: there is none.
+        """
         if callable(self._script):
-            return self._script(index, self.chat.decode(input_ids))
+            return self._script(index, prompt)
         if index >= len(self._script):
             raise RequestRefused(f"the script has {len(self._script)} turn(s), and the agent asked for turn {index + 1}")
         return self._script[index]

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import trio
 from trio.abc import Clock
 
+from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.schema import AgentConfig, EvalConfig, RewardConfig, RolloutConfig
-from agentrl.plugins import AgentLoop, Attempted, Interaction, Plugins, Registry, Reward, RewardResult, Tool, load_plugins
+from agentrl.plugins import AgentLoop, Attempted, Interaction, Plugins, Registry, Reward, RewardResult, Tool
 from agentrl.plugins.rewards import AnyReward
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.manager import AgentLoopManager
@@ -126,7 +127,7 @@ def play(
         reward_config: further keys of the config section `reward`.
         settings: keys of the config section `agent`: max_turns=3, tool_config={...}, ...
     """
-    plugins = load_plugins()
+    plugins = open_plugins(AgentConfig(**settings))
     tool_names = tuple(registered(plugins.tools, tool) for tool in tools)
     partner = None if interaction is None else {**(interaction_kwargs or {}), "name": registered(plugins.interactions, interaction)}
     task = Task(

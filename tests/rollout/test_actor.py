@@ -16,7 +16,8 @@ from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.schema import Config, ModelConfig
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.rollout.actor import RolloutPart, model_limits
+from agentrl.rollout.actor import RolloutPart
+from agentrl.rollout.limits import model_limits
 from agentrl.types import Lease, Outcome, Trajectory
 
 

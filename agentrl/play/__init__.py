@@ -1,0 +1,1 @@
+"""One conversation, played through the real loop and shown (`agentrl play`)."""

@@ -1,0 +1,177 @@
+"""Who plays the model: a person at the terminal, a script, or a server."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+import yaml
+
+from agentrl.chat.chat import Chat
+from agentrl.config.schema import Config
+from agentrl.errors import ConfigError, RequestRefused, ServerError
+from agentrl.rollout.limits import server_key
+from agentrl.rollout.router import Client
+from agentrl.serving.launch import launcher
+from agentrl.serving.supervisor import Supervisor
+from agentrl.sglang.client import SGLangClient
+from agentrl.testing.script import Call, Raw, Says, ScriptedModel, ScriptedTurn
+
+PERSON = "person"
+CALL = re.compile(r"/call\s+(\S+)\s*(.*)")
+HELP = 'You are the model. End a turn with an empty line; `/call NAME {"argument": "value"}` calls a tool; Ctrl-D gives up.'
+PROBE_TIMEOUT_S = 10.0
+
+Read = Callable[[], str | None]
+"""Returns the next line that was typed, None at the end of the input."""
+Say = Callable[[str], None]
+
+
+class PersonModel(ScriptedModel):
+    """Shows what is new in the prompt, and takes the turn that a person types."""
+
+    def __init__(self, chat: Chat, *, read: Read, say: Say) -> None:
+        super().__init__(chat, ())
+        self._read, self._say = read, say
+        self._shown = ""
+        say(HELP)
+
+    async def next_turn(self, index: int, prompt: str) -> ScriptedTurn:
+        """Ask the person; the loop's deadlines pass meanwhile.
+
+        Raises:
+            RequestRefused: the person gave up.
+        """
+        self._say(prompt.removeprefix(self._shown))
+        self._shown = prompt
+        while True:
+            lines = await trio.to_thread.run_sync(self._read_lines, abandon_on_cancel=True)
+            try:
+                return read_typed(lines)
+            except ConfigError as error:
+                self._say(str(error))
+
+    def _read_lines(self) -> list[str]:
+        lines: list[str] = []
+        while (line := self._read()) is not None:
+            if not line:
+                return lines
+            lines.append(line)
+        if not lines:
+            raise RequestRefused("the person gave up")
+        return lines
+
+
+def read_typed(lines: Sequence[str]) -> Says:
+    """Return the turn that was typed: its text, and a call for each line that begins with `/call`.
+
+    Raises:
+        ConfigError: a call's arguments are no JSON object.
+    """
+    text: list[str] = []
+    calls: list[Call] = []
+    for line in lines:
+        if (found := CALL.fullmatch(line.strip())) is None:
+            text.append(line)
+            continue
+        try:
+            arguments = json.loads(found[2] or "{}")
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"/call {found[1]}: the arguments are no JSON: {error}; type the turn again") from error
+        if not isinstance(arguments, dict):
+            raise ConfigError(f"/call {found[1]}: the arguments must be a JSON object, are {found[2]}; type the turn again")
+        calls.append(Call(found[1], arguments))
+    return Says("\n".join(text), tuple(calls))
+
+
+def read_script(path: str) -> list[ScriptedTurn]:
+    """Return the turns of a YAML file: a list of texts, or of {text, calls: [{name, arguments}], reasoning}, or of {raw}.
+
+    Raises:
+        ConfigError: there is no such file, or it is no such list.
+    """
+    try:
+        turns = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"script {path!r} cannot be read: {error}") from error
+    if not isinstance(turns, list):
+        raise ConfigError(f"script {path!r} must be a list of turns, is {type(turns).__name__}")
+    return [_scripted(turn, f"script {path!r}, turn {index}") for index, turn in enumerate(turns, start=1)]
+
+
+def _scripted(turn: Any, where: str) -> ScriptedTurn:
+    if isinstance(turn, str):
+        return turn
+    if not isinstance(turn, Mapping) or (unknown := set(turn) - {"text", "calls", "reasoning", "raw"}):
+        what = f"unknown key {sorted(map(str, unknown))[0]!r}" if isinstance(turn, Mapping) else f"{turn!r}"
+        raise ConfigError(f"{where}: {what}; write a text, or text, calls, reasoning, or raw")
+    if "raw" in turn:
+        return Raw(str(turn["raw"]))
+    try:
+        calls = tuple(Call(str(call["name"]), dict(call.get("arguments") or {})) for call in turn.get("calls") or ())
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{where}: calls must be a list of {{name, arguments}}, is {turn['calls']!r}") from error
+    return Says(str(turn.get("text") or ""), calls, str(turn.get("reasoning") or ""))
+
+
+@contextmanager
+def open_model(config: Config, chat: Chat, model: str, *, starts_server: bool, read: Read, say: Say) -> Iterator[Client]:
+    """Yield the client that generates: a person's (`person`), a server's (its URL, or the one that is started), a script's (a file).
+
+    Raises:
+        ConfigError: the script is malformed.
+        ServerError: the server does not answer, or does not start.
+    """
+    if starts_server:
+        with _started(config, say) as url:
+            yield _connected(config, url)
+    elif model.startswith(("http://", "https://")):
+        yield _connected(config, model)
+    elif model == PERSON:
+        yield PersonModel(chat, read=read, say=say)
+    else:
+        yield ScriptedModel(chat, read_script(model))
+
+
+def _connected(config: Config, url: str) -> SGLangClient:
+    """Return a client of a server that answers, and knows the version of its weights."""
+    client = SGLangClient(url, api_key=server_key(config.rollout.api_key_env))
+
+    async def check() -> None:
+        probe = SGLangClient(url, api_key=server_key(config.rollout.api_key_env))
+        try:
+            with trio.fail_after(PROBE_TIMEOUT_S):
+                if (await probe.model_info()).version is None:
+                    raise ServerError(f"{url} has weights without a version; start it with --weight-version 0")
+        except trio.TooSlowError:
+            raise ServerError(f"{url} did not answer within {PROBE_TIMEOUT_S:g} s") from None
+        finally:
+            await probe.aclose()
+
+    trio.run(check)
+    return client
+
+
+@contextmanager
+def _started(config: Config, say: Say) -> Iterator[str]:
+    """Yield the URL of a server of the config's backend, with the config's model; it ends afterwards."""
+    rollout = config.rollout
+    with tempfile.TemporaryDirectory(prefix="agentrl-play-") as folder:
+        supervisor = Supervisor(
+            launcher(rollout, dtype=config.model.dtype),
+            log_file=Path(folder) / "server.log",
+            start_timeout_s=rollout.server_start_timeout_s,
+            max_restarts=0,
+            api_key=server_key(rollout.api_key_env),
+        )
+        say(f"starting the {rollout.backend} server ...")
+        try:
+            yield supervisor.start(config.model.path, "0")
+        finally:
+            supervisor.stop()

@@ -1,0 +1,32 @@
+"""What the config says about model and servers that only their files and the environment tell."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.template import read_json
+from agentrl.config.schema import ModelConfig
+from agentrl.errors import ConfigError
+
+
+def model_limits(model: ModelConfig, chat: Chat) -> tuple[int, int | None]:
+    """Return the number of ids the model knows and its context in tokens, from its `config.json`.
+
+    Without the file (servers elsewhere, only the tokenizer here): the tokenizer's vocabulary, and an unknown context.
+    """
+    described = read_json(Path(model.path) / "config.json")
+    text_model = described.get("text_config") or described
+    vocab_size = text_model.get("vocab_size")
+    context_tokens = text_model.get("max_position_embeddings")
+    return (vocab_size if isinstance(vocab_size, int) else chat.vocab_size), (context_tokens if isinstance(context_tokens, int) else None)
+
+
+def server_key(variable: str | None) -> str | None:
+    """Return the key of the inference servers, None when `rollout.api_key_env` names no variable; raise ConfigError when it is not set."""
+    if variable is None:
+        return None
+    if variable not in os.environ:
+        raise ConfigError(f"rollout.api_key_env={variable!r}: this environment variable is not set")
+    return os.environ[variable]
