@@ -239,8 +239,8 @@ class TrajectorySession:
         last = self._recorder.num_turns - 1
         for name, score in (await self._toolbox.score()).items():
             self.turn_rewards.append(GivenReward("tool", name, score, last))
-        if self._partner is not None and (score := await self._partner.score()) is not None:
-            self.turn_rewards.append(GivenReward("interaction", self._partner.name, score, last))
+        if self._partner is not None and (final := await self._partner.score()) is not None:
+            self.turn_rewards.append(GivenReward("interaction", self._partner.name, final, last))
 
     def stop_at_turn_limit(self) -> None:
         """Record that the model wanted another turn than `limits.turns` allows."""
