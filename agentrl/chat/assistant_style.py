@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,16 +25,19 @@ class AssistantStyle:
     """What a template was found to understand.
 
     field: the message's field for thoughts; None: it has none, and they stand between `open` and `close` in the content.
-    knows_thoughts: it treats thoughts in a way of its own. empty: the content beside calls, when there is no text.
+    knows_thoughts: it treats thoughts in a way of its own. takes_lead, takes_trail: the field brings the white space before and
+    behind the thought, which the template does not add. empty: the content beside calls, when there is no text.
     json_arguments: arguments are given as JSON text instead of as an object.
     """
 
     field: str | None
     open: str
     close: str
-    knows_thoughts: bool
-    empty: str | None
-    json_arguments: bool
+    knows_thoughts: bool = False
+    takes_lead: bool = True
+    takes_trail: bool = True
+    empty: str | None = ""
+    json_arguments: bool = False
 
     @classmethod
     def of(cls, template: ChatTemplate) -> AssistantStyle:
@@ -43,7 +47,9 @@ class AssistantStyle:
         choices = [(empty, text) for text in (False, True) for empty in ("", None)]
         empty, json_arguments = next((choice for choice in choices if _shows_call(template, *choice)), choices[0])
         opening, closing = tags or TAGS[0]
-        return cls(field, opening, closing, field is not None or tags is not None, empty, json_arguments)
+        style = cls(field, opening, closing, field is not None or tags is not None, empty=empty, json_arguments=json_arguments)
+        spaces = [dataclasses.replace(style, takes_lead=lead, takes_trail=trail) for lead, trail in _SPACES]
+        return next((spaced for spaced in spaces if _keeps_space(template, spaced)), style)
 
     def message(
         self, content: str, *, thought: str | None = None, calls: Sequence[tuple[str, str | None, Mapping[str, Any]]] = ()
@@ -65,16 +71,28 @@ class AssistantStyle:
         return {"type": "function", "id": id, "function": {"name": name, "arguments": given}}
 
     def raw_thought(self, written: str) -> str | None:
-        """Return what stands between the tags of a sampled turn, white space included; None when it has no tags."""
+        """Return what stands between the tags of a sampled turn, with the white space that the template does not add by itself; None
+        when it has no tags."""
         if self.open not in written and self.close not in written:
             return None
-        return written.partition(self.close)[0].rpartition(self.open)[2]
+        raw = written.partition(self.close)[0].rpartition(self.open)[2]
+        raw = raw if self.takes_lead else raw.lstrip()
+        return raw if self.takes_trail else raw.rstrip()
 
     def with_known_tags(self, written: str) -> str:
         """Return a sampled turn with its thought between the tags that parsers know."""
         if self.open == OPEN:
             return written
         return written.replace(self.open, OPEN, 1).replace(self.close, CLOSE, 1)
+
+
+_SPACES = ((True, True), (True, False), (False, True), (False, False))
+
+
+def _keeps_space(template: ChatTemplate, style: AssistantStyle) -> bool:
+    """Tell whether a thought on lines of its own comes back like that."""
+    written = f"{style.open}\n{THOUGHT}\n{style.close}"
+    return written in _render(template, [_QUESTION, style.message(TURN, thought=style.raw_thought(written))])
 
 
 _QUESTION: TemplateMessage = {"role": "user", "content": "?"}
@@ -85,7 +103,7 @@ def _shows_thought(template: ChatTemplate, field: str) -> bool:
 
 
 def _shows_call(template: ChatTemplate, empty: str | None, json_arguments: bool) -> bool:
-    style = AssistantStyle(None, OPEN, CLOSE, knows_thoughts=False, empty=empty, json_arguments=json_arguments)
+    style = AssistantStyle(None, OPEN, CLOSE, empty=empty, json_arguments=json_arguments)
     return CALL in _render(template, [_QUESTION, style.message("", calls=[("f", "call00000", {"x": CALL})])])
 
 

@@ -24,6 +24,8 @@ from agentrl.types import Message, ToolCall
 Kind = Literal["fork", "broken", "refused", "note"]
 Verdict = Literal["exact", "forks", "broken"]
 
+AT_A_TURN = "at a turn"
+
 MAX_SHOWN = 100
 """Characters of one content in a report."""
 
@@ -178,14 +180,19 @@ def _turn_findings(renderer: Renderer, messages: Messages, tools: Tools, step: S
     message = messages[step.shown - 1]
     written = renderer.written(step.ids, step.conversation.prompt_text)
     view = renderer.view(written, turn=0, is_truncated=False, tools=tools)
+    shown = messages[: step.shown]
     read = [(call.name, call.arguments) for call in view.tool_calls]
-    meant = [(call.name, call.arguments) for call in message.tool_calls][: _num_written_calls(renderer, messages[: step.shown], tools)]
-    if not is_same_json(read, meant):
-        yield Finding("broken", "at a turn", "its calls are not read back", messages[: step.shown], f"read {read} from\n{written!r}")
-    for part, got, expected in (("text", view.content, message.content), ("thought", view.reasoning, message.reasoning)):
+    calls = [(call.name, call.arguments) for call in message.tool_calls][: _num_written_calls(renderer, shown, tools)]
+    if not is_same_json(read, calls):
+        yield Finding("broken", AT_A_TURN, "its calls are not read back", shown, f"read {read} from\n{written!r}")
+    got, meant = [(m.content.strip(), m.reasoning.strip()) for m in (view, message)]
+    if got != meant and sorted(got) == sorted(meant):
+        yield Finding("note", AT_A_TURN, "text beside calls is shown as a thought", shown)
+        return
+    for part, left, right in zip(("text", "thought"), got, meant, strict=True):
         # What the template leaves out of the turn is found as a fork, when the turn becomes history.
-        if expected.strip() in written and got.strip() != expected.strip():
-            yield Finding("broken", "at a turn", f"its {part} is not read back", messages[: step.shown], f"read {got!r} from\n{written!r}")
+        if right and right in written and left != right:
+            yield Finding("broken", AT_A_TURN, f"its {part} is not read back", shown, f"read {left!r} from\n{written!r}")
 
 
 def _num_written_calls(renderer: Renderer, messages: Messages, tools: Tools) -> int:

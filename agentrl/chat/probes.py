@@ -41,6 +41,7 @@ PROBE_TOOLS: Tools = (
 
 _SAID = ("Done.", "It is 4.", "Naïve 日本語 – 🙂", "a\nb\n\nc", "x = {1: '2'}", 'He said "no".', "So  many   spaces", "été\u0301 \u200d")
 _GIVEN = (*_SAID, "", " leading", "trailing\n\n", "\n", "{}", "null", "<b>bold</b> & more", "0", "a\tb\\n")
+_THOUGHT = ("Let me see.", "Hm.\n\nFirst, 2 + 2.", "Überlegen: 思考", "{'maybe': [1]}", "wait  what?")
 _WORDS = ("sum", "naïve 日本", 'a "quoted" word', "line\nbreak", "back\\slash", "a } brace {", "<b>tag</b>", "it's")
 
 
@@ -67,7 +68,7 @@ def generate(rng: random.Random, scope: Scope) -> Messages:
     for turn in range(num_turns):
         calls = _calls(rng, scope, turn)
         text = rng.choice(_SAID) if not calls or rng.random() < 0.4 else ""
-        thought = rng.choice(_SAID) if scope.thinks and rng.random() < 0.6 else ""
+        thought = rng.choice(_THOUGHT) if scope.thinks and rng.random() < 0.6 else ""
         messages.append(Message("assistant", text, calls, reasoning=thought))
         messages += [Message("tool", _content(rng, scope), tool_call_id=call.id, name=call.name) for call in calls]
         if scope.has_user_turns and (not calls or rng.random() < 0.2) and turn + 1 < num_turns:

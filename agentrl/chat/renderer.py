@@ -144,7 +144,7 @@ class Renderer:
     def written(self, ids: Sequence[int], prompt: str) -> str:
         """Return the text of sampled tokens, without stop token and with the thought that `prompt` opened."""
         text = self.codec.decode(ids[:-1] if ids and ids[-1] in self.eos_token_ids else ids)
-        return self.style.open + text if self.opens_thought(prompt) else text
+        return prompt[prompt.rindex(self.style.open) :] + text if self.opens_thought(prompt) else text
 
     def view(self, text: str, *, turn: int, is_truncated: bool, tools: Tools) -> Message:
         """Return what a turn says (see `written`) as a message."""
@@ -163,3 +163,7 @@ class Renderer:
     def opens_thought(self, prompt: str) -> bool:
         """Tell whether the generation prompt already opened the thought that the model goes on with."""
         return prompt.rstrip().endswith(self.style.open)
+
+    def closes_thought(self, prompt: str) -> bool:
+        """Tell whether the generation prompt holds an empty thought: the model is not to think."""
+        return prompt.rstrip().endswith(self.style.close)

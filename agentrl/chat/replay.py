@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.chat.conversation import Conversation, Edits
-from agentrl.chat.differences import first_difference
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.errors import ConfigError
 from agentrl.types import Message
@@ -85,10 +84,14 @@ def write_turn(renderer: Renderer, messages: Sequence[Message], turn: int, tools
     Raises:
         ConfigError: that render is no continuation of the messages before, or has no end.
     """
-    text = _written(renderer, messages[: turn + 1], tools)
-    if text is None:  # the turn itself made the template edit what came before: let it follow the prompt alone
+    prompt = renderer.render([renderer.shown(message) for message in messages[:turn]], tools, add_generation_prompt=True)
+    text = _written(renderer, messages[: turn + 1], prompt, tools)
+    if text is None:  # the turn itself made the template edit what came before: let it follow the first prompt
         first = next(index for index, message in enumerate(messages) if message.role == "assistant")
-        text = _written(renderer, [*messages[:first], messages[turn]], tools)
+        opening = renderer.render([renderer.shown(message) for message in messages[:first]], tools, add_generation_prompt=True)
+        text = _written(renderer, [*messages[:first], messages[turn]], opening, tools)
+        if text is not None and renderer.opens_thought(opening) and not renderer.opens_thought(prompt):
+            text = text.partition(renderer.style.close)[2].lstrip("\n")
     if text is None:
         raise ConfigError("the chat template's assistant turn does not begin with its generation prompt")
     codec = renderer.codec
@@ -98,24 +101,29 @@ def write_turn(renderer: Renderer, messages: Sequence[Message], turn: int, tools
     return codec.encode_rendered(text[: stop.end()], after=codec.end_of_turn)
 
 
-def _written(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> str | None:
+def _written(renderer: Renderer, messages: Sequence[Message], prompt: str, tools: Tools) -> str | None:
     """Return what the template shows of the last message behind the generation prompt; None where there is no such prompt.
 
     A prompt may open a thought, or close an empty one, where the template shows none in a history.
     """
-    shown = [renderer.shown(message) for message in messages]
-    prompt = renderer.render(shown[:-1], tools, add_generation_prompt=True)
-    whole = renderer.render(shown, tools, add_generation_prompt=False)
+    style = renderer.style
+    whole = renderer.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=False)
     if whole.startswith(prompt):
         return whole[len(prompt) :]
-    header, close = first_difference(prompt, whole), renderer.style.close
-    if renderer.style.open in prompt[header - len(renderer.style.open) :] and renderer.opens_thought(prompt):
-        _, tag, said = whole[header:].rpartition(close)
-        return f"{messages[-1].reasoning}\n{close}{said}" if tag else f"{messages[-1].reasoning}\n{close}\n\n{said.lstrip()}"
-    return whole[header:] if close in prompt[header:] else None
+    header = prompt.rfind(style.open)
+    is_thought = renderer.opens_thought(prompt) or renderer.closes_thought(prompt)
+    if not is_thought or not whole.startswith(prompt[:header]):
+        return None
+    thought, tag, said = whole[header:].rpartition(style.close)
+    if renderer.closes_thought(prompt):
+        return said.lstrip("\n") if thought.startswith(style.open) else whole[header:]
+    return f"{messages[-1].reasoning}\n{style.close}{said}" if tag else f"{messages[-1].reasoning}\n{style.close}\n\n{said.lstrip()}"
 
 
 def _as_written(renderer: Renderer, ids: Sequence[int], message: Message, prompt: str) -> Message:
-    """Return `message` with the white space around its thought that the turn has: some templates repeat it as it is."""
+    """Return `message` with the thought that the turn has: none where the prompt closed it, else with the white space around it,
+    which some templates repeat as it is."""
+    if renderer.closes_thought(prompt):
+        return dataclasses.replace(message, reasoning="")
     raw = renderer.style.raw_thought(renderer.written(ids, prompt))
     return message if raw is None or raw.strip() != message.reasoning.strip() else dataclasses.replace(message, reasoning=raw)
