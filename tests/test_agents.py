@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jsonschema
+import jsonschema_rs
 import psutil
 import pytest
 from agentrl.agents.openai_agent import rewards_of, task_view
@@ -44,7 +44,7 @@ def test_a_tool_without_a_schema_is_named():
     broken = type("Broken", (PLUGINS.tools.get("calculator"),), {"name": "broken", "parameters": {"type": "objekt"}})
     with pytest.raises(PluginError, match="tool 'broken': `parameters` is no JSON schema") as caught:
         validator(broken)
-    assert isinstance(caught.value.__cause__, jsonschema.SchemaError)
+    assert isinstance(caught.value.__cause__, jsonschema_rs.ValidationError)
 
 
 def roles(trajectory) -> str:

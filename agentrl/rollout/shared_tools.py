@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Any
 
-import jsonschema
+import jsonschema_rs
 import trio
-from jsonschema.exceptions import SchemaError, best_match
 
 from agentrl.config.schema import AgentConfig, ToolLimits
 from agentrl.errors import PluginError, ToolError
@@ -101,8 +100,8 @@ class SharedTool:
         arguments = dict(arguments)
         if self._validator.is_valid(arguments):
             return None
-        error = best_match(self._validator.iter_errors(arguments))
-        where = f"{'.'.join(map(str, error.absolute_path))}: " if error.absolute_path else ""
+        error = min(self._validator.iter_errors(arguments), key=lambda error: len(error.instance_path))
+        where = f"{'.'.join(map(str, error.instance_path))}: " if error.instance_path else ""
         return f"{where}{error.message[:MAX_PROBLEM_CHARS]}"
 
     @contextmanager
@@ -140,12 +139,10 @@ class SharedTool:
         return shorten(text, self._max_output_tokens, self._codec, keep=self.limits.keep)
 
 
-def validator(tool: Tool | type[Tool]) -> jsonschema.protocols.Validator:
+def validator(tool: Tool | type[Tool]) -> jsonschema_rs.Validator:
     """Return the validator of a tool's arguments; raise PluginError when its `parameters` are no JSON schema."""
-    schema = dict(tool.parameters)
-    cls = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        cls.check_schema(schema)
-    except SchemaError as error:
-        raise PluginError(f"tool {tool.name!r}: `parameters` is no JSON schema: {error.message[:MAX_PROBLEM_CHARS]}") from error
-    return cls(schema)
+        return jsonschema_rs.validator_for(dict(tool.parameters))
+    except ValueError as error:
+        message = getattr(error, "message", str(error))
+        raise PluginError(f"tool {tool.name!r}: `parameters` is no JSON schema: {message[:MAX_PROBLEM_CHARS]}") from error

@@ -203,8 +203,8 @@ def test_a_tool_that_is_not_called_is_not_started(stage):
     [
         ('<tool_call>{"name": "nope", "arguments": {}}</tool_call>', "not run: unknown tool 'nope'; tools: calculator"),
         ('<tool_call>{"name": "calculator", "arguments": [1]}</tool_call>', "must be a JSON object"),
-        ('<tool_call>{"name": "calculator", "arguments": {}}</tool_call>', "'expression' is a required property; expected arguments: {"),
-        ('<tool_call>{"name": "calculator", "arguments": {"expression": 5}}</tool_call>', "expression: 5 is not of type 'string'"),
+        ('<tool_call>{"name": "calculator", "arguments": {}}</tool_call>', '"expression" is a required property; expected arguments: {'),
+        ('<tool_call>{"name": "calculator", "arguments": {"expression": 5}}</tool_call>', 'expression: 5 is not of type "string"'),
         ("<tool_call>{oops</tool_call>", "not valid JSON"),
         ('<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>', "error: division by zero"),
     ],

@@ -133,7 +133,7 @@ def test_every_call_is_answered_in_order(stage):
         ("42", False),
         (f"not run: the arguments are not valid JSON: {{oops; expected arguments: {schema}", True),
         ("not run: unknown tool 'nope'; tools: service, patient, calculator", True),
-        (f"not run: n: 'x' is not of type 'integer'; expected arguments: {schema}", True),
+        (f'not run: n: "x" is not of type "integer"; expected arguments: {schema}', True),
         ("slow", False),
         ("not run: at most 6 tool calls per turn", True),
     ]
@@ -388,7 +388,7 @@ def test_a_wrong_finish_is_no_end(stage):
         agent={"tools": ("finish",)},
     )
     (trajectory,) = world.play(stage.task())
-    assert "'answer' is a required property; expected arguments: {" in trajectory.messages[2].content
+    assert '"answer" is a required property; expected arguments: {' in trajectory.messages[2].content
     assert (trajectory.outcome, trajectory.metrics["num_turns"], trajectory.reward) == (Outcome.COMPLETED, 2, 1.0)
 
 
