@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +41,7 @@ class Style:
     named: dict[str, str]
     write_calls: Callable[[str, tuple[ToolCall, ...]], str]
     end_of_turn: str
+    tool_format: str = "hermes"
 
 
 def spaced_tokenizer() -> Tokenizer:
@@ -99,8 +101,8 @@ STYLES = {
     "tiny": Style(TEMPLATE_FILE.read_text(), build_tiny_tokenizer, {}, tiny_calls, "<|im_end|>"),
     "blocks": Style(read("blocks"), build_tiny_tokenizer, {}, hermes_lines, "<|im_end|>"),
     "thinking": Style(read("thinking"), thinking_tokenizer, {}, hermes_lines, "<|im_end|>"),
-    "headers": Style(read("headers"), headers_tokenizer, {"bos_token": "<|begin|>"}, header_calls, "<|eot_id|>"),
-    "brackets": Style(read("brackets"), spaced_tokenizer, {"bos_token": "<s>", "eos_token": "</s>"}, bracket_calls, "</s>"),
+    "headers": Style(read("headers"), headers_tokenizer, {"bos_token": "<|begin|>"}, header_calls, "<|eot_id|>", "llama3_json"),
+    "brackets": Style(read("brackets"), spaced_tokenizer, {"bos_token": "<s>", "eos_token": "</s>"}, bracket_calls, "</s>", "mistral"),
 }
 
 
@@ -109,7 +111,7 @@ def chat_of(name: str) -> Chat:
     style = STYLES[name]
     tokenizer = style.tokenizer()
     template = ChatTemplate({"default": style.source}, style.named)
-    return Chat(tokenizer, template, eos_token_ids=[tokenizer.token_to_id(style.end_of_turn)], tool_format="hermes")
+    return Chat(tokenizer, template, eos_token_ids=[tokenizer.token_to_id(style.end_of_turn)], tool_format=style.tool_format)
 
 
 @cache
@@ -130,7 +132,7 @@ def as_dict(message: Message) -> dict:
 
 # ------------------------------------------------------------------------------------------------------ generators
 
-letters = st.characters(codec="utf-8", exclude_characters="<>[]|\ufdd0\ufdd1")
+letters = st.characters(codec="utf-8", exclude_characters="<>[]|\ufdd0\ufdd1\ufdd2\ufdd3")
 contents = st.text(letters, max_size=12)
 answers = st.text(letters, min_size=1, max_size=12).map(lambda text: "a" + text + "z")
 arguments = st.dictionaries(st.sampled_from(["expression", "unit", "ä"]), st.one_of(contents, st.integers(), st.booleans()), max_size=2)
@@ -205,7 +207,7 @@ def test_whatever_is_sampled_stays_byte_for_byte_and_the_tokens_only_grow(ids, t
 def test_a_block_does_not_depend_on_what_was_sampled(name):
     chat = chat_of(name)
     blocks = []
-    for words in ("Done.", "<think>\nno\n</think> {{ }}", "", "four"):
+    for words in ("Done.", "{{ no }}", "", "four"):
         conversation = chat.open([Message("user", "q")], TOOLS)
         conversation.next_prompt()
         conversation.add_generation([*chat.encode(words), chat.eos_token_ids[0]], is_truncated=False)
@@ -309,29 +311,10 @@ def test_content_that_no_tokenizer_can_encode_is_replaced():
 # -------------------------------------------------------------------------------------------------------- templates
 
 
-@pytest.mark.parametrize("name", STYLES)
-def test_append_only_templates_pass_the_check(name):
-    chat = chat_of(name)
-    chat.check_template(TOOLS, has_user_turns=name != "thinking")
-    chat.check_template([], has_user_turns=name != "thinking")
-
-
-def test_a_template_that_drops_thinking_is_refused_with_a_token_diff():
-    with pytest.raises(ConfigError) as caught:
-        chat_of("thinking").check_template(TOOLS)
-    lines = str(caught.value).splitlines()
-    assert "first difference at token" in lines[0]
-    assert lines[2].split()[:3] == ["the", "prefix", "had"]
-    assert "'<think>'" in lines[2]
-    assert "'<think>'" not in lines[3]
-    assert "model.chat_template" in lines[4]
-
-
-def broken(source: str, tool_format: str = "hermes") -> Chat:
+def broken(source: str, tool_format: str = "hermes", edits: str = "fork") -> Chat:
     tokenizer = build_tiny_tokenizer()
-    return Chat(
-        tokenizer, ChatTemplate({"default": source}, {}), eos_token_ids=[tokenizer.token_to_id("<|im_end|>")], tool_format=tool_format
-    )
+    ends = [tokenizer.token_to_id("<|im_end|>")]
+    return Chat(tokenizer, ChatTemplate({"default": source}, {}), eos_token_ids=ends, tool_format=tool_format, edits=edits)
 
 
 ONLY_LAST = """{% for m in messages[-1:] %}<|im_start|>{{ m.role }}
@@ -345,15 +328,15 @@ COUNTING = """{{ messages | length }}{% for m in messages %}<|im_start|>{{ m.rol
 
 
 @pytest.mark.parametrize("source", [ONLY_LAST, MOVING_TOOLS, COUNTING])
-def test_a_template_that_edits_the_history_is_refused_at_start_and_in_a_conversation(source):
-    chat = broken(source)
-    with pytest.raises(ConfigError, match=r"first difference at token|leaves an earlier"):
+def test_a_template_that_edits_the_history_is_refused_where_edits_are(source):
+    chat = broken(source, edits="refuse")
+    with pytest.raises(ConfigError, match=r"does not only append: when .*; set model\.chat_template"):
         chat.check_template(TOOLS)
     conversation = chat.open([Message("user", "a")], TOOLS)
     conversation.next_prompt()
     conversation.add_generation(chat.encode("b<|im_end|>"), is_truncated=False)
     conversation.add_messages([Message("user", "c")])
-    with pytest.raises(ConfigError, match=r"first difference at token|leaves an earlier"):
+    with pytest.raises(ConfigError, match="first difference at token"):
         conversation.next_prompt()
 
 
@@ -378,7 +361,9 @@ def test_a_template_that_refuses_the_messages_says_which():
 def test_training_tokens_are_the_render_and_the_mask_is_what_the_assistant_writes(name, data):
     chat, style = chat_of(name), STYLES[name]
     messages = [*data.draw(conversations(has_system=name != "brackets")), Message("assistant", data.draw(answers))]
-    ids, mask = chat.render_training(messages, TOOLS)
+    built = chat.render_training(messages, TOOLS)
+    ids, mask = built.token_ids, built.mask
+    assert built.segment_starts == (0,)
     hf = reference(name)
     whole = hf.encode(hf.apply_chat_template(as_dicts(messages), tools=TOOLS, tokenize=False), add_special_tokens=False)
     assert whole[: len(ids)] == ids.tolist()
@@ -391,17 +376,20 @@ def test_training_tokens_are_the_render_and_the_mask_is_what_the_assistant_write
 def test_training_keeps_the_thinking_that_the_model_has_to_write():
     chat = chat_of("thinking")
     thought = "<think>\nhm\n</think>\n\nfour"
-    ids, mask = chat.render_training(
+    built = chat.render_training(
         [Message("user", "?"), Message("assistant", thought), Message("user", "."), Message("assistant", thought)], []
     )
-    assert chat.decode(ids[mask].tolist()) == f"{thought}<|im_end|>{thought}<|im_end|>"
+    assert chat.decode(built.token_ids[built.mask].tolist()) == f"{thought}<|im_end|>{thought}<|im_end|>"
+    rows = np.split(built.token_ids, built.segment_starts[1:])
+    assert ["<think>" in chat.decode(row.tolist()) for row in rows] == [True, True]
+    assert chat.decode(rows[1].tolist()).count("<think>") == 1
 
 
 def test_training_survives_a_stop_token_in_the_text_and_refuses_conversations_without_an_assistant():
     chat = chat_of("tiny")
     call = ToolCall("call00000", "f", {"x": ["<|im_end|>"]})
-    ids, mask = chat.render_training([Message("user", "?"), Message("assistant", "a <|im_end|> b", (call,))], [])
-    written = ids[mask].tolist()
+    built = chat.render_training([Message("user", "?"), Message("assistant", "a <|im_end|> b", (call,))], [])
+    written = built.token_ids[built.mask].tolist()
     assert chat.decode(written) == 'a <|im_end|> b<tool_call>{"name": "f", "arguments": {"x": ["<|im_end|>"]}}</tool_call><|im_end|>'
     assert written.count(chat.eos_token_ids[0]) == 1
     with pytest.raises(DataError, match="no assistant message"):

@@ -84,21 +84,27 @@ def write_turn(renderer: Renderer, messages: Sequence[Message], turn: int, tools
     Raises:
         ConfigError: that render is no continuation of the messages before, or has no end.
     """
-    prompt = renderer.render([renderer.shown(message) for message in messages[:turn]], tools, add_generation_prompt=True)
+    codec = renderer.codec
+    prompt = _prompt(renderer, messages[:turn], tools)
     text = _written(renderer, messages[: turn + 1], prompt, tools)
-    if text is None:  # the turn itself made the template edit what came before: let it follow the first prompt
-        first = next(index for index, message in enumerate(messages) if message.role == "assistant")
-        opening = renderer.render([renderer.shown(message) for message in messages[:first]], tools, add_generation_prompt=True)
-        text = _written(renderer, [*messages[:first], messages[turn]], opening, tools)
-        if text is not None and renderer.opens_thought(opening) and not renderer.opens_thought(prompt):
-            text = text.partition(renderer.style.close)[2].lstrip("\n")
+    if text is None:
+        text = _written_alone(renderer, messages, turn, prompt, tools)
+    if text is None:
+        text = _behind_header(renderer, messages[: turn + 1], prompt, tools)
     if text is None:
         raise ConfigError("the chat template's assistant turn does not begin with its generation prompt")
-    codec = renderer.codec
     stop = codec.turn_end.search(text)
     if stop is None:
         raise ConfigError(f"the chat template does not end an assistant turn with {codec.end_of_turn!r}")
     return codec.encode_rendered(text[: stop.end()], after=codec.end_of_turn)
+
+
+def _prompt(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> str:
+    return renderer.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=True)
+
+
+def _whole(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> str:
+    return renderer.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=False)
 
 
 def _written(renderer: Renderer, messages: Sequence[Message], prompt: str, tools: Tools) -> str | None:
@@ -107,7 +113,7 @@ def _written(renderer: Renderer, messages: Sequence[Message], prompt: str, tools
     A prompt may open a thought, or close an empty one, where the template shows none in a history.
     """
     style = renderer.style
-    whole = renderer.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=False)
+    whole = _whole(renderer, messages, tools)
     if whole.startswith(prompt):
         return whole[len(prompt) :]
     header = prompt.rfind(style.open)
@@ -118,6 +124,24 @@ def _written(renderer: Renderer, messages: Sequence[Message], prompt: str, tools
     if renderer.closes_thought(prompt):
         return said.lstrip("\n") if thought.startswith(style.open) else whole[header:]
     return f"{messages[-1].reasoning}\n{style.close}{said}" if tag else f"{messages[-1].reasoning}\n{style.close}\n\n{said.lstrip()}"
+
+
+def _written_alone(renderer: Renderer, messages: Sequence[Message], turn: int, prompt: str, tools: Tools) -> str | None:
+    """Return what the template shows of a turn behind the first prompt: further on, the turn makes it edit what came before."""
+    first = next(index for index, message in enumerate(messages) if message.role == "assistant")
+    opening = _prompt(renderer, messages[:first], tools)
+    text = _written(renderer, [*messages[:first], messages[turn]], opening, tools)
+    if text is not None and renderer.opens_thought(opening) and not renderer.opens_thought(prompt):
+        text = text.partition(renderer.style.close)[2].lstrip("\n")
+    return text
+
+
+def _behind_header(renderer: Renderer, messages: Sequence[Message], prompt: str, tools: Tools) -> str | None:
+    """Return what the template shows of the last message behind the header that a generation prompt adds."""
+    bare = _whole(renderer, messages[:-1], tools)
+    header = prompt[len(bare) :] if prompt.startswith(bare) else ""
+    _, found, text = _whole(renderer, messages, tools).rpartition(header) if header else ("", "", "")
+    return text if found else None
 
 
 def _as_written(renderer: Renderer, ids: Sequence[int], message: Message, prompt: str) -> Message:
