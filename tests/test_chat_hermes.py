@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.chat.formats import detect_format, get_parser
-from agentrl.chat.hermes import parse
-from agentrl.errors import ConfigError
+from agentrl.chat.formats import get_format
 from agentrl.types import ToolCall
+
+parse = get_format("hermes").parse
 
 texts = st.text(max_size=20).filter(lambda text: "<tool_call>" not in text)
 encodable = st.text(st.characters(codec="utf-8"), max_size=12) | st.just("</tool_call>") | st.just('"}}</tool_call><tool_call>{')
@@ -60,7 +60,7 @@ def test_nothing_a_model_writes_raises_and_each_opening_outside_of_a_call_is_one
 @pytest.mark.parametrize(
     ("body", "name", "error"),
     [
-        ('{"name": "f", "arguments": {"a": 1}', "", "not valid JSON: Expecting ',' delimiter at character 35"),
+        ('{"name": "f", "arguments": {"a": 1}', "f", "not valid JSON: Expecting ',' delimiter at character 35"),
         ("nothing", "", "not valid JSON: Expecting value at character 0"),
         ("", "", "not valid JSON"),
         ('{"name": "f"}', "f", 'no "arguments"'),
@@ -70,7 +70,7 @@ def test_nothing_a_model_writes_raises_and_each_opening_outside_of_a_call_is_one
         ('{"name": "f", "arguments": [1]}', "f", "must be a JSON object, not list"),
         ('{"name": "f", "arguments": "12*34"}', "f", "not valid JSON"),
         ('{"name": "f", "arguments": "[1]"}', "f", "must be a JSON object, not list"),
-        ('{"name": "f", "arguments": {"a": NaN}}', "", "NaN is not a JSON number"),
+        ('{"name": "f", "arguments": {"a": NaN}}', "f", "out of range"),
         ('{"name": "f", "arguments": {"a": 1e999}}', "f", "out of range"),
         ('{"name": "f", "arguments": {"a": "\\ud800"}}', "f", "surrogate"),
         ('{"name": "f", "arguments": {}} and more', "f", "text between"),
@@ -99,12 +99,3 @@ def test_an_unfinished_call_is_an_error_that_names_the_limit(text):
 
 def test_code_with_real_line_breaks_in_a_string_is_read():
     assert calls_of('<tool_call>{"name": "f", "arguments": {"code": "a\n\tb"}}</tool_call>') == [("f", {"code": "a\n\tb"}, None)]
-
-
-def test_the_format_is_detected_from_the_template():
-    assert detect_format("... <tool_call>{{ call | tojson }}</tool_call>") == "hermes"
-    assert detect_format("<tool_call><function={{ name }}>") == "none"
-    assert detect_format("{{ messages }}") == "none"
-    assert get_parser("none")("<tool_call>{", turn=0, is_truncated=True).tool_calls == ()
-    with pytest.raises(ConfigError, match=r"unknown tool format 'xml'; known: auto, hermes, none"):
-        get_parser("xml")

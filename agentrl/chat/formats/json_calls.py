@@ -18,7 +18,7 @@ MAX_DEPTH = 64
 MAX_DIGITS = 4000
 """Python converts no longer integers (it takes quadratic time)."""
 
-FIRST_WINDOW = 4096
+FIRST_WINDOW = 1024
 """Characters given to the decoder first. Its errors count lines from the start of what it got, so that thousands of broken calls
 in one text would take quadratic time."""
 
@@ -57,7 +57,7 @@ def _decode(piece: str, start: int, *, is_final: bool) -> Json | None:
         return None if is_open and not is_final else Json(None, start, reason)
     except RecursionError:
         return Json(None, start, TOO_DEEP)
-    if end == len(piece) and piece[-1] not in '}]"' and not is_final:
+    if piece[end - 1] not in '}]"' and end >= len(piece) - LOOKAHEAD and not is_final:
         return None  # a number may go on
     if is_too_deep(value, piece[:end]):
         return Json(None, start, TOO_DEEP)
