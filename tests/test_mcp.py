@@ -24,6 +24,7 @@ from agentrl.config.schema import AgentConfig, MCPServerConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.testing.contracts import ToolContract
 from agentrl.types import Message, Task
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
@@ -315,6 +316,7 @@ import sys, trio
 from agentrl.adapters.catalog import open_plugins
 from agentrl.config.schema import AgentConfig
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.testing.contracts import ToolContract
 
 async def main():
     plugins = open_plugins(AgentConfig(mcp_servers={{"s": {{"command": [sys.executable, {str(stubborn)!r}], "tools": ["process_id"]}}}}))
@@ -352,6 +354,20 @@ def test_stderr_of_a_server_goes_to_the_log(caplog, capfd):
     open_plugins(AgentConfig(mcp_servers={"s": MCPServerConfig(**STDIO)}))
     assert "MCP server 's': the server starts" in caplog.text
     assert "the server starts" not in capfd.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------- contract
+
+
+class TestMCPTool(ToolContract):
+    """A session for each trajectory: the shared one outlives them by design."""
+
+    valid_calls = ({"text": "a"}, {"text": "b"})
+
+    @pytest.fixture(autouse=True)
+    def served(self, url) -> None:
+        config = AgentConfig(mcp_servers={"s": MCPServerConfig(url=url, per_trajectory=True, tools=("remember",))})
+        type(self).tool = open_plugins(config).tools.get("s_remember")
 
 
 # --------------------------------------------------------------------------------------------------------- results

@@ -14,6 +14,7 @@ import textwrap
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import trio
@@ -23,6 +24,7 @@ from agentrl.config.schema import AgentConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.testing.contracts import InteractionContract, ToolContract
 from agentrl.types import Message
 
 # The YAML of verl's GSM8K example with a tool, and the one with an interaction, in the form that its documents give.
@@ -381,6 +383,32 @@ def test_function_tools(module):
         assert (await call(started(plugins, "shout").call, {"text": "a"})).text == "A"
 
     run(main)
+
+
+# ---------------------------------------------------------------------------------------------------------- contracts
+
+
+def loaded(kind: str, name: str, **texts: str):
+    """Return one class of verl's in our form, for the contract suites."""
+    with without_verl(), tempfile.TemporaryDirectory() as folder:
+        return getattr(load(Path(folder), **texts), kind).get(name)
+
+
+class TestVerlTool(ToolContract):
+    tool = loaded("tools", "calc_gsm8k_reward", verl_tool_config=TOOLS)
+    valid_calls = ({"answer": "71"}, {"answer": "72"})
+    create_kwargs: ClassVar = {"ground_truth": "72"}
+
+
+class TestVerlFunctionTool(ToolContract):
+    tool = loaded("tools", "get_weather", verl_function_tools=FUNCTIONS)
+    valid_calls = ({"city": "Bonn"}, {"city": "Bonn", "days": [1, 2]})
+
+
+class TestVerlInteraction(InteractionContract):
+    interaction = loaded("interactions", "checker", verl_interaction_config=INTERACTIONS)
+    says = ("#### 71", "#### 72")
+    interaction_kwargs: ClassVar = {"ground_truth": "72"}
 
 
 # ------------------------------------------------------------------------------------------------------- interactions

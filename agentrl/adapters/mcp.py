@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
@@ -118,7 +119,8 @@ class MCPTool(Tool):
 
     async def start(self, **create_kwargs: Any) -> None:
         """Take part in the trajectory's session. A server has no use for what rows give to other tools."""
-        self.server.acquire(self.trajectory_key)
+        self._trajectory = self.trajectory_key or uuid.uuid4().hex
+        self.server.acquire(self._trajectory)
 
     async def call(self, arguments: JsonObject) -> ToolResult:
         """Call the server.
@@ -127,7 +129,7 @@ class MCPTool(Tool):
             ToolError: the server is gone, or answered with an error that is not about the arguments.
         """
         try:
-            result = await self.server.call(self.trajectory_key, self.remote_name, arguments)
+            result = await self.server.call(self._trajectory, self.remote_name, arguments)
         except MCPError as error:
             if error.code == mcp.types.INVALID_PARAMS:
                 return ToolResult(error.message, is_error=True)
@@ -135,7 +137,7 @@ class MCPTool(Tool):
         return ToolResult(result_text(result), is_error=bool(result.is_error))
 
     async def close(self) -> None:
-        await self.server.release(self.trajectory_key)
+        await self.server.release(self._trajectory)
 
 
 def tool_class(server: MCPServer, listed: mcp.types.Tool) -> type[MCPTool]:

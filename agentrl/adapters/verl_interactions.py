@@ -6,7 +6,7 @@ Of a class there is one instance in the process, which knows trajectories by an 
                            are reported
     calculate_score        once, when the agent loop is done, if the class has one and no turn had a score other than 0: what
                            was scored turn by turn is not counted twice
-    finalize_interaction   always, if start_interaction was begun
+    finalize_interaction   always, once start_interaction returned
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ def verl_interactions(path: str) -> list[type[Interaction]]:
             raise PluginError(f"{where}: two interactions are named {name!r}")
         config = {**(entry.get("config") or {}), "name": name}
         implementation = verl_source.create(entry["class_name"], where=where, config=config)
-        attributes = {"name": name, "__doc__": type(implementation).__doc__, "implementation": implementation}
+        attributes = {
+            "__doc__": type(implementation).__doc__,
+            "name": name,
+            "implementation": implementation,
+            "has_score": verl_source.overrides(implementation, "calculate_score", base=BASE),
+        }
         classes[name] = type(f"VerlInteraction_{name}", (VerlInteraction,), attributes)
     return list(classes.values())
 
@@ -53,6 +58,8 @@ class VerlInteraction(Interaction):
 
     runtime = "asyncio"
     implementation: ClassVar[Any]
+    has_score: ClassVar[bool]
+    """Whether `calculate_score` is the class's own."""
     _id: str | None = None
     _has_scored = False
 
@@ -71,12 +78,13 @@ class VerlInteraction(Interaction):
         return InteractionReply(str(text), bool(is_done), reward=reward, metrics=verl_source.metrics(facts))
 
     async def score(self) -> float | None:
-        if self._id is None or self._has_scored or not verl_source.overrides(self.implementation, "calculate_score", base=BASE):
+        if self._id is None or self._has_scored or not self.has_score:
             return None
         method = self.implementation.calculate_score
         return verl_source.number(await method(*verl_source.with_id(method, self._id)))
 
     async def finalize(self) -> None:
-        if self._id is not None:
+        instance_id, self._id = self._id, None
+        if instance_id is not None:
             method = self.implementation.finalize_interaction
-            await method(*verl_source.with_id(method, self._id))
+            await method(*verl_source.with_id(method, instance_id))

@@ -4,13 +4,14 @@ Of a class there is one instance in the process, which knows trajectories by an 
     create        at the first call in a trajectory; `tools_kwargs[name].create_kwargs` of the row
     execute       for each call; `execute_kwargs`. Its reward is the turn's tool reward, numbers among its metrics are reported
     calc_reward   once, when the agent loop is done, if the class has one; `calc_reward_kwargs`. A number is a tool reward
-    release       always, if create was begun; `release_kwargs`
+    release       always, once create returned; `release_kwargs`
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import uuid
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from agentrl.adapters import verl_source
@@ -46,7 +47,8 @@ def verl_function_tools(path: str) -> list[type[Tool]]:
         raise PluginError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
     if not functions:
         raise PluginError(f"{where}: the file has no function under @function_tool")
-    return [_class(VerlFunctionTool, _dumped(entry.tool_schema), where, implementation=entry) for entry in functions]
+    normalize = staticmethod(loader.normalize_function_tool_return)
+    return [_class(VerlFunctionTool, _dumped(entry.tool_schema), where, implementation=entry, normalize=normalize) for entry in functions]
 
 
 class VerlTool(Tool):
@@ -54,11 +56,13 @@ class VerlTool(Tool):
 
     runtime = "asyncio"
     implementation: ClassVar[Any]
+    has_reward: ClassVar[bool]
+    """Whether `calc_reward` is the class's own."""
     _id: str | None = None
 
     async def start(self, **create_kwargs: Any) -> None:
         create = self.implementation.create
-        made = await create(self.trajectory_key, **_create_arguments(create, create_kwargs))
+        made = await create(self.trajectory_key or uuid.uuid4().hex, **_create_arguments(create, create_kwargs))
         self._id = str(made[0] if isinstance(made, tuple) else made)
 
     async def call(self, arguments: JsonObject) -> ToolResult:
@@ -66,13 +70,14 @@ class VerlTool(Tool):
         return tool_result(answer, self.name)
 
     async def score(self) -> float | None:
-        if self._id is None or not verl_source.overrides(self.implementation, "calc_reward", base=BASE):
+        if self._id is None or not self.has_reward:
             return None
         return verl_source.number(await self.implementation.calc_reward(self._id, **self._kwargs("calc_reward_kwargs")))
 
     async def close(self) -> None:
-        if self._id is not None:
-            await self.implementation.release(self._id, **self._kwargs("release_kwargs"))
+        instance_id, self._id = self._id, None
+        if instance_id is not None:
+            await self.implementation.release(instance_id, **self._kwargs("release_kwargs"))
 
     def _kwargs(self, kind: str) -> dict[str, Any]:
         return dict(self.row_kwargs.get(kind) or {})
@@ -83,10 +88,10 @@ class VerlFunctionTool(Tool):
 
     runtime = "asyncio"
     implementation: ClassVar[Any]
+    normalize: ClassVar[Callable[[Any], Any]]
 
     async def call(self, arguments: JsonObject) -> ToolResult:
-        normalize = importlib.import_module("verl.tools.function_tool").normalize_function_tool_return
-        return tool_result(normalize(await self.implementation.call(dict(arguments))), self.name)
+        return tool_result(type(self).normalize(await self.implementation.call(dict(arguments))), self.name)
 
 
 def tool_result(answer: object, name: str) -> ToolResult:
@@ -127,20 +132,20 @@ def _tool_of_entry(entry: dict[str, Any], *, where: str) -> type[Tool]:
     implementation = verl_source.create(class_name, where=where, config=config, tool_schema=tool_schema)
     # The YAML's own words where it has them: verl's models do not know all of JSON schema, and drop the rest.
     schema = given or _dumped(implementation.get_openai_tool_schema())
-    return _class(VerlTool, schema, where, implementation=implementation)
+    has_reward = verl_source.overrides(implementation, "calc_reward", base=BASE)
+    return _class(VerlTool, schema, where, implementation=implementation, has_reward=has_reward)
 
 
-def _class(base: type[Tool], schema: JsonObject, where: str, *, implementation: Any) -> type[Tool]:
+def _class(base: type[Tool], schema: JsonObject, where: str, **attributes: Any) -> type[Tool]:
     function = schema.get("function") or {}
     name, description = function.get("name"), function.get("description", "")
     if not name:
         raise PluginError(f"{where}: a tool_schema has no function.name")
-    attributes = {
+    attributes |= {
         "__doc__": description,
         "name": name,
         "description": description,
         "parameters": function.get("parameters") or {"type": "object", "properties": {}},
-        "implementation": implementation,
     }
     return type(f"{base.__name__}_{name}", (base,), attributes)
 
