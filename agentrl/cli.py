@@ -156,6 +156,29 @@ def play(
     show(play_row(loaded, row=row, model=model, is_validation=val, starts_server=start, read=_typed_line, say=typer.echo), Console())
 
 
+@app.command("check-template")
+def check_template(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a tokenizer or model.")],
+    tools: Annotated[bool | None, typer.Option("--tools/--no-tools", help="With tool calls; default: if the template shows any.")] = None,
+    template: Annotated[str | None, typer.Option(help="Jinja file that replaces the tokenizer's own template.")] = None,
+    tool_format: Annotated[str, typer.Option(help="How the model writes calls; auto: from the template (docs/tool_formats.md).")] = "auto",
+    num: Annotated[int, typer.Option(min=1, help="Conversations to generate.")] = 300,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    debug: Debug = False,
+) -> None:
+    """Check a chat template on generated conversations: exact, forks (exit code 0) or broken (2). See docs/templates.md."""
+    _options(debug)
+    from agentrl.chat.chat import Chat
+    from agentrl.chat.probes import PROBE_TOOLS
+
+    chat = Chat.load(model, template_file=template, tool_format=tool_format)
+    report = chat.report_template({None: None, True: PROBE_TOOLS, False: ()}[tools], num=num, seed=seed)
+    typer.echo(f"tool format: {chat.tool_format}")
+    typer.echo("\n".join(report.lines()))
+    if report.verdict == "broken":
+        sys.exit(UserError.exit_code)
+
+
 def _typed_line() -> str | None:
     try:
         return input("> " if sys.stdin.isatty() else "")

@@ -12,7 +12,7 @@ from agentrl.chat.check import TemplateReport, check
 from agentrl.chat.codec import TURN, Codec, added_tokens, load_tokenizer
 from agentrl.chat.conversation import Conversation, Edits
 from agentrl.chat.formats import NO_FORMAT, detect_format, get_format
-from agentrl.chat.probes import Scope
+from agentrl.chat.probes import PROBE_TOOLS, Scope
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.chat.replay import Replay, replay
 from agentrl.chat.template import ChatTemplate, load_template, read_json
@@ -40,6 +40,12 @@ class Chat:
         self.vocab_size = codec.vocab_size
         self._edits: Edits = edits
         self._renderer = Renderer(template, codec, get_format(self.tool_format).parse, self.eos_token_ids)
+
+    @property
+    def thinking(self) -> str | None:
+        """Where the template takes thoughts: a field of the message, or tags in its content; None: it does not know of thoughts."""
+        style = self._renderer.style
+        return (style.field or f"{style.open} {style.close}") if style.knows_thoughts else None
 
     @classmethod
     def load(cls, folder: str, *, template_file: str | None = None, tool_format: str = "auto", edits: Edits = "fork") -> Chat:
@@ -91,30 +97,34 @@ class Chat:
     def check_template(
         self, tools: Tools, *, has_user_turns: bool = True, has_system: bool = True, num: int = QUICK_CHECK, seed: int = 0
     ) -> TemplateReport:
-        """Build `num` generated conversations and compare them with the template's render of the whole (see `check`).
+        """Check the template at the start of a run, on `num` generated conversations (see `check`).
 
         `has_user_turns=False` leaves out conversations in which a user speaks again, for runs without interactions: some
         templates drop the thinking of earlier turns only then.
 
         Raises:
-            ConfigError: the verdict is `broken`; or it is `forks` and edits are to be refused; or the template shows the tools,
-                but no tool-call format that we can parse.
+            ConfigError: the template neither appends nor forks; or it forks and edits are to be refused; or it shows the tools, but
+                no tool-call format that we can parse.
         """
         report = self.report_template(tools, has_user_turns=has_user_turns, has_system=has_system, num=num, seed=seed)
-        if report.verdict == "broken" or (report.verdict == "forks" and self._edits == "refuse"):
-            finding, _ = report.findings[0]
-            lines = "\n  ".join(finding.lines())
+        forks = report.of_kind("fork") if self._edits == "refuse" else []
+        if stops := [*report.stops(), *(finding for finding, _ in forks)]:
+            lines = "\n  ".join(stops[0].lines())
             cure = "set model.chat_template to a template that only appends"
-            cure += ", or model.template_edits=fork" if report.verdict == "forks" else ""
-            raise ConfigError(f"the chat template does not only append: {finding.sentence}; {cure}\n  {lines}")
+            cure += ", or model.template_edits=fork" if stops[0].kind == "fork" else ""
+            raise ConfigError(f"the chat template does not only append: {stops[0].sentence}; {cure}\n  {lines}")
         return report
 
-    def report_template(self, tools: Tools, *, has_user_turns: bool, has_system: bool, num: int, seed: int) -> TemplateReport:
-        """Return what `check` finds.
+    def report_template(
+        self, tools: Tools | None = None, *, has_user_turns: bool = True, has_system: bool = True, num: int, seed: int = 0
+    ) -> TemplateReport:
+        """Return what `check` finds; `tools` None: tools of its own, if the template shows calls.
 
         Raises:
-            ConfigError: the template shows the tools, but no tool-call format that we can parse.
+            ConfigError: there are tools, but no tool-call format that we can parse.
         """
+        if tools is None:
+            tools = () if self.tool_format == NO_FORMAT else PROBE_TOOLS
         if tools and self.tool_format == NO_FORMAT:
             raise ConfigError("the chat template shows no tool-call format we know; set model.tool_format=hermes or model.chat_template")
         renderer = self._renderer

@@ -26,6 +26,9 @@ Verdict = Literal["exact", "forks", "broken"]
 
 AT_A_TURN = "at a turn"
 
+MOST_UNREAD = 0.25
+"""Share of conversations with turns that are not read back from which on the tool format is the wrong one."""
+
 MAX_SHOWN = 100
 """Characters of one content in a report."""
 
@@ -70,6 +73,14 @@ class TemplateReport:
         if "broken" in kinds or self.num_refused == self.num:
             return "broken"
         return "forks" if "fork" in kinds else "exact"
+
+    def stops(self) -> list[Finding]:
+        """Return what no run should begin with. Turns that now and then are not read back are no reason: they are history only."""
+        return [
+            finding
+            for finding, count in self.of_kind("broken")
+            if finding.where != AT_A_TURN or count > MOST_UNREAD * self.num or self.num_refused == self.num
+        ]
 
     def of_kind(self, kind: Kind) -> list[tuple[Finding, int]]:
         return [(finding, count) for finding, count in self.findings if finding.kind == kind]

@@ -16,23 +16,20 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from agentrl.chat.chat import Chat, find_turn_ends
-from agentrl.chat.check import TemplateReport
-from agentrl.chat.formats import NO_FORMAT
-from agentrl.chat.probes import PROBE_TOOLS
 from agentrl.chat.template import ChatTemplate
 from agentrl.errors import ConfigError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "templates.md"
 BEGIN, END = "<!-- verdicts: written by `make templates` -->\n", "<!-- end of verdicts -->\n"
 
-NUM_CONVERSATIONS = 150
+NUM_CONVERSATIONS = 60
 
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """How Qwen2 cuts text before merging."""
 
-MARKUP = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<[a-z_]+\|>|<\|[a-z_]+>|</?(?:think|tool_call|tool_response|start_of_turn|end_of_turn)>|\[/?[A-Z_]+\]|</s>|<end_of_utterance>")
+MARKUP = re.compile(
+    r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<[a-z_]+\|>|<\|[a-z_]+>|</?(?:think|tool_call|tool_response|start_of_turn|end_of_turn)>|\[/?[A-Z_]+\]|</s>|<end_of_utterance>"
+)
 """What models that these templates belong to have as added tokens."""
 
 NAMED = {"bos_token": "<|begin_of_sequence|>", "eos_token": "<|endoftext|>"}
@@ -107,6 +104,38 @@ def chat_for(source: str) -> Chat:
     return Chat(tokenizer, template, eos_token_ids=find_turn_ends(tokenizer, template, ends), tool_format="auto")
 
 
-def report_for(chat: Chat) -> TemplateReport:
-    tools = PROBE_TOOLS if chat.tool_format != NO_FORMAT else ()
-    return chat.report_template(tools, has_user_turns=True, has_system=True, num=NUM_CONVERSATIONS, seed=0)
+def verdicts() -> str:
+    """Return the table of verdicts as Markdown."""
+    rows = [_row(name, source) for name, source in sources().items()]
+    version = importlib.metadata.version("trl")
+    head = "| template | tool format | thinking | verdict | why |\n|---|---|---|---|---|\n"
+    return f"Templates of trl {version}, {NUM_CONVERSATIONS} generated conversations each.\n\n{head}{''.join(rows)}"
+
+
+def _row(name: str, source: str) -> str:
+    try:
+        chat = chat_for(source)
+    except ConfigError as error:
+        return f"| {name} | | | unusable | {_cell(str(error))} |\n"
+    report = chat.report_template(num=NUM_CONVERSATIONS)
+    reasons = [*report.of_kind("broken"), *report.of_kind("fork"), *report.of_kind("refused"), *report.of_kind("note")]
+    why = "; ".join(dict.fromkeys(finding.sentence for finding, _ in reasons))
+    thinking = chat.thinking if chat.thinking is not None else "-"
+    return f"| {name} | {chat.tool_format} | {thinking} | {report.verdict} | {_cell(why)} |\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def written() -> str:
+    """Return the document with the table as it should be."""
+    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
+    _, found, after = rest.partition(END)
+    assert found, f"{DOCUMENT} has lost the marks around its table"
+    return f"{before}{BEGIN}{verdicts()}{END}{after}"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(written(), encoding="utf-8")
+    print(f"wrote {DOCUMENT}", file=sys.stderr)
