@@ -5,7 +5,6 @@ stdin: a mapping of what the host put out as bait.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -38,31 +37,64 @@ def write(folder: str) -> None:
         pass
 
 
+def changes(path: str) -> bool:
+    """Tell whether time or permissions of a file can be changed; success may be pretended, so look at the file."""
+    try:
+        before = os.stat(path)
+    except OSError:
+        return False
+    succeeds(os.utime, path, (0, 0))
+    succeeds(os.utime, path)
+    succeeds(os.chmod, path, 0o600)
+    after = os.stat(path)
+    return (before.st_mode, before.st_mtime_ns) != (after.st_mode, after.st_mtime_ns)
+
+
 def connect(family: int, address: str | tuple[str, int]) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as client:
         client.settimeout(2)
         client.connect(address)
 
 
-def lose_a_process(name: str) -> None:
-    """Leave a process behind in a session of its own, as a daemon does; it ignores what can be ignored."""
+def start(function: Callable[..., object], *args: Any) -> None:
+    """Run the function in a process that ends with it, whatever happens."""
     if os.fork() == 0:
+        try:
+            function(*args)
+        finally:
+            os._exit(0)
+
+
+def lose_a_process(name: str) -> bool:
+    """Leave a process behind in a session of its own, as a daemon does; tell whether it lives."""
+    ready, told = os.pipe()
+
+    def daemon() -> None:
+        label = ctypes.create_string_buffer(name.encode())
+        libc.prctl(PR_SET_NAME, ctypes.addressof(label), 0, 0, 0)
+        os.write(told, b"1")
+        os.read(os.pipe()[0], 1)
+
+    def parent() -> None:
         os.setsid()
-        if os.fork() == 0:
-            libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
-            os.read(os.pipe()[0], 1)
-        os._exit(0)
+        start(daemon)
+
+    start(parent)
+    os.close(told)
+    return os.read(ready, 1) == b"1"
 
 
 def count_forks(most: int) -> int:
     """Start processes that wait until this one ends, at most `most`; return how many were allowed."""
     waiting, held_open = os.pipe()
+
+    def wait() -> None:
+        os.close(held_open)
+        os.read(waiting, 1)
+
     for number in range(most):
         try:
-            if os.fork() == 0:
-                os.close(held_open)
-                os.read(waiting, 1)
-                os._exit(0)
+            start(wait)
         except OSError:
             return number
     return most
@@ -85,6 +117,7 @@ def main() -> None:
     facts = {
         "reads": succeeds(read, bait["file"]),
         "writes": [folder for folder in folders if succeeds(write, folder)],
+        "changes": changes(bait["file"]),
         "connects": succeeds(connect, socket.AF_INET, ("127.0.0.1", bait["port"])),
         "connects_abstract": succeeds(connect, socket.AF_UNIX, "\0" + bait["name"]),
         "signals": not in_own_namespace and succeeds(os.kill, bait["pid"], 0),
@@ -97,8 +130,10 @@ def main() -> None:
         "grows_file": succeeds(grow_file, bait["file_bytes"] + 1),
         "disk_bytes": space.f_blocks * space.f_frsize,
     }
-    with contextlib.suppress(OSError):
-        lose_a_process(bait["name"])
+    try:
+        facts["lost"] = lose_a_process(bait["name"])
+    except OSError:
+        facts["lost"] = False
     facts["forks"] = count_forks(bait["max_processes"] + 8)
     sys.stdout.write(json.dumps(facts))
     sys.stdout.flush()

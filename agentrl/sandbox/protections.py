@@ -46,7 +46,7 @@ def bait(limits: Limits) -> Iterator[dict[str, Any]]:
         folder.chmod(0o777)
         file = folder / "file"
         file.write_text("bait", encoding="ascii")
-        file.chmod(0o644)
+        file.chmod(0o666)
         with socket.socket() as tcp, socket.socket(socket.AF_UNIX) as abstract:
             tcp.bind(("127.0.0.1", 0))
             tcp.listen()
@@ -102,6 +102,7 @@ def _gaps(facts: Mapping[str, Any], reply: Mapping[str, Any], baited: Mapping[st
     return {
         "filesystem": said(
             (facts["reads"], "files of the host can be read"),
+            (facts["changes"], "permissions and times of the host's files can be changed"),
             (facts["writes"], f"it can write to {', '.join(facts['writes'])}"),
         ),
         "network": said(
@@ -111,6 +112,7 @@ def _gaps(facts: Mapping[str, Any], reply: Mapping[str, Any], baited: Mapping[st
         "processes": said(
             (facts["signals"], "processes of the host can be signalled"),
             (_is_alive(baited["name"]), "a process outlived its program"),
+            (not facts["lost"] and facts["forks"] > 2, "whether a process can outlive its program was not seen"),
         ),
         "privileges": said(
             (facts["is_root"], "programs run as root"),

@@ -68,10 +68,16 @@ class Sandbox:
         """
         await trio.to_thread.run_sync(self.check)
         process = self._process(program)
+        failure: SandboxError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_when_cancelled, process)
-            reply = await trio.to_thread.run_sync(process.run, limiter=self._limiter)
+            try:
+                reply = await trio.to_thread.run_sync(process.run, limiter=self._limiter)
+            except SandboxError as error:  # out of the nursery as itself, and not at all when it was us who stopped it
+                failure = error
             nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
         return _result(reply)
 
     def run_sync(self, program: Program) -> SandboxResult:

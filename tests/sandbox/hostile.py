@@ -3,7 +3,7 @@
 Read as text by the tests, never imported: `programs()` gives name -> source.
 """
 
-PREAMBLE = '''
+PREAMBLE = """
 import ctypes, errno, json, mmap, os, signal, socket, sys, threading, time
 bait = json.load(sys.stdin)
 libc = ctypes.CDLL(None, use_errno=True)
@@ -33,7 +33,7 @@ def write(path):
 def read(path):
     with open(path, "rb") as file:
         return file.read(100)
-'''
+"""
 
 PROGRAMS = {
     # ------------------------------------------------------------------------------------- taking the machine with them
@@ -187,7 +187,8 @@ for name in (b"\\xff\\xfe", b"new\\nline", b"-rf", b" ", "\\u202e".encode(), b"x
         open(name, "w").close()
     except OSError:
         pass
-for make in (lambda: os.mkfifo("fifo"), lambda: os.mkdir("closed", 0), lambda: os.symlink("/etc", "link"), lambda: os.symlink("loop", "loop")):
+links = (lambda: os.symlink("/etc", "link"), lambda: os.symlink("loop", "loop"))
+for make in (lambda: os.mkfifo("fifo"), lambda: os.mkdir("closed", 0), *links):
     try:
         make()
     except OSError:
@@ -264,8 +265,12 @@ for folder in (bait["folder"], "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue"):
     "write_over_bait": """
 attempt("the bait", write, bait["file"])
 attempt("its removal", os.unlink, bait["file"])
-attempt("its mode", os.chmod, bait["file"], 0o777)
-attempt("its time", os.utime, bait["file"])
+for call in (lambda: os.chmod(bait["file"], 0o777), lambda: os.utime(bait["file"]), lambda: os.setxattr(bait["file"], "user.x", b"x"),
+             lambda: os.chmod(bait["folder"], 0o700), lambda: os.chmod(bait["home"], 0)):
+    try:
+        call()
+    except OSError:
+        pass
 """,
     "write_own_code": """
 attempt("main.py", write, __file__)

@@ -127,7 +127,7 @@ def confine(layout: Layout, request: Request) -> None:
         landlock.restrict(layout.readable(), layout.writable(), devices)
     if "seccomp" not in request.avoid:
         try:
-            seccomp.install_filter()
+            seccomp.install_filter(keeps_metadata=not layout.is_moved)
         except OSError:
             return  # the self-test finds it missing
 

@@ -199,10 +199,11 @@ class Execution:
 
     def _reply(self, watch: Watch) -> dict[str, object]:
         status, cpu_s, error = NO_STATUS, watch.cpu_s, ""
-        if watch.report[:1] == b"!":
-            return {"error": watch.report[1:].decode("utf-8", "replace")}
-        if watch.report:
-            first, second = watch.report.split()
+        report = watch.report.partition(b"\n")[0]  # after the program's own failure to start, its end is no news
+        if report[:1] == b"!":
+            return {"error": report[1:].decode("utf-8", "replace")}
+        if report:
+            first, second = report.split()
             status, cpu_s = int(first), max(cpu_s, float(second))
         elif not watch.why and not self._groups.num_oom_kills():
             error = "the program's first process ended without a report"
@@ -264,7 +265,7 @@ class Inside:
                 self._step = "starting the interpreter"
                 self._run_program(streams, status)
         except OSError as error:
-            os.write(status, f"!{self._step}: {error}".encode()[:2048])
+            os.write(status, f"!{self._step}: {error}\n".encode())
         finally:
             os._exit(0)
 
@@ -292,7 +293,7 @@ class Inside:
             if pid == program:
                 break
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        os.write(status, f"{ended} {used.ru_utime + used.ru_stime:.3f}".encode())
+        os.write(status, f"{ended} {used.ru_utime + used.ru_stime:.3f}\n".encode())
 
     def _become_program(self, streams: tuple[int, int, int], status: int) -> None:
         try:
@@ -305,6 +306,6 @@ class Inside:
             self._step = "starting the interpreter"
             jail.execute(self._layout, self._request, streams, keep=status)
         except OSError as error:
-            os.write(status, f"!{self._step}: {error}".encode()[:2048])
+            os.write(status, f"!{self._step}: {error}\n".encode())
         finally:
             os._exit(127)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import _signal as signal  # `signal` itself loads enum: milliseconds at every start
+import errno
 import os
+import time
 
+KILL_S, PAUSE_S = 10.0, 0.001
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -41,12 +44,18 @@ def usage(pids: list[int]) -> Usage:
     return total
 
 
-def kill_all(root: int, *, rounds: int = 100) -> bool:
-    """Kill everything below `root`, a subreaper, until nothing is left; tell whether that succeeded.
+def kill_all(root: int) -> None:
+    """Kill everything below `root`, which is this process and a subreaper, and return when nothing is left.
 
     Stopped first, then killed: a process that forks faster than it is found would win otherwise.
+
+    Raises:
+        OSError: something does not die.
     """
-    for _ in range(rounds):
+    deadline = time.monotonic() + KILL_S
+    while _has_children():
+        if time.monotonic() > deadline:
+            raise OSError(errno.EBUSY, "processes of the program do not end")
         alive = descendants(root)
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in alive:
@@ -54,9 +63,7 @@ def kill_all(root: int, *, rounds: int = 100) -> bool:
                     os.kill(pid, number)
                 except ProcessLookupError:
                     continue
-        if not _reap():
-            return True
-    return False
+        time.sleep(PAUSE_S)
 
 
 def count_of_user(user: int) -> int:
@@ -72,7 +79,7 @@ def count_of_user(user: int) -> int:
     return total
 
 
-def _reap() -> bool:
+def _has_children() -> bool:
     """Wait for the children that ended; tell whether there are any others."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:

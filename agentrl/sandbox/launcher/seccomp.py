@@ -20,6 +20,8 @@ NAMESPACE_FLAGS = 0x7E020000  # every CLONE_NEW* that clone takes
 
 REFUSED: dict[str, tuple[int | None, int | None]] = {  # name: number on x86_64, on aarch64
     # other processes
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -105,6 +107,33 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {  # name: number on x86_64,
     "sysfs": (139, None),
     "nfsservctl": (180, 42),
 }
+ONLY_ITSELF: dict[str, tuple[int, int]] = {  # the first argument is a process: 0, the caller, is allowed
+    "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+}
+PRETENDED: dict[str, tuple[int | None, int | None]] = {  # without namespaces: Landlock lets permissions and times be changed
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+}
 CLONE3 = 435
 CLONE = {"x86_64": 56, "aarch64": 220}
 IOCTL = {"x86_64": 16, "aarch64": 29}
@@ -116,8 +145,12 @@ _NUMBER, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24  # offsets in struct seccomp_data; t
 Instruction = tuple[int, int, int, int]
 
 
-def filter_program(arch: str) -> list[Instruction]:
-    """Return the BPF program as (code, jump if true, jump if false, constant)."""
+def filter_program(arch: str, *, keeps_metadata: bool) -> list[Instruction]:
+    """Return the BPF program as (code, jump if true, jump if false, constant).
+
+    keeps_metadata: calls that change permissions, owners and times of files do nothing, and say that they did it.
+    """
+    done = _ERRNO
     refuse, unknown = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH),
@@ -135,6 +168,17 @@ def filter_program(arch: str) -> list[Instruction]:
     for numbers in REFUSED.values():
         if (number := numbers[column]) is not None:
             program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, refuse)]
+    for numbers in PRETENDED.values() if keeps_metadata else ():
+        if (number := numbers[column]) is not None:
+            program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, done)]
+    for pair in ONLY_ITSELF.values():
+        program += [
+            (_EQUAL, 0, 4, pair[column]),
+            (_LOAD, 0, 0, _ARG0),
+            (_EQUAL, 1, 0, 0),
+            (_RETURN, 0, 0, refuse),
+            (_RETURN, 0, 0, _ALLOW),
+        ]
     program += [
         (_EQUAL, 0, 4, CLONE[arch]),
         (_LOAD, 0, 0, _ARG0),
@@ -159,11 +203,11 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(_Filter)))
 
 
-def install_filter() -> None:
+def install_filter(*, keeps_metadata: bool) -> None:
     """Filter the system calls of this process and its children, for good; needs no_new_privs. Raises OSError."""
     if machine() not in AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine()}")
-    program = filter_program(machine())
+    program = filter_program(machine(), keeps_metadata=keeps_metadata)
     instructions = (_Filter * len(program))(*(_Filter(*instruction) for instruction in program))
     header = _Program(len(program), instructions)
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(header))

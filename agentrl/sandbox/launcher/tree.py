@@ -44,6 +44,7 @@ def pack(folder: int, budget: Budget) -> bytes:
 
     Sizes count as they read, holes and hard links included: a few bytes on disk must not become terabytes.
     """
+    os.fchmod(folder, 0o700)  # the program may have closed it to itself
     return marshal.dumps(list(_walk(folder, "", budget, depth=0)))
 
 
