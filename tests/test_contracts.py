@@ -37,6 +37,11 @@ class TestFinish(ToolContract):
     valid_calls = ({"answer": "42"},)
 
 
+class TestPython(ToolContract):
+    tool = "python"
+    valid_calls = ({"code": "open('n', 'w').write('42')"}, {"code": "print(open('n').read())"})
+
+
 class TestSearch(ToolContract):
     tool = "search"
     valid_calls = ({"query": "purring cats"}, {"query": "zebra"})
@@ -73,20 +78,18 @@ class TestScripted(InteractionContract):
 
 
 @contextmanager
-def chat_server(answer) -> Iterator[str]:
-    """Serve `POST .../chat/completions` with the text `answer(messages)`."""
+def json_server(answer) -> Iterator[str]:
+    """Answer each POST with the JSON of `answer(body)`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            text = answer(body["messages"])
-            reply = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": {"completion_tokens": 3}})
+            reply = json.dumps(answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
-            self.wfile.write(reply.encode())
+            self.wfile.write(reply)
 
         def log_message(self, *_) -> None:
             return
@@ -102,6 +105,10 @@ def chat_server(answer) -> Iterator[str]:
         server.server_close()
 
 
+def completion(text: str) -> dict:
+    return {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": {"completion_tokens": 3}}
+
+
 class TestSimulatedUser(InteractionContract):
     interaction = "simulated_user"
     says = ("Which size?", "Here you are.")
@@ -110,7 +117,7 @@ class TestSimulatedUser(InteractionContract):
 
     @pytest.fixture(autouse=True)
     def server(self) -> Iterator[None]:
-        with chat_server(lambda messages: "[DONE]" if "Here" in messages[-1]["content"] else "Large, please.") as url:
+        with json_server(lambda body: completion("[DONE]" if "Here" in body["messages"][-1]["content"] else "Large, please.")) as url:
             self.config = {"url": url, "success_phrase": "[DONE]"}
             yield
 
@@ -222,13 +229,34 @@ class TestFormatByPattern(RewardContract):
     examples = (RewardExample("it is 42", 1.0), RewardExample("many", 0.0))
 
 
+class TestCode(RewardContract):
+    reward = "code"
+    examples = (
+        RewardExample("```python\nprint(int(input()) * 2)\n```", 1.0, {"inputs": ["1", "21"], "outputs": ["2", "42"]}),
+        RewardExample("```python\nprint(2)\n```", 0.5, {"inputs": ["1", "21"], "outputs": ["2", "42"]}),
+        RewardExample("no code", 0.0, {"inputs": ["1"], "outputs": ["2"]}),
+    )
+    bad_rows = ({}, {"ground_truth": "no cases"}, {"ground_truth": {"inputs": ["1"], "outputs": []}})
+
+
+class TestRemote(RewardContract):
+    reward = "remote"
+    examples = (RewardExample("good", 1.0, "x"), RewardExample("bad", 0.0, "x"))
+
+    @pytest.fixture(autouse=True)
+    def server(self) -> Iterator[None]:
+        with json_server(lambda body: {"score": float("good" in body["solution_str"])}) as url:
+            self.config = {"url": url, "max_retries": 0}
+            yield
+
+
 class TestLLMJudge(RewardContract):
     reward = "llm_judge"
     examples = (RewardExample("good", 1.0, "x"), RewardExample("bad", 0.0, "x"))
 
     @pytest.fixture(autouse=True)
     def server(self) -> Iterator[None]:
-        with chat_server(lambda messages: f"Score: {10 if 'good' in messages[-1]['content'] else 0}") as url:
+        with json_server(lambda body: completion(f"Score: {10 if 'good' in body['messages'][-1]['content'] else 0}")) as url:
             self.config = {"url": f"{url}/v1", "model": "judge", "max_retries": 0, "prompt": "Is this fine? $answer"}
             yield
 
