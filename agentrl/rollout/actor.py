@@ -21,6 +21,7 @@ from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.limits import model_limits, server_key
 from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink
 from agentrl.rollout.router import Router
@@ -171,6 +172,7 @@ class RolloutActor:
 
     def __init__(self, owner: str, config: Config, buffer: ActorHandle | None) -> None:
         self._part = RolloutPart(config, None if buffer is None else RemoteBuffer(owner, buffer))
+        collect_rarely()
 
     def run(self) -> None:
         self._part.run()

@@ -59,17 +59,23 @@ class Guest:
             await self._start()
         return await self._within_deadline(method.__name__, method, *args)
 
+    @property
+    def _close(self) -> Callable[[], Awaitable[None]]:
+        return self._plugin.finalize if isinstance(self._plugin, Interaction) else self._plugin.close
+
+    @property
+    def has_to_close(self) -> bool:
+        """Whether the plugin was started, and has something to do when it ends."""
+        return self._is_opened and not is_inherited(self._close)
+
     async def close(self) -> None:
         """Close the plugin if it was started. Never raises and never takes long: a failure is logged."""
-        if not self._is_opened:
+        if not self.has_to_close:
             return
         self._is_opened = self._is_ready = False
-        close = self._plugin.finalize if isinstance(self._plugin, Interaction) else self._plugin.close
-        if is_inherited(close):
-            return
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S) as scope:
             try:
-                await self._run(close)
+                await self._run(self._close)
             except Exception:
                 log.warning("%s failed to close", self._label, exc_info=True)
         if scope.cancelled_caught:

@@ -321,6 +321,8 @@ class TrajectorySession:
 
     async def close(self) -> None:
         """Close what tools and the partner hold; runs to its end also when cancelled."""
+        if self._partner is None and not self._toolbox.has_to_close:
+            return
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._toolbox.close)

@@ -59,6 +59,10 @@ class Toolbox:
         scores = {name: await guest.use(tool.score) for name, (tool, guest) in opened.items()}
         return {name: float(score) for name, score in scores.items() if score is not None}
 
+    @property
+    def has_to_close(self) -> bool:
+        return any(guest.has_to_close for _, guest in self._opened.values())
+
     async def close(self) -> None:
         """Close every started tool, side by side; never raises."""
         if len(self._opened) <= 1:

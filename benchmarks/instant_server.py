@@ -1,0 +1,70 @@
+"""A server that speaks the rollout routes of the protocol and answers at once: what is left is the client's own cost.
+
+The k-th request of a trajectory gets the k-th of the given turns; tokens come as ids on standard input, one JSON line:
+{"turns": [[...], ...]}. Prints its port.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+import uvicorn
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+def reply_of(turn: list[int]) -> bytes:
+    """Return the body of a reply that samples `turn`."""
+    meta = {
+        "finish_reason": {"type": "stop", "matched": turn[-1]},
+        "output_token_logprobs": [[-0.5, token, None] for token in turn],
+        "weight_versions": [{"version": "0", "start": 0, "end": len(turn)}],
+    }
+    return orjson.dumps({"output_ids": turn, "meta_info": meta})
+
+
+class InstantServer:
+    """The ASGI application."""
+
+    def __init__(self, turns: list[list[int]]) -> None:
+        self._replies = [reply_of(turn) for turn in turns]
+        self._asked: Counter[str] = Counter()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", scope["type"]
+        body = b""
+        is_whole = False
+        while not is_whole:
+            message = await receive()
+            body += message.get("body", b"")
+            is_whole = not message.get("more_body", False)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": self._answer(scope["path"], body)})
+
+    def _answer(self, path: str, body: bytes) -> bytes:
+        if path == "/model_info":
+            return b'{"model_path": "instant", "weight_version": "0"}'
+        trajectory = orjson.loads(body)["rid"].rpartition("-")[0]
+        turn = self._asked[trajectory]
+        self._asked[trajectory] += 1
+        return self._replies[min(turn, len(self._replies) - 1)]
+
+
+def main() -> None:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(2048)
+    print(listener.getsockname()[1], flush=True)
+    app = InstantServer(json.loads(sys.stdin.readline())["turns"])
+    uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", timeout_keep_alive=60)).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

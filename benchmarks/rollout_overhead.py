@@ -1,0 +1,309 @@
+"""What a trajectory costs besides the model: tool trajectories of three turns per second, 256 in flight, against an instant server.
+
+Our side plays leases through the whole production path: AgentLoopManager, tool_agent, a typed tool function, reward, Arrow. The
+peers are called in turn, in environments of their own (`--peers`, made by the peers' setup script); one that is missing is
+reported as missing. Compare the ratios within one run, not figures of different runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import trio
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from agentrl.chat.chat import Chat
+from agentrl.config.schema import AgentConfig, RewardConfig, RolloutConfig
+from agentrl.data.trajectories import encode, to_ipc
+from agentrl.plugins import load_plugins, tool
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.garbage import collect_rarely
+from agentrl.rollout.manager import AgentLoopManager
+from agentrl.rollout.router import Router
+from agentrl.rollout.session import PromptLimits
+from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.protocol import ModelInfo
+from agentrl.types import Generation, Lease, Message, Task, Trajectory
+
+CONCURRENCY = 256
+GROUP_SIZE = 8
+TURN = 'I will call the tool now.\n<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 30}}\n</tool_call>'
+ANSWER = "#### 42"
+TURNS = (TURN, TURN, ANSWER)
+MARKS = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *("<think>", "</think>", "<tools>", "</tools>"),
+)
+VOCAB_SIZE = 512
+PEERS = {
+    "verl": ("peers_rl_venv", "verl_agent_loop.py"),
+    "areal": ("peers_rl_venv", "areal_multi_turn.py"),
+    "verifiers": ("peers_vf1_venv", "verifiers_toolenv.py"),
+}
+RATIOS = (("in_process", "verl", 5.0), ("in_process", "areal", None), ("http", "verifiers", 8.0))
+
+
+# ---------------------------------------------------------------------------------------------------------- our side
+
+
+@tool(runtime="trio")
+async def add(a: int, b: int) -> str:
+    """Add two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return str(a + b)
+
+
+def write_tokenizer(folder: Path, template: str) -> None:
+    """Write the peers' tokenizer: byte-level BPE of 512 tokens, ChatML marks, and their chat template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, special_tokens=list(MARKS), show_progress=False, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(["the quick brown fox 0123456789 + = ?"], trainer)
+    missing = VOCAB_SIZE - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([AddedToken(f"<|x{index}|>", normalized=False) for index in range(missing)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}))
+    (folder / "chat_template.jinja").write_text(template)
+
+
+class InstantClient:
+    """A server inside of the process; the k-th request of a trajectory gets the k-th turn."""
+
+    def __init__(self, turns: Sequence[list[int]]) -> None:
+        self._generations = [
+            Generation(np.array(turn, np.int32), np.full(len(turn), -0.5, np.float32), np.zeros(len(turn), np.int32), "stop")
+            for turn in turns
+        ]
+        self._asked: Counter[str] = Counter()
+
+    async def generate(self, input_ids: Sequence[int], params: object, *, rid: str) -> Generation:
+        await trio.lowlevel.checkpoint()
+        trajectory = rid.rpartition("-")[0]
+        turn = self._asked[trajectory]
+        self._asked[trajectory] += 1
+        return self._generations[turn]
+
+    async def model_info(self) -> ModelInfo:
+        return ModelInfo("instant", 0)
+
+    async def aclose(self) -> None:
+        return
+
+
+class Leases:
+    """A source of `num_groups` groups and the sink of their trajectories, as the replay buffer is one."""
+
+    def __init__(self, num_groups: int) -> None:
+        self._left = iter(range(num_groups))
+        self._expected = num_groups * GROUP_SIZE
+        self.num_added = 0
+        self.last: Trajectory | None = None
+        self.finished = trio.Event()
+
+    async def lease(self, limit: int) -> list[Lease]:
+        numbers = [number for _, number in zip(range(limit), self._left, strict=False)]
+        if not numbers:
+            await trio.sleep(0.05)
+        return [Lease(number, make_task(number), GROUP_SIZE, 0) for number in numbers]
+
+    async def add(self, trajectories: Sequence[Trajectory]) -> None:
+        to_ipc(encode(trajectories))
+        self.num_added += len(trajectories)
+        self.last = trajectories[-1]
+        if self.num_added >= self._expected:
+            self.finished.set()
+
+    async def drop_group(self, group_id: int, reason: str) -> None:
+        raise RuntimeError(f"group {group_id} was dropped: {reason}")
+
+
+def make_task(number: int) -> Task:
+    question = Message("user", f"What is 12 + 30? ({number})")
+    return Task(f"bench:{number}", "arithmetic", (question,), "tool_agent", ground_truth="42")
+
+
+def measure_ours(side: str, *, num_trajectories: int, template: str, profile: str | None) -> dict[str, Any]:
+    """Play the trajectories and return figures; `side` is in_process or http."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder), template)
+        chat = Chat.load(folder)
+    turns = [[*chat.encode(text), chat.eos_token_ids[0]] for text in TURNS]
+    if side == "in_process":
+        return trio.run(play_all, chat, InstantClient(turns), num_trajectories, profile)
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("instant_server.py"))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    try:
+        server.stdin.write(json.dumps({"turns": turns}) + "\n")
+        server.stdin.flush()
+        client = SGLangClient(f"http://127.0.0.1:{int(server.stdout.readline())}")
+        return trio.run(play_all, chat, client, num_trajectories, profile)
+    finally:
+        server.kill()
+        server.wait()
+
+
+async def play_all(chat: Chat, client: Any, num_trajectories: int, profile: str | None) -> dict[str, Any]:
+    plugins = load_plugins()
+    plugins.add_module(SimpleNamespace(__name__=add.__module__, add=add))
+    router = Router(lambda url: client, vocab_size=VOCAB_SIZE, context_tokens=8192)
+    router.set_servers(["http://instant"], version=0)
+    rollout = RolloutConfig(max_concurrent_trajectories=CONCURRENCY, group_size=GROUP_SIZE)
+    agent = AgentConfig(tools=("add",), max_response_tokens=4096)
+    with AsyncioHost() as host:
+        manager = AgentLoopManager(
+            agent,
+            rollout,
+            RewardConfig(),
+            plugins=plugins,
+            chat=chat,
+            router=router,
+            host=host,
+            prompt=PromptLimits(2048, "filter"),
+        )
+        await play(manager, CONCURRENCY)
+        collect_rarely()  # as a rollout actor does
+        with profiled(profile):
+            started, cpu = time.perf_counter(), time.process_time()
+            last = await play(manager, num_trajectories)
+            elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
+        await router.aclose()
+    assert last is not None
+    assert (last.metrics["num_turns"], last.metrics["num_tool_calls"], last.reward) == (3, 2, 1.0), last
+    return {
+        "trajectories_per_s": num_trajectories / elapsed,
+        "trajectories_per_cpu_s": num_trajectories / cpu,
+        "cpu_ms_per_trajectory": 1e3 * cpu / num_trajectories,
+        "num_tokens": last.num_tokens,
+        "num_action_tokens": last.num_action_tokens,
+    }
+
+
+async def play(manager: AgentLoopManager, num_trajectories: int) -> Trajectory | None:
+    leases = Leases(num_trajectories // GROUP_SIZE)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(manager.run, leases, leases)
+        await leases.finished.wait()
+        nursery.cancel_scope.cancel()
+    return leases.last
+
+
+class profiled:  # noqa: N801 (a context manager)
+    """Write a profile of the block to a text file, if one is named."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        if self._path:
+            import cProfile
+
+            self._profile = cProfile.Profile()
+            self._profile.enable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._path:
+            import pstats
+
+            self._profile.disable()
+            with open(self._path, "w") as file:
+                pstats.Stats(self._profile, stream=file).sort_stats("tottime").print_stats(45)
+
+
+# ---------------------------------------------------------------------------------------------------------- all sides
+
+
+def run_side(side: str, args: argparse.Namespace) -> dict[str, Any] | str:
+    """Run one side in a process of its own; return its figures, or why there are none."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "BENCH_TEMPLATE": str(args.template)}
+    if side in PEERS:
+        venv, script = PEERS[side]
+        python, script = args.peers / venv / "bin" / "python", args.peer_scripts / script
+        if not python.exists() or not script.exists():
+            return "not installed"
+        if side == "areal":
+            environment["PYTHONPATH"] = str(args.peers / "areal_x")
+        command = [str(python), str(script), "--n", str(args.peer_trajectories)]
+    else:
+        command = [sys.executable, __file__, "--side", side, "--n", str(args.n), "--template", str(args.template)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode != 0:
+        return f"failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
+    line = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
+    return line if side not in PEERS else {"trajectories_per_s": line["figures"]["traj_per_s"], **line["figures"]}
+
+
+def compare(args: argparse.Namespace) -> None:
+    sides = ("in_process", "verl", "areal", "http", "verifiers")
+    results: dict[str, list[Any]] = {side: [] for side in sides}
+    for repeat in range(args.repeats):
+        for side in sides:
+            results[side].append(run_side(side, args))
+            print(f"repeat {repeat}: {side:<12}", _shown(results[side][-1]), flush=True)
+    rates = {side: [r["trajectories_per_s"] for r in runs if isinstance(r, dict)] for side, runs in results.items()}
+    ratios = {}
+    for ours, peer, wanted in RATIOS:
+        if rates[ours] and rates[peer]:
+            ratios[f"{ours}/{peer}"] = ratio = statistics.median(rates[ours]) / statistics.median(rates[peer])
+            print(f"{ours} against {peer}: {ratio:.1f} times" + (f" (wanted: at least {wanted:g})" if wanted else ""))
+        else:
+            print(f"{ours} against {peer}: no figure, the peer is {results[peer][-1] if results[peer] else 'absent'}")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps({"results": results, "ratios": ratios}, indent=1) + "\n")
+
+
+def _shown(result: dict[str, Any] | str) -> str:
+    return result if isinstance(result, str) else f"{result['trajectories_per_s']:8.1f} trajectories/s"
+
+
+def main() -> None:
+    shared = Path(os.environ.get("AGENTRL_SHARED", Path(__file__).parents[2] / "shared"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n", type=int, default=4096, help="trajectories of our sides")
+    parser.add_argument("--peer-trajectories", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peers", type=Path, default=Path(os.environ.get("PEERS_ROOT", "~/.cache/agentrl-peers")).expanduser())
+    parser.add_argument("--peer-scripts", type=Path, default=shared / "bench")
+    parser.add_argument("--template", type=Path, default=None, help="chat template; default: Qwen 2.5's from the installed trl")
+    parser.add_argument("--side", choices=("in_process", "http"), help="measure one of our sides and print its figures")
+    parser.add_argument("--profile", help="with --side: write a profile to this file")
+    parser.add_argument("--out", type=Path, help="write all figures as JSON")
+    args = parser.parse_args()
+    args.template = args.template or installed_template()
+    if args.side:
+        template = args.template.read_text(encoding="utf-8")
+        print(json.dumps(measure_ours(args.side, num_trajectories=args.n, template=template, profile=args.profile)))
+    else:
+        compare(args)
+
+
+def installed_template() -> Path:
+    from importlib.metadata import distribution
+
+    return Path(str(distribution("trl").locate_file("trl/chat_templates/qwen2_5.jinja")))
+
+
+if __name__ == "__main__":
+    main()
