@@ -143,6 +143,7 @@ FURTHER: list[tuple[str, str, list[Read], str]] = [
     ("gpt_oss", "<|channel|>commentary to=browser.search<|message|>{}", [("browser.search", {}, None)], ""),
     ("pythonic", '<|tool_call_start|>[f(a="x", b=[1], c=None)]<|tool_call_end|>So.', [("f", {"a": "x", "b": [1], "c": None}, None)], "So."),
     ("pythonic", "[f()]", [("f", {}, None)], ""),
+    ("pythonic", "[f(a='it's', b=\"\", c='')]", [("f", {"a": "it's", "b": "", "c": ""}, None)], ""),
     ("pythonic", "[f(a=(1, -2), b=true, c='it\\'s' \"!\", d='''x\ny''', e=1_000, g=r'\\d')]",
      [("f", {"a": [1, -2], "b": True, "c": "it's!", "d": "x\ny", "e": 1000, "g": "\\d"}, None)], ""),
     ("pythonic", "<|python_tag|>[f(a='\\x41\\u00e9\\n')]", [("f", {"a": "Aé\n"}, None)], ""),
@@ -373,7 +374,8 @@ HOSTILE = [
     ("qwen3_coder", "<function=a><parameter=b>", ""), ("qwen3_coder", "<tool_call>", ""),
     ("llama3_json", '\n{"name":"é', ""), ("llama3_json", '{"name": "x", "parameters":\n', ""), ("mistral", "[TOOL_CALLS][", ""),
     ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{", ""), ("gpt_oss", "to=", ""), ("gpt_oss", "<|start|>assistant ", ""),
-    ("pythonic", '<|tool_call_start|>[f("', ""), ("pythonic", "\n[f(a=", ""), ("none", "<think></think>", ""),
+    ("pythonic", '<|tool_call_start|>[f("', ""), ("pythonic", '<|tool_call_start|>[f("x', ""),
+    ("pythonic", "\n[f(a=", ""), ("none", "<think></think>", ""),
     ("hermes", " ", "<tool_call>"),
 ]  # fmt: skip
 

@@ -1,7 +1,7 @@
 """A list of Python calls with literal arguments, read without `ast`.
 
 `ast.parse` answers whole texts only, warns of odd escapes, and can end the process on deep nesting. Beyond Python's grammar, real
-line breaks in strings and JSON's true, false and null are read, for templates and models write them.
+line breaks and apostrophes in strings and JSON's true, false and null are read, for templates and models write them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from agentrl.chat.formats.json_calls import LOOKAHEAD, MAX_DEPTH, MAX_DIGITS, sk
 _NAME = re.compile(r"[^\W\d][\w.]*")
 _KEY = re.compile(r"([^\W\d]\w*)\s*=(?!=)\s*")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?")
+# A quote with a letter behind it does not end a string: templates write strings with their apostrophes as they are. The marks around
+# calls are no part of a string, so that thousands of open strings do not each reach to the end of the text.
+_CONTENT = r"""[^'"\\<]++|<(?!\|tool_call_)|\\."""
 _STRING = re.compile(
-    r"""[rRuU]?(?:'''(?:[^'\\]++|\\.|'(?!''))*+'''|'(?!'')(?:[^'\\]++|\\.)*+')"""
-    r'''|[rRuU]?(?:"""(?:[^"\\]++|\\.|"(?!""))*+"""|"(?!"")(?:[^"\\]++|\\.)*+")''',
+    rf"""[rRuU]?(?:'''(?:{_CONTENT}|"|'(?!''))*+'''|'(?!'')(?:{_CONTENT}|"|'(?=\w))*+')"""
+    rf'''|[rRuU]?(?:"""(?:{_CONTENT}|'|"(?!""))*+"""|"(?!"")(?:{_CONTENT}|'|"(?=\w))*+")''',
     re.DOTALL,
 )
 _STRING_START = re.compile(r"""[rRuU]?['"]""")
