@@ -8,15 +8,19 @@ reported as missing. Compare the ratios within one run, not figures of different
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import os
+import pstats
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import distribution
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,11 +93,13 @@ class InstantClient:
     """A server inside of the process; the k-th request of a trajectory gets the k-th turn."""
 
     def __init__(self, turns: Sequence[list[int]]) -> None:
-        self._generations = [
-            Generation(np.array(turn, np.int32), np.full(len(turn), -0.5, np.float32), np.zeros(len(turn), np.int32), "stop")
-            for turn in turns
-        ]
+        self._generations = [self._generation(turn) for turn in turns]
         self._asked: Counter[str] = Counter()
+
+    @staticmethod
+    def _generation(turn: Sequence[int]) -> Generation:
+        length = len(turn)
+        return Generation(np.array(turn, np.int32), np.full(length, -0.5, np.float32), np.zeros(length, np.int32), "stop")
 
     async def generate(self, input_ids: Sequence[int], params: object, *, rid: str) -> Generation:
         await trio.lowlevel.checkpoint()
@@ -209,26 +215,18 @@ async def play(manager: AgentLoopManager, num_trajectories: int) -> Trajectory |
     return leases.last
 
 
-class profiled:  # noqa: N801 (a context manager)
+@contextmanager
+def profiled(path: str | None) -> Iterator[None]:
     """Write a profile of the block to a text file, if one is named."""
-
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        if self._path:
-            import cProfile
-
-            self._profile = cProfile.Profile()
-            self._profile.enable()
-
-    def __exit__(self, *_: object) -> None:
-        if self._path:
-            import pstats
-
-            self._profile.disable()
-            with open(self._path, "w") as file:
-                pstats.Stats(self._profile, stream=file).sort_stats("tottime").print_stats(45)
+    if path is None:
+        yield
+        return
+    profile = cProfile.Profile()
+    profile.enable()
+    yield
+    profile.disable()
+    with open(path, "w", encoding="utf-8") as file:
+        pstats.Stats(profile, stream=file).sort_stats("tottime").print_stats(45)
 
 
 # ---------------------------------------------------------------------------------------------------------- all sides
@@ -300,8 +298,6 @@ def main() -> None:
 
 
 def installed_template() -> Path:
-    from importlib.metadata import distribution
-
     return Path(str(distribution("trl").locate_file("trl/chat_templates/qwen2_5.jinja")))
 
 
