@@ -157,7 +157,11 @@ class Judge:
             mark = secrets.token_hex(16)
             request = json.dumps({"mark": mark, "function": cases.function, "inputs": cases.inputs[first:]})
             result = await self._run(Program(HARNESS, stdin=request, files={"program.py": self._file}), tally)
-            replies = [line.removeprefix(mark) for line in result.stdout.split("\n") if line.startswith(mark)][: len(cases) - first]
+            loaded, *replies = [line.removeprefix(mark) for line in result.stdout.split("\n") if line.startswith(mark)] or [None]
+            if loaded is None:
+                tally.add(False)
+                return  # no case will do better
+            replies = replies[: len(cases) - first]
             for reply, expected in zip(replies, cases.outputs[first:], strict=False):
                 if not tally.is_settled:
                     tally.add(is_expected(reply, expected))
@@ -165,8 +169,6 @@ class Judge:
             if first < len(cases) and not tally.is_settled:
                 tally.add(False)
                 first += 1
-            if not replies and not result.is_timed_out:
-                return  # it does not even load: no case will do better
 
 
 COMPILE = 'compile(open("program.py", encoding="utf-8").read(), "program.py", "exec")'
@@ -179,6 +181,7 @@ space = {"__name__": "program"}
 exec(compile(open("program.py", encoding="utf-8").read(), "program.py", "exec"), space)
 name = request["function"]
 function = getattr(space["Solution"](), name) if name not in space and "Solution" in space else space[name]
+print("\\n" + request["mark"], flush=True)
 for arguments in request["inputs"]:
     try:
         text = json.dumps({"value": function(*arguments)})

@@ -1,0 +1,228 @@
+"""The reward `code`: right and wrong programs, in each form of test case, and programs that would rather not be tested."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import ConfigError, DataError, RewardError, SandboxError
+from agentrl.plugins import Attempted, load_plugins
+from agentrl.rewards.code import Code
+from agentrl.rewards.code_cases import equal_texts, equal_values, extract_code, is_expected, read_cases
+from agentrl.sandbox import Sandbox
+from agentrl.types import Message, Outcome, Task
+
+SUM = {"inputs": ["1 2", "3 4\n", "10 -3"], "outputs": ["3", "7\n", "7 "]}
+DOUBLE = {"fn_name": "double", "inputs": [[1], [2], [[1, 2]]], "outputs": [2, 4, [1, 2, 1, 2]]}
+
+
+def task(ground_truth) -> Task:
+    return Task("t:0", "code", (Message("user", "Write it."),), "single_turn_agent", ground_truth=ground_truth)
+
+
+def attempt(answer: str, ground_truth) -> Attempted:
+    messages = (Message("user", "Write it."), Message("assistant", answer))
+    return Attempted(task(ground_truth), messages, Outcome.COMPLETED, 1, 10, 10, 100)
+
+
+def score(code: str, ground_truth, **config):
+    reward = Code({"wall_s": 30.0, "total_s": 100.0, **config})
+    return trio.run(reward.score, attempt(f"Here it is:\n```python\n{code}\n```\nDone.", ground_truth))
+
+
+ADD = "a, b = map(int, input().split())\nprint(a + b)"
+
+
+@pytest.mark.parametrize(
+    ("code", "truth"),
+    [
+        (ADD, SUM),
+        (ADD, json.dumps(SUM)),
+        (ADD, {"inputs": [["1 2"]], "outputs": [["3"]]}),
+        ("def double(x):\n    return x * 2", DOUBLE),
+        ("class Solution:\n    def double(self, x):\n        return x * 2", DOUBLE),
+        ("def double(x):\n    print('noise')\n    return x * 2", {**DOUBLE, "outputs": [[2], [4], [[1, 2, 1, 2]]]}),
+        ("def f(x): return x", {"assert_case": ["assert f(1) == 1", "assert f('a') == 'a'"]}),
+        ("def f(x): return x", {"test": "def check(candidate):\n    assert candidate(1) == 1", "entry_point": "f"}),
+        ("def double(x): return (x * 2,)", {"fn_name": "double", "inputs": [[1]], "outputs": [[2]]}),
+    ],
+)
+def test_a_right_program_earns_one(code: str, truth) -> None:
+    result = score(code, truth)
+    assert result.value == 1.0
+    assert result.metrics["accuracy"] == result.metrics["passed"] == result.metrics["compiles"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("code", "truth", "share"),
+    [
+        ("print(3)", SUM, 1 / 3),
+        ("print(input() and 7)", SUM, 2 / 3),
+        ("def double(x): return x + x if x != 2 else 5", DOUBLE, 2 / 3),
+        ("def double(x): return x * 2 if x != 1 else 1 / 0", DOUBLE, 2 / 3),
+        ("import os\ndef double(x): return x * 2 if x != 1 else os._exit(0)", DOUBLE, 2 / 3),
+        ("def f(x): return 1", {"assert_case": ["assert f(1) == 1", "assert f(2) == 2"]}, 1 / 2),
+    ],
+)
+def test_otherwise_the_share_or_nothing(code: str, truth, share: float) -> None:
+    result = score(code, truth)
+    assert result.value == pytest.approx(share)
+    assert result.metrics["accuracy"] == 0.0
+    assert score(code, truth, continuous=False).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("code", "truth"),
+    [
+        ("def double(x): return", DOUBLE),
+        ("def other(x): return x", DOUBLE),
+        ("import os\nos._exit(0)", DOUBLE),
+        ("import sys; sys.exit(0)", {"test": "assert f(1) == 1"}),
+        ("import os; os._exit(0)", {"assert_case": ["assert f(1) == 1"]}),
+        ("raise SystemExit", {"test": "assert f(1) == 1"}),
+        ("print('{\"value\": 2}')\nimport os\nos._exit(0)", DOUBLE),
+        ("class Any:\n    def __eq__(self, other): return True\ndef double(x): return Any()", DOUBLE),
+    ],
+)
+def test_a_program_that_avoids_its_test_earns_nothing(code: str, truth) -> None:
+    assert score(code, truth).value == 0.0
+
+
+def test_no_program_and_no_python() -> None:
+    nothing = trio.run(Code({}).score, attempt("I cannot.", SUM))
+    broken = score("def f(:", SUM)
+    assert (nothing.value, nothing.metrics["compiles"]) == (0.0, 0.0)
+    assert (broken.value, broken.metrics["compiles"], broken.metrics["num_cases"]) == (0.0, 0.0, 3.0)
+
+
+def test_a_program_that_does_not_end_is_wrong_and_not_an_error() -> None:
+    result = score("while True: pass", SUM, cpu_s=1.0, total_s=2.0)
+    assert result.value == 0.0
+    assert 1 <= result.metrics["timeouts"] < 3
+    looping = score("def double(x):\n    while x == 2: pass\n    return x * 2", DOUBLE, cpu_s=1.0)
+    assert looping.value == pytest.approx(2 / 3)
+
+
+def test_cases_beyond_the_first_ones_count_until_one_fails() -> None:
+    truth = {"inputs": [[n] for n in range(20)], "outputs": list(range(20)), "fn_name": "f"}
+    assert score("def f(n): return n", truth, max_cases=4).value == 1.0
+    late = score("def f(n): return n if n < 7 else -1", truth, max_cases=4)
+    assert (late.value, late.metrics["num_cases"]) == (7 / 8, 8.0)
+    early = score("def f(n): return n if n != 1 else -1", truth, max_cases=4)
+    assert (early.value, early.metrics["num_cases"]) == (3 / 4, 4.0)
+
+
+def test_the_expected_values_are_nowhere_to_be_read() -> None:
+    code = """
+import gc, os, sys
+def f(n):
+    seen = [text for folder, _, names in os.walk('/work') for name in names for text in open(os.path.join(folder, name))]
+    seen += [repr(thing)[:10**4] for thing in gc.get_objects() if isinstance(thing, (str, dict, list))]
+    return 987654321 if any('9876' + '54321' in text.replace(code, '') for text in seen) else 0
+code = '987654321 if any'
+"""
+    assert score(code, {"fn_name": "f", "inputs": [[1]], "outputs": [987654321]}).value == 0.0
+
+
+def test_a_broken_sandbox_is_an_error_and_never_a_zero(monkeypatch) -> None:
+    async def broken(self, program) -> None:
+        raise SandboxError("no more processes")
+
+    monkeypatch.setattr(Sandbox, "run", broken)
+    with pytest.raises(RewardError, match="reward 'code': no more processes"):
+        score(ADD, SUM)
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        ("3", "must be a mapping"),
+        ("{", "is no JSON"),
+        ({}, "must have `inputs` and `outputs`"),
+        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+        ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
+        ({"inputs": [1], "outputs": [1], "fn_name": "f"}, "must be a list of arguments"),
+        ({"assert_case": [1]}, "list of Python texts"),
+    ],
+)
+def test_a_task_without_cases_is_refused_before_any_rollout(truth, message: str) -> None:
+    with pytest.raises(DataError, match=f"task t:0: reward 'code': reward_model.ground_truth: .*{message}"):
+        Code({}).check(task(truth))
+
+
+def test_a_good_task_is_accepted_and_the_reward_is_registered() -> None:
+    Code({}).check(task(SUM))
+    assert load_plugins().rewards.get("code") is Code
+
+
+@pytest.mark.parametrize("config", [{"continuous": 1}, {"max_cases": 0}, {"total_s": "x"}, {"timeout": 3}])
+def test_a_wrong_config_is_refused(config: dict) -> None:
+    with pytest.raises(ConfigError, match=r"reward\.reward_config\.code"):
+        Code(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\na\n```\ntext\n```\nb\n```", "b\n"),
+        ("```py\na", "a"),
+        ("~~~\na\n```\nb\n~~~", "a\n```\nb\n"),
+        ("  ```python\n  a\n  ```", "  a\n"),
+        ("no code, only `this`", None),
+        ("```python\n```", ""),
+    ],
+)
+def test_the_last_fenced_block_is_the_answer(text: str, code: str | None) -> None:
+    assert extract_code(text) == code
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "is_equal"),
+    [
+        ("1 2\n", "1   2", True),
+        ("1\n2", "1 2", False),
+        ("0.3333333333", "0.33333333331", True),
+        ("0.333", "0.334", False),
+        ("3.0", "3", True),
+        ("9007199254740993", "9007199254740992", False),
+        ("Yes", "yes", False),
+        ("a\n\n\n", "a", True),
+        ("", "", True),
+        ("", "0", False),
+        ("nan", "nan", True),
+        ("inf", "1e999", True),
+    ],
+)
+def test_outputs_are_compared_word_by_word(printed: str, expected: str, is_equal: bool) -> None:
+    assert equal_texts(printed, expected) == is_equal
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3), max_leaves=6)
+)
+def test_a_value_equals_itself_and_nothing_it_is_not(value) -> None:
+    assert equal_values(value, value)
+    assert is_expected(json.dumps({"value": value}), value)
+    assert not equal_values(value, [value])
+    assert not equal_values([value, value], [value])
+
+
+def test_true_is_not_one_and_close_numbers_are_equal() -> None:
+    assert not equal_values(True, 1)
+    assert not equal_values(10**400, 1.0)
+    assert equal_values(0.1 + 0.2, 0.3)
+    assert equal_values({"a": [1.0]}, {"a": [1]})
+    assert not equal_values({"a": 1}, {"b": 1})
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_ground_truth_or_refused(text: str) -> None:
+    try:
+        cases = read_cases(text)
+    except ValueError:
+        return
+    assert len(cases) > 0
