@@ -17,6 +17,7 @@ from agentrl.data.build import OfferedTools
 from agentrl.errors import PluginError
 from agentrl.plugins import Reference, Tool, import_source, load_plugins, locate
 from agentrl.plugins.sources import SHIPPED_PACKAGE, pack_files
+from agentrl.testing import play
 from agentrl.types import Message, Task
 
 TOOL_FILE = '''
@@ -114,7 +115,11 @@ def test_a_typed_function_becomes_a_tool(tool_file) -> None:
         ("tools", "shuot", "unknown tool 'shuot'; registered: "),
         ("tools", "nowhere.py:Shout", "plugin file 'nowhere.py' does not exist"),
         ("tools", "my_tools.py:Absent", "my_tools.py has no 'Absent'"),
-        ("tools", "my_tools.py:NUMBER", "my_tools.py:NUMBER is not a tool: it must be a subclass of agentrl.plugins.Tool or a typed function"),
+        (
+            "tools",
+            "my_tools.py:NUMBER",
+            "my_tools.py:NUMBER is not a tool: it must be a subclass of agentrl.plugins.Tool or a typed function",
+        ),
         ("agents", "my_tools.py:Shout", "my_tools.py:Shout is not an agent: it must be a subclass of agentrl.plugins.AgentLoop"),
         ("rewards", "no.such.package:X", "No module named 'no'"),
     ],
@@ -189,3 +194,23 @@ def test_a_worker_in_another_folder_without_the_file_reads_the_shipped_copy(tool
 
 def test_without_shipping_a_path_is_itself(tool_file) -> None:
     assert locate("my_tools.py") == Path("my_tools.py")
+
+
+SCORE_FILE = """
+def score(data_source, solution_str, ground_truth, extra_info, bonus=0.0):
+    return {"score": float(ground_truth in solution_str) + bonus, "length": len(solution_str)}
+"""
+
+
+def test_a_function_scores_where_a_reward_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_reward.py").write_text(SCORE_FILE)
+    trajectory = play(
+        ["Paris"],
+        agent="single_turn_agent",
+        reward="my_reward.py:score",
+        ground_truth="Paris",
+        reward_config={"reward_config": {"score": {"bonus": 0.5}}},
+    )
+    assert [(event.name, event.value) for event in trajectory.rewards] == [("score", 1.5)]
+    assert user_files(Config(reward=RewardConfig(sources={"x": "my_reward.py:score"}))) == ["my_reward.py"]

@@ -10,6 +10,7 @@ from agentrl.adapters.verl_tools import verl_function_tools, verl_tools
 from agentrl.config.schema import AgentConfig, Config
 from agentrl.errors import PluginError
 from agentrl.plugins import Plugins, Tool, load_plugins
+from agentrl.plugins.sources import function_reference
 
 
 def open_plugins(agent: AgentConfig) -> Plugins:
@@ -40,7 +41,8 @@ def named_plugins(config: Config) -> Plugins:
         plugins.tools.resolve(name)
     plugins.agents.resolve(config.agent.default)
     for name in config.reward.sources.values():
-        plugins.rewards.resolve(name)
+        if function_reference(name) is None:
+            plugins.rewards.resolve(name)
     return plugins
 
 

@@ -14,7 +14,10 @@ from agentrl.types import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
-    """One plugin. `source`: the package or file it comes from; `parameters`: JSON schema of a tool's arguments; `problem`: why it does not load."""
+    """One plugin.
+
+    source: the package or file it comes from. parameters: JSON schema of a tool's arguments. problem: why it does not load.
+    """
 
     kind: str
     name: str

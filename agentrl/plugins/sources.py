@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -52,6 +53,16 @@ class Reference:
         if not hasattr(module, self.attribute):
             raise PluginError(f"{self.source} has no {self.attribute!r}")
         return getattr(module, self.attribute)
+
+
+def function_reference(text: str) -> Reference | None:
+    """Return the reference when `text` is one and leads to a plain function; None for a name or a class.
+
+    Raises:
+        PluginError: it leads nowhere.
+    """
+    reference = Reference.parse(text)
+    return reference if reference is not None and inspect.isroutine(reference.load()) else None
 
 
 def import_source(source: str) -> ModuleType:

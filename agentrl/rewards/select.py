@@ -10,6 +10,7 @@ from agentrl.config.schema import REWARD_PRESETS, RewardConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.plugins import Plugins
 from agentrl.plugins.rewards import Scope
+from agentrl.plugins.sources import function_reference
 from agentrl.rewards.calls import Term
 from agentrl.rewards.custom import load_function
 from agentrl.rewards.recipes import Recipe, recipe_of_class
@@ -31,13 +32,15 @@ class RewardTable:
         """
         self._config = config
         self._plugins = plugins
-        for name in config.reward_config:
+        functions = {function.attribute for name in _named(config) if (function := function_reference(name)) is not None}
+        for name in {*config.reward_config} - functions:
             plugins.rewards.resolve(name)
         self._custom = self._custom_term() if config.custom_function.path else None
         self._by_reward: dict[str, Term] = {}
         self._names: dict[str, str | None] = {}  # data source -> its reward
         for source, name in config.sources.items():
-            plugins.rewards.resolve(name)
+            if function_reference(name) is None:
+                plugins.rewards.resolve(name)
             if self._custom is None and REWARD_PRESETS.get(source) != name:
                 self._own_term(name)
         self._terms = [self._named_term(name) for name in config.terms]
@@ -92,7 +95,8 @@ class RewardTable:
 
     def _own_term(self, name: str) -> Term:
         if name not in self._by_reward:
-            shown = self._plugins.rewards.own_name(name)
+            function = function_reference(name)
+            shown = function.attribute if function is not None else self._plugins.rewards.own_name(name)
             self._by_reward[name] = self._term(shown, name, {}, weight=self._config.weight, timeout_s=self._config.timeout_s)
         return self._by_reward[name]
 
@@ -110,10 +114,19 @@ class RewardTable:
         )
 
     def _term(self, shown: str, name: str, config: Mapping[str, Any], **fields: Any) -> Term:
+        if (function := function_reference(name)) is not None:
+            kwargs = {**self._config.reward_config.get(function.attribute, {}), **config}
+            reward = load_function(function.source, function.attribute, kwargs, "trajectory", "thread")
+            return Term(shown, reward, recipe=None, **fields)
         cls = self._plugins.rewards.get(name)
         merged = {**self._config.reward_config.get(self._plugins.rewards.own_name(name), {}), **config}
         reward = cls(merged)
         return Term(shown, reward, recipe=recipe_of_class(cls, merged) if reward.runs_in == "process" else None, **fields)
+
+
+def _named(config: RewardConfig) -> list[str]:
+    """Return what the config calls its rewards: names, and references to classes or functions."""
+    return [*config.sources.values(), *(term.reward for term in config.terms.values() if term.reward)]
 
 
 def reward_of(data_source: str, sources: Mapping[str, str]) -> str | None:

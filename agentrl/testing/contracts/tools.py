@@ -29,6 +29,9 @@ from agentrl.types import Outcome, Trajectory
 
 Arguments = Mapping[str, Any]
 
+ODD_VALUES: tuple[Any, ...] = ({"odd": []}, [{}], None, "odd", -1.5)
+"""Of every JSON type: at least one of them fits no schema that asks for a type."""
+
 
 class ToolContract:
     """Subclass it as `class TestMyTool(ToolContract)`, with at least `tool` and `valid_calls`.
@@ -247,8 +250,8 @@ class ToolContract:
     def _wrong_calls(self) -> list[Arguments]:
         """Return arguments that the schema refuses: a property missing, or of a wrong type, or one too many."""
         example, schema = dict(self.valid_calls[0]), dict(self._class().parameters)
-        candidates = [{k: v for k, v in example.items() if k != name} for name in example]
-        candidates += [{**example, name: odd} for name in example for odd in ({"odd": []}, [{}], None, "odd", -1.5)]
+        candidates: list[Arguments] = [{k: v for k, v in example.items() if k != name} for name in example]
+        candidates += [{**example, name: odd} for name in example for odd in ODD_VALUES]
         candidates += [{**example, "no_such_parameter": 1}]
         refused = [arguments for arguments in candidates if not is_valid(arguments, schema)]
         assert refused, "the schema refuses nothing: say which properties are required, and of which type they are"
