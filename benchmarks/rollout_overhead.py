@@ -173,7 +173,7 @@ def measure_ours(side: str, *, num_trajectories: int, template: str, profile: st
 async def play_all(chat: Chat, client: Any, num_trajectories: int, profile: str | None) -> dict[str, Any]:
     plugins = load_plugins()
     plugins.add_module(SimpleNamespace(__name__=add.__module__, add=add))
-    router = Router(lambda url: client, vocab_size=VOCAB_SIZE, context_tokens=8192)
+    router = Router(lambda url: client, context_tokens=8192)
     router.set_servers(["http://instant"], version=0)
     rollout = RolloutConfig(max_concurrent_trajectories=CONCURRENCY, group_size=GROUP_SIZE)
     agent = AgentConfig(tools=("add",), max_response_tokens=4096)

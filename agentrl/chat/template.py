@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -162,7 +163,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
     # Jinja's own filter escapes < > & for HTML; a model should read them as they are
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _encoder(ensure_ascii, indent, None if separators is None else tuple(separators), sort_keys).encode(value)
+
+
+@functools.lru_cache
+def _encoder(ensure_ascii: bool, indent: int | None, separators: tuple[str, str] | None, sort_keys: bool) -> json.JSONEncoder:
+    return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

@@ -105,7 +105,7 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         "outcome": lambda t: t.outcome.value,
         "failure": lambda t: _unicode(t.failure),
         "metrics": lambda t: list(t.metrics.items()),
-        "extra_info": lambda t: json.dumps(t.extra_info),
+        "extra_info": lambda t: json.dumps(t.extra_info) if t.extra_info else "{}",
     }
     for name, value_of in values.items():
         columns[name] = pa.array([value_of(t) for t in trajectories], type=SCHEMA.field(name).type)

@@ -11,16 +11,18 @@ from agentrl.config.schema import ModelConfig
 from agentrl.errors import ConfigError
 
 
-def model_limits(model: ModelConfig, chat: Chat) -> tuple[int, int | None]:
-    """Return the number of ids the model knows and its context in tokens, from its `config.json`.
+def model_limits(model: ModelConfig, chat: Chat) -> tuple[int | None, int | None]:
+    """Return how many ids the model knows, and its context in tokens, from its `config.json`.
 
-    Without the file (servers elsewhere, only the tokenizer here): the tokenizer's vocabulary, and an unknown context.
+    None instead of the first: the tokenizer has no other ids. None instead of the second: unknown, for the file is not here
+    (servers elsewhere, only the tokenizer here).
     """
     described = read_json(Path(model.path) / "config.json")
     text_model = described.get("text_config") or described
     vocab_size = text_model.get("vocab_size")
     context_tokens = text_model.get("max_position_embeddings")
-    return (vocab_size if isinstance(vocab_size, int) else chat.vocab_size), (context_tokens if isinstance(context_tokens, int) else None)
+    has_foreign_ids = isinstance(vocab_size, int) and vocab_size < chat.vocab_size
+    return (vocab_size if has_foreign_ids else None), (context_tokens if isinstance(context_tokens, int) else None)
 
 
 def server_key(variable: str | None) -> str | None:

@@ -56,10 +56,11 @@ class Router:
     """Spreads generations over servers. `watch` must run beside it: it finds servers that come up.
 
     `connect` makes the client of a URL. `context_tokens` is the model's context, None when unknown: prompts and answers are
-    kept below it, and ids below `vocab_size`, before anything is sent, because a server may not survive them.
+    kept below it, and ids below `vocab_size`, before anything is sent, because a server may not survive them. None: no id
+    of the tokenizer is too large, and none is looked at.
     """
 
-    def __init__(self, connect: Callable[[str], Client], *, vocab_size: int, context_tokens: int | None = None) -> None:
+    def __init__(self, connect: Callable[[str], Client], *, vocab_size: int | None = None, context_tokens: int | None = None) -> None:
         self.context_tokens = context_tokens
         self._connect = connect
         self._vocab_size = vocab_size
@@ -234,8 +235,9 @@ class Router:
             await self._changed.wait()
 
     def _check(self, input_ids: Sequence[int], params: SamplingParams) -> None:
-        if not len(input_ids) or min(input_ids) < 0 or max(input_ids) >= self._vocab_size:
-            raise RequestRefused(f"a prompt needs ids in 0..{self._vocab_size - 1}", status=400)
+        is_known = self._vocab_size is None or (len(input_ids) and min(input_ids) >= 0 and max(input_ids) < self._vocab_size)
+        if not len(input_ids) or not is_known:
+            raise RequestRefused(f"a prompt needs ids{'' if self._vocab_size is None else f' in 0..{self._vocab_size - 1}'}", status=400)
         if params.max_new_tokens < 1:
             raise RequestRefused(f"max_new_tokens={params.max_new_tokens}: at least 1 token must be asked for", status=400)
         total = len(input_ids) + params.max_new_tokens

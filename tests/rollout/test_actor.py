@@ -164,11 +164,12 @@ def test_wrong_configs_are_named(folder, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("described", "limits"),
     [
-        ({"vocab_size": 400, "max_position_embeddings": 2048}, (400, 2048)),
-        ({"text_config": {"vocab_size": 401, "max_position_embeddings": 4096}}, (401, 4096)),
+        ({"vocab_size": 200, "max_position_embeddings": 2048}, (200, 2048)),
+        ({"text_config": {"vocab_size": 201, "max_position_embeddings": 4096}}, (201, 4096)),
+        ({"vocab_size": 100_000, "max_position_embeddings": 2048}, (None, 2048)),  # nothing to look for
     ],
 )
 def test_limits_come_from_the_model(chat, tmp_path, described, limits):
-    assert model_limits(ModelConfig(path=str(tmp_path)), chat) == (chat.vocab_size, None)
+    assert model_limits(ModelConfig(path=str(tmp_path)), chat) == (None, None)
     (tmp_path / "config.json").write_text(json.dumps(described))
     assert model_limits(ModelConfig(path=str(tmp_path)), chat) == limits

@@ -110,7 +110,7 @@ def call_with(name: str, arguments: Any) -> ToolCall:
 def name_of(value: Any) -> str:
     """Return the "name" of a JSON object, "" when there is none."""
     name = value.get("name") if isinstance(value, dict) else None
-    return name if isinstance(name, str) and is_portable(name) else ""
+    return name if isinstance(name, str) and (name.isascii() or is_portable(name)) else ""
 
 
 def begun_name(text: str, start: int) -> str:
@@ -122,7 +122,7 @@ def begun_name(text: str, start: int) -> str:
 def is_portable(value: Any) -> bool:
     """Tell whether `value` can travel as JSON in UTF-8; Python's parser also reads lone surrogates, NaN and 1e999."""
     try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        _ENCODER.encode(value).encode()
     except (ValueError, RecursionError):
         return False
     return True
@@ -140,6 +140,7 @@ def write_json(value: JsonObject | None) -> str:
     return json.dumps(dict(value or {}), ensure_ascii=False)
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _BEGUN = re.compile(r'\{\s*"name"\s*:\s*"([\w.-]{1,64})"')
 _SPACE = re.compile(r"\s*")
 
