@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
+import trio
+
 from agentrl.errors import SandboxError, ToolError
 from agentrl.plugins import Tool, ToolResult
 from agentrl.sandbox import Program, SandboxResult, open_sandbox, read_options
@@ -37,6 +39,7 @@ class Python(Tool):
         # A run makes each tool once before it plays anything: then is the moment to refuse a machine without walls.
         self._sandbox.check()
         self._workspace: Path | None = None
+        self._turn = trio.Lock()  # calls side by side share the folder: one after the other
 
     async def start(self, **create_kwargs: Any) -> None:
         descriptor, path = tempfile.mkstemp(prefix="agentrl-python-")
@@ -46,7 +49,8 @@ class Python(Tool):
     async def call(self, arguments: JsonObject) -> ToolResult:
         program = Program(arguments["code"], echo=True, is_merged=True, workspace=self._workspace)
         try:
-            result = await self._sandbox.run(program)
+            async with self._turn:
+                result = await self._sandbox.run(program)
         except SandboxError as error:
             raise ToolError(f"tool {self.name!r}: {error}") from error
         metrics = {"wall_s": result.wall_s, "cpu_s": result.cpu_s, "failures": float(not result.is_ok)}

@@ -16,6 +16,7 @@ from agentrl.data.dataset import DatasetReport
 from agentrl.errors import DataError
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
+from agentrl.sandbox import sandbox_reports
 from agentrl.types import BufferCounts, Lease, Task
 
 
@@ -24,12 +25,14 @@ class BufferPlan:
     """What the training data come to: tasks per epoch, batches of the whole run, what became of the rows.
 
     template_note: a line for the user when the chat template edits its history.
+    sandboxes: a line for each kind of protection that programs of the model will run under.
     """
 
     num_tasks: int
     total_steps: int
     report: DatasetReport
     template_note: str | None = None
+    sandboxes: tuple[str, ...] = ()
 
 
 class TaskCheck:
@@ -113,7 +116,13 @@ class BufferActor:
             group_size=config.rollout.group_size,
             total_groups=steps * config.buffer.groups_per_step,
         )
-        return BufferPlan(num_tasks=len(dataset), total_steps=steps, report=dataset.report, template_note=template.summary)
+        return BufferPlan(
+            num_tasks=len(dataset),
+            total_steps=steps,
+            report=dataset.report,
+            template_note=template.summary,
+            sandboxes=sandbox_reports(),
+        )
 
     @ray.method(concurrency_group="lease")
     def lease(self, owner: str, limit: int, timeout_s: float) -> list[Lease]:

@@ -71,6 +71,8 @@ def open_run(config: Config) -> Iterator[Run]:
         observer.set_total_steps(plan.total_steps)
         if plan.template_note is not None:
             observer.say(plan.template_note)
+        for line in plan.sandboxes:
+            observer.say(line)
         learner = LearnerGroup.start(
             config.model,
             config.learner,

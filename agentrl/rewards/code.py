@@ -44,6 +44,7 @@ class Code(Reward):
         if not isinstance(self._total_s, (int, float)) or not self._total_s > 0:
             raise ConfigError(f"{CONFIG_KEY}.total_s={self._total_s!r}: seconds above 0; keep it well below reward.timeout_s")
         self._options = read_options(config, key=CONFIG_KEY, others=OWN_KEYS)
+        self.max_concurrent = open_sandbox(self._options).num_slots  # in line for the sandbox, no deadline passes
 
     def check(self, task: Task) -> None:
         try:
@@ -157,11 +158,11 @@ class Judge:
             mark = secrets.token_hex(16)
             request = json.dumps({"mark": mark, "function": cases.function, "inputs": cases.inputs[first:]})
             result = await self._run(Program(HARNESS, stdin=request, files={"program.py": self._file}), tally)
-            loaded, *replies = [line.removeprefix(mark) for line in result.stdout.split("\n") if line.startswith(mark)] or [None]
-            if loaded is None:
+            lines = [line.removeprefix(mark) for line in result.stdout.split("\n") if line.startswith(mark)]
+            if not lines:  # it did not load: no case will do better
                 tally.add(False)
-                return  # no case will do better
-            replies = replies[: len(cases) - first]
+                return
+            replies = lines[1 : len(cases) - first + 1]
             for reply, expected in zip(replies, cases.outputs[first:], strict=False):
                 if not tally.is_settled:
                     tally.add(is_expected(reply, expected))

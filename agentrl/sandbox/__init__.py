@@ -3,7 +3,7 @@
 from agentrl.sandbox.limits import WALLS, Limits, SandboxOptions, Wall, read_options
 from agentrl.sandbox.protections import Protections
 from agentrl.sandbox.result import SandboxResult
-from agentrl.sandbox.sandbox import Program, Sandbox, open_sandbox
+from agentrl.sandbox.sandbox import Program, Sandbox, open_sandbox, sandbox_reports
 
 __all__ = [
     "WALLS",
@@ -16,4 +16,5 @@ __all__ = [
     "Wall",
     "open_sandbox",
     "read_options",
+    "sandbox_reports",
 ]

@@ -139,4 +139,5 @@ def main() -> None:
     sys.stdout.flush()
 
 
-main()
+if __name__ == "__main__":
+    main()

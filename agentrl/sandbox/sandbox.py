@@ -26,6 +26,9 @@ from agentrl.sandbox.result import Ending, SandboxResult
 
 log = logging.getLogger(__name__)
 
+_reports: dict[str, None] = {}
+"""What the self-tests of this process found, each once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -47,15 +50,16 @@ class Program:
 class Sandbox:
     """Runs programs within `options.limits`, at most `options.max_concurrent` at a time. Use `open_sandbox` to share one.
 
+    num_slots: how many programs run at a time.
     avoid: parts of the walls that are not even tried (namespaces, landlock, seccomp, cgroup): to see what the rest holds.
     """
 
     def __init__(self, options: SandboxOptions | None = None, *, avoid: tuple[str, ...] = ()) -> None:
         self.options = options or SandboxOptions()
         self._avoid = avoid
-        self._num_slots = self.options.max_concurrent or len(os.sched_getaffinity(0))
-        self._slots = threading.BoundedSemaphore(self._num_slots)
-        self._limiter = trio.CapacityLimiter(self._num_slots)
+        self.num_slots = self.options.max_concurrent or len(os.sched_getaffinity(0))
+        self._slots = threading.BoundedSemaphore(self.num_slots)
+        self._limiter = trio.CapacityLimiter(self.num_slots)
         self._check_lock = threading.Lock()
         self._protections: Protections | None = None
 
@@ -99,6 +103,7 @@ class Sandbox:
                 protections = self._test()
                 refuse(protections, self.options.allow_unprotected)
                 log.info("%s", protections)
+                _reports[str(protections)] = None
                 self._protections = protections
             return self._protections
 
@@ -140,6 +145,11 @@ class Sandbox:
             "max_files": limits.max_files,
             "max_open_files": limits.max_open_files,
         }
+
+
+def sandbox_reports() -> tuple[str, ...]:
+    """Return one line for each kind of protection that sandboxes of this process found and accepted."""
+    return tuple(_reports)
 
 
 @functools.lru_cache(maxsize=64)
