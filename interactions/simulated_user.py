@@ -19,8 +19,11 @@ INSTRUCTION = """\
 You play the user in a conversation with an assistant. Stay in this role: never help, never speak for the assistant.
 {persona}
 What you want: {goal}
-Write only what the user says next, in one short message. When you have what you want, or see that you will not get it, \
-write {stop_phrase} and nothing else."""
+Write only what the user says next, in one short message. {ending}"""
+ENDING = "When you have what you want, or see that you will not get it, write {stop_phrase} and nothing else."
+ENDING_WITH_SUCCESS = (
+    "When you have what you want, write {success_phrase} and nothing else; when you see that you will not get it, {stop_phrase}."
+)
 BEGIN = "(The conversation begins.)"
 SILENCE = "(The assistant said nothing.)"
 RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
@@ -34,7 +37,9 @@ class SimulatedUserOptions(Options):
     api_key_env: str | None = Field(None, description="Environment variable that holds the API key.")
     persona: str = Field("You are an ordinary person.", description="Who the user is; a row may say otherwise.")
     goal: str = Field("", description="What the user wants; a row may say otherwise.")
-    instruction: str = Field(INSTRUCTION, description="System prompt; {persona}, {goal} and {stop_phrase} are filled in.")
+    instruction: str = Field(
+        INSTRUCTION, description="System prompt; {persona}, {goal} and {ending} are filled in, and what the row holds."
+    )
     stop_phrase: str = Field("[DONE]", min_length=1, description="Said by the user, it ends the conversation.")
     success_phrase: str | None = Field(None, description="The same, and the final score is 1 instead of 0; None: no score.")
     max_turns: int = Field(8, ge=1, description="Replies per conversation; then it is over.")
@@ -77,7 +82,9 @@ class SimulatedUser(Interaction):
             DataError: there is no goal, or the instruction mentions what neither row nor config gives.
         """
         options = self._options
-        values = {"persona": options.persona, "goal": options.goal, "stop_phrase": options.stop_phrase, **row}
+        ending = ENDING if options.success_phrase is None else ENDING_WITH_SUCCESS
+        phrases = {"stop_phrase": options.stop_phrase, "success_phrase": options.success_phrase}
+        values = {"persona": options.persona, "goal": options.goal, "ending": ending.format(**phrases), **phrases, **row}
         if not values["goal"] and "{goal}" in options.instruction:
             raise DataError("interaction 'simulated_user' needs a `goal`, in interaction_kwargs or in its config")
         try:

@@ -27,10 +27,10 @@ def code_blocks(document: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def documented(tmp_path_factory: pytest.TempPathFactory) -> Plugins:
-    """All plugins of docs/tools.md and docs/rewards.md, loaded from files."""
+    """All plugins of docs/tools.md, docs/interactions.md and docs/rewards.md, loaded from files."""
     folder = tmp_path_factory.mktemp("documented")
     files = []
-    blocks = code_blocks("docs/tools.md") + code_blocks("docs/rewards.md")
+    blocks = [block for page in ("tools", "interactions", "rewards") for block in code_blocks(f"docs/{page}.md")]
     for index, block in enumerate(block for block in blocks if "\nclass " in block or "\n@tool" in block):
         files.append(folder / f"plugin_{index}.py")
         files[-1].write_text(block)
@@ -61,7 +61,7 @@ def test_the_example_answers_right_and_wrong_calls_as_the_rollout_makes_them():
     assert right == ("10", False)
     assert two_words == ("error: 'two words' is not one word", True)
     assert no_word[1]
-    assert "'word' is a required property" in no_word[0]
+    assert '"word" is a required property' in no_word[0]
 
 
 def test_the_readme_shows_the_example_as_it_is():
@@ -130,7 +130,9 @@ def test_the_documented_trial_prints_the_answer(capsys, monkeypatch):
     assert answer == "10"
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/quickstart.md", "docs/tools.md", "docs/sglang.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/quickstart.md", "docs/tools.md", "docs/plugins.md", "docs/interactions.md", "docs/sglang.md"]
+)
 def test_links_of_the_documents_lead_somewhere(document):
     targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / document).read_text())
     missing = [t for t in targets if "://" not in t and not ((ROOT / document).parent / t).exists()]

@@ -159,7 +159,9 @@ def test_the_other_model_sees_the_conversation_from_the_users_side(monkeypatch) 
 
 @pytest.mark.parametrize(("last", "score"), [("thanks, SOLVED", 1.0), ("[DONE]", 0.0)])
 def test_success_is_scored(last, score) -> None:
-    replies, final = ChatServer(lambda *_: last).talk("Here.", success_phrase="SOLVED")
+    server = ChatServer(lambda *_: last)
+    replies, final = server.talk("Here.", success_phrase="SOLVED")
+    assert "write SOLVED" in server.requests[0]["messages"][0]["content"]
     assert replies[-1].is_done
     assert final == score
 

@@ -116,8 +116,8 @@ class RewardTable:
     def _term(self, shown: str, name: str, config: Mapping[str, Any], **fields: Any) -> Term:
         if (function := function_reference(name)) is not None:
             kwargs = {**self._config.reward_config.get(function.attribute, {}), **config}
-            reward = load_function(function.source, function.attribute, kwargs, "trajectory", "thread")
-            return Term(shown, reward, recipe=None, **fields)
+            scorer = load_function(function.source, function.attribute, kwargs, "trajectory", "thread")
+            return Term(shown, scorer, recipe=None, **fields)
         cls = self._plugins.rewards.get(name)
         merged = {**self._config.reward_config.get(self._plugins.rewards.own_name(name), {}), **config}
         reward = cls(merged)
