@@ -73,6 +73,8 @@ class OpenAISession:
             adjust=lambda generation: cut_at_stop(generation, request.stop, self._chat),
         )
         reply = self._reply(sampled, request)
+        for _ in reply.message.tool_calls:  # the program runs them
+            self._session.count("num_tool_calls")
         served.note_reply(reply.message)
         return reply
 

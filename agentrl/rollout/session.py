@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import trio
 
@@ -29,34 +29,12 @@ from agentrl.rollout.line import Line, PromptLimits, Sampled
 from agentrl.rollout.openai_session import OpenAISession
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
+from agentrl.rollout.sampling import Generator, Sampling
 from agentrl.rollout.toolbox import Toolbox
 from agentrl.types import Generation, JsonObject, Message, Outcome, SamplingParams, ToolCall, Trajectory, Turn
 
 T = TypeVar("T")
 Adjust = Callable[[Generation], Generation]
-
-
-class Sampling(Protocol):
-    """How to sample: the `rollout` config in training, the `eval` config in validation."""
-
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def min_p(self) -> float: ...
-
-
-class Generator(Protocol):
-    """Samples turns: the Router."""
-
-    @property
-    def context_tokens(self) -> int | None:
-        """Largest prompt plus answer that every server takes; None while unknown."""
-
-    async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str) -> Generation: ...
 
 
 @dataclass(frozen=True, slots=True)

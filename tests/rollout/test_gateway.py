@@ -121,7 +121,7 @@ def test_a_tool_loop_is_one_row_with_its_sampled_tokens(stage):
     assert (trajectory.outcome, trajectory.failure) == (Outcome.COMPLETED, None)
     assert trajectory.reward == 1.0
     assert trajectory.segment_starts == (0,)
-    assert trajectory.metrics["num_turns"] == 2
+    assert (trajectory.metrics["num_turns"], trajectory.metrics["num_tool_calls"]) == (2, 1)
     check_rows(trajectory, world.client.requests)
     assert [m.role for m in trajectory.messages] == ["user", "assistant", "tool", "assistant"]
     assert "calculator(expression: string)" in stage.chat.decode(world.client.requests[0][0]), "the request's tools are in the prompt"

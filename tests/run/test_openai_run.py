@@ -7,10 +7,12 @@ import sys
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from agentrl.tools.calculator import Calculator
 
 import agentrl
+from agentrl.data.arithmetic import write_arithmetic
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.types import NO_VERSION, SCORED_OUTCOMES
+from agentrl.types import NO_VERSION, SCORED_OUTCOMES, Outcome
 
 PROGRAM = '''
 """A tool loop as OpenAI's documentation writes it; nothing in it knows of training."""
@@ -23,14 +25,7 @@ import sys
 
 import openai
 
-CALCULATOR = {
-    "type": "function",
-    "function": {
-        "name": "calculator",
-        "description": "Evaluate an arithmetic expression.",
-        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
-    },
-}
+CALCULATOR = {schema}
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
@@ -57,7 +52,7 @@ async def solve(task, *, base_url, api_key, model):
         for call in message.tool_calls or []:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": run(call)})
         if not message.tool_calls:
-            # Only so that this test has turns of context with a policy that calls nothing: the user asks again once.
+            # Only so that there is context between turns also with a policy that calls nothing: the user asks again once.
             if len(messages) > len(task["messages"]) + 1:
                 return
             messages.append({"role": "user", "content": "Are you sure?"})
@@ -73,7 +68,7 @@ if __name__ == "__main__":
 def program(world, tmp_path_factory):
     """The program, and the quickstart's rows with `openai_agent` as the agent of each."""
     folder = tmp_path_factory.mktemp("openai")
-    (folder / "my_agent.py").write_text(PROGRAM)
+    (folder / "my_agent.py").write_text(PROGRAM.replace("{schema}", repr(Calculator().schema())))
     rows = pq.read_table(world.folder / "data/train.parquet")
     column = rows.schema.get_field_index("agent_name")
     pq.write_table(rows.set_column(column, "agent_name", [["openai_agent"] * len(rows)]), folder / "train.parquet")
@@ -155,3 +150,34 @@ def test_a_command_is_trained(world, program):
     for trajectory in trajectories:
         check_record(trajectory, max_version=0)
         assert trajectory.metrics["num_turns"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_policy_that_calls_tools_is_trained_through_its_program(world, program):
+    """With the quickstart's warm start the policy does call the program's calculator: the answers are context of the same row."""
+    folder = world.folder / "openai_warm"
+    write_arithmetic(folder / "data", seed=0, num_train=240, num_val=0, num_sft=3000)
+    sft = world.start(
+        "sft", "configs/quickstart_sft.yaml", f"data.train_files=[{folder}/data/sft.parquet]", f"trainer.output={folder}/warm_start"
+    )
+    assert sft.wait(800) == 0, sft.output()
+    train(
+        world,
+        program,
+        "openai_tools",
+        f"agent.agent_config.openai_agent={{target: {program}/my_agent.py:solve}}",
+        f"model.path={folder}/warm_start",
+        "agent.max_turns=3",
+        "agent.max_response_tokens=256",
+        "agent.max_turn_tokens=64",
+        "trainer.steps=5",
+    )
+    trajectories = trajectories_of(world, "openai_tools")
+    for trajectory in trajectories:
+        check_record(trajectory, max_version=5)
+    used = [t for t in trajectories if any(message.role == "tool" for message in t.messages)]
+    assert used, "the policy called no tool"
+    assert all(t.segment_starts == (0,) for t in used)
+    assert all(t.metrics["num_tool_calls"] >= 1 for t in used)
+    assert any(t.reward == 1 for t in used if t.outcome is Outcome.COMPLETED), "an answer of the program's calculator counted"
