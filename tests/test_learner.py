@@ -1,5 +1,6 @@
 """One rank of the learner against independent mathematics: plain transformers forwards and numpy loops in float64."""
 
+import itertools
 import math
 import socket
 from contextlib import closing, contextmanager
@@ -219,6 +220,78 @@ def test_loss_equals_a_loop_over_plain_forwards(tmp_path, aggregation, mode):
                 proximal[index][samples[index].action_mask] = part.proximal_logprobs[own]
         expected = expected_loss(plain_model(tmp_path, one), samples, proximal, algorithm, mode)
         assert one.update(first)["loss"] == pytest.approx(expected, rel=2e-5)
+
+
+# -------------------------------------------------------------------------------------------------- several rows in one
+
+
+def cut_into_rows(samples, rng):
+    """Return the samples with one to three rows each."""
+    return [with_rows(one, tuple(sorted(rng.choice(np.arange(2, one.num_tokens - 1), int(rng.integers(0, 3)), False)))) for one in samples]
+
+
+def with_rows(one, starts):
+    mask = one.action_mask.copy()
+    mask[list(starts)] = False  # the first token of a row has no predictor
+    starts = (0, *(int(start) for start in starts))
+    return Sample(one.index, one.token_ids, mask, mask, one.behavior_logprobs, one.advantages, starts)
+
+
+def rows_of(one):
+    """The rows of a sample as samples of their own."""
+    bounds = [*one.segment_starts, one.num_tokens]
+    columns = (one.token_ids, one.action_mask, one.loss_mask, one.behavior_logprobs, one.advantages)
+    return [Sample(one.index, *(column[a:b] for column in columns)) for a, b in itertools.pairwise(bounds)]
+
+
+def test_rows_of_one_trajectory_see_nothing_of_each_other(tmp_path):
+    samples = cut_into_rows(batch(8), np.random.default_rng(1))
+    assert {len(one.segment_starts) for one in samples} == {1, 2, 3}
+    with learner() as one:
+        model = plain_model(tmp_path, one)
+        [packed] = scored(one, samples)
+        for place, index in enumerate(packed.microbatch.sample_indices):
+            expected = [
+                np.take_along_axis(plain_logprobs(model, row), row.token_ids[1:, None].astype(int), 1)[row.action_mask[1:], 0]
+                for row in rows_of(samples[index])
+            ]
+            own = packed.microbatch.sequence_ids == place
+            np.testing.assert_allclose(packed.proximal_logprobs[own], np.concatenate(expected), atol=2e-6)
+
+
+@pytest.mark.parametrize("max_tokens", [1000, 30, 1])
+def test_rows_learn_as_separate_forwards_do(max_tokens):
+    """Where no number counts sequences, a trajectory of several rows is the rows as trajectories of their own."""
+    samples = cut_into_rows(batch(7), np.random.default_rng(1))
+    separate = [row for one in samples for row in rows_of(one)]
+    with learner() as one:
+        joined = one.update(scored(one, samples, max_tokens=max_tokens))
+    with learner() as one:
+        apart = one.update(scored(one, separate, max_tokens=1))
+    for name in ("loss", "grad_norm", "entropy", "ratio_mean", "correction/weight_mean"):
+        assert joined[name] == pytest.approx(apart[name], rel=1e-9, abs=1e-11), name
+    assert joined["num_tokens"] == apart["num_tokens"]
+    assert joined["num_sequences"] == sum(s.action_mask.any() for s in samples)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean_token_mean", "sequence_mean_token_sum", "token_mean"])
+def test_rows_of_one_trajectory_are_one_sequence_in_the_loss(aggregation):
+    """By hand: on policy the ratio is 1 and the loss of a token is minus its advantage; the tokens of all rows share one mean."""
+    algorithm = AlgorithmConfig(aggregation=aggregation)
+    samples = cut_into_rows(batch(6), np.random.default_rng(2))
+    with learner(algorithm=algorithm, mode="on_policy") as one:
+        items = scored(one, samples, max_tokens=40)
+        terms, counts = [], []
+        for sample in samples:
+            values = [-float(a) for row in rows_of(sample) for a in row.advantages[row.loss_mask]]
+            terms.append(sum(values))
+            counts.append(len(values))
+        expected = {
+            "token_mean": sum(terms) / sum(counts),
+            "sequence_mean_token_sum": sum(terms) / len(terms),
+            "sequence_mean_token_mean": sum(t / n for t, n in zip(terms, counts, strict=True)) / len(terms),
+        }[aggregation]
+        assert one.update(items)["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_kl_to_the_reference_pulls_the_policy_back(tmp_path):

@@ -18,12 +18,19 @@ def samples(draw):
 
 
 def make_sample(index, length, rng):
+    starts = (0, *sorted(rng.choice(np.arange(1, length), min(int(rng.integers(0, 3)), length - 1), replace=False).tolist()))
     action_mask = rng.random(length) < 0.5
-    action_mask[0] = False
+    action_mask[list(starts)] = False
     loss_mask = action_mask & (rng.random(length) < 0.8)
     tokens = rng.integers(0, 1000, length).astype(np.int32)
     return Sample(
-        index, tokens, action_mask, loss_mask, rng.normal(size=length).astype(np.float32), rng.normal(size=length).astype(np.float32)
+        index,
+        tokens,
+        action_mask,
+        loss_mask,
+        rng.normal(size=length).astype(np.float32),
+        rng.normal(size=length).astype(np.float32),
+        starts,
     )
 
 
@@ -32,13 +39,16 @@ def test_packing_keeps_every_token_and_its_facts(batch, max_tokens, world_size):
     shards = pack(batch, max_tokens=max_tokens, world_size=world_size)
     seen = []
     for microbatch in (m for shard in shards for m in shard if not m.is_filler):
-        starts = np.concatenate([[0], np.cumsum(microbatch.segment_lengths)])
+        lengths = [batch[index].num_tokens for index in microbatch.sample_indices]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        assert microbatch.segment_lengths.tolist() == [n for index in microbatch.sample_indices for n in batch[index].segment_lengths]
         for place, index in enumerate(microbatch.sample_indices):
             sample, mask = batch[index], batch[index].action_mask
             own = slice(starts[place], starts[place + 1])
             columns = microbatch.sequence_ids == place
             np.testing.assert_array_equal(microbatch.token_ids[own], sample.token_ids)
-            np.testing.assert_array_equal(microbatch.position_ids[own], np.arange(sample.num_tokens))
+            rows = np.split(np.arange(sample.num_tokens), sample.segment_starts[1:])
+            np.testing.assert_array_equal(microbatch.position_ids[own], np.concatenate([row - row[0] for row in rows]))
             np.testing.assert_array_equal(microbatch.predictor_positions[columns] + 1 - starts[place], np.flatnonzero(mask))
             np.testing.assert_array_equal(microbatch.targets[columns], sample.token_ids[mask])
             np.testing.assert_array_equal(microbatch.loss_mask[columns], sample.loss_mask[mask])
@@ -54,7 +64,7 @@ def test_ranks_have_as_many_microbatches_within_the_budget(batch, max_tokens, wo
     assert len(shards) == world_size
     assert len({len(shard) for shard in shards}) == 1
     for microbatch in (m for shard in shards for m in shard):
-        assert microbatch.num_tokens <= max_tokens or len(microbatch.segment_lengths) == 1
+        assert microbatch.num_tokens <= max_tokens or len(microbatch.sample_indices) == 1
     fillers = [m for shard in shards for m in shard if m.is_filler]
     assert len(fillers) < world_size
     assert sum(m.num_action_tokens + m.num_sequences + m.num_tokens for m in fillers) == 0
@@ -117,6 +127,24 @@ def test_every_action_token_has_the_advantage_whatever_follows_it_or_is_rejected
     assert set(microbatch.advantages.tolist()) == {advantage}
 
 
-def test_supervised_samples_never_learn_the_first_token():
+def test_rows_of_a_trajectory_become_segments_of_its_sample():
+    one = trajectory([(True, 3), (False, 4), (True, 2)]).replace(segment_starts=(0, 6))
+    [sample] = samples_from([one], [0.5])
+    [[microbatch]] = pack([sample], max_tokens=100, world_size=1)
+    assert microbatch.segment_lengths.tolist() == [6, 5]
+    assert microbatch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
+    assert microbatch.sequence_ids.tolist() == [0] * 5
+    assert microbatch.num_sequences == 1
+
+
+def test_a_row_that_begins_with_a_sampled_token_is_refused():
+    one = trajectory([(True, 3), (False, 4)]).replace(segment_starts=(0, 3))
+    with pytest.raises(AssertionError, match="nothing predicts it"):
+        samples_from([one], [0.5])
+
+
+def test_supervised_samples_never_learn_the_first_token_of_a_row():
     sample = Sample.supervised(0, np.array([5, 6, 7], np.int32), np.array([True, False, True]))
     assert sample.loss_mask.tolist() == [False, False, True]
+    rows = Sample.supervised(0, np.array([5, 6, 7, 8], np.int32), np.array([True, True, True, True]), (0, 2))
+    assert rows.loss_mask.tolist() == [False, True, False, True]
