@@ -1,7 +1,7 @@
 """A host process of its own: plays programs in the sandbox, as the user and with the walls that the test wants. JSON in, JSON out.
 
-Input: programs (name -> source), bait, limits, avoid, allow. Output: results by name, the report line, what was left below this
-process.
+Input: programs (name -> source), bait, limits, missing (what the host may not do), allow. Output: results by name, the report line,
+what was left below this process.
 """
 
 import ctypes
@@ -16,6 +16,7 @@ from pathlib import Path
 import trio
 
 from agentrl.sandbox import Limits, Program, Sandbox, SandboxOptions
+from agentrl.sandbox.launcher import kernel, seccomp
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -33,7 +34,7 @@ def children() -> list[str]:
 
 async def play(request: dict) -> dict:
     options = SandboxOptions(Limits(**request["limits"]), tuple(request["allow"]), packages=False, max_concurrent=6)
-    sandbox = Sandbox(options, avoid=tuple(request["avoid"]))
+    sandbox = Sandbox(options)
     report = str(await trio.to_thread.run_sync(sandbox.check))
     bait = {**request["bait"], "pid": os.getpid()}
     results = {}
@@ -55,6 +56,19 @@ async def play(request: dict) -> dict:
     return {"report": report, "results": results, "left": children(), "temporary": os.listdir(tempfile.gettempdir())}
 
 
+def as_in_a_container(missing: list[str]) -> None:
+    """Take from this process and its children what a container runtime takes: the privilege to mount, the call `unshare`."""
+    if "CAP_SYS_ADMIN" in missing:
+        kernel.prctl(kernel.PR_CAPBSET_DROP, 21)
+    if "unshare" in missing:
+        number = {"x86_64": 272, "aarch64": 97}[kernel.machine()]
+        load, equal, give = 0x20, 0x15, 0x06
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        seccomp.install_filter([(load, 0, 0, 0), (equal, 0, 1, number), (give, 0, 0, 0x50001), (give, 0, 0, 0x7FFF0000)])
+
+
 if __name__ == "__main__":
+    given = json.load(sys.stdin)
+    as_in_a_container(given["missing"])
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what outlives its program becomes a child of this process
-    sys.stdout.write(json.dumps(trio.run(play, json.load(sys.stdin))))
+    sys.stdout.write(json.dumps(trio.run(play, given)))

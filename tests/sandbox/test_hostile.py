@@ -44,11 +44,11 @@ LIMITS = {
 WALLS = ("filesystem", "network", "processes", "privileges", "memory", "process_count", "disk")
 PACKAGES = ("trio", "attr", "attrs", "outcome", "sortedcontainers", "idna", "sniffio")
 
-WORLDS = {  # name: (as root, what is not tried, what may be missing)
-    "root": (True, [], []),
-    "user": (False, [], []),
-    "container_root": (True, ["namespaces", "cgroup"], ["disk"]),
-    "user_without_namespaces": (False, ["namespaces"], ["disk"]),
+WORLDS = {  # name: (as root, what a container runtime took from the host, which walls may be missing, what the report says)
+    "root": (True, [], [], "namespaces, as root"),
+    "user": (False, [], [], "user namespace"),
+    "container_root": (True, ["CAP_SYS_ADMIN", "unshare"], ["disk"], "no namespaces: not permitted, a user id of its own"),
+    "user_without_namespaces": (False, ["unshare"], ["disk"], "no namespaces: Operation not permitted"),
 }
 
 
@@ -183,13 +183,20 @@ class Bait:
 @pytest.fixture(scope="module", params=list(WORLDS))
 def world(request, runtime, open_folder) -> Iterator[SimpleNamespace]:
     """All programs played in one world: what the driver reports, and the bait that was out meanwhile."""
-    as_root, avoid, allow = WORLDS[request.param]
+    with played(request.param, WORLDS[request.param], PROGRAMS, runtime, open_folder) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def played(name: str, world: tuple, programs: dict, runtime: SimpleNamespace, open_folder: Path) -> Iterator[SimpleNamespace]:
+    as_root, missing, allow, _ = world
     user = 0 if as_root or not IS_ROOT else USER
-    folder = open_folder / request.param
+    taken = missing if IS_ROOT else [name for name in missing if name != "CAP_SYS_ADMIN"]  # what a user does not have anyway
+    folder = open_folder / name
     folder.mkdir()
     bait = Bait(folder, user if IS_ROOT else os.geteuid())
     try:
-        given = {"programs": PROGRAMS, "bait": bait.open(user), "limits": LIMITS, "avoid": avoid, "allow": allow}
+        given = {"programs": programs, "bait": bait.open(user), "limits": LIMITS, "missing": taken, "allow": allow}
         done = subprocess.run(
             [runtime.python, "-I", runtime.driver],
             input=json.dumps(given).encode(),
@@ -202,18 +209,28 @@ def world(request, runtime, open_folder) -> Iterator[SimpleNamespace]:
             **({"user": user, "group": user, "extra_groups": []} if user and IS_ROOT else {}),
         )
         assert done.returncode == 0, done.stderr.decode()[:3000] + done.stderr.decode()[-3000:]
-        played = json.loads(done.stdout)
-        yield SimpleNamespace(name=request.param, bait=bait, **played)
+        yield SimpleNamespace(name=name, bait=bait, **json.loads(done.stdout))
     finally:
         bait.close()
 
 
 def test_the_report_says_what_holds(world) -> None:
-    allowed = WORLDS[world.name][2]
+    _, _, allowed, means = WORLDS[world.name]
     active, _, missing = world.report.partition("NOT PROTECTED: ")
     for wall in WALLS:
         assert (f" {wall}" in active.partition(";")[0]) == (wall not in allowed), world.report
         assert (f"{wall} (" in missing) == (wall in allowed), world.report
+    assert means in active or not IS_ROOT, "without root, the worlds of root are played by the user"
+
+
+def test_a_containers_root_may_be_allowed_user_namespaces(runtime, open_folder) -> None:
+    world = (True, ["CAP_SYS_ADMIN"], [], "user namespace")
+    with played("container_with_user_namespaces", world, {"flood": PROGRAMS["many_large_files"]}, runtime, open_folder) as found:
+        assert "user namespace" in found.report
+        assert "NOT PROTECTED" not in found.report
+        assert found.results["flood"]["ended_by"] == "exited"
+        assert found.results["good"]["stdout"] == "42\n"
+        assert (found.left, found.temporary) == ([], [])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

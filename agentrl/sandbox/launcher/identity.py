@@ -33,6 +33,7 @@ def become(user: int) -> None:
 
 def map_self(user: int, group: int) -> None:
     """In a fresh user namespace: be INNER_ID there, and `user` for the rest of the world."""
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # after a change of user, /proc/self is root's
     for name, line in (("setgroups", "deny"), ("uid_map", f"{INNER_ID} {user} 1"), ("gid_map", f"{INNER_ID} {group} 1")):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
             file.write(line)

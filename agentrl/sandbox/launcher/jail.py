@@ -125,9 +125,10 @@ def confine(layout: Layout, request: Request) -> None:
     devices = [f"/dev/{name}" for name in DEVICES]
     if "landlock" not in request.avoid and landlock.version():
         landlock.restrict(layout.readable(), layout.writable(), devices)
-    if "seccomp" not in request.avoid:
+    arch = kernel.machine()
+    if "seccomp" not in request.avoid and arch in seccomp.AUDIT_ARCH:
         try:
-            seccomp.install_filter(keeps_metadata=not layout.is_moved)
+            seccomp.install_filter(seccomp.filter_program(arch, keeps_metadata=not layout.is_moved))
         except OSError:
             return  # the self-test finds it missing
 

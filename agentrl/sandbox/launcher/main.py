@@ -91,6 +91,8 @@ class Execution:
             except OSError:  # a container's root, without CAP_SYS_ADMIN: somebody without any privilege may be allowed more
                 if not _may_unshare(user):
                     return self._go_without("not permitted")
+                self._groups.remove()  # they are root's
+                self._groups = ControlGroup({})
                 identity.become(user)
         if self._user is None:
             user, group = os.geteuid(), os.getegid()

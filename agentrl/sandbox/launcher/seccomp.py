@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 
-from .kernel import PR_SET_SECCOMP, machine, prctl
+from .kernel import PR_SET_SECCOMP, prctl
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
@@ -203,11 +203,8 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("filter", ctypes.POINTER(_Filter)))
 
 
-def install_filter(*, keeps_metadata: bool) -> None:
+def install_filter(program: list[Instruction]) -> None:
     """Filter the system calls of this process and its children, for good; needs no_new_privs. Raises OSError."""
-    if machine() not in AUDIT_ARCH:
-        raise OSError(errno.ENOSYS, f"no table of system calls for {machine()}")
-    program = filter_program(machine(), keeps_metadata=keeps_metadata)
     instructions = (_Filter * len(program))(*(_Filter(*instruction) for instruction in program))
     header = _Program(len(program), instructions)
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(header))
