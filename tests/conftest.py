@@ -4,6 +4,8 @@ from hypothesis import settings
 
 # Deterministic examples, and no verdict by the clock: the machine that runs this may be busy.
 settings.register_profile("agentrl", derandomize=True, deadline=None)
+# `pytest --hypothesis-profile=more`: ten times the examples where a test takes its number from the profile.
+settings.register_profile("more", derandomize=True, deadline=None, max_examples=1000)
 settings.load_profile("agentrl")
 
 collect_ignore = ["third_party_package"]

@@ -17,7 +17,14 @@ FIELDS = ("reasoning_content", "reasoning", "thinking")
 OPEN, CLOSE = "<think>", "</think>"
 """The tags that parsers of sampled turns know."""
 
-TAGS = ((OPEN, CLOSE), ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
+TAGS = (
+    (OPEN, CLOSE),
+    ("<|channel>thought", "<channel|>"),
+    ("<|channel>", "<channel|>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Between what templates show thoughts in the content."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,14 @@ class Chat:
         return report
 
     def report_template(
-        self, tools: Tools | None = None, *, has_user_turns: bool = True, has_system: bool = True, num: int, seed: int = 0
+        self,
+        tools: Tools | None = None,
+        *,
+        has_user_turns: bool = True,
+        has_system: bool = True,
+        num: int,
+        seed: int = 0,
+        shrinks: bool = True,
     ) -> TemplateReport:
         """Return what `check` finds; `tools` None: tools of its own, if the template shows calls.
 
@@ -135,7 +142,7 @@ class Chat:
             has_system=has_system,
             control=renderer.codec.special_tokens,
         )
-        return check(renderer, scope, num=num, seed=seed)
+        return check(renderer, scope, num=num, seed=seed, shrinks=shrinks)
 
 
 def find_turn_ends(tokenizer: Tokenizer, template: ChatTemplate, configured: Sequence[int]) -> tuple[int, ...]:

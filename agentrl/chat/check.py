@@ -95,8 +95,8 @@ class TemplateReport:
         return lines
 
 
-def check(renderer: Renderer, scope: Scope, *, num: int, seed: int) -> TemplateReport:
-    """Check `num` conversations generated from `seed`.
+def check(renderer: Renderer, scope: Scope, *, num: int, seed: int, shrinks: bool = True) -> TemplateReport:
+    """Check `num` conversations generated from `seed`; `shrinks`: find the smallest conversation of each finding.
 
     Exact means, for every conversation: what is built turn by turn has the tokens of the template's render of the whole; what
     a turn wrote parses to its calls by JSON value and its text up to outer white space; the generation prompt only appends.
@@ -114,8 +114,9 @@ def check(renderer: Renderer, scope: Scope, *, num: int, seed: int) -> TemplateR
         counts.update(found.keys())
         num_refused += any(finding.kind == "refused" for finding in found.values())
     order = ("broken", "fork", "refused", "note")
-    smallest = [finding if counts[finding.sentence] == num else _smallest(renderer, finding, scope.tools) for finding in first.values()]
-    ranked = sorted(smallest, key=lambda finding: (order.index(finding.kind), -counts[finding.sentence]))
+    if shrinks:
+        first = {sentence: _smallest(renderer, finding, scope.tools) for sentence, finding in first.items()}
+    ranked = sorted(first.values(), key=lambda finding: (order.index(finding.kind), -counts[finding.sentence]))
     return TemplateReport(num, tuple((finding, counts[finding.sentence]) for finding in ranked), num_refused)
 
 

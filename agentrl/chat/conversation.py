@@ -177,7 +177,7 @@ class Conversation:
         history = [*self._history, renderer.sampled(self._turn, results), *map(renderer.shown, self._pending)]
         text = renderer.render(history, self._tools, add_generation_prompt=True)
         try:
-            renderer.check_prefix(self._rendered, text)
+            renderer.check_prefix(self._rendered, text, self._turn)
             behind = renderer.after_turn(text, len(self._rendered), self._turn, len(results))
         except HistoryEdited as edit:
             return self._fork(text, str(edit))

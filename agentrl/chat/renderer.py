@@ -13,8 +13,8 @@ from agentrl.chat.assistant_style import AssistantStyle
 from agentrl.chat.codec import CALL, THOUGHT, TURN, Codec
 from agentrl.chat.differences import first_difference
 from agentrl.chat.parsing import Parser
-from agentrl.chat.template import ChatTemplate, TemplateMessage
-from agentrl.types import Message
+from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal
+from agentrl.types import Message, Role
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -50,6 +50,7 @@ class Renderer:
         self.parse = parse
         self.eos_token_ids = eos_token_ids
         self.style = AssistantStyle.of(template)
+        self._ends_text, self._ends_calls = self._ends_history("user"), self._ends_history("tool")
         self._cached_prompt: Callable[[str], tuple[str, tuple[int, ...]]] = functools.lru_cache(NUM_CACHED_PROMPTS)(self._prompt_of)
 
     def render(self, messages: Sequence[TemplateMessage], tools: Tools, *, add_generation_prompt: bool) -> str:
@@ -104,14 +105,18 @@ class Renderer:
 
     # ------------------------------------------------------------------------------------------------ what came back
 
-    def check_prefix(self, before: str, after: str) -> None:
+    def check_prefix(self, before: str, after: str, turn: SampledTurn) -> None:
         """Raise HistoryEdited unless the render `after` begins with the earlier render `before`."""
         if after.startswith(before):
             return
         place, tags = first_difference(before, after), (self.style.open, self.style.close)
         around = before[max(0, place - len(tags[1])) : place + len(tags[1])]
         drops = any(mark in around for mark in (THOUGHT, *tags))
-        raise HistoryEdited("drops thinking" if drops else "rewrites earlier messages")
+        if not drops:
+            raise HistoryEdited("rewrites earlier messages")
+        # The prompt may have opened the thought: its tag is missing behind what stayed.
+        is_empty = turn.thought is not None and THOUGHT not in turn.thought
+        raise HistoryEdited("drops empty thinking" if is_empty else "drops thinking")
 
     def after_turn(self, text: str, start: int, turn: SampledTurn, num_calls: int) -> str:
         """Return what `text` holds behind the end of its last sampled turn, which begins at `start` (see `sampled`).
@@ -131,9 +136,22 @@ class Renderer:
         elif (turn.thought is not None) != (self.style.close in text[start : marks[-1].start()]):
             raise HistoryEdited("adds empty thinking" if turn.thought is None else "drops empty thinking")
         end = self.codec.turn_end.search(text, marks[-1].end())
-        if end is None:
+        if end is None or not (self._ends_calls if num_calls else self._ends_text):
             raise HistoryEdited("ends an earlier turn with another token")
         return text[end.end() :]
+
+    def _ends_history(self, following: Role) -> bool:
+        """Tell whether the template ends a turn before a `following` message as the model does; else the end of a later message
+        would be taken for the turn's. True where it refuses the probe: then such a turn never comes."""
+        result = Message(following, "", tool_call_id="call00000" if following == "tool" else None)
+        turn = self.sampled(SampledTurn(has_text=True), [result] if following == "tool" else [])
+        shown = [{"role": "user", "content": "?"}, turn, {**self.shown(result), "content": THOUGHT}]
+        try:
+            text = self.render(shown, (), add_generation_prompt=False)
+        except TemplateRefusal:
+            return True
+        last = max((mark.end() for mark in _ANY_MARK.finditer(text) if mark[0] != THOUGHT), default=0)
+        return last == 0 or self.codec.turn_end.search(text, last, max(text.find(THOUGHT), last)) is not None
 
     def count_calls(self, text: str) -> int:
         """Return how many calls of a `sampled` turn the text shows."""

@@ -162,16 +162,13 @@ class _Note:
 
 
 def attempted(task: Task, trajectory: Trajectory, *, max_response_tokens: int) -> Attempted:
-    """Return what rewards see of a trajectory; its response is as long as that of its longest training row."""
-    actions = trajectory.action_mask.nonzero()[0]
-    ends = (*trajectory.segment_starts[1:], trajectory.num_tokens)
-    longest = max(end - start for start, end in zip(trajectory.segment_starts, ends, strict=True))
+    """Return what rewards see of a trajectory."""
     return Attempted(
         task=task,
         messages=trajectory.messages,
         outcome=trajectory.outcome,
         num_turns=int(trajectory.turn_ids.max(initial=-1)) + 1,
-        num_response_tokens=longest - int(actions[0]) if len(actions) else 0,
-        num_action_tokens=len(actions),
+        num_response_tokens=trajectory.num_response_tokens,
+        num_action_tokens=trajectory.num_action_tokens,
         max_response_tokens=max_response_tokens,
     )

@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError
 DOCUMENT = Path(__file__).parents[2] / "docs" / "templates.md"
 BEGIN, END = "<!-- verdicts: written by `make templates` -->\n", "<!-- end of verdicts -->\n"
 
-NUM_CONVERSATIONS = 60
+NUM_CONVERSATIONS = 40
 
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """How Qwen2 cuts text before merging."""
@@ -44,13 +44,14 @@ ENDS = (
 def package_file(package: str, path: str) -> Path:
     """Return a file of an installed package, without importing it (they are installed for these files alone)."""
     spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.submodule_search_locations is not None, f"{package} is not installed: make setup"
+    assert spec is not None, f"{package} is not installed: make setup"
+    assert spec.submodule_search_locations is not None, f"{package} is no package"
     return Path(spec.submodule_search_locations[0]) / path
 
 
 @cache
-def merges_of_qwen() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return vocabulary and merges of Qwen's byte-level BPE: its file lists tokens by rank, and each is two of lower rank."""
+def model_of_qwen() -> models.BPE:
+    """Return Qwen's byte-level BPE: its file lists tokens by rank, and each is two of lower rank."""
     lines = package_file("dashscope", "resources/qwen.tiktoken").read_bytes().splitlines()
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
     spell = _byte_letters()
@@ -62,7 +63,8 @@ def merges_of_qwen() -> tuple[dict[str, int], list[tuple[str, str]]]:
         if left in ranks and right in ranks
     ]
     merges.sort(key=lambda merge: (merge[1], merge[0]))
-    return {names[token]: rank for token, rank in ranks.items()}, [(left, right) for _, _, left, right in merges]
+    vocabulary = {names[token]: rank for token, rank in ranks.items()}
+    return models.BPE(vocab=vocabulary, merges=[(left, right) for _, _, left, right in merges])
 
 
 def _byte_letters() -> list[str]:
@@ -73,8 +75,7 @@ def _byte_letters() -> list[str]:
 
 
 def tokenizer_for(source: str) -> Tokenizer:
-    vocabulary, merges = merges_of_qwen()
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer = Tokenizer(model_of_qwen())
     split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
@@ -117,10 +118,10 @@ def _row(name: str, source: str) -> str:
         chat = chat_for(source)
     except ConfigError as error:
         return f"| {name} | | | unusable | {_cell(str(error))} |\n"
-    report = chat.report_template(num=NUM_CONVERSATIONS)
+    report = chat.report_template(num=NUM_CONVERSATIONS, shrinks=False)
     reasons = [*report.of_kind("broken"), *report.of_kind("fork"), *report.of_kind("refused"), *report.of_kind("note")]
     why = "; ".join(dict.fromkeys(finding.sentence for finding, _ in reasons))
-    thinking = chat.thinking if chat.thinking is not None else "-"
+    thinking = f"`{_cell(chat.thinking)}`" if chat.thinking is not None else "-"
     return f"| {name} | {chat.tool_format} | {thinking} | {report.verdict} | {_cell(why)} |\n"
 
 

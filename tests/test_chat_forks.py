@@ -1,0 +1,267 @@
+"""Where a template edits the history, the conversation forks: what was sampled stays in its row, and the next one is the render."""
+
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.conversation import Conversation
+from agentrl.chat.equality import is_same_json
+from agentrl.chat.template import ChatTemplate
+from agentrl.chat.tiny import build_tiny_tokenizer
+from agentrl.errors import ConfigError
+from agentrl.types import Message, ToolCall
+
+TEMPLATES = Path(__file__).parent / "chat_templates"
+FUNCTION = {
+    "name": "calculator",
+    "description": "Sums.",
+    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1"}}\n</tool_call>'
+THOUGHT = "<think>\nhm\n</think>\n\n"
+
+
+def tokenizer_with_thoughts() -> Tokenizer:
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
+    return tokenizer
+
+
+@cache
+def chat_with(source: str, *, edits: str = "fork", tool_format: str = "hermes") -> Chat:
+    tokenizer = tokenizer_with_thoughts()
+    ends = [tokenizer.token_to_id("<|im_end|>")]
+    return Chat(tokenizer, ChatTemplate({"default": source}, {}), eos_token_ids=ends, tool_format=tool_format, edits=edits)
+
+
+def thinking(**options) -> Chat:
+    return chat_with((TEMPLATES / "thinking.jinja").read_text(), **options)
+
+
+def say(chat: Chat, conversation: Conversation, text: str) -> Message:
+    conversation.next_prompt()
+    return conversation.add_generation([*chat.encode(text), chat.eos_token_ids[0]], is_truncated=False)
+
+
+def answer(message: Message, text: str = "1") -> list[Message]:
+    return [Message("tool", text, tool_call_id=call.id, name=call.name) for call in message.tool_calls]
+
+
+# ------------------------------------------------------------------------------------------------------------ forks
+
+
+def test_a_fork_begins_with_the_render_of_the_messages_and_drops_what_the_template_drops():
+    chat = thinking()
+    conversation = chat.open([Message("user", "a")], [])
+    say(chat, conversation, THOUGHT + "four")
+    before = list(conversation.token_ids)
+    conversation.add_messages([Message("user", "b")])
+    announced, total = conversation.num_pending_tokens(), conversation.num_next_tokens()
+    block = conversation.next_prompt()
+    assert conversation.num_forks == 1
+    assert conversation.last_edit == "drops thinking"
+    assert len(block) == announced == total == len(conversation.token_ids)
+    assert conversation.token_ids == block
+    assert "<think>" in chat.decode(before)
+    expected = (
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nfour<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert chat.decode(block) == expected
+
+
+def test_thinking_between_tool_calls_stays_and_only_a_user_who_speaks_forks():
+    chat = thinking()
+    conversation = chat.open([Message("user", "a")], TOOLS)
+    for _ in range(3):
+        conversation.add_messages(answer(say(chat, conversation, THOUGHT + CALL)))
+    say(chat, conversation, THOUGHT + "done")
+    assert conversation.num_forks == 0
+    assert chat.decode(conversation.token_ids).count("<think>") == 4
+    conversation.add_messages([Message("user", "b")])
+    conversation.next_prompt()
+    assert conversation.num_forks == 1
+    assert chat.decode(conversation.token_ids).count("<think>") == 0
+    assert chat.decode(conversation.token_ids).count("<tool_call>\n") == 3
+
+
+def test_the_row_after_a_fork_grows_on():
+    chat = thinking()
+    conversation = chat.open([Message("user", "a")], [])
+    say(chat, conversation, THOUGHT + "one")
+    conversation.add_messages([Message("user", "b")])
+    forked = conversation.next_prompt()
+    say(chat, conversation, "two")
+    conversation.add_messages([Message("user", "c")])
+    conversation.next_prompt()
+    assert conversation.num_forks == 1  # a turn without thoughts is shown as it is
+    assert conversation.token_ids[: len(forked)] == forked
+
+
+@pytest.mark.parametrize("turn", [THOUGHT + "four", "<think>\n\n</think>\n\nfour", "<think></think>four"])
+def test_dropped_thoughts_fork_even_when_they_are_empty(turn):
+    chat = thinking()
+    conversation = chat.open([Message("user", "a")], [])
+    say(chat, conversation, turn)
+    conversation.add_messages([Message("user", "b")])
+    conversation.next_prompt()
+    assert conversation.num_forks == 1
+
+
+SPELLINGS = [
+    '{"name": "calculator", "arguments": {"expression": "1", "unit": "é"}}',
+    '{"arguments":{"unit":"\\u00e9","expression":"1"},"name":"calculator"}',
+    '{ "name" : "calculator" ,\n"arguments" : { "expression" : "1", "unit": "é" } }',
+    '{"name": "calculator", "arguments": "{\\"expression\\": \\"1\\", \\"unit\\": \\"é\\"}"}',
+]
+
+
+@pytest.mark.parametrize("name", ["blocks", "thinking"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("frame", ["{}", "<tool_call>{}</tool_call>\n", "\n<tool_call>  {}\n\n</tool_call>"])
+def test_how_a_model_spells_a_call_is_no_edit(name, spelling, frame):
+    chat = chat_with((TEMPLATES / f"{name}.jinja").read_text())
+    conversation = chat.open([Message("user", "a")], TOOLS)
+    message = say(chat, conversation, frame.replace("{}", spelling))
+    conversation.add_messages([*answer(message), *([] if message.tool_calls else [Message("user", "b")])])
+    before = list(conversation.token_ids)
+    conversation.next_prompt()
+    assert conversation.num_forks == 0
+    assert conversation.token_ids[: len(before)] == before
+
+
+SINGLE_CALL = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.tool_calls %}<tool_call>{{ m.tool_calls[0].function | tojson }}</tool_call>{% else %}{{ m.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+OTHER_END = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{{ '<|im_end|>' if loop.last or m.role == 'user' else ';' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("source", "turn", "edit"),
+    [
+        (SINGLE_CALL, CALL, None),
+        (SINGLE_CALL, CALL + CALL, "leaves out calls"),
+        (SINGLE_CALL, "I compute. " + CALL, "leaves out what the assistant said"),
+        (SINGLE_CALL, "four", None),
+    ],
+)
+def test_what_a_template_leaves_out_of_a_turn_forks(source, turn, edit):
+    chat = chat_with(source)
+    conversation = chat.open([Message("user", "a")], TOOLS)
+    message = say(chat, conversation, turn)
+    conversation.add_messages(answer(message) or [Message("user", "b")])
+    conversation.next_prompt()
+    assert (conversation.num_forks, conversation.last_edit) == (int(edit is not None), edit)
+
+
+def test_a_turn_that_becomes_history_with_another_end_forks():
+    chat = chat_with(OTHER_END)
+    conversation = chat.open([Message("user", "a")], [])
+    say(chat, conversation, "four")
+    conversation.add_messages([Message("user", "b")])
+    conversation.next_prompt()
+    assert conversation.last_edit == "ends an earlier turn with another token"
+
+
+def test_edits_can_be_refused():
+    chat = thinking(edits="refuse")
+    with pytest.raises(
+        ConfigError, match=r"when a user speaks again: drops .*thinking; set model\.chat_template .* or model\.template_edits=fork"
+    ):
+        chat.check_template([])
+    chat.check_template([], has_user_turns=False)
+    conversation = chat.open([Message("user", "a")], [])
+    say(chat, conversation, THOUGHT + "four")
+    conversation.add_messages([Message("user", "b")])
+    with pytest.raises(ConfigError) as caught:
+        conversation.next_prompt()
+    lines = str(caught.value).splitlines()
+    assert "'<think>'" in lines[2]
+    assert "'<think>'" not in lines[3]
+
+
+turns = st.tuples(st.booleans(), st.sampled_from(["", "four", "naïve 日本"]), st.integers(0, 2), st.booleans())
+
+
+@given(st.lists(turns, min_size=1, max_size=5), st.data())
+def test_every_row_keeps_what_was_sampled_and_begins_with_the_render(plan, data):
+    """Any tokens may be sampled: rows only grow, and the first block of each is the template's render of the messages."""
+    chat = thinking()
+    conversation = chat.open([Message("user", "a")], TOOLS)
+    rows: list[list[int]] = [[]]
+    for thinks, text, num_calls, is_garbage in plan:
+        forks = conversation.num_forks
+        shown = [chat._renderer.shown(message) for message in conversation.messages]
+        block = conversation.next_prompt()
+        if conversation.num_forks > forks:
+            rows.append([])
+            render = chat._renderer.render(shown, TOOLS, add_generation_prompt=True)
+            assert block == chat._renderer.codec.encode_rendered(render)
+        rows[-1] += block
+        sampled = (
+            data.draw(st.lists(st.integers(0, 300), max_size=8)) if is_garbage else chat.encode(THOUGHT * thinks + text + CALL * num_calls)
+        )
+        message = conversation.add_generation([*sampled, chat.eos_token_ids[0]], is_truncated=False)
+        rows[-1] += [*sampled, chat.eos_token_ids[0]]
+        assert conversation.token_ids == rows[-1]
+        conversation.add_messages(answer(message) or [Message("user", "b")])
+    assert len(rows) == conversation.num_forks + 1
+
+
+# ---------------------------------------------------------------------------------------------------------- extends
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-2, 2) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(json_values, json_values)
+def test_json_values_are_compared_as_json(left, right):
+    assert is_same_json(left, left)
+    canonical = [json.dumps(json.loads(json.dumps(value), parse_int=float), sort_keys=True) for value in (left, right)]
+    assert is_same_json(left, right) == (canonical[0] == canonical[1]) or 0.0 in (left, right) or "-0.0" in "".join(canonical)
+
+
+def test_a_list_of_messages_that_goes_on_extends_the_conversation():
+    chat = thinking()
+    conversation = chat.open([Message("user", "a")], TOOLS)
+    said = say(chat, conversation, THOUGHT + "So: " + CALL)
+    sent_back = dataclasses.replace(said, content=f" {said.content}\n", reasoning="")
+    sent_back = dataclasses.replace(sent_back, tool_calls=(dataclasses.replace(said.tool_calls[0], arguments={"expression": "1"}),))
+    result = answer(said)
+    assert conversation.extends([Message("user", "a"), sent_back, *result]) == result
+    assert conversation.extends([Message("user", "a"), sent_back]) == []
+    assert conversation.extends([Message("user", "a")]) is None
+    assert conversation.extends([Message("user", "A"), sent_back, *result]) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content": "other"},
+        {"role": "user"},
+        {"tool_calls": ()},
+        {"tool_calls": (ToolCall("call00000", "calculator", {"expression": "2"}),)},
+        {"tool_calls": (ToolCall("call00000", "other", {"expression": "1"}),)},
+        {"tool_calls": (ToolCall("other", "calculator", {"expression": "1"}),)},
+        {"reasoning": "other"},
+    ],
+)
+def test_an_edited_message_does_not(change):
+    chat = thinking()
+    conversation = chat.open([Message("user", "a")], TOOLS)
+    said = say(chat, conversation, THOUGHT + "So: " + CALL)
+    assert conversation.extends([Message("user", "a"), said]) == []
+    assert conversation.extends([Message("user", "a"), dataclasses.replace(said, **change)]) is None
