@@ -160,6 +160,7 @@ def main() -> None:
     ratio = _median(sync).seconds_per_step / _median(asynchronous).seconds_per_step
     print(f"asynchronous steps take 1/{ratio:.2f} of the synchronous time")
     if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps({"results": [asdict(f) for f in results], "ratio": ratio}, indent=1))
 
 
