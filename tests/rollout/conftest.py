@@ -77,7 +77,7 @@ def chat() -> Chat:
 def stage(chat):
     """What the tests of this folder build with: `World(script, **options)`, `ScriptedClient`, `task()`, `call()`."""
     return SimpleNamespace(
-        World=lambda script, **options: World(chat, script, **options),
+        World=lambda script, chat=chat, **options: World(chat, script, **options),
         ScriptedClient=lambda script, **options: scripted_client(chat, script, **options),
         task=make_task,
         call=call,
