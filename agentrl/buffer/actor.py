@@ -38,7 +38,8 @@ class BufferPlan:
 class TaskCheck:
     """Checks each task's reward, and notes what its conversations will hold.
 
-    has_user_turns: a user may speak again. shows_tools: some agent lets the chat template show its tools. has_system: some task begins with a system message.
+    has_user_turns: a user may speak again. shows_tools: some agent lets the chat template show its tools. has_system: some task
+    begins with a system message.
     """
 
     def __init__(self, check_reward: Callable[[Task], None], plugins: Plugins) -> None:

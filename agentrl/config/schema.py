@@ -351,7 +351,9 @@ class RewardConfig(Section):
     num_examine: int = Field(0, ge=0, description="Scored attempts printed in full at each validation, one of each data source first.")
     timeout_s: float = Field(30.0, gt=0, description="Deadline of one call of a reward.")
     tool_reward_weight: float = Field(0.0, description="Weight of the rewards that tools give per turn; 0: only reported.")
-    interaction_reward_weight: float = Field(0.0, description="Weight of the rewards that interactions give, per turn and at the end; 0: only reported.")
+    interaction_reward_weight: float = Field(
+        0.0, description="Weight of the rewards that interactions give, per turn and at the end; 0: only reported."
+    )
 
     @model_validator(mode="after")
     def _keep_presets(self) -> RewardConfig:

@@ -1,7 +1,7 @@
 """What the learner reads: trajectories as samples, samples packed into microbatches. numpy only, so that Ray shares it.
 
-Shapes: T tokens, A action tokens, S sequences (trajectories), G segments (rows of them that attend to themselves alone). Per-token facts of a microbatch exist for action tokens alone, because nothing
-is learned, scored or counted on a context token.
+Shapes: T tokens, A action tokens, S sequences (trajectories), G segments (rows of them that attend to themselves alone).
+Per-token facts of a microbatch exist for action tokens alone, because nothing is learned, scored or counted on a context token.
 """
 
 from __future__ import annotations
