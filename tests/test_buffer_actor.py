@@ -16,7 +16,7 @@ from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.schema import AgentConfig, BufferConfig, Config, DataConfig, ModelConfig, RolloutConfig, TrainerConfig
 from agentrl.data.dataset import DatasetReport
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
-from agentrl.errors import DataError
+from agentrl.errors import ConfigError, DataError
 from agentrl.types import BufferCounts, Lease, Message, Outcome, Trajectory
 
 DEADLINE_S = 60.0
@@ -73,17 +73,18 @@ def cluster():
     ray.shutdown()
 
 
-def config(folder: Path, *, rows: int = 6, ground_truth: str | None = "2") -> Config:
-    path = folder / f"{rows}_{ground_truth}.jsonl"
+def config(folder: Path, *, rows: int = 6, ground_truth: str | None = "2", interacts: bool = False, **model) -> Config:
+    path = folder / f"{rows}_{ground_truth}{'_interacts' if interacts else ''}.jsonl"
     row = {
         "data_source": "gsm8k",
         "prompt": [{"role": "user", "content": "1+1?"}],
         "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "extra_info": {"interaction_kwargs": {"name": "gsm8k"}} if interacts else {},
     }
     path.write_text((json.dumps(row) + "\n") * rows)
     return Config(
         data=DataConfig(train_files=(str(path),)),
-        model=ModelConfig(path=str(folder), tokenizer_path=str(folder / "tokenizer")),
+        model=ModelConfig(path=str(folder), tokenizer_path=str(folder / "tokenizer"), **model),
         agent=AgentConfig(default="single_turn_agent"),
         rollout=RolloutConfig(group_size=2),
         buffer=BufferConfig(groups_per_step=2, max_staleness=0),
@@ -129,6 +130,17 @@ def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(clus
     call(resumed.close)
     assert call(resumed.take, 2, LONG_POLL_S) is None
     assert call(resumed.stats)["leased"] == 2
+
+
+THINKING = {"chat_template": str(Path(__file__).parent / "chat_templates" / "thinking.jinja")}
+
+
+def test_a_template_that_edits_the_history_is_told_at_the_start_or_refused(cluster, folder):
+    assert call(BufferActor.remote(config(folder, **THINKING)).open).template_note is None  # no user speaks again
+    note = call(BufferActor.remote(config(folder, interacts=True, **THINKING)).open).template_note
+    assert "forks when a user speaks again: drops thinking" in note
+    with pytest.raises(ConfigError, match=r"drops .*thinking; set model\.chat_template .* model\.template_edits=fork"):
+        call(BufferActor.remote(config(folder, interacts=True, template_edits="refuse", **THINKING)).open)
 
 
 def test_bad_data_is_the_users_error_with_its_type(cluster, folder):

@@ -1,12 +1,13 @@
 """Templates are read from a tokenizer's folder and rendered as `transformers` does."""
 
 import json
+import pickle
 
 import pytest
 from transformers import AutoTokenizer
 
 from agentrl.chat.chat import Chat
-from agentrl.chat.template import ChatTemplate, load_template
+from agentrl.chat.template import ChatTemplate, TemplateRefusal, load_template
 from agentrl.chat.tiny import build_tiny_tokenizer, write_tiny_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.types import Message
@@ -87,6 +88,11 @@ def test_broken_templates_and_folders_are_named(tmp_path):
         ChatTemplate({"tool_use": ""}, {})
     with pytest.raises(ConfigError, match=r"fails on the roles \[user\]: .*no such thing"):
         ChatTemplate({"default": "{{ raise_exception('no such thing') }}"}, {}).render([{"role": "user"}], add_generation_prompt=True)
+    with pytest.raises(TemplateRefusal) as caught:
+        ChatTemplate({"default": "{{ raise_exception('no such thing') }}"}, {}).render([{"role": "user"}], add_generation_prompt=True)
+    arrived = pickle.loads(pickle.dumps(caught.value))
+    assert (str(arrived), arrived.reason) == (str(caught.value), "TemplateError: no such thing")
+    assert str(type(caught.value)(f"row 3: {caught.value}")).startswith("row 3: the chat template fails")
     with pytest.raises(ConfigError, match="SecurityError"):
         ChatTemplate({"default": "{{ ''.__class__.__mro__ }}"}, {}).render([], add_generation_prompt=True)
     with pytest.raises(ConfigError, match="does not exist"):

@@ -21,15 +21,14 @@ TemplateMessage = dict[str, Any]
 
 
 class TemplateRefusal(ConfigError):
-    """The template refuses messages, or fails on them; `reason` is what it said."""
+    """The template refuses messages, or fails on them; `reason` is what it said by itself."""
 
-    def __init__(self, roles: str, reason: str) -> None:
-        super().__init__(f"the chat template fails on the roles [{roles}]: {reason}")
-        self.roles = roles
-        self.reason = reason
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
 
-    def __reduce__(self) -> tuple[object, ...]:  # its arguments are not its text
-        return (TemplateRefusal, (self.roles, self.reason))
+    def __reduce__(self) -> tuple[object, ...]:  # the reason is no part of the exception's arguments
+        return (TemplateRefusal, (str(self), self.reason))
 
 
 class ChatTemplate:
@@ -76,7 +75,8 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             roles = " ".join(str(message["role"]) for message in messages)
-            raise TemplateRefusal(roles, f"{type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise TemplateRefusal(f"the chat template fails on the roles [{roles}]: {reason}", reason) from error
 
 
 def load_template(folder: Path, *, template_file: str | None = None) -> ChatTemplate:

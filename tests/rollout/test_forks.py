@@ -14,8 +14,11 @@ from tokenizers import AddedToken
 from agentrl.chat.chat import Chat
 from agentrl.chat.template import ChatTemplate
 from agentrl.chat.tiny import build_tiny_tokenizer
+from agentrl.controller.credit import credit
+from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
+from agentrl.learner.packing import pack
 from agentrl.plugins import AgentLoop
-from agentrl.types import Outcome
+from agentrl.types import Group, Outcome
 
 SOURCE = (Path(__file__).parents[1] / "chat_templates" / "thinking.jinja").read_text()
 THOUGHT = "<think>\nhm\n</think>\n\n"
@@ -93,6 +96,23 @@ def test_rewards_find_their_turns_in_whichever_row_they_are(stage, thinking_chat
     assert [trajectory.turn_ids[event.position] for event in steps] == [0, 1, 2]
     last = next(event for event in trajectory.rewards if event.name == "arithmetic")
     assert last.position == trajectory.num_tokens - 1
+
+
+def test_rows_travel_to_the_learner_as_segments_of_one_sequence(stage, thinking_chat):
+    texts = [THOUGHT + "one", THOUGHT + "two", "three"]
+    trajectory, requests = play(stage, thinking_chat, texts)
+    (arrived,) = decode(from_ipc(to_ipc(encode([trajectory]))))
+    other = arrived.replace(member=1, rewards=())
+    [samples] = credit([Group(arrived.group_id, (arrived, other))], estimator="grpo")
+    [[microbatch]] = pack(samples, max_tokens=10_000, world_size=1)
+    prompts = [len(prompt) + len(generation.token_ids) for prompt, generation in requests]
+    assert microbatch.segment_lengths.tolist() == prompts * 2
+    assert microbatch.num_sequences == 2
+    for place in (0, 1):
+        own = microbatch.sequence_ids == place
+        assert len(set(microbatch.advantages[own].tolist())) == 1
+        np.testing.assert_array_equal(microbatch.targets[own], arrived.token_ids[arrived.action_mask])
+    assert microbatch.predictor_positions.min() > 0
 
 
 @settings(max_examples=40)
