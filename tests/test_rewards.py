@@ -17,8 +17,8 @@ from agentrl.config.schema import CustomFunctionConfig, RewardConfig
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
 from agentrl.plugins import Attempted, load_plugins
 from agentrl.rewards.arithmetic import Arithmetic
-from agentrl.rewards.gsm8k import Gsm8k, extract_answer, is_correct, parse_number
 from agentrl.rewards.custom import CustomFunction
+from agentrl.rewards.gsm8k import Gsm8k, extract_answer, is_correct, parse_number
 from agentrl.rewards.select import RewardTable
 from agentrl.types import Message, Outcome, Task
 
