@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from agentrl.plugins import Attempted
+from agentrl.rewards.arithmetic import Arithmetic
+from agentrl.rewards.gsm8k import Gsm8k
 from agentrl.types import Message, Outcome, Task, ToolCall
 
 QUESTION = Message("user", "What is 6 * 7?")
 
 
 def attempt(*messages: Message) -> Attempted:
-    task = Task("t", "arithmetic", (QUESTION,), "tool_agent")
+    task = Task("t", "arithmetic", (QUESTION,), "tool_agent", ground_truth="42")
     return Attempted(task, (QUESTION, *messages), Outcome.COMPLETED, 1, 10, 10, 100)
 
 
@@ -38,3 +40,10 @@ def test_the_answer_of_an_attempt(messages, answer):
 
 def test_the_text_of_the_response_has_what_was_handed_in():
     assert attempt(said("I am done.", ("finish", {"answer": "42"}))).response_text == "I am done.\n42"
+
+
+@pytest.mark.parametrize("reward", [Arithmetic(), Gsm8k()])
+def test_what_was_handed_in_needs_no_mark(reward):
+    assert reward.score(attempt(said("", ("finish", {"answer": "42"})))).metrics == {"accuracy": 1.0, "format": 1.0}
+    assert reward.score(attempt(said("42"))).metrics == {"accuracy": 0.0, "format": 0.0}
+    assert reward.score(attempt(said("#### 42", ("finish", {"answer": "it is 41"})))).metrics == {"accuracy": 0.0, "format": 1.0}

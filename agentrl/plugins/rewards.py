@@ -42,13 +42,20 @@ class Attempted:
     max_response_tokens: int
 
     @property
+    def handed_in(self) -> str | None:
+        """What the last assistant message handed in through the tool `finish`; None when it did not."""
+        last = self._last_message
+        return None if last is None else _handed_in(last)
+
+    @property
     def answer(self) -> str:
         """What the last assistant message handed in through the tool `finish`, else its text; "" when there is none."""
-        last = next((message for message in reversed(self.messages) if message.role == "assistant"), None)
-        if last is None:
-            return ""
-        handed_in = _handed_in(last)
-        return last.content if handed_in is None else handed_in
+        last, handed_in = self._last_message, self.handed_in
+        return (last.content if last is not None else "") if handed_in is None else handed_in
+
+    @property
+    def _last_message(self) -> Message | None:
+        return next((message for message in reversed(self.messages) if message.role == "assistant"), None)
 
     @property
     def response(self) -> tuple[Message, ...]:

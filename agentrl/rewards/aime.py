@@ -79,7 +79,7 @@ class Aime(Reward):
 
     def score(self, attempt: Attempted) -> RewardResult:
         options, text = self._options, attempt.answer
-        answer = extract_integer(text, strict=options.strict)
+        answer = extract_integer(text, strict=options.strict and attempt.handed_in is None)
         accuracy = float(answer is not None and answer == parse_integer(attempt.task.ground_truth))
         has_format = last_boxed(text[-MAX_TAIL_CHARS:]) is not None
         wrong = options.format_score if has_format and options.format_score is not None else options.wrong_score

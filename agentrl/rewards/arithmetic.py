@@ -11,7 +11,10 @@ from agentrl.types import Task
 
 
 class Arithmetic(Reward):
-    """1 when the last assistant message's `#### N` equals the ground truth, else 0. Metrics: accuracy, format."""
+    """1 when the last assistant message's `#### N`, or the number it handed in by `finish`, equals the ground truth, else 0.
+
+    Metrics: accuracy, format.
+    """
 
     name: ClassVar[str] = "arithmetic"
     runs_in: RunsIn = "inline"
@@ -20,6 +23,6 @@ class Arithmetic(Reward):
         require_number(task, self.name)
 
     def score(self, attempt: Attempted) -> RewardResult:
-        answer = extract_answer(attempt.answer, strict=True)
+        answer = extract_answer(attempt.answer, strict=attempt.handed_in is None)
         accuracy = float(is_correct(answer, attempt.task.ground_truth))
         return RewardResult(accuracy, {"accuracy": accuracy, "format": float(answer is not None)})

@@ -92,11 +92,11 @@ class Gsm8k(Reward):
         require_number(task, self.name)
 
     def score(self, attempt: Attempted) -> RewardResult:
-        text = attempt.answer
-        answer = extract_answer(text, strict=self._options.strict)
+        text, needs_mark = attempt.answer, attempt.handed_in is None
+        answer = extract_answer(text, strict=self._options.strict and needs_mark)
         accuracy = float(is_correct(answer, attempt.task.ground_truth))
         wrong = self._options.format_score if answer is not None else 0.0
-        return RewardResult(accuracy or wrong, {"accuracy": accuracy, "format": float(extract_answer(text, strict=True) is not None)})
+        return RewardResult(accuracy or wrong, {"accuracy": accuracy, "format": float(extract_answer(text, strict=needs_mark) is not None)})
 
 
 def _number(found: re.Match[str]) -> Fraction | None:

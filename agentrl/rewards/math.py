@@ -57,7 +57,7 @@ class Math(Reward):
         options, text = self._options, attempt.answer
         boxed = last_boxed(text)
         answer = _parse(f"\\boxed{{{boxed}}}", LatexExtractionConfig()) if boxed is not None else []
-        if boxed is None and not options.strict:
+        if boxed is None and not (options.strict and attempt.handed_in is None):
             answer = _parse(text, LatexExtractionConfig(), ExprExtractionConfig())
         accuracy = float(is_equal(answer, attempt.task.ground_truth))
         wrong = options.format_score if boxed is not None and options.format_score is not None else options.wrong_score
