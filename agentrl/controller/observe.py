@@ -97,7 +97,7 @@ class Observer:
         }
         self._trackers.write("train", step=step, version=version, values=values)
         if self._config.trainer.keep_trajectories:
-            write_parquet(self._dir.rollout_data / f"step_{step:06d}.parquet", encode(trajectories), step=step)
+            write_parquet(self._dir.rollout_data / f"step_{step:06d}.parquet", encode(trajectories), step=step, learned_by=learned_by)
 
     def validation(self, step: int, version: int, metrics: Mapping[str, float], *, baseline: str | None) -> None:
         """Record a validation; a baseline's is only said, because it is no point of the run's curve."""

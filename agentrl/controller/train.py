@@ -13,7 +13,8 @@ Meanwhile the rollout actors lease tasks, play them and fill the buffer; they st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -22,9 +23,13 @@ from agentrl.controller.credit import credit, split_minibatches
 from agentrl.controller.placement import open_run
 from agentrl.controller.result import RunResult
 from agentrl.controller.run import Run
-from agentrl.learner.actor import ScoredMinibatch
+from agentrl.learner.actor import LearnerGroup, ScoredMinibatch
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
+from agentrl.types import Group
+
+Timer = Callable[[str], AbstractContextManager[None]]
+"""Measures a named phase of the step: `with timer("score"): ...`."""
 
 
 def train(config: Config) -> RunResult:
@@ -58,13 +63,7 @@ def train(config: Config) -> RunResult:
 def train_step(run: Run, config: Config) -> None:
     """Take one batch, learn from it, publish."""
     groups = run.take()
-    with run.timer("credit"):
-        samples = credit(groups, estimator=config.algorithm.advantage)
-    rng = np.random.default_rng((config.trainer.seed, run.step))
-    with run.timer("score"):
-        minibatches = [_score(run, config, m) for m in _cut(samples, config, rng)]
-    with run.timer("update"):
-        updates = [run.learner.update(minibatch) for _ in range(config.learner.epochs_per_step) for minibatch in minibatches]
+    updates = learn(run.learner, groups, config, step=run.step, timer=run.timer)
     run.step += 1
     learned_by = run.version
     with run.timer("publish"):
@@ -72,13 +71,27 @@ def train_step(run: Run, config: Config) -> None:
     run.record(groups, updates, learned_by=learned_by)
 
 
+def learn(learner: LearnerGroup, groups: Sequence[Group], config: Config, *, step: int, timer: Timer) -> list[dict[str, float]]:
+    """Make the updates of one step and return the metrics of each.
+
+    Nothing but the learner's state, the groups and the step decides what happens, so that a replay does the same.
+    """
+    with timer("credit"):
+        samples = credit(groups, estimator=config.algorithm.advantage)
+    rng = np.random.default_rng((config.trainer.seed, step))
+    with timer("score"):
+        minibatches = [_score(learner, config, m) for m in _cut(samples, config, rng)]
+    with timer("update"):
+        return [learner.update(minibatch) for _ in range(config.learner.epochs_per_step) for minibatch in minibatches]
+
+
 def _cut(samples: Sequence[Sequence[Sample]], config: Config, rng: np.random.Generator) -> list[list[Sample]]:
     return split_minibatches(samples, num_minibatches=config.learner.minibatches_per_step, rng=rng)
 
 
-def _score(run: Run, config: Config, minibatch: Sequence[Sample]) -> ScoredMinibatch:
+def _score(learner: LearnerGroup, config: Config, minibatch: Sequence[Sample]) -> ScoredMinibatch:
     shards = pack(minibatch, max_tokens=config.learner.microbatch_tokens, world_size=config.learner.world_size)
-    return run.learner.score(shards)
+    return learner.score(shards)
 
 
 def _is_due(step: int, frequency: int, total_steps: int) -> bool:
