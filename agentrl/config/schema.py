@@ -47,10 +47,20 @@ class DataConfig(Section):
 # ---------------------------------------------------------------------------------------------------------- model
 
 
+class LoRAConfig(Section):
+    """A trained low-rank adapter beside frozen weights; servers get the sum of both."""
+
+    rank: int = Field(0, ge=0, description="Rank of the adapter; 0: no adapter, all weights are trained.")
+    alpha: float = Field(32.0, gt=0, description="The adapter's share is scaled by alpha / rank.")
+    target_modules: tuple[str, ...] = Field((), description="Names of the linear layers that get one; (): all but the output head.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter, in updates only.")
+
+
 class ModelConfig(Section):
     """The policy and its tokenizer."""
 
     path: str = Field("", description="Local folder or hub id of the policy.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub id; None: its main branch.")
     tokenizer_path: str | None = Field(None, description="Folder of the tokenizer; None: `model.path`.")
     chat_template: str | None = Field(None, description="Jinja file that replaces the tokenizer's own template; None: the tokenizer's.")
     tool_format: Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "gpt_oss", "pythonic"] = Field(
@@ -66,6 +76,10 @@ class ModelConfig(Section):
         "auto", description="Attention of the learner; auto: per-segment SDPA on CPU, flash or flex attention on GPU."
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    external_lib: str | None = Field(
+        None, description="`package.module` or `file.py` imported before the model is loaded, such as one that registers its class."
+    )
+    lora: LoRAConfig = LoRAConfig()
 
 
 # ---------------------------------------------------------------------------------------------------------- agent
@@ -260,6 +274,18 @@ class OptimizerConfig(Section):
     grad_clip: float | None = Field(1.0, gt=0, description="Largest global gradient norm; None: no clipping.")
 
 
+class FSDPConfig(Section):
+    """How the weights are spread over the learner's ranks: memory against communication."""
+
+    shard_size: int | None = Field(
+        None, ge=1, description="Ranks that share one copy of the weights; divides `world_size`. None: all of them; fewer: HSDP, one copy each."
+    )
+    reshard_after_forward: bool = Field(
+        True, description="Free a layer's gathered weights after its forward and gather them again for its backward; false: keep them."
+    )
+    forward_prefetch: int = Field(0, ge=0, description="Layers whose weights are gathered ahead of their forward; 0: by FSDP's own overlap.")
+
+
 class LearnerConfig(Section):
     """FSDP ranks and the optimizer step."""
 
@@ -270,8 +296,27 @@ class LearnerConfig(Section):
     minibatches_per_step: int = Field(1, ge=1, description="Optimizer updates per epoch over the batch, cut by groups.")
     epochs_per_step: int = Field(1, ge=1, description="Passes over the batch.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    logprob_chunk_tokens: int | None = Field(
+        None, ge=1, description="Tokens whose logits exist at once; None: about 64 MiB of logits on a CPU, 512 MiB on a GPU."
+    )
+    compile: bool = Field(False, description="Compile each layer with torch.compile; the first updates wait for the compiler.")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        "none",
+        description="What leaves the GPU: optimizer, its state between updates; parameters, weights, gradients and state, which are "
+        "then updated on the CPU.",
+    )
+    fsdp: FSDPConfig = FSDPConfig()
     collective_timeout_s: float = Field(300.0, gt=0, description="A collective that takes longer lost a rank.")
     optimizer: OptimizerConfig = OptimizerConfig()
+
+    @model_validator(mode="after")
+    def _copies_are_even(self) -> LearnerConfig:
+        if self.fsdp.shard_size is not None and self.world_size % self.fsdp.shard_size:
+            raise ValueError(
+                f"fsdp.shard_size={self.fsdp.shard_size} does not divide world_size={self.world_size}; "
+                "every copy of the weights needs as many ranks as the others"
+            )
+        return self
 
 
 class CriticConfig(Section):
@@ -416,7 +461,13 @@ class TrainerConfig(Section):
     resume_mode: str = Field(
         "auto", description="auto: from the newest checkpoint of the run directory; disable; or the path of a checkpoint."
     )
-    keep_last: int = Field(3, ge=1, description="Checkpoints kept.")
+    save_in_background: bool = Field(
+        True, description="Go on while a checkpoint is written; costs one more copy of its data in memory for that time."
+    )
+    keep_last: int = Field(3, ge=1, description="Newest checkpoints kept.")
+    keep_best: int = Field(0, ge=0, description="Checkpoints kept beside them: the best by `best_metric`; 0: none.")
+    best_metric: str = Field("val/reward_mean", description="Metric of validation that the best checkpoints are chosen by.")
+    best_mode: Literal["max", "min"] = Field("max", description="Whether a larger or a smaller `best_metric` is better.")
     run_dir: str | None = Field(None, description="Folder of the run; None: runs/<project_name>/<experiment_name>.")
     project_name: str = Field("agentrl", description="Name of the project, for trackers.")
     experiment_name: str = Field("default", description="Name of the run.")
@@ -440,12 +491,31 @@ class ClusterConfig(Section):
     gpus_per_server: float = Field(0.0, ge=0, description="GPUs each server asks for.")
 
 
+class AlarmsConfig(Section):
+    """Bounds on what a step measures. Crossing one warns and keeps the groups concerned; it never ends a run. None: no such alarm."""
+
+    min_entropy_share: float | None = Field(0.1, gt=0, lt=1, description="Lowest entropy, as a share of the first steps'.")
+    min_ess: float | None = Field(0.3, gt=0, lt=1, description="Lowest effective sample size of the raw weights, a share of tokens.")
+    max_ratio: float | None = Field(10.0, gt=1, description="Largest ratio of policy to proximal policy on a token.")
+    max_length_change: float | None = Field(
+        2.0, gt=1, description="Largest factor by which the mean response may grow or shrink against the first steps'."
+    )
+    max_logprob_gap: float | None = Field(
+        0.2, gt=0, description="Largest mean |policy - behavior| log-probability, nats: server against learner, staleness included."
+    )
+    max_clip_share: float | None = Field(0.3, gt=0, lt=1, description="Largest share of loss tokens on which a clip decides.")
+    max_constant_groups: float | None = Field(0.9, gt=0, lt=1, description="Largest share of groups whose rewards are all equal.")
+    baseline_steps: int = Field(5, ge=1, description="So many first steps are averaged for what is compared with them.")
+    dump_groups: int = Field(8, ge=0, description="Groups kept as Parquet in alarms/ of the run directory per alarm; 0: none.")
+
+
 class TrackingConfig(Section):
     """What is shown and kept."""
 
     wandb_mode: Literal["online", "offline", "disabled"] = Field("offline", description="wandb's mode; offline needs no network.")
     report: bool = Field(True, description="Draw report.png at the end.")
     baselines: dict[str, str] = Field({}, description="Name -> model folder, validated before training and shown in the closing table.")
+    alarms: AlarmsConfig = AlarmsConfig()
 
 
 class EvalConfig(Section):
@@ -510,27 +580,54 @@ class Config(Section):
 
 
 class SFTDataConfig(Section):
-    """Conversations to imitate."""
+    """Conversations to imitate: a column of messages, or a column of prompts and one of responses."""
 
-    train_files: tuple[str, ...] = Field(
-        (), description="Parquet or JSON lines with a column of messages; `tools` may hold the schemas shown."
-    )
+    train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to learn from.")
+    val_files: tuple[str, ...] = Field((), description="Files of the same form, held out: their loss is measured, nothing is learned.")
     messages_key: str = Field("messages", description="Column of the chat messages; every assistant message is learned.")
-    tools_key: str = Field("tools", description="Column of tool names offered in that conversation; may be absent.")
-    max_tokens: int = Field(1024, ge=1, description="Longer conversations are dropped, counted.")
+    prompt_key: str | None = Field(
+        None, description="Column of the prompt, a text or messages; `column.field` looks into a struct; None: rows have `messages_key`."
+    )
+    response_key: str | None = Field(
+        None, description="Column of the response, a text, which alone is learned; goes with `prompt_key`; None: rows have `messages_key`."
+    )
+    tools_key: str = Field("tools", description="Column of the tools shown, names or schemas; may be absent.")
+    max_tokens: int = Field(1024, ge=1, description="Longest conversation.")
+    overlong: Literal["drop", "truncate"] = Field(
+        "drop", description="What happens to a longer one: left out, or cut behind `max_tokens`; both are counted."
+    )
+
+    @model_validator(mode="after")
+    def _names_both_or_none(self) -> SFTDataConfig:
+        if (self.prompt_key is None) != (self.response_key is None):
+            given, missing = ("prompt_key", "response_key") if self.response_key is None else ("response_key", "prompt_key")
+            raise ValueError(f"data.{given} goes with data.{missing}: name both columns, or neither and use data.messages_key")
+        return self
 
 
 class SFTTrainerConfig(Section):
-    """How long, where."""
+    """How long, how often, where."""
 
-    steps: int = Field(100, ge=1, description="Optimizer updates.")
+    steps: int | None = Field(None, ge=1, description="Optimizer updates; None: by total_epochs.")
+    total_epochs: int = Field(1, ge=1, description="Passes over the training rows when `steps` is None; the last batch may be smaller.")
     batch_size: int = Field(64, ge=1, description="Conversations per update.")
+    test_freq: int = Field(-1, ge=-1, description="Measure the validation loss every N updates; -1: only at the end.")
+    save_freq: int = Field(-1, ge=-1, description="Checkpoint every N updates (and at the end); -1: never.")
+    resume_mode: str = Field(
+        "auto", description="auto: from the newest checkpoint of the run directory; disable; or the path of a checkpoint."
+    )
+    keep_last: int = Field(3, ge=1, description="Checkpoints kept.")
     output: str = Field("policy", description="Folder of the trained model, in Hugging Face format.")
+    export: Literal["last", "best"] = Field(
+        "last", description="What `output` gets: the last weights, or those with the lowest validation loss so far."
+    )
     untrained_output: str | None = Field(
         None, description="Folder for the model as it was before the first update, a baseline; None: not kept."
     )
+    run_dir: str | None = Field(None, description="Folder of metrics.jsonl, config.yaml and checkpoints; None: `output` with _run behind it.")
     seed: int = Field(0, ge=0, description="Seed of initialisation and order.")
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(("console",), description="Trackers beside metrics.jsonl.")
+    wandb_mode: Literal["online", "offline", "disabled"] = Field("offline", description="wandb's mode; offline needs no network.")
 
 
 class ModelFromScratchConfig(Section):
@@ -550,3 +647,55 @@ class SFTConfig(Section):
     learner: LearnerConfig = LearnerConfig()
     trainer: SFTTrainerConfig = SFTTrainerConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+    @model_validator(mode="after")
+    def _has_what_best_needs(self) -> SFTConfig:
+        _refuse_best_without_validation(self.trainer, self.data.val_files)
+        return self
+
+
+def _refuse_best_without_validation(trainer: SFTTrainerConfig, val_files: tuple[str, ...]) -> None:
+    if trainer.export == "best" and not val_files:
+        raise ValueError("trainer.export=best is chosen by the validation loss: name data.val_files, or use trainer.export=last")
+
+
+# ----------------------------------------------------------------------------------------------------- reward model
+
+
+class RMDataConfig(Section):
+    """Pairs of answers, of which people (or a program) preferred one."""
+
+    train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to learn from.")
+    val_files: tuple[str, ...] = Field((), description="Files of the same form, held out: their loss and accuracy are measured.")
+    prompt_key: str = Field("prompt", description="Column of the prompt, a text or messages; absent where the answers hold it.")
+    chosen_key: str = Field("chosen", description="Column of the preferred answer, a text or messages.")
+    rejected_key: str = Field("rejected", description="Column of the other answer, of the same form.")
+    tools_key: str = Field("tools", description="Column of the tools shown, names or schemas; may be absent.")
+    max_tokens: int = Field(1024, ge=2, description="Longest conversation, prompt and answer.")
+    overlong: Literal["drop", "truncate"] = Field(
+        "drop", description="What happens to a pair with a longer one: left out, or its beginning is cut off; both are counted."
+    )
+
+
+class RMTrainerConfig(SFTTrainerConfig):
+    """How long, how often, where."""
+
+    batch_size: int = Field(64, ge=1, description="Pairs per update.")
+    output: str = Field("reward_model", description="Folder of the trained model, in Hugging Face format.")
+
+
+class RMConfig(Section):
+    """The training of a reward model (`agentrl rm`)."""
+
+    data: RMDataConfig = RMDataConfig()
+    model: ModelConfig = ModelConfig()
+    from_scratch: ModelFromScratchConfig = ModelFromScratchConfig()
+    agent: AgentConfig = AgentConfig()
+    learner: LearnerConfig = LearnerConfig()
+    trainer: RMTrainerConfig = RMTrainerConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    @model_validator(mode="after")
+    def _has_what_best_needs(self) -> RMConfig:
+        _refuse_best_without_validation(self.trainer, self.data.val_files)
+        return self

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from agentrl.config.schema import Config
 from agentrl.controller.run_dir import RunDir, write_atomically
 from agentrl.data.trajectories import encode, write_parquet
+from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.closing import ClosingRow, closing_table, write_summary
 from agentrl.tracking.console import validation_text
 from agentrl.tracking.summary import summarise_trajectories
@@ -33,6 +34,13 @@ class Observer:
             resolved_config=config.model_dump(mode="json"),
             total_steps=config.trainer.steps,
             restored_step=resumed_at,
+        )
+        options = config.tracking.alarms
+        self._alarms = Alarms(
+            rules_from(options),
+            baseline_steps=options.baseline_steps,
+            file=run_dir.root / "alarms.jsonl",
+            kept=self._trackers.metrics.kept,
         )
         self._timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
         self._last_rollout: Mapping[str, float] = {}
@@ -82,6 +90,7 @@ class Observer:
         step_s = max(times["time/step_s"], 1e-9)
         values = {
             **summarise_trajectories(trajectories, version=learned_by, prefix="rollout/"),
+            "rollout/constant_groups": constant_group_share(groups),
             **{f"learner/{name}": value for name, value in _combine(updates).items()},
             **times,
             **{f"buffer/{name}": value for name, value in buffer_stats.items()},
@@ -98,6 +107,7 @@ class Observer:
         self._trackers.write("train", step=step, version=version, values=values)
         if self._config.trainer.keep_trajectories:
             write_parquet(self._dir.rollout_data / f"step_{step:06d}.parquet", encode(trajectories), step=step, learned_by=learned_by)
+        self._watch(step, values, groups)
 
     def validation(self, step: int, version: int, metrics: Mapping[str, float], *, baseline: str | None) -> None:
         """Record a validation; a baseline's is only said, because it is no point of the run's curve."""
@@ -105,6 +115,15 @@ class Observer:
             self._trackers.write("validation", step=step, version=version, values=metrics)
         else:
             self.say(f"validation of {baseline}: {validation_text(metrics)}")
+
+    def _watch(self, step: int, values: Mapping[str, float], groups: Sequence[Group]) -> None:
+        """Say each alarm of the step in one line and keep the groups that it concerns."""
+        for rule, alarm in self._alarms.observe(step, values):
+            kept = evidence(groups, rule, limit=self._config.tracking.alarms.dump_groups)
+            if kept:
+                path = self._dir.root / "alarms" / f"step_{step:06d}_{rule.name}.parquet"
+                write_parquet(path, encode([t for group in kept for t in group.trajectories]), step=step)
+            self.say(alarm.line())
 
     # -------------------------------------------------------------------------------------------------------- end
 

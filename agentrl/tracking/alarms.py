@@ -1,0 +1,233 @@
+"""Alarms: bounds on what a step measured. An alarm warns and keeps evidence; it never ends a run.
+
+A rule goes off once when its metric crosses the bound, stays silent while the metric remains on the wrong side, and is armed again when
+the metric came back by a margin. The state is a function of the records alone, so a resumed run neither forgets nor repeats an alarm.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from agentrl.tracking.metrics import StepRecord
+from agentrl.types import NO_VERSION, Group
+
+_MARGIN = 0.1
+"""A metric that trembles around its bound is one episode: it has to come back by a tenth of the bound."""
+
+
+Concern = Callable[[Group], float]
+"""How much an alarm is about a group; the highest are kept as evidence."""
+
+
+class AlarmOptions(Protocol):
+    """The config section `tracking.alarms`."""
+
+    @property
+    def baseline_steps(self) -> int: ...
+    @property
+    def min_entropy_share(self) -> float | None: ...
+    @property
+    def min_ess(self) -> float | None: ...
+    @property
+    def max_ratio(self) -> float | None: ...
+    @property
+    def max_length_change(self) -> float | None: ...
+    @property
+    def max_logprob_gap(self) -> float | None: ...
+    @property
+    def max_clip_share(self) -> float | None: ...
+    @property
+    def max_constant_groups(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The sum of `metrics` has to stay on one side of `bound`: `at_most` or `at_least`.
+
+    is_relative: the bound is a factor on the mean of the first steps. concerns: which groups are kept as evidence.
+    """
+
+    name: str
+    metrics: tuple[str, ...]
+    side: Literal["at_most", "at_least"]
+    bound: float
+    advice: str
+    concerns: Concern
+    is_relative: bool = False
+
+    def value(self, values: Mapping[str, float]) -> float | None:
+        """Return the watched value of a step; None where the step did not measure it."""
+        found = [values[name] for name in self.metrics if name in values and not math.isnan(values[name])]
+        return sum(found) if len(found) == len(self.metrics) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A rule that went off at a step (`raised`), or whose metric is back (`cleared`); `bound` is absolute."""
+
+    step: int
+    event: Literal["raised", "cleared"]
+    rule: str
+    metric: str
+    value: float
+    side: Literal["at_most", "at_least"]
+    bound: float
+    advice: str
+
+    def line(self) -> str:
+        """Return the alarm as one line for a person."""
+        relation = ">" if self.side == "at_most" else "<"
+        return f"alarm {self.rule} at step {self.step}: {self.metric} = {self.value:.4g} {relation} {self.bound:.4g}; {self.advice}"
+
+
+class Alarms:
+    """Judges each step by all rules and keeps what happened in a file of one JSON object per line."""
+
+    def __init__(self, rules: Sequence[Rule], *, baseline_steps: int, file: Path, kept: Iterable[StepRecord] = ()) -> None:
+        """Start from the records `kept` from before a resume; the file then holds their alarms and no later ones."""
+        self._watches = [_Watch(rule, baseline_steps) for rule in rules]
+        self._file = file
+        alarms = [alarm for record in kept if record.kind == "train" for alarm in self._judge(record.step, record.values)]
+        file.unlink(missing_ok=True)
+        self._append(alarms)
+
+    def observe(self, step: int, values: Mapping[str, float]) -> list[tuple[Rule, Alarm]]:
+        """Judge a step, write down what changed, and return the rules that went off, each with its alarm."""
+        alarms = self._judge(step, values)
+        self._append(alarms)
+        rules = {watch.rule.name: watch.rule for watch in self._watches}
+        return [(rules[alarm.rule], alarm) for alarm in alarms if alarm.event == "raised"]
+
+    def _judge(self, step: int, values: Mapping[str, float]) -> list[Alarm]:
+        return [alarm for watch in self._watches if (alarm := watch.judge(step, values)) is not None]
+
+    def _append(self, alarms: Sequence[Alarm]) -> None:
+        if alarms:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(_finite(asdict(alarm))) + "\n" for alarm in alarms)
+
+
+class _Watch:
+    """One rule over time."""
+
+    def __init__(self, rule: Rule, baseline_steps: int) -> None:
+        self.rule = rule
+        self._baseline_steps = baseline_steps
+        self._first: list[float] = []
+        self._is_raised = False
+
+    def judge(self, step: int, values: Mapping[str, float]) -> Alarm | None:
+        value = self.rule.value(values)
+        if value is None:
+            return None
+        bound = self._bound(value)
+        if bound is None:
+            return None
+        if self._is_raised:
+            if not self._is_beyond(value, bound * (1 - _MARGIN if self.rule.side == "at_most" else 1 + _MARGIN)):
+                self._is_raised = False
+                return self._alarm(step, "cleared", value, bound)
+        elif self._is_beyond(value, bound):
+            self._is_raised = True
+            return self._alarm(step, "raised", value, bound)
+        return None
+
+    def _bound(self, value: float) -> float | None:
+        """Return the absolute bound; None while the first steps are still being averaged."""
+        if not self.rule.is_relative:
+            return self.rule.bound
+        if len(self._first) < self._baseline_steps:
+            self._first.append(value)
+            return None
+        return self.rule.bound * sum(self._first) / len(self._first)
+
+    def _is_beyond(self, value: float, bound: float) -> bool:
+        return value > bound if self.rule.side == "at_most" else value < bound
+
+    def _alarm(self, step: int, event: Literal["raised", "cleared"], value: float, bound: float) -> Alarm:
+        rule = self.rule
+        return Alarm(step, event, rule.name, " + ".join(rule.metrics), value, rule.side, bound, rule.advice)
+
+
+def _finite(fields: dict[str, object]) -> dict[str, object]:
+    """JSON knows no infinity."""
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------- evidence
+
+
+def constant_group_share(groups: Sequence[Group]) -> float:
+    """Return the share of groups whose attempts all earned the same: they teach a group-relative estimator nothing."""
+    return sum(is_constant(group) for group in groups) / len(groups) if groups else 0.0
+
+
+def is_constant(group: Group) -> float:
+    """Return 1.0 where all attempts earned the same, else 0.0."""
+    return float(len({t.reward for t in group.trajectories}) <= 1)
+
+
+def staleness(group: Group) -> float:
+    """Return how far back the group's oldest token lies, as a number to sort by."""
+    return -float(group.min_version) if group.min_version != NO_VERSION else -math.inf
+
+
+def longest_response(group: Group) -> float:
+    """Return the tokens of the group's longest response."""
+    return float(max(t.num_response_tokens for t in group.trajectories))
+
+
+def shortest_response(group: Group) -> float:
+    """Return minus the tokens of the group's shortest response."""
+    return -float(min(t.num_response_tokens for t in group.trajectories))
+
+
+def evidence(groups: Sequence[Group], rule: Rule, *, limit: int) -> list[Group]:
+    """Return the `limit` groups that the rule concerns most, in the order of the batch."""
+    ranked = sorted(range(len(groups)), key=lambda index: -rule.concerns(groups[index]))  # stable: the first of equals
+    return [groups[index] for index in sorted(ranked[:limit])]
+
+
+# -------------------------------------------------------------------------------------------------------------- rules
+
+
+def rules_from(options: AlarmOptions) -> list[Rule]:
+    """Return the rules whose bound is set."""
+    length = "rollout/response_tokens/mean"
+    change = options.max_length_change
+    rules = [
+        _at_least("entropy_collapse", options.min_entropy_share, longest_response, "learner/entropy", is_relative=True),
+        _at_least("ess_low", options.min_ess, staleness, "learner/correction/ess"),
+        _at_most("ratio_tail", options.max_ratio, staleness, "learner/ratio_max"),
+        _at_most("length_growth", change, longest_response, length, is_relative=True),
+        _at_least("length_collapse", change and 1 / change, shortest_response, length, is_relative=True),
+        _at_most("logprob_gap", options.max_logprob_gap, staleness, "learner/mismatch_mean"),
+        _at_most("clip_share", options.max_clip_share, staleness, "learner/clip_low", "learner/clip_high"),
+        _at_most("constant_groups", options.max_constant_groups, is_constant, "rollout/constant_groups"),
+    ]
+    return [rule for rule in rules if rule is not None]
+
+
+def _at_most(name: str, bound: float | None, concerns: Concern, *metrics: str, is_relative: bool = False) -> Rule | None:
+    return None if bound is None else Rule(name, metrics, "at_most", bound, _ADVICE[name], concerns, is_relative)
+
+
+def _at_least(name: str, bound: float | None, concerns: Concern, *metrics: str, is_relative: bool = False) -> Rule | None:
+    return None if bound is None else Rule(name, metrics, "at_least", bound, _ADVICE[name], concerns, is_relative)
+
+
+_ADVICE: Mapping[str, str] = {
+    "entropy_collapse": "the policy stopped exploring: raise algorithm.clip_high or entropy_coefficient, or lower learner.optimizer.lr",
+    "ess_low": "few tokens carry the update: lower buffer.max_staleness or learner.optimizer.lr, or reject what is far off-policy",
+    "ratio_tail": "the policy moved far within one step: lower learner.optimizer.lr or learner.epochs_per_step",
+    "length_growth": "answers grew: look for repetition in the groups kept, or add the reward term length_penalty",
+    "length_collapse": "answers shrank: look in the groups kept for a reward that short answers get for nothing",
+    "logprob_gap": "server and learner disagree: check model.dtype and attention, and the last publish by rollout.weights.verify=true",
+    "clip_share": "most of the update is clipped away: lower learner.optimizer.lr, learner.epochs_per_step or buffer.max_staleness",
+    "constant_groups": "equal rewards teach nothing: mix in easier or harder tasks, or raise rollout.group_size",
+}

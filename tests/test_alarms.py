@@ -1,0 +1,175 @@
+"""Alarms: when they go off, that they do not repeat themselves, what they keep, and that a resume changes nothing."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config.schema import AlarmsConfig, Config
+from agentrl.controller.observe import Observer
+from agentrl.controller.run_dir import RunDir
+from agentrl.data.trajectories import decode, read_parquet
+from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
+from agentrl.tracking.metrics import StepRecord
+from agentrl.types import Group, Outcome, RewardEvent, Trajectory
+
+QUIET = {
+    "learner/entropy": 1.0,
+    "learner/correction/ess": 0.9,
+    "learner/ratio_max": 1.5,
+    "rollout/response_tokens/mean": 100.0,
+    "learner/mismatch_mean": 0.01,
+    "learner/clip_low": 0.05,
+    "learner/clip_high": 0.05,
+    "rollout/constant_groups": 0.2,
+}
+WRONG = {
+    "entropy_collapse": {"learner/entropy": 0.05},
+    "ess_low": {"learner/correction/ess": 0.1},
+    "ratio_tail": {"learner/ratio_max": math.inf},
+    "length_growth": {"rollout/response_tokens/mean": 201.0},
+    "length_collapse": {"rollout/response_tokens/mean": 49.0},
+    "logprob_gap": {"learner/mismatch_mean": 0.21},
+    "clip_share": {"learner/clip_low": 0.2, "learner/clip_high": 0.15},
+    "constant_groups": {"rollout/constant_groups": 1.0},
+}
+
+
+def alarms(tmp_path, options=None, kept=()):
+    options = options or AlarmsConfig(baseline_steps=2)
+    return Alarms(rules_from(options), baseline_steps=options.baseline_steps, file=tmp_path / "alarms.jsonl", kept=kept)
+
+
+def names(raised):
+    return [alarm.rule for _, alarm in raised]
+
+
+def written(tmp_path):
+    file = tmp_path / "alarms.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def trajectory(group_id, member, *, reward=0.0, length=4, version=0):
+    mask = np.array([False] + [True] * length)
+    ints = np.where(mask, version, -1).astype(np.int32)
+    return Trajectory(
+        group_id, member, f"task{group_id}", "test", "agent", np.arange(length + 1, dtype=np.int32), mask,
+        np.where(mask, -1.0, 0.0).astype(np.float32), ints, np.where(mask, 0, -1).astype(np.int16), (),
+        (RewardEvent("outcome", reward, length),), Outcome.COMPLETED,
+    )  # fmt: skip
+
+
+def group(group_id, rewards=(0.0, 1.0), **facts):
+    return Group(group_id, tuple(trajectory(group_id, i, reward=r, **facts) for i, r in enumerate(rewards)))
+
+
+def test_every_rule_has_a_case_here():
+    assert {rule.name for rule in rules_from(AlarmsConfig())} == set(WRONG)
+
+
+@pytest.mark.parametrize("rule", WRONG)
+def test_a_rule_goes_off_once_per_episode(rule, tmp_path):
+    watched = alarms(tmp_path)
+    for step in (1, 2, 3):
+        assert watched.observe(step, QUIET) == []
+    assert names(watched.observe(4, QUIET | WRONG[rule])) == [rule]
+    assert watched.observe(5, QUIET | WRONG[rule]) == []
+    assert watched.observe(6, QUIET) == []
+    assert names(watched.observe(7, QUIET | WRONG[rule])) == [rule]
+    assert [(line["step"], line["event"], line["rule"]) for line in written(tmp_path)] == [
+        (4, "raised", rule),
+        (6, "cleared", rule),
+        (7, "raised", rule),
+    ]
+
+
+def test_the_line_says_value_bound_and_what_to_do(tmp_path):
+    [(_, alarm)] = alarms(tmp_path).observe(3, QUIET | {"learner/correction/ess": 0.125})
+    assert alarm.line().startswith("alarm ess_low at step 3: learner/correction/ess = 0.125 < 0.3; few tokens carry the update: lower ")
+    assert "\n" not in alarm.line()
+
+
+@pytest.mark.parametrize(
+    ("field", "rules"),
+    [
+        ("min_entropy_share", {"entropy_collapse"}),
+        ("min_ess", {"ess_low"}),
+        ("max_ratio", {"ratio_tail"}),
+        ("max_length_change", {"length_growth", "length_collapse"}),
+        ("max_logprob_gap", {"logprob_gap"}),
+        ("max_clip_share", {"clip_share"}),
+        ("max_constant_groups", {"constant_groups"}),
+    ],
+)
+def test_a_bound_that_is_none_is_off(field, rules):
+    assert set(WRONG) - {rule.name for rule in rules_from(AlarmsConfig(**{field: None}))} == rules
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=40))
+def test_raised_and_cleared_take_turns_and_agree_with_the_bound(tmp_path_factory, values):
+    folder = tmp_path_factory.mktemp("turns")
+    watched = alarms(folder, AlarmsConfig(min_ess=0.5))
+    for step, value in enumerate(values):
+        watched.observe(step, {"learner/correction/ess": value})
+    lines = written(folder)
+    assert [line["event"] for line in lines] == ["raised", "cleared"] * (len(lines) // 2) + ["raised"] * (len(lines) % 2)
+    assert all(line["value"] < 0.5 if line["event"] == "raised" else line["value"] >= 0.55 for line in lines)
+    if any(value < 0.5 for value in values):
+        assert lines[0]["step"] == next(step for step, value in enumerate(values) if value < 0.5)
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.sampled_from([None, math.nan, 0.1, 0.29, 0.31, 0.9])), max_size=25), st.integers(0, 25))
+def test_a_resume_neither_forgets_nor_repeats(tmp_path_factory, steps, cut):
+    def values(entropy, ess):
+        return {"learner/entropy": entropy, **({} if ess is None else {"learner/correction/ess": ess})}
+
+    whole, parts = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("parts")
+    straight = alarms(whole)
+    for step, pair in enumerate(steps):
+        straight.observe(step, values(*pair))
+    first = alarms(parts)
+    for step, pair in enumerate(steps[: cut + 3]):  # steps after the checkpoint are lost and made again
+        first.observe(step, values(*pair))
+    second = alarms(parts, kept=[StepRecord("train", step, 0, 0.0, values(*pair)) for step, pair in enumerate(steps[:cut])])
+    for step, pair in list(enumerate(steps))[cut:]:
+        second.observe(step, values(*pair))
+    assert written(parts) == written(whole)
+
+
+def test_what_is_not_measured_raises_nothing(tmp_path):
+    assert alarms(tmp_path).observe(1, {"learner/clip_low": 1.0, "learner/correction/ess": math.nan}) == []
+
+
+def test_evidence_is_what_the_rule_is_about():
+    rules = {rule.name: rule for rule in rules_from(AlarmsConfig())}
+    groups = [group(0, version=3), group(1, version=1, length=2), group(2, (1.0, 1.0), version=2, length=9)]
+    kept = {name: [g.group_id for g in evidence(groups, rules[name], limit=1)] for name in rules}
+    assert (kept["ess_low"], kept["length_growth"], kept["length_collapse"], kept["constant_groups"]) == ([1], [2], [1], [2])
+    assert [g.group_id for g in evidence(groups, rules["ess_low"], limit=2)] == [1, 2]
+    assert evidence(groups, rules["ess_low"], limit=0) == []
+    assert constant_group_share(groups) == pytest.approx(1 / 3)
+
+
+def test_a_run_says_the_alarm_and_keeps_the_groups(tmp_path, capsys):
+    config = Config.model_validate(
+        {"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}, "tracking": {"alarms": {"min_ess": 0.5, "dump_groups": 1}}}
+    )
+    run_dir = RunDir.open(config)
+    observer = Observer(config, run_dir, resumed_at=None)
+    said = []
+    observer.say = said.append
+    groups = [group(0, version=1), group(1, version=0)]
+    facts = SimpleNamespace(learned_by=1, version=2, groups=groups, rollout_stats={}, buffer_stats={})
+    for step, ess in enumerate((0.9, 0.4, 0.4), start=1):
+        observer.step(step, updates=[{"correction/ess": ess}], **vars(facts))
+    observer.close()
+    run_dir.close()
+    assert [line.split(":")[0] for line in said] == ["alarm ess_low at step 2"]
+    [file] = (tmp_path / "run" / "alarms").iterdir()
+    assert file.name == "step_000002_ess_low.parquet"
+    assert {t.group_id for t in decode(read_parquet(file))} == {1}
+    assert [line["rule"] for line in written(tmp_path / "run")] == ["ess_low"]
