@@ -56,10 +56,20 @@ class LoRAConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter, in updates only.")
 
 
+class LoRAConfig(Section):
+    """A trained low-rank adapter beside frozen weights; servers get the sum of both."""
+
+    rank: int = Field(0, ge=0, description="Rank of the adapter; 0: no adapter, all weights are trained.")
+    alpha: float = Field(32.0, gt=0, description="The adapter's share is scaled by alpha / rank.")
+    target_modules: tuple[str, ...] = Field((), description="Names of the linear layers that get one; (): all but the output head.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter, in updates only.")
+
+
 class ModelConfig(Section):
     """The policy and its tokenizer."""
 
     path: str = Field("", description="Local folder or hub id of the policy.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub id; None: its main branch.")
     revision: str | None = Field(None, description="Branch, tag or commit of a hub id; None: its main branch.")
     tokenizer_path: str | None = Field(None, description="Folder of the tokenizer; None: `model.path`.")
     chat_template: str | None = Field(None, description="Jinja file that replaces the tokenizer's own template; None: the tokenizer's.")
@@ -76,6 +86,10 @@ class ModelConfig(Section):
         "auto", description="Attention of the learner; auto: per-segment SDPA on CPU, flash or flex attention on GPU."
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    external_lib: str | None = Field(
+        None, description="`package.module` or `file.py` imported before the model is loaded, such as one that registers its class."
+    )
+    lora: LoRAConfig = LoRAConfig()
     external_lib: str | None = Field(
         None, description="`package.module` or `file.py` imported before the model is loaded, such as one that registers its class."
     )
@@ -616,7 +630,13 @@ class SFTTrainerConfig(Section):
     resume_mode: str = Field(
         "auto", description="auto: from the newest checkpoint of the run directory; disable; or the path of a checkpoint."
     )
-    keep_last: int = Field(3, ge=1, description="Checkpoints kept.")
+    save_in_background: bool = Field(
+        True, description="Go on while a checkpoint is written; costs one more copy of its data in memory for that time."
+    )
+    keep_last: int = Field(3, ge=1, description="Newest checkpoints kept.")
+    keep_best: int = Field(0, ge=0, description="Checkpoints kept beside them: the best by `best_metric`; 0: none.")
+    best_metric: str = Field("val/reward_mean", description="Metric of validation that the best checkpoints are chosen by.")
+    best_mode: Literal["max", "min"] = Field("max", description="Whether a larger or a smaller `best_metric` is better.")
     output: str = Field("policy", description="Folder of the trained model, in Hugging Face format.")
     export: Literal["last", "best"] = Field(
         "last", description="What `output` gets: the last weights, or those with the lowest validation loss so far."
