@@ -13,7 +13,6 @@ from agentrl.algorithms.advantages import ESTIMATORS, grpo
 from agentrl.algorithms.aggregation import RULES, Aggregation, UpdateCounts, token_scales
 from agentrl.algorithms.corrections import correction_metrics, correction_statistics, token_weights
 from agentrl.algorithms.kl import KL_ESTIMATORS, k1, k2, k3
-from agentrl.algorithms.logprobs import logprobs_and_entropy
 from agentrl.algorithms.policy_losses import POLICY_LOSSES, ClipConfig, ppo_clip
 
 CLIP = ClipConfig(low=0.2, high=0.28, dual=3.0)
@@ -220,38 +219,3 @@ def test_aggregation_is_checked_when_built():
         Aggregation("mean")
     with pytest.raises(ValueError, match="constant_length"):
         Aggregation("constant")
-
-
-# ------------------------------------------------------------------------------------------------------- logprobs
-
-
-@pytest.mark.parametrize("chunk_elements", [1, 21, 10**6])
-def test_logprobs_and_entropy_equal_a_loop_in_any_chunks(monkeypatch, chunk_elements):
-    monkeypatch.setattr("agentrl.algorithms.logprobs._CHUNK_ELEMENTS", chunk_elements)
-    rng = np.random.default_rng(2)
-    logits, targets = rng.normal(0, 3, (5, 7)), rng.integers(0, 7, 5)
-    logprobs, entropies = logprobs_and_entropy(f64(logits), torch.tensor(targets), temperature=0.7)
-    for row, target, logprob, entropy in zip(logits, targets, logprobs, entropies, strict=True):
-        p = np.exp(row / 0.7) / np.exp(row / 0.7).sum()
-        assert float(logprob) == pytest.approx(math.log(p[target]))
-        assert float(entropy) == pytest.approx(-sum(x * math.log(x) for x in p))
-    assert gradcheck(lambda x: logprobs_and_entropy(x, torch.tensor(targets), temperature=0.7), f64(logits).requires_grad_())
-
-
-def test_logprobs_of_masked_out_vocabulary_and_of_no_tokens():
-    logits = f64([[0.0, -math.inf, 0.0]]).requires_grad_()
-    logprobs, entropies = logprobs_and_entropy(logits, torch.tensor([2]), temperature=1.0)
-    assert logprobs.item() == pytest.approx(-math.log(2))
-    assert entropies.item() == pytest.approx(math.log(2))
-    assert torch.isfinite(torch.autograd.grad((logprobs + entropies).sum(), logits)[0]).all()
-    empty = torch.zeros(0, 3, requires_grad=True)
-    assert torch.autograd.grad(logprobs_and_entropy(empty, torch.zeros(0, dtype=torch.int64), temperature=1.0)[0].sum(), empty)[
-        0
-    ].shape == (0, 3)
-
-
-def test_bfloat16_logits_are_computed_in_float32():
-    logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16, requires_grad=True)
-    logprobs, _ = logprobs_and_entropy(logits, torch.tensor([0]), temperature=1.0)
-    assert logprobs.dtype == torch.float32
-    assert torch.autograd.grad(logprobs.sum(), logits)[0].dtype == torch.bfloat16

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch.distributed import ProcessGroup
 
-from agentrl.algorithms.logprobs import logprobs_and_entropy
 from agentrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.learner import checkpoint, weights
 from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
@@ -54,7 +53,7 @@ class Learner:
     def __init__(self, spec: LearnerSpec, *, rank: int, address: str, port: int) -> None:
         self._spec = spec
         self._place = join_ranks(spec.learner, rank=rank, address=address, port=port)
-        self._policy = self._build(checkpointing=spec.learner.gradient_checkpointing)
+        self._policy = self._build(has_backward=True)
         self._reference = self._build_reference() if spec.algorithm.kl.coefficient > 0 else None
         self._stepper = Stepper(
             self._policy, self._place, spec.learner.optimizer, total_updates=spec.total_updates, dump_folder=spec.dump_folder
@@ -146,15 +145,20 @@ class Learner:
 
     # ----------------------------------------------------------------------------------------------------- private
 
-    def _build(self, *, checkpointing: bool) -> Policy:
+    def _build(self, *, has_backward: bool) -> Policy:
         spec = self._spec
         torch.manual_seed(spec.seed)  # a new model must be one model on all ranks, and as policy and reference
         return build_policy(
-            spec.model, self._place, from_scratch=spec.from_scratch, checkpointing=checkpointing, master_dtype=spec.master_dtype
+            spec.model,
+            spec.learner,
+            self._place,
+            from_scratch=spec.from_scratch,
+            has_backward=has_backward,
+            master_dtype=spec.master_dtype,
         )
 
     def _build_reference(self) -> Policy:
-        reference = self._build(checkpointing=False)
+        reference = self._build(has_backward=False)
         reference.module.requires_grad_(False)
         return reference
 
@@ -163,6 +167,6 @@ class Learner:
         policy.module.eval()
         positions = torch.tensor(microbatch.predictor_positions, device=policy.device)
         targets = torch.tensor(microbatch.targets, device=policy.device)
-        logprobs, _ = logprobs_and_entropy(policy.logits(microbatch, positions), targets, temperature=self._spec.temperature)
+        logprobs, _ = policy.score(microbatch, positions, targets, temperature=self._spec.temperature)
         policy.reshard()
         return np.asarray(logprobs.cpu().numpy())

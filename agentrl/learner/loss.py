@@ -17,7 +17,6 @@ from torch import Tensor
 from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scales
 from agentrl.algorithms.corrections import correction_metrics, correction_statistics, token_weights
 from agentrl.algorithms.kl import KL_ESTIMATORS
-from agentrl.algorithms.logprobs import logprobs_and_entropy
 from agentrl.algorithms.policy_losses import POLICY_LOSSES, ClipConfig
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
@@ -75,9 +74,7 @@ class PolicyObjective:
         """Run the forward and return the microbatch's part of the loss of the update that `counts` describes."""
         microbatch = scored.microbatch
         tokens = LossTokens.of(microbatch, policy.device)
-        logprobs, entropies = logprobs_and_entropy(
-            policy.logits(microbatch, tokens.predictors), tokens.targets, temperature=self._temperature
-        )
+        logprobs, entropies = policy.score(microbatch, tokens.predictors, tokens.targets, temperature=self._temperature)
         behavior = tokens.select(microbatch.behavior_logprobs, logprobs)
         proximal = self._proximal(scored, tokens, logprobs, behavior)
         weights = self._weights(proximal, behavior)
@@ -135,7 +132,7 @@ class SupervisedObjective:
     def part(self, policy: Policy, microbatch: Microbatch, counts: UpdateCounts) -> LossPart:
         """Run the forward and return the microbatch's part of the loss of the update that `counts` describes."""
         tokens = LossTokens.of(microbatch, policy.device)
-        logprobs, entropies = logprobs_and_entropy(policy.logits(microbatch, tokens.predictors), tokens.targets, temperature=1.0)
+        logprobs, entropies = policy.score(microbatch, tokens.predictors, tokens.targets, temperature=1.0)
         scales = token_scales(Aggregation("token_mean"), tokens.sequence_ids, counts, dtype=logprobs.dtype)
         loss = -(scales * logprobs).sum()
         return LossPart(loss, {"loss": loss, "entropy": entropies.sum()}, {})

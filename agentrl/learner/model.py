@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
-from agentrl.config.schema import ModelConfig, ModelFromScratchConfig
+from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError
+from agentrl.learner import sharding
 from agentrl.learner.attention import choose_attention, packed_arguments
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.ranks import Place
+from agentrl.learner.scoring import ScoreRequest, answer_scores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,23 +36,24 @@ class Policy:
     published_dtype: torch.dtype
     tensors: Mapping[str, Tensor]
 
-    def logits(self, microbatch: Microbatch, positions_A: Tensor) -> Tensor:
-        """Return the logits at the given positions, f[A, V], in the dtype of the computation."""
-        output = self.module(
+    def score(self, microbatch: Microbatch, positions_A: Tensor, targets_A: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities of the targets and entropies at the positions that predict them, each f[A] with gradient.
+
+        No logits are computed for other positions, and for these no more than a chunk at once (see `answer_scores`).
+        """
+        logprobs, entropies = self.module(
             input_ids=torch.tensor(microbatch.token_ids, device=self.device)[None],
             position_ids=torch.tensor(microbatch.position_ids, device=self.device)[None],
             # A cache would make transformers ignore the restarts of the position ids in eval mode: sequences would see each other.
             use_cache=False,
-            # The vocabulary projection is the largest activation by far: context tokens do without.
-            logits_to_keep=positions_A,
+            score=ScoreRequest(positions_A, targets_A, temperature),
             **packed_arguments(self.attention, microbatch.segment_lengths.tolist(), device=self.device),
         )
-        return output.logits[0]
+        return logprobs, entropies
 
     def reshard(self) -> None:
         """Free gathered weights after a forward without backward: they would go stale at the next optimizer step."""
-        assert isinstance(self.module, FSDPModule)
-        self.module.reshard()
+        sharding.reshard(self.module)
 
     def full_tensor(self, name: str) -> Tensor:
         """Gather one weight as published: on this rank's device, in `published_dtype`. A collective."""
@@ -63,7 +62,13 @@ class Policy:
 
 
 def build_policy(
-    model: ModelConfig, place: Place, *, from_scratch: ModelFromScratchConfig | None, checkpointing: bool, master_dtype: torch.dtype
+    model: ModelConfig,
+    learner: LearnerConfig,
+    place: Place,
+    *,
+    from_scratch: ModelFromScratchConfig | None,
+    has_backward: bool,
+    master_dtype: torch.dtype,
 ) -> Policy:
     """Build the model on every rank, equal by the current seed or by the files, and shard it.
 
@@ -78,7 +83,8 @@ def build_policy(
     class_name = type(module).__name__
     published_dtype = getattr(torch, model.dtype)
     compute_dtype = published_dtype if published_dtype != torch.float32 else None
-    _shard(module, place, compute_dtype=compute_dtype, checkpointing=checkpointing)
+    answer_scores(module, chunk_tokens=learner.logprob_chunk_tokens)
+    sharding.shard(module, place.mesh, learner, compute_dtype=compute_dtype, has_backward=has_backward)
     return Policy(module, class_name, attention, place.device, published_dtype, _tensors(module))
 
 
@@ -114,17 +120,3 @@ def _tensors(module: PreTrainedModel) -> dict[str, Tensor]:
     for name, tensor in module.state_dict(keep_vars=True).items():
         by_id.setdefault(id(tensor), (name, tensor))
     return dict(by_id.values())
-
-
-def _shard(module: PreTrainedModel, place: Place, *, compute_dtype: torch.dtype | None, checkpointing: bool) -> None:
-    options: dict[str, Any] = {"mesh": place.mesh}
-    if compute_dtype is not None:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    layer_classes = set(module._no_split_modules or ())
-    for submodule in module.modules():
-        if type(submodule).__name__ in layer_classes:
-            if checkpointing:
-                # Inside of what FSDP wraps, so that the weights are gathered once for recomputation and backward.
-                submodule.forward = partial(checkpoint, submodule.forward, use_reentrant=False)
-            fully_shard(submodule, **options)
-    fully_shard(module, **options)

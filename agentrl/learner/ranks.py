@@ -10,10 +10,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.config.schema import LearnerConfig
 from agentrl.errors import ConfigError, LearnerError
+from agentrl.learner.sharding import open_mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int) -> 
         )
     except (RuntimeError, ValueError) as error:
         raise LearnerError(f"rank {rank} of {config.world_size} could not join the others at {address}:{port}: {error}") from error
-    return Place(rank, config.world_size, device, init_device_mesh(device.type, (config.world_size,)))
+    mesh = open_mesh(device.type, world_size=config.world_size, shard_size=config.fsdp.shard_size)
+    return Place(rank, config.world_size, device, mesh)
 
 
 def leave_ranks() -> None:

@@ -1,0 +1,115 @@
+"""Log-probabilities out of a model's forward, without its logits where the model allows it.
+
+FSDP has the head's weight in full during the forward of the root module alone, so the head is applied to the hidden states inside of
+it: the root's forward is replaced by one that answers a `ScoreRequest`, and is the model's own for everybody else.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from agentrl.algorithms.logprobs import HeadForm, linear_logprobs_and_entropy, logprobs_and_entropy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRequest:
+    """Which tokens to score: the positions that predict them, i64[A], and the tokens themselves, i64[A]."""
+
+    positions_A: Tensor
+    targets_A: Tensor
+    temperature: float
+
+
+def answer_scores(module: PreTrainedModel, *, chunk_tokens: int | None) -> None:
+    """Let `module(..., score=ScoreRequest(...))` return (logprobs, entropies), each f[A] with gradient.
+
+    To be called before the module is wrapped or sharded. `chunk_tokens`: see `linear_logprobs_and_entropy`. A model whose head is
+    not a linear layer with a known form behind it is scored from its logits.
+    """
+    forward, head, form = module.forward, module.get_output_embeddings(), find_head_form(module)
+
+    def logprobs_of(request: ScoreRequest, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        # The head may have been replaced since, for instance by one with an adapter.
+        if form is None or module.get_output_embeddings() is not head:
+            logits = forward(**inputs, logits_to_keep=request.positions_A).logits[0]
+            return logprobs_and_entropy(logits, request.targets_A, temperature=request.temperature)
+        hidden = module.base_model(**inputs).last_hidden_state[0]
+        return linear_logprobs_and_entropy(
+            hidden[request.positions_A],
+            head.weight,
+            request.targets_A,
+            temperature=request.temperature,
+            bias_V=head.bias,
+            form=form,
+            chunk_tokens=chunk_tokens,
+        )
+
+    @functools.wraps(forward)
+    def scoring_forward(*args: Any, score: ScoreRequest | None = None, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs) if score is None else logprobs_of(score, kwargs)
+
+    module.forward = scoring_forward
+
+
+def find_head_form(module: PreTrainedModel) -> HeadForm | None:
+    """Return what the model does with the products of hidden states and head; None when that is not known.
+
+    The config names it and a trial proves it: the model's own forward runs with a stand-in for its layers and its head, so that
+    anything else done before or behind the head shows. No weight is read.
+    """
+    if type(module.get_output_embeddings()) is not nn.Linear or module.base_model is module:
+        return None
+    products = torch.linspace(-60.0, 60.0, 31)[None, None]
+    try:
+        logits = _forward_around(module, products)
+    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError):
+        return None  # a forward that wants more than tokens: its logits will do
+    if logits is None:
+        return None
+    forms = (HeadForm(scale, _softcap(module)) for scale in _scales(module))
+    return next((form for form in forms if torch.allclose(form.apply(products), logits.float(), rtol=1e-4)), None)
+
+
+def _forward_around(module: PreTrainedModel, products: Tensor) -> Tensor | None:
+    """Return the model's logits if its head gave `products`; None if its head is not given the hidden states as they are."""
+    head, base = module.get_output_embeddings(), module.base_model
+    hidden = torch.linspace(-1.0, 1.0, head.in_features)[None, None]
+    seen: list[Tensor] = []
+
+    def stand_in_head(given: Tensor) -> Tensor:
+        seen.append(given)
+        return products.clone()  # some models scale in place
+
+    head.forward, base.forward = stand_in_head, lambda *_, **__: _HiddenStates(last_hidden_state=hidden)  # type: ignore[assignment, method-assign]
+    try:
+        with torch.no_grad():
+            logits = module(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
+    finally:
+        del head.forward, base.forward  # the classes' own show again
+    return logits if len(seen) == 1 and torch.equal(seen[0], hidden) else None
+
+
+class _HiddenStates(BaseModelOutputWithPast):
+    """Output of layers that tell of nothing but hidden states: what a family's own output class has beside them is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
+def _softcap(module: PreTrainedModel) -> float | None:
+    return getattr(module.config, "final_logit_softcapping", None)
+
+
+def _scales(module: PreTrainedModel) -> list[float]:
+    """Factors of the logits by the names that model families give them: Granite divides, Cohere and Falcon-H1 multiply."""
+    divisor, config = getattr(module.config, "logits_scaling", None), module.config
+    factors = [getattr(config, "logit_scale", None), getattr(config, "lm_head_multiplier", None), 1.0 / divisor if divisor else None]
+    return [1.0, *(float(factor) for factor in factors if isinstance(factor, int | float))]
