@@ -18,18 +18,25 @@ class UpdateCounts:
     """Counts over ALL microbatches and ranks of one update.
 
     loss_tokens: action tokens that the correction accepted. sequences: those with at least one action token.
+    action_tokens: before anything was rejected; None: nothing was.
     """
 
     loss_tokens: int
     sequences: int
+    action_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """A rule by name; `constant_length` (tokens) is L_max of the rule `constant`, unused by the others."""
+    """A rule by name; `constant_length` (tokens) is L_max of the rule `constant`, unused by the others.
+
+    denominator: which tokens a mean over tokens counts: `accepted`, so that it is a mean over what is learned from, or `original`, so
+    that a rejected token leaves the weight of the others as it was.
+    """
 
     rule: str
     constant_length: int | None = None
+    denominator: str = "accepted"
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -38,30 +45,36 @@ class Aggregation:
             raise ValueError("aggregation `constant` needs constant_length, the tokens that a full response has")
 
 
-def token_scales(aggregation: Aggregation, sequence_ids_A: Tensor, counts: UpdateCounts, *, dtype: torch.dtype) -> Tensor:
+def token_scales(
+    aggregation: Aggregation, sequence_ids_A: Tensor, counts: UpdateCounts, *, dtype: torch.dtype, original_ids: Tensor | None = None
+) -> Tensor:
     """Return f[A], the scale of each loss token.
 
     Args:
         sequence_ids_A: i64[A], label of the sequence of each loss token; a sequence is never cut over two calls.
         counts: of the whole update.
+        original_ids: i64[any], the same of all action tokens, rejected ones included; None: none was rejected.
     """
-    return RULES[aggregation.rule](aggregation, sequence_ids_A, counts).to(dtype)
+    counted_ids = sequence_ids_A if original_ids is None or aggregation.denominator == "accepted" else original_ids
+    return RULES[aggregation.rule](aggregation, sequence_ids_A, counted_ids, counts).to(dtype)
 
 
-def _token_mean(aggregation: Aggregation, sequence_ids_A: Tensor, counts: UpdateCounts) -> Tensor:
-    return _constant(sequence_ids_A, 1.0 / max(counts.loss_tokens, 1))
+def _token_mean(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
+    is_original = aggregation.denominator == "original" and counts.action_tokens is not None
+    return _constant(sequence_ids_A, 1.0 / max((counts.action_tokens if is_original else counts.loss_tokens) or 0, 1))
 
 
-def _sequence_mean_token_sum(aggregation: Aggregation, sequence_ids_A: Tensor, counts: UpdateCounts) -> Tensor:
+def _sequence_mean_token_sum(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
     return _constant(sequence_ids_A, 1.0 / max(counts.sequences, 1))
 
 
-def _sequence_mean_token_mean(aggregation: Aggregation, sequence_ids_A: Tensor, counts: UpdateCounts) -> Tensor:
-    _, index, lengths = torch.unique(sequence_ids_A, return_inverse=True, return_counts=True)
+def _sequence_mean_token_mean(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
+    labels, lengths = torch.unique(counted_ids, return_counts=True)
+    index = torch.searchsorted(labels, sequence_ids_A)
     return 1.0 / (max(counts.sequences, 1) * lengths[index].double())
 
 
-def _constant_length(aggregation: Aggregation, sequence_ids_A: Tensor, counts: UpdateCounts) -> Tensor:
+def _constant_length(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
     assert aggregation.constant_length is not None
     return _constant(sequence_ids_A, 1.0 / (max(counts.sequences, 1) * aggregation.constant_length))
 
@@ -70,7 +83,7 @@ def _constant(like: Tensor, value: float) -> Tensor:
     return torch.full(like.shape, value, dtype=torch.float64, device=like.device)
 
 
-RULES: Mapping[str, Callable[[Aggregation, Tensor, UpdateCounts], Tensor]] = {
+RULES: Mapping[str, Callable[[Aggregation, Tensor, Tensor, UpdateCounts], Tensor]] = {
     "token_mean": _token_mean,
     "sequence_mean_token_sum": _sequence_mean_token_sum,
     "sequence_mean_token_mean": _sequence_mean_token_mean,

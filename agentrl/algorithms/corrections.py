@@ -1,12 +1,12 @@
 """Off-policy correction: how far the proximal policy went from the behavior policy, and what a token weighs for it.
 
-rho' = proximal / behavior, everywhere; never its inverse.
+rho' = proximal / behavior, everywhere; never its inverse. What is left out altogether: `agentrl.algorithms.rejection`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +15,53 @@ from torch import Tensor
 from agentrl.algorithms.policy_losses import LOG_RATIO_LIMIT
 
 
-def token_weights(proximal_A: Tensor, behavior_A: Tensor, *, cap: float) -> Tensor:
-    """Return the truncated importance weight min(exp(proximal - behavior), cap) of each token, f[A], detached.
+@dataclass(frozen=True, slots=True)
+class WeightRule:
+    """How rho' becomes the weight of a token.
 
-    Source: Ionides 2008, "Truncated importance sampling"; Yao et al. 2025, "Your efficient RL framework secretly brings
-    you off-policy RL training" (token-level, against the sampling server's log-probabilities).
+    level: `token`: rho' of the token; `sequence`: the product over its sequence; `geometric`: the exponential of the mean log.
+    cap, floor: bounds of the weight (None: none); outside of them it is cut to the bound (`truncate`) or 0 (`mask`).
     """
-    return _raw_weights(proximal_A, behavior_A).clamp(max=cap)
+
+    level: str
+    cap: float
+    floor: float | None = None
+    outside: str = "truncate"
+
+
+def importance_weights(log_ratios: Tensor, sequence_ids: Tensor, rule: WeightRule) -> Tensor:
+    """Return the weight of each token, f64[A].
+
+    Args:
+        log_ratios: f64[A], proximal - behavior of all action tokens of a microbatch, without gradient.
+        sequence_ids: i64[A], any labels; a sequence never spans two calls.
+
+    Source: Ionides 2008, "Truncated importance sampling"; per token, against the sampling server's log-probabilities: Yao et al.
+    2025, "Your efficient RL framework secretly brings you off-policy RL training"; `mask`: Ling Team 2025 (IcePop), arXiv:2510.18855.
+    """
+    weights = _bounded_exp(LEVELS[rule.level](log_ratios, sequence_ids))
+    low = 0.0 if rule.floor is None else rule.floor
+    if rule.outside == "mask":
+        return torch.where((weights >= low) & (weights <= rule.cap), weights, 0.0)
+    return weights.clamp(min=low, max=rule.cap)
+
+
+def _per_token(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
+    return log_ratios
+
+
+def _per_sequence(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
+    labels, index = torch.unique(sequence_ids, return_inverse=True)
+    return log_ratios.new_zeros(len(labels)).index_add_(0, index, log_ratios)[index]
+
+
+def _geometric(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
+    _, index, lengths = torch.unique(sequence_ids, return_inverse=True, return_counts=True)
+    return _per_sequence(log_ratios, sequence_ids) / lengths[index]
+
+
+LEVELS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"token": _per_token, "sequence": _per_sequence, "geometric": _geometric}
+"""Registered name (`algorithm.correction.weight`) -> the log of the raw weight of each token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,11 +78,11 @@ def correction_statistics(proximal_A: Tensor, behavior_A: Tensor, sequence_ids_A
     `sequence_ids_A` (i64[A], any labels) tells which tokens share a sequence; a sequence never spans two calls.
     """
     log_ratios = (proximal_A - behavior_A).detach().double()
-    weights = _raw_weights(proximal_A, behavior_A).double()
+    weights = _bounded_exp(log_ratios)
     truncated = weights.clamp(max=cap)
     labels, index = torch.unique(sequence_ids_A, return_inverse=True)
     log_products = log_ratios.new_zeros(len(labels)).index_add_(0, index, log_ratios)
-    sequence_weights = torch.exp(log_products.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    sequence_weights = _bounded_exp(log_products)
     sums = {
         "tokens": weights.new_tensor(len(weights)),
         "sequences": weights.new_tensor(len(labels)),
@@ -83,8 +123,8 @@ def correction_metrics(sums: Mapping[str, float], maxima: Mapping[str, float]) -
     }
 
 
-def _raw_weights(proximal_A: Tensor, behavior_A: Tensor) -> Tensor:
-    return torch.exp((proximal_A - behavior_A).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+def _bounded_exp(log_ratios: Tensor) -> Tensor:
+    return torch.exp(log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
 
 
 def _exp(value: float) -> float:

@@ -45,3 +45,16 @@ def k3_k2grad(policy_A: Tensor, ref_A: Tensor) -> Tensor:
 
 KL_ESTIMATORS: Mapping[str, KLEstimator] = {"k2": k2, "k3": k3, "abs": absolute, "k3_k2grad": k3_k2grad}
 """Registered name (`algorithm.kl.estimator`) -> estimator usable in a loss."""
+
+
+def off_policy_kl(name: str, policy_A: Tensor, ref_A: Tensor, proximal_A: Tensor) -> Tensor:
+    """Return policy / proximal times the estimate, for tokens that the proximal policy sampled.
+
+    Through k3 the gradient runs in the ratio too: together they have the exact gradient of KL(policy || reference), which k3 alone
+    has not. The others have the right gradient (or none) by themselves, and the ratio only weighs it.
+
+    Source: DeepSeek-AI 2025 (DeepSeek-V3.2), arXiv:2512.02556 (unbiased KL estimate).
+    """
+    ratios = torch.exp((policy_A - proximal_A.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    estimate = KL_ESTIMATORS[name](policy_A, ref_A)
+    return ratios * estimate if name == "k3" else ratios.detach() * estimate

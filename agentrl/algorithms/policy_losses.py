@@ -1,10 +1,15 @@
-"""Policy losses per action token, before aggregation."""
+"""Policy losses per action token, before aggregation.
+
+rho = exp(policy - proximal) throughout; sg(x) is x without gradient. The weight of the off-policy correction is not in here: it
+multiplies what these functions return. A loss may look at whole sequences (a sequence is never cut over two microbatches) but at
+nothing wider, or it would depend on how the batch was packed; what needs the whole batch is settled before the update
+(`agentrl.algorithms.selection`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,12 +24,37 @@ class ClipConfig:
 
     low: float
     high: float
-    dual: float | None
+    dual: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyTokens:
+    """The loss tokens of one microbatch, all of length A.
+
+    policy: f[A], log-probabilities of the current policy, with gradient. proximal: f[A], of the proximal policy, without.
+    advantages: f[A]. sequence_ids: i64[A], any labels, equal for the tokens of one sequence; a sequence is here as a whole.
+    is_selected: bool[A], tokens that a rule over the whole batch chose before the update; None for a loss without such a rule.
+    """
+
+    policy: Tensor
+    proximal: Tensor
+    advantages: Tensor
+    sequence_ids: Tensor
+    is_selected: Tensor | None = None
+
+    def log_ratios(self) -> Tensor:
+        """Return log rho, clamped, with gradient."""
+        return (self.policy - self.proximal.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+    def sequence_means(self, values: Tensor) -> Tensor:
+        """Return for each token the mean of `values` (f[A]) over its sequence."""
+        labels, index, lengths = torch.unique(self.sequence_ids, return_inverse=True, return_counts=True)
+        return (values.new_zeros(len(labels)).index_add(0, index, values) / lengths)[index]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyLoss:
-    """losses_A: f[A], with gradient. ratios_A: f[A], detached. Masks bool[A]: where a clip decided the loss."""
+    """losses_A: f[A], with gradient. ratios_A: f[A], detached. Masks bool[A]: where a bound decided the loss."""
 
     losses_A: Tensor
     ratios_A: Tensor
@@ -32,34 +62,170 @@ class PolicyLoss:
     is_clipped_high_A: Tensor
     is_clipped_dual_A: Tensor
 
+    @classmethod
+    def of(cls, losses: Tensor, ratios: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> PolicyLoss:
+        """Return a loss without a dual clip; None: that bound does not exist."""
+        never = torch.zeros_like(ratios, dtype=torch.bool)
+        return cls(losses, ratios.detach(), never if low is None else low, never if high is None else high, never)
 
-class PolicyLossFunction(Protocol):
-    def __call__(self, policy_A: Tensor, proximal_A: Tensor, advantages_A: Tensor, *, clip: ClipConfig) -> PolicyLoss: ...
+
+PolicyLossFunction = Callable[..., PolicyLoss]
+"""`f(tokens: PolicyTokens, **options) -> PolicyLoss`."""
 
 
-def ppo_clip(policy_A: Tensor, proximal_A: Tensor, advantages_A: Tensor, *, clip: ClipConfig) -> PolicyLoss:
-    """Return max(-rho A, -clip(rho) A), where A < 0 at most -dual * A, with rho = exp(policy - proximal).
-
-    Args:
-        policy_A: f[A], log-probabilities of the current policy, with gradient.
-        proximal_A: f[A], log-probabilities of the proximal policy; no gradient flows into it.
-        advantages_A: f[A].
+def ppo_clip(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
+    """Return max(-rho A, -clip(rho) A), where A < 0 at most -dual * A.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; dual clip: Ye et al. 2019, arXiv:1912.09729, eq. 5.
     """
-    ratios = torch.exp((policy_A - proximal_A.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
-    plain = -ratios * advantages_A
-    clipped = -ratios.clamp(1 - clip.low, 1 + clip.high) * advantages_A
+    return _clipped(torch.exp(tokens.log_ratios()), tokens.advantages, clip)
+
+
+def gspo(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
+    """Return the clipped loss of the sequence's ratio s = exp(mean_t log rho), which all of its tokens share.
+
+    Each token has the value s and the gradient sg(s) grad log policy_t, so that a token's own advantage weighs its own gradient.
+    Bounds are near 1e-4, not 0.2: a mean over a sequence moves little.
+
+    Source: Zheng et al. 2025, arXiv:2507.18071 (the token form: GSPO-token).
+    """
+    log_ratios = tokens.log_ratios()
+    means = tokens.sequence_means(log_ratios.detach())
+    return _clipped(torch.exp(means + log_ratios - log_ratios.detach()), tokens.advantages, clip)
+
+
+def gmpo(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
+    """Return -A times the geometric mean of the sequence's ratios, each clipped on the side where A would push it further out.
+
+    The bounds are on the log-ratio, [-low, high] (0.4 in the paper).
+
+    Source: Zhao et al. 2025, arXiv:2507.20673.
+    """
+    log_ratios = tokens.log_ratios()
+    is_low = (log_ratios < -clip.low) & (tokens.advantages < 0)
+    is_high = (log_ratios > clip.high) & (tokens.advantages > 0)
+    clipped = torch.where(is_low, -clip.low, torch.where(is_high, clip.high, log_ratios))
+    return PolicyLoss.of(-torch.exp(tokens.sequence_means(clipped)) * tokens.advantages, torch.exp(log_ratios), is_low, is_high)
+
+
+def cispo(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
+    """Return -sg(clip(rho)) A log policy: a bound on the weight of a token that, unlike a clip, never takes its gradient away.
+
+    Source: MiniMax 2025, arXiv:2506.13585.
+    """
+    ratios = torch.exp(tokens.log_ratios().detach())
+    bounded = ratios.clamp(1 - clip.low, 1 + clip.high)
+    return PolicyLoss.of(-bounded * tokens.advantages * tokens.policy, ratios, ratios < 1 - clip.low, ratios > 1 + clip.high)
+
+
+def reinforce(tokens: PolicyTokens) -> PolicyLoss:
+    """Return -sg(rho) A log policy: the policy gradient with the whole importance ratio and no bound.
+
+    Source: Williams 1992, "Simple statistical gradient-following algorithms"; off-policy: Degris et al. 2012, arXiv:1205.4839.
+    """
+    ratios = torch.exp(tokens.log_ratios().detach())
+    return PolicyLoss.of(-ratios * tokens.advantages * tokens.policy, ratios)
+
+
+def gpg(tokens: PolicyTokens) -> PolicyLoss:
+    """Return -A log policy, without any ratio.
+
+    Source: Chu et al. 2025, arXiv:2504.02546.
+    """
+    return PolicyLoss.of(-tokens.advantages * tokens.policy, torch.exp(tokens.log_ratios().detach()))
+
+
+def sapo(tokens: PolicyTokens, *, tau_positive: float, tau_negative: float) -> PolicyLoss:
+    """Return -A 4/tau sigmoid(tau (rho - 1)): a gate that fades where a clip would cut; tau by the sign of A.
+
+    Source: Gao et al. 2025, arXiv:2511.20347.
+    """
+    ratios = torch.exp(tokens.log_ratios())
+    taus = torch.where(tokens.advantages > 0, tau_positive, tau_negative).to(ratios)
+    return PolicyLoss.of(-4 / taus * torch.sigmoid(taus * (ratios - 1)) * tokens.advantages, ratios)
+
+
+def clip_cov(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
+    """Return `ppo_clip`, and 0 where a token was selected for its covariance (see `select_clip_cov`).
+
+    Source: Cui et al. 2025, arXiv:2505.22617 (Clip-Cov).
+    """
+    assert tokens.is_selected is not None, "clip_cov needs its selection"
+    loss = ppo_clip(tokens, clip=clip)
+    others = ~tokens.is_selected
+    return PolicyLoss(
+        torch.where(tokens.is_selected, 0.0, loss.losses_A),
+        loss.ratios_A,
+        loss.is_clipped_low_A & others,
+        loss.is_clipped_high_A & others,
+        loss.is_clipped_dual_A & others,
+    )
+
+
+def kl_cov(tokens: PolicyTokens, *, coefficient: float) -> PolicyLoss:
+    """Return -rho A, plus coefficient |log rho| where a token was selected for its covariance (see `select_kl_cov`).
+
+    Source: Cui et al. 2025, arXiv:2505.22617 (KL-Cov), with the absolute log-ratio as the divergence of one token.
+    """
+    assert tokens.is_selected is not None, "kl_cov needs its selection"
+    log_ratios = tokens.log_ratios()
+    ratios = torch.exp(log_ratios)
+    penalties = torch.where(tokens.is_selected, coefficient * log_ratios.abs(), 0.0)
+    return PolicyLoss.of(penalties - ratios * tokens.advantages, ratios)
+
+
+def dppo_tv(tokens: PolicyTokens, *, delta_low: float, delta_high: float) -> PolicyLoss:
+    """Return -rho A, and 0 where A pushes a token on whose probability already moved too far from the proximal one.
+
+    Bounds are on the difference of probabilities, exp(policy) - exp(proximal): at most delta_high for A > 0, at least -delta_low for
+    A < 0. A rare token may thus multiply its probability, and a frequent one may not lose half of it.
+
+    Source: Qi et al. 2026, arXiv:2602.04879 (binary total variation).
+    """
+    log_ratios = tokens.log_ratios()
+    moved = (torch.exp(tokens.policy) - torch.exp(tokens.proximal)).detach()
+    is_low = (moved < -delta_low) & (tokens.advantages < 0)
+    is_high = (moved > delta_high) & (tokens.advantages > 0)
+    ratios = torch.exp(log_ratios)
+    return PolicyLoss.of(torch.where(is_low | is_high, 0.0, -ratios * tokens.advantages), ratios, is_low, is_high)
+
+
+def opsm_keeps(tokens: PolicyTokens, *, delta: float) -> Tensor:
+    """Return bool[A], False for the tokens of a sequence with A < 0 and mean_t(proximal - policy) > delta.
+
+    What is unlikely by now and was bad anyway only makes noise. The current policy decides, so this comes with the loss, not with the
+    other rejections, and a sequence that it drops keeps its place in the denominator, as in the paper.
+
+    Source: DeepSeek-AI 2025 (DeepSeek-V3.2), arXiv:2512.02556 (off-policy sequence masking).
+    """
+    drift = tokens.sequence_means(-tokens.log_ratios().detach())
+    return ~((tokens.advantages < 0) & (drift > delta))
+
+
+def _clipped(ratios: Tensor, advantages: Tensor, clip: ClipConfig) -> PolicyLoss:
+    plain = -ratios * advantages
+    clipped = -ratios.clamp(1 - clip.low, 1 + clip.high) * advantages
     losses = torch.maximum(plain, clipped)
     is_clipped = clipped > plain
-    is_negative = advantages_A < 0
+    is_negative = advantages < 0
     is_dual = torch.zeros_like(is_negative)
     if clip.dual is not None:
-        bound = -clip.dual * advantages_A
+        bound = -clip.dual * advantages
         is_dual = is_negative & (losses > bound)
         losses = torch.where(is_negative, torch.minimum(losses, bound), losses)
     return PolicyLoss(losses, ratios.detach(), is_clipped & is_negative, is_clipped & ~is_negative, is_dual)
 
 
-POLICY_LOSSES: Mapping[str, PolicyLossFunction] = {"ppo_clip": ppo_clip}
+POLICY_LOSSES: Mapping[str, PolicyLossFunction] = {
+    "ppo_clip": ppo_clip,
+    "gspo": gspo,
+    "gmpo": gmpo,
+    "cispo": cispo,
+    "reinforce": reinforce,
+    "gpg": gpg,
+    "sapo": sapo,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
+    "dppo_tv": dppo_tv,
+}
 """Registered name (`algorithm.policy_loss`) -> loss."""

@@ -5,9 +5,10 @@ Units are suffixes (`_s` seconds, `_tokens`, `_bytes`). `docs/config.md` is gene
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from agentrl.types import SCORED_OUTCOMES, Outcome
 
@@ -56,20 +57,10 @@ class LoRAConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter, in updates only.")
 
 
-class LoRAConfig(Section):
-    """A trained low-rank adapter beside frozen weights; servers get the sum of both."""
-
-    rank: int = Field(0, ge=0, description="Rank of the adapter; 0: no adapter, all weights are trained.")
-    alpha: float = Field(32.0, gt=0, description="The adapter's share is scaled by alpha / rank.")
-    target_modules: tuple[str, ...] = Field((), description="Names of the linear layers that get one; (): all but the output head.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter, in updates only.")
-
-
 class ModelConfig(Section):
     """The policy and its tokenizer."""
 
     path: str = Field("", description="Local folder or hub id of the policy.")
-    revision: str | None = Field(None, description="Branch, tag or commit of a hub id; None: its main branch.")
     revision: str | None = Field(None, description="Branch, tag or commit of a hub id; None: its main branch.")
     tokenizer_path: str | None = Field(None, description="Folder of the tokenizer; None: `model.path`.")
     chat_template: str | None = Field(None, description="Jinja file that replaces the tokenizer's own template; None: the tokenizer's.")
@@ -86,10 +77,6 @@ class ModelConfig(Section):
         "auto", description="Attention of the learner; auto: per-segment SDPA on CPU, flash or flex attention on GPU."
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    external_lib: str | None = Field(
-        None, description="`package.module` or `file.py` imported before the model is loaded, such as one that registers its class."
-    )
-    lora: LoRAConfig = LoRAConfig()
     external_lib: str | None = Field(
         None, description="`package.module` or `file.py` imported before the model is loaded, such as one that registers its class."
     )
@@ -423,11 +410,60 @@ class RewardConfig(Section):
 # ------------------------------------------------------------------------------------------------------ algorithm
 
 
-class CorrectionConfig(Section):
-    """Off-policy correction by importance weights w = proximal / behavior."""
+class RejectionConfig(Section):
+    """One stage of rejection: tokens whose statistic of log rho' (proximal / behavior) is out of bounds leave the loss."""
 
-    weight: Literal["none", "token"] = Field("token", description="token: truncated importance sampling per token.")
+    statistic: Literal["k1", "k2", "k3"] = Field(
+        "k1", description="k1: log rho', with bounds on rho' itself; k2: its square / 2; k3: rho' - 1 - log rho'; those know `upper` alone."
+    )
+    level: Literal["token", "sequence_sum", "sequence_mean", "sequence_max"] = Field(
+        "sequence_mean", description="What is judged: each token, or a whole sequence by the sum, the mean or the farthest of its tokens."
+    )
+    lower: float | None = Field(None, gt=0, description="Lowest rho' that is kept; None: no such bound.")
+    upper: float | None = Field(None, gt=0, description="Highest rho' (k1) or statistic (k2, k3) that is kept; None: no such bound.")
+
+    @model_validator(mode="after")
+    def _has_bounds(self) -> RejectionConfig:
+        if self.statistic != "k1" and self.lower is not None:
+            raise ValueError(f"statistic={self.statistic} is never negative and has no lower bound (is {self.lower:g}); write `upper` alone")
+        if self.lower is None and self.upper is None:
+            raise ValueError("a stage without lower and upper rejects nothing; write one of them")
+        if self.lower is not None and self.upper is not None and self.lower >= self.upper:
+            raise ValueError(f"lower={self.lower:g} is not below upper={self.upper:g}")
+        return self
+
+
+class CorrectionConfig(Section):
+    """Off-policy correction: how much a token weighs, and which tokens leave the loss, by rho' = proximal / behavior."""
+
+    weight: Literal["none", "token", "sequence", "geometric"] = Field(
+        "token", description="Importance weight: rho' of the token, its product over the sequence, or its geometric mean there."
+    )
     cap: float = Field(2.0, gt=0, description="Upper bound of the weight.")
+    floor: float | None = Field(None, gt=0, description="Lower bound of the weight; None: none.")
+    outside: Literal["truncate", "mask"] = Field(
+        "truncate", description="A weight out of bounds is cut to the bound, or 0 (IcePop)."
+    )
+    self_normalize: bool = Field(False, description="Divide the weights by their mean over the accepted tokens of the whole update.")
+    reject: dict[str, RejectionConfig] = Field({}, description="Name -> stage of rejection; a token must pass all of them.")
+    m2po_threshold: float | None = Field(
+        None, gt=0, description="Drop the largest (log rho')^2 until their mean over the update is at most this; last of the stages. None: off."
+    )
+    opsm_delta: float | None = Field(
+        None, ge=0, description="Leave a sequence of negative advantage out of the policy loss when its mean log(proximal / policy) is above; None: off."
+    )
+    max_lag: int | None = Field(
+        None, ge=0, description="Tokens older than so many versions leave the loss, the rest of their group stays; None: buffer.max_staleness alone."
+    )
+    denominator: Literal["accepted", "original"] = Field(
+        "accepted", description="Tokens that a mean over tokens counts: those in the loss, or all action tokens, rejected ones included."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_band(self) -> CorrectionConfig:
+        if self.floor is not None and self.floor >= self.cap:
+            raise ValueError(f"floor={self.floor:g} is not below cap={self.cap:g}")
+        return self
 
 
 class KLConfig(Section):
@@ -437,20 +473,94 @@ class KLConfig(Section):
     estimator: Literal["k2", "k3", "abs", "k3_k2grad"] = Field(
         "k3_k2grad", description="k1 is refused in a loss: its expected gradient is zero."
     )
+    off_policy_ratio: bool = Field(
+        False, description="Times policy / proximal, so that tokens count as sampled from the current policy; makes the gradient of k3 exact."
+    )
+
+
+class SAPOConfig(Section):
+    """Temperatures of the soft gate of policy_loss=sapo."""
+
+    tau_positive: float = Field(1.0, gt=0, description="At positive advantage.")
+    tau_negative: float = Field(1.05, gt=0, description="At negative advantage: larger fades faster.")
+
+
+class ClipCovConfig(Section):
+    """Which tokens policy_loss=clip_cov leaves out."""
+
+    share: float = Field(2e-4, gt=0, lt=1, description="Of all loss tokens of the update, at least one.")
+    lower: float = Field(1.0, description="Only tokens with a covariance above.")
+    upper: float = Field(5.0, description="Only tokens with a covariance below.")
+
+
+class KLCovConfig(Section):
+    """Which tokens policy_loss=kl_cov holds back."""
+
+    share: float = Field(2e-3, gt=0, lt=1, description="Of all loss tokens of the update, at least one: those of the largest covariance.")
+    coefficient: float = Field(1.0, gt=0, description="Weight of |log ratio| on them.")
+
+
+class DPPOConfig(Section):
+    """The trust region of policy_loss=dppo_tv, in probability."""
+
+    delta_low: float = Field(0.2, gt=0, le=1, description="A token may lose so much probability.")
+    delta_high: float = Field(0.2, gt=0, le=1, description="A token may gain so much probability.")
+
+
+ADVANTAGES = (
+    *("grpo", "dr_grpo", "rloo", "opo", "gpg", "max_rl", "grpo_passk", "pass_at_k"),
+    *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "turn_group"),
+)
+"""Estimators that rewards alone suffice for."""
+
+UNMET_ADVANTAGES: dict[str, str] = {
+    "gae": "a critic, and the run has no such role",
+    "gae_turn": "a critic, and the run has no such role",
+    "remax": "a greedy attempt at each task, and the rollouts play none",
+    "gigpo": "a hash of the environment's state before each turn, and trajectories hold none",
+}
+"""Estimators that a run cannot serve, with what they need."""
+
+
+POLICY_LOSSES = ("ppo_clip", "gspo", "gmpo", "cispo", "reinforce", "gpg", "sapo", "clip_cov", "kl_cov", "dppo_tv")
+
+SEQUENCE_LOSSES = ("gspo", "gmpo")
+"""Losses whose ratio belongs to a sequence: they are means over sequences, or a long one would count its one ratio many times."""
 
 
 class AlgorithmConfig(Section):
     """From rewards to a loss."""
 
-    advantage: Literal["grpo"] = Field("grpo", description="Advantage estimator.")
-    policy_loss: Literal["ppo_clip"] = Field("ppo_clip", description="Policy loss.")
+    advantage: str = Field(
+        "grpo",
+        description=f"Advantage estimator: {', '.join(ADVANTAGES)}; your own: `file.py:function`, or an entry point of agentrl.advantages.",
+    )
+    gamma: float = Field(1.0, ge=0, le=1, description="Discount per action token (reinforce_plus_plus) or per turn (turn_group).")
+    lam: float = Field(1.0, ge=0, le=1, description="Lambda of generalized advantage estimation, for estimators with a critic.")
+    bootstrap_truncated: bool = Field(False, description="With a critic: a truncated attempt goes on in value instead of ending at 0.")
+    singleton: Literal["zero", "raw"] = Field(
+        "zero", description="Advantage of a group of one, which has nothing to be compared with: 0, or its reward as it is."
+    )
+    passk_k: int = Field(4, ge=1, description="k of pass_at_k: attempts of which one must be solved; at most rollout.group_size.")
+    solved_reward: float = Field(1.0, description="Reward from which an attempt counts as solved, for pass_at_k.")
+    step_weight: float = Field(1.0, ge=0, description="Weight of the step advantage beside that of the episode, for gigpo.")
+    whiten: bool = Field(
+        False, description="Whiten advantages over all action tokens of the batch at last; groups of equal reward then leave 0."
+    )
+    policy_loss: str = Field(
+        "ppo_clip",
+        description=f"Policy loss: {', '.join(POLICY_LOSSES)}; your own: `file.py:function`, or an entry point of agentrl.policy_losses.",
+    )
+    loss_options: dict[str, Any] = Field({}, description="Keyword arguments of a policy loss of your own.")
     mode: Literal["auto", "decoupled", "bypass", "on_policy"] = Field(
         "auto",
         description="Where the proximal policy comes from; auto: on_policy when max_staleness=0 and one update per step, else decoupled.",
     )
-    clip_low: float = Field(0.2, gt=0, lt=1, description="Lower clip of the ratio, 1 - clip_low.")
-    clip_high: float = Field(0.2, gt=0, description="Upper clip of the ratio, 1 + clip_high.")
-    dual_clip: float | None = Field(3.0, gt=1, description="Bound of the loss at negative advantage; None: off.")
+    clip_low: float = Field(0.2, gt=0, lt=1, description="Lower clip of the ratio, 1 - clip_low; gmpo: of its log, -clip_low.")
+    clip_high: float = Field(0.2, gt=0, description="Upper clip of the ratio, 1 + clip_high; gmpo: of its log, clip_high.")
+    dual_clip: float | None = Field(
+        3.0, gt=1, description="Bound of the loss at negative advantage, of ppo_clip and clip_cov; None: off."
+    )
     aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "constant"] = Field(
         "token_mean", description="How token losses become one number."
     )
@@ -458,6 +568,39 @@ class AlgorithmConfig(Section):
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     correction: CorrectionConfig = CorrectionConfig()
     kl: KLConfig = KLConfig()
+    sapo: SAPOConfig = SAPOConfig()
+    clip_cov: ClipCovConfig = ClipCovConfig()
+    kl_cov: KLCovConfig = KLCovConfig()
+    dppo_tv: DPPOConfig = DPPOConfig()
+
+    @field_validator("policy_loss")
+    @classmethod
+    def _is_known_loss(cls, name: str) -> str:
+        installed = {entry.name for entry in entry_points(group="agentrl.policy_losses")}
+        if name in POLICY_LOSSES or name in installed or ":" in name:
+            return name
+        raise ValueError(f"there is no policy loss {name!r}; use one of {', '.join([*POLICY_LOSSES, *sorted(installed)])}, or file.py:function")
+
+    @model_validator(mode="after")
+    def _fits_the_loss(self) -> AlgorithmConfig:
+        if self.policy_loss in SEQUENCE_LOSSES and self.aggregation != "sequence_mean_token_mean":
+            raise ValueError(
+                f"policy_loss={self.policy_loss} has one ratio per sequence and aggregation={self.aggregation} would weigh it by length; "
+                "use aggregation=sequence_mean_token_mean"
+            )
+        if self.loss_options and self.policy_loss in POLICY_LOSSES:
+            raise ValueError(f"loss_options are for a policy loss of your own; {self.policy_loss} has its own keys")
+        return self
+
+    @field_validator("advantage")
+    @classmethod
+    def _is_served(cls, name: str) -> str:
+        if name in UNMET_ADVANTAGES:
+            raise ValueError(f"{name} needs {UNMET_ADVANTAGES[name]}; use one of {', '.join(ADVANTAGES)}")
+        installed = {entry.name for entry in entry_points(group="agentrl.advantages")}
+        if name in ADVANTAGES or name in installed or ":" in name:
+            return name
+        raise ValueError(f"there is no estimator {name!r}; use one of {', '.join([*ADVANTAGES, *sorted(installed)])}, or file.py:function")
 
 
 # -------------------------------------------------------------------------------------------------------- trainer
@@ -574,6 +717,17 @@ class Config(Section):
         length = self.algorithm.constant_length or self.agent.max_response_tokens
         return self.algorithm.model_copy(update={"constant_length": length})
 
+    def _stages_without_ratio(self) -> str | None:
+        """Name a stage of the correction that could never do anything in this policy mode."""
+        correction = self.algorithm.correction
+        if correction.reject:
+            return "reject"
+        if correction.m2po_threshold is not None:
+            return "m2po_threshold"
+        if correction.self_normalize:
+            return "self_normalize"
+        return "opsm_delta" if correction.opsm_delta is not None and self.policy_mode == "on_policy" else None
+
     @model_validator(mode="after")
     def _check_across_groups(self) -> Config:
         updates = self.learner.minibatches_per_step * self.learner.epochs_per_step
@@ -581,6 +735,16 @@ class Config(Section):
             raise ValueError(
                 f"algorithm.mode=on_policy needs buffer.max_staleness=0 (is {self.buffer.max_staleness}) and one update per step (is {updates}); "
                 "use algorithm.mode=decoupled"
+            )
+        if self.algorithm.advantage == "pass_at_k" and self.algorithm.passk_k > self.rollout.group_size:
+            raise ValueError(
+                f"algorithm.passk_k={self.algorithm.passk_k} exceeds rollout.group_size={self.rollout.group_size}: "
+                "pass_at_k draws k attempts out of a group"
+            )
+        if self.policy_mode != "decoupled" and (needless := self._stages_without_ratio()):
+            raise ValueError(
+                f"algorithm.correction.{needless} compares the proximal with another policy, and with algorithm.mode={self.policy_mode} they are "
+                "the same; use algorithm.mode=decoupled"
             )
         if self.learner.minibatches_per_step > self.buffer.groups_per_step:
             raise ValueError(
@@ -630,13 +794,7 @@ class SFTTrainerConfig(Section):
     resume_mode: str = Field(
         "auto", description="auto: from the newest checkpoint of the run directory; disable; or the path of a checkpoint."
     )
-    save_in_background: bool = Field(
-        True, description="Go on while a checkpoint is written; costs one more copy of its data in memory for that time."
-    )
-    keep_last: int = Field(3, ge=1, description="Newest checkpoints kept.")
-    keep_best: int = Field(0, ge=0, description="Checkpoints kept beside them: the best by `best_metric`; 0: none.")
-    best_metric: str = Field("val/reward_mean", description="Metric of validation that the best checkpoints are chosen by.")
-    best_mode: Literal["max", "min"] = Field("max", description="Whether a larger or a smaller `best_metric` is better.")
+    keep_last: int = Field(3, ge=1, description="Checkpoints kept.")
     output: str = Field("policy", description="Folder of the trained model, in Hugging Face format.")
     export: Literal["last", "best"] = Field(
         "last", description="What `output` gets: the last weights, or those with the lowest validation loss so far."

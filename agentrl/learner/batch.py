@@ -7,7 +7,7 @@ Per-token facts of a microbatch exist for action tokens alone, because nothing i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,15 +65,15 @@ class Sample:
         return cls(index, np.asarray(token_ids, np.int32), mask, mask, zeros, zeros, segment_starts)
 
 
-def samples_from(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> list[Sample]:
-    """Return one sample per trajectory, its advantage laid on every action token."""
+def samples_from(trajectories: Sequence[Trajectory], advantages: Sequence[float | Floats]) -> list[Sample]:
+    """Return one sample per trajectory. `advantages`: of each, f[T], or one number for all of its action tokens."""
     pairs = zip(trajectories, advantages, strict=True)
     return [_sample_from(index, trajectory, advantage) for index, (trajectory, advantage) in enumerate(pairs)]
 
 
-def _sample_from(index: int, trajectory: Trajectory, advantage: float) -> Sample:
+def _sample_from(index: int, trajectory: Trajectory, advantage: float | Floats) -> Sample:
     mask = trajectory.action_mask
-    advantages = np.where(mask, np.float32(advantage), np.float32(0.0))
+    advantages = np.where(mask, np.asarray(advantage, np.float32), np.float32(0.0))
     return Sample(index, trajectory.token_ids, mask, mask, trajectory.behavior_logprobs, advantages, trajectory.segment_starts)
 
 
@@ -122,6 +122,21 @@ class Microbatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Correction:
+    """What was decided about the action tokens of a microbatch before the update, with a look at the whole of it.
+
+    accepted: bool[A], the tokens of the loss: the microbatch's loss_mask without what was rejected. weights: f[A], factor of the
+    policy's and the reference's terms. is_selected: bool[A], tokens that the policy loss singles out; None when it has no such rule.
+    rejected: stage -> tokens that it alone would reject.
+    """
+
+    accepted: NDArray[np.bool_]
+    weights: Floats
+    is_selected: NDArray[np.bool_] | None
+    rejected: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ScoredMicrobatch:
     """A microbatch with the log-probabilities taken before the step's first update, f[A].
 
@@ -131,3 +146,16 @@ class ScoredMicrobatch:
     microbatch: Microbatch
     proximal_logprobs: Floats | None
     ref_logprobs: Floats | None
+    correction: Correction
+
+    @property
+    def num_action_tokens(self) -> int:
+        return self.microbatch.num_action_tokens
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return int(self.correction.accepted.sum())
+
+    @property
+    def num_sequences(self) -> int:
+        return self.microbatch.num_sequences

@@ -13,9 +13,13 @@ from torch.distributed import ProcessGroup
 from agentrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.learner import checkpoint, weights
 from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
+from agentrl.learner.correction import Corrector
+from agentrl.learner.held_out import Objective, measure
 from agentrl.learner.loss import Mode, PolicyObjective, SupervisedObjective
 from agentrl.learner.model import Policy, build_policy
 from agentrl.learner.ranks import join_ranks, leave_ranks
+from agentrl.learner.reward_model import PreferenceObjective
+from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.step import Stepper, count_update
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
 from agentrl.types import TensorSpec
@@ -28,6 +32,7 @@ class LearnerSpec:
     mode: resolved, never `auto`. temperature: of the rollout. total_updates: length of the schedule.
     dump_folder: where a batch with a non-finite loss is kept; None: nowhere. from_scratch: a new model instead of model.path.
     master_dtype: of weights, gradients and optimizer state; float64 serves numerical comparisons.
+    score_head: of a reward model, which learns from pairs alone; None: a policy.
     """
 
     model: ModelConfig
@@ -40,6 +45,7 @@ class LearnerSpec:
     dump_folder: str | None = None
     from_scratch: ModelFromScratchConfig | None = None
     master_dtype: torch.dtype = torch.float32
+    score_head: ScoreHead | None = None
 
 
 class Learner:
@@ -58,42 +64,49 @@ class Learner:
         self._stepper = Stepper(
             self._policy, self._place, spec.learner.optimizer, total_updates=spec.total_updates, dump_folder=spec.dump_folder
         )
+        self._corrector = Corrector(spec.algorithm)
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
+        self._supervised: Objective = SupervisedObjective() if spec.score_head is None else PreferenceObjective()
         self._weights_group: ProcessGroup | None = None
         torch.manual_seed(spec.seed + 1 + rank)  # dropout differs between ranks
 
     # ------------------------------------------------------------------------------------------------------ learn
 
     def score(self, microbatches: Sequence[Microbatch]) -> list[ScoredMicrobatch]:
-        """Return the microbatches with proximal log-probabilities (mode decoupled) and reference ones (with KL)."""
+        """Return the microbatches of ONE update with proximal log-probabilities (mode decoupled), reference ones (with KL), and what the
+        correction makes of them. A collective."""
         needs_proximal = self._spec.mode == "decoupled"
-        return [
-            ScoredMicrobatch(
-                microbatch,
-                self._logprobs(self._policy, microbatch) if needs_proximal else None,
-                self._logprobs(self._reference, microbatch) if self._reference is not None else None,
-            )
-            for microbatch in microbatches
-        ]
+        proximal = [self._logprobs(self._policy, m) if needs_proximal else None for m in microbatches]
+        ref = [self._logprobs(self._reference, m) if self._reference is not None else None for m in microbatches]
+        corrections = self._corrector.correct(microbatches, proximal)
+        return [ScoredMicrobatch(*columns) for columns in zip(microbatches, proximal, ref, corrections, strict=True)]
 
     def update(self, minibatch: Sequence[ScoredMicrobatch]) -> dict[str, float]:
         """Make one optimizer update of all microbatches of all ranks and return its metrics, equal on every rank.
 
         Per loss token over the whole update: `entropy`, `kl` (to the reference), `ppo_kl` (proximal - policy), `ratio_mean`, `clip_*`
-        (shares), `mismatch_mean` and `mismatch_max` (|policy - behavior|), `correction/*` (see `correction_metrics`); `num_tokens` and
+        (shares), `mismatch_mean` and `mismatch_max` (|policy - behavior|), `correction/*` (see `correction_metrics`), and as shares of all
+        action tokens `correction/rejected/*` (by stage, and `all` together); `num_tokens` and
         `num_sequences` are what was learned from. `is_skipped` is 1 when no weight changed: nothing to learn, or not finite
         (`non_finite_updates` counts those); a metric that is not finite is left out.
         """
         self._policy.module.train()
-        counts = count_update([scored.microbatch for scored in minibatch])
+        counts = count_update(minibatch)
         return self._stepper.run(minibatch, lambda index: self._objective.part(self._policy, minibatch[index], counts), counts)
 
     def supervised_update(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
-        """Make one optimizer update by cross-entropy on the loss tokens; `loss` and `entropy` are means over them."""
+        """Make one optimizer update by cross-entropy on the loss tokens, or with a score head by the Bradley-Terry loss of pairs.
+
+        `loss` and `entropy` are means over the loss tokens of the update; `loss`, `accuracy`, `margin` and scores over its pairs.
+        """
         self._policy.module.train()
         counts = count_update(microbatches)
-        objective = SupervisedObjective()
+        objective = self._supervised
         return self._stepper.run(microbatches, lambda index: objective.part(self._policy, microbatches[index], counts), counts)
+
+    def measure(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
+        """Return what `supervised_update` would report of these microbatches of all ranks, without learning from them."""
+        return measure(self._policy, self._supervised, microbatches)
 
     # ---------------------------------------------------------------------------------------------------- weights
 
@@ -155,6 +168,7 @@ class Learner:
             from_scratch=spec.from_scratch,
             has_backward=has_backward,
             master_dtype=spec.master_dtype,
+            score_head=spec.score_head,
         )
 
     def _build_reference(self) -> Policy:

@@ -15,16 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scales
-from agentrl.algorithms.corrections import correction_metrics, correction_statistics, token_weights
-from agentrl.algorithms.kl import KL_ESTIMATORS
-from agentrl.algorithms.policy_losses import POLICY_LOSSES, ClipConfig
+from agentrl.algorithms.corrections import CorrectionStatistics, correction_metrics, correction_statistics
+from agentrl.algorithms.kl import KL_ESTIMATORS, off_policy_kl
+from agentrl.algorithms.policy_losses import PolicyLoss, PolicyTokens, opsm_keeps
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
 from agentrl.learner.model import Policy
+from agentrl.learner.policy_loss import bind_policy_loss
 
 Mode = Literal["decoupled", "bypass", "on_policy"]
 
 _CORRECTION = "correction/"
+_REJECTED = "rejected/"
+_ACTION_TOKENS = "action_tokens"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +50,9 @@ class LossTokens:
     chosen: Tensor  # bool[all action tokens]
 
     @classmethod
-    def of(cls, microbatch: Microbatch, device: torch.device) -> LossTokens:
-        chosen = torch.tensor(microbatch.loss_mask)
+    def of(cls, microbatch: Microbatch, device: torch.device, accepted: NDArray[np.bool_] | None = None) -> LossTokens:
+        """Return the tokens of the microbatch's loss_mask, or those that a correction accepted."""
+        chosen = torch.tensor(microbatch.loss_mask if accepted is None else accepted)
 
         def to_device(column: NDArray[np.int64]) -> Tensor:
             return torch.tensor(column)[chosen].to(device)
@@ -63,9 +67,8 @@ class PolicyObjective:
     """The decoupled, bypass or on-policy objective with KL to the reference and an entropy bonus."""
 
     def __init__(self, algorithm: AlgorithmConfig, mode: Mode, *, temperature: float) -> None:
-        self._aggregation = Aggregation(algorithm.aggregation, algorithm.constant_length)
-        self._policy_loss = POLICY_LOSSES[algorithm.policy_loss]
-        self._clip = ClipConfig(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)
+        self._aggregation = Aggregation(algorithm.aggregation, algorithm.constant_length, algorithm.correction.denominator)
+        self._policy_loss = bind_policy_loss(algorithm)
         self._algorithm = algorithm
         self._mode = mode
         self._temperature = temperature
@@ -73,35 +76,35 @@ class PolicyObjective:
     def part(self, policy: Policy, scored: ScoredMicrobatch, counts: UpdateCounts) -> LossPart:
         """Run the forward and return the microbatch's part of the loss of the update that `counts` describes."""
         microbatch = scored.microbatch
-        tokens = LossTokens.of(microbatch, policy.device)
+        tokens = LossTokens.of(microbatch, policy.device, scored.correction.accepted)
         logprobs, entropies = policy.score(microbatch, tokens.predictors, tokens.targets, temperature=self._temperature)
         behavior = tokens.select(microbatch.behavior_logprobs, logprobs)
         proximal = self._proximal(scored, tokens, logprobs, behavior)
-        weights = self._weights(proximal, behavior)
-        advantages = tokens.select(microbatch.advantages, logprobs)
-        policy_loss = self._policy_loss(logprobs, proximal, advantages, clip=self._clip)
-        kl = self._kl(scored, tokens, logprobs)
+        weights = tokens.select(scored.correction.weights, logprobs)
+        policy_tokens = self._policy_tokens(scored, tokens, logprobs, proximal)
+        policy_loss = self._policy_loss(policy_tokens)
+        kept = self._kept(policy_tokens)
+        kl = self._kl(scored, tokens, logprobs, proximal)
 
-        scales = token_scales(self._aggregation, tokens.sequence_ids, counts, dtype=logprobs.dtype)
-        policy_part = (scales * weights * policy_loss.losses_A).sum()
+        original_ids = torch.tensor(microbatch.sequence_ids, device=policy.device)
+        scales = token_scales(self._aggregation, tokens.sequence_ids, counts, dtype=logprobs.dtype, original_ids=original_ids)
+        policy_part = (scales * weights * torch.where(kept, policy_loss.losses_A, 0.0)).sum()
         # The tokens were sampled by the behavior policy: what corrects the policy term corrects an expectation over them here.
         kl_part = (scales * weights * kl).sum()
         loss = policy_part - self._algorithm.entropy_coefficient * (scales * entropies).sum()
         loss = loss + self._algorithm.kl.coefficient * kl_part
         mismatch = (logprobs.detach() - behavior).abs()
-        correction = correction_statistics(proximal, behavior, tokens.sequence_ids, cap=self._algorithm.correction.cap)
+        correction = self._statistics(scored, tokens, proximal, behavior)
         sums = {
             "loss": loss,
             "policy_loss": policy_part,
             "kl": kl.sum(),
             "entropy": entropies.sum(),
             "ppo_kl": (proximal - logprobs).sum(),
-            "ratio_mean": policy_loss.ratios_A.sum(),
-            "clip_low": policy_loss.is_clipped_low_A.sum(),
-            "clip_high": policy_loss.is_clipped_high_A.sum(),
-            "clip_dual": policy_loss.is_clipped_dual_A.sum(),
+            **_clip_sums(policy_loss),
             "mismatch_mean": mismatch.sum(),
             **{_CORRECTION + name: value for name, value in correction.sums.items()},
+            **self._rejected(scored, ~kept, like=logprobs),
         }
         maxima = {"ratio_max": _largest(policy_loss.ratios_A), "mismatch_max": _largest(mismatch)}
         maxima |= {_CORRECTION + name: value for name, value in correction.maxima.items()}
@@ -115,15 +118,45 @@ class PolicyObjective:
         assert scored.proximal_logprobs is not None, "mode decoupled updates on scored microbatches"
         return tokens.select(scored.proximal_logprobs, logprobs)
 
-    def _weights(self, proximal: Tensor, behavior: Tensor) -> Tensor:
-        if self._mode != "decoupled" or self._algorithm.correction.weight == "none":
-            return torch.ones_like(proximal)
-        return token_weights(proximal, behavior, cap=self._algorithm.correction.cap)
+    def _policy_tokens(self, scored: ScoredMicrobatch, tokens: LossTokens, logprobs: Tensor, proximal: Tensor) -> PolicyTokens:
+        selected = scored.correction.is_selected
+        return PolicyTokens(
+            policy=logprobs,
+            proximal=proximal,
+            advantages=tokens.select(scored.microbatch.advantages, logprobs),
+            sequence_ids=tokens.sequence_ids,
+            is_selected=None if selected is None else torch.tensor(selected)[tokens.chosen].to(logprobs.device),
+        )
 
-    def _kl(self, scored: ScoredMicrobatch, tokens: LossTokens, logprobs: Tensor) -> Tensor:
+    def _kept(self, tokens: PolicyTokens) -> Tensor:
+        delta = self._algorithm.correction.opsm_delta
+        return torch.ones_like(tokens.advantages, dtype=torch.bool) if delta is None else opsm_keeps(tokens, delta=delta)
+
+    def _kl(self, scored: ScoredMicrobatch, tokens: LossTokens, logprobs: Tensor, proximal: Tensor) -> Tensor:
         if scored.ref_logprobs is None:
             return torch.zeros_like(logprobs)
-        return KL_ESTIMATORS[self._algorithm.kl.estimator](logprobs, tokens.select(scored.ref_logprobs, logprobs))
+        ref, name = tokens.select(scored.ref_logprobs, logprobs), self._algorithm.kl.estimator
+        if self._algorithm.kl.off_policy_ratio:
+            return off_policy_kl(name, logprobs, ref, proximal)
+        return KL_ESTIMATORS[name](logprobs, ref)
+
+    def _statistics(self, scored: ScoredMicrobatch, tokens: LossTokens, proximal: Tensor, behavior: Tensor) -> CorrectionStatistics:
+        """Measure all action tokens where they are scored: over the accepted ones alone, rejection would look like agreement."""
+        cap = self._algorithm.correction.cap
+        if self._mode != "decoupled":
+            return correction_statistics(proximal, behavior, tokens.sequence_ids, cap=cap)
+        columns = (scored.proximal_logprobs, scored.microbatch.behavior_logprobs, scored.microbatch.sequence_ids)
+        proximal, behavior, ids = (torch.tensor(column, device=proximal.device) for column in columns)
+        return correction_statistics(proximal, behavior, ids, cap=cap)
+
+    def _rejected(self, scored: ScoredMicrobatch, is_dropped: Tensor, *, like: Tensor) -> dict[str, Tensor]:
+        """Count tokens by stage, of all action tokens."""
+        counts: dict[str, float] = dict(scored.correction.rejected)
+        counts["all"] = scored.num_action_tokens - scored.num_loss_tokens
+        if self._algorithm.correction.opsm_delta is not None:
+            counts["opsm"] = float(is_dropped.sum())
+        counts[_ACTION_TOKENS] = scored.num_action_tokens
+        return {_REJECTED + name: like.new_tensor(float(count)) for name, count in counts.items()}
 
 
 class SupervisedObjective:
@@ -139,21 +172,38 @@ class SupervisedObjective:
 
 
 def finish_metrics(sums: Mapping[str, float], maxima: Mapping[str, float], *, num_tokens: int) -> dict[str, float]:
-    """Turn global sums and maxima into metrics. The losses are sums already; everything else is a mean over loss tokens."""
-    metrics = {name: value if name in ("loss", "policy_loss") else value / num_tokens for name, value in _without_correction(sums).items()}
-    metrics |= _without_correction(maxima)
-    correction_sums = _only_correction(sums)
+    """Turn global sums and maxima into metrics.
+
+    The losses are sums already; what was rejected is a share of all action tokens; everything else is a mean over loss tokens.
+    """
+    own = _without(sums, _CORRECTION, _REJECTED)
+    metrics = {name: value if name in ("loss", "policy_loss") else value / num_tokens for name, value in own.items()}
+    metrics |= _without(maxima, _CORRECTION)
+    correction_sums = _only(sums, _CORRECTION)
     if correction_sums:
-        metrics |= {_CORRECTION + k: v for k, v in correction_metrics(correction_sums, _only_correction(maxima)).items()}
+        metrics |= {_CORRECTION + k: v for k, v in correction_metrics(correction_sums, _only(maxima, _CORRECTION)).items()}
+    rejected = _only(sums, _REJECTED)
+    if rejected:
+        action_tokens = max(rejected.pop(_ACTION_TOKENS), 1.0)
+        metrics |= {_CORRECTION + _REJECTED + stage: count / action_tokens for stage, count in rejected.items()}
     return metrics
 
 
-def _without_correction(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in values.items() if not name.startswith(_CORRECTION)}
+def _without(values: Mapping[str, float], *prefixes: str) -> dict[str, float]:
+    return {name: value for name, value in values.items() if not name.startswith(prefixes)}
 
 
-def _only_correction(values: Mapping[str, float]) -> dict[str, float]:
-    return {name.removeprefix(_CORRECTION): value for name, value in values.items() if name.startswith(_CORRECTION)}
+def _only(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def _clip_sums(loss: PolicyLoss) -> dict[str, Tensor]:
+    return {
+        "ratio_mean": loss.ratios_A.sum(),
+        "clip_low": loss.is_clipped_low_A.sum(),
+        "clip_high": loss.is_clipped_high_A.sum(),
+        "clip_dual": loss.is_clipped_dual_A.sum(),
+    }
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.config.schema import LearnerConfig
@@ -70,6 +71,18 @@ def add_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
 def largest_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
     """Return the largest of each value over all ranks; NaN counts as infinite. A collective."""
     return _reduce({name: math.inf if math.isnan(v) else v for name, v in values.items()}, dist.ReduceOp.MAX)
+
+
+def gather_over_ranks(values: Tensor) -> Tensor:
+    """Return the values (f64[n], n may differ) of all ranks end to end, in order of rank, on the CPU. A collective."""
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, torch.tensor([len(values)]))
+    longest = max(int(count) for count in counts)
+    padded = torch.zeros(longest, dtype=torch.float64)
+    padded[: len(values)] = values
+    rows = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(rows, padded)
+    return torch.cat([row[: int(count)] for row, count in zip(rows, counts, strict=True)])
 
 
 def _reduce(values: Mapping[str, float], operation: dist.ReduceOp.RedOpType) -> dict[str, float]:

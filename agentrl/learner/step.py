@@ -23,11 +23,15 @@ from agentrl.learner.ranks import Place, add_over_ranks, largest_over_ranks
 Item = Microbatch | ScoredMicrobatch
 
 
-def count_update(microbatches: Sequence[Microbatch]) -> UpdateCounts:
-    """Count loss tokens and sequences over the microbatches of ALL ranks. A collective."""
-    local = {"tokens": sum(m.num_loss_tokens for m in microbatches), "sequences": sum(m.num_sequences for m in microbatches)}
+def count_update(items: Sequence[Item]) -> UpdateCounts:
+    """Count loss tokens, action tokens and sequences over the microbatches of ALL ranks. A collective."""
+    local = {
+        "loss_tokens": sum(item.num_loss_tokens for item in items),
+        "action_tokens": sum(item.num_action_tokens for item in items),
+        "sequences": sum(item.num_sequences for item in items),
+    }
     counts = add_over_ranks(local)
-    return UpdateCounts(int(counts["tokens"]), int(counts["sequences"]))
+    return UpdateCounts(int(counts["loss_tokens"]), int(counts["sequences"]), int(counts["action_tokens"]))
 
 
 class Stepper:
@@ -100,4 +104,5 @@ def _columns(item: Item) -> Mapping[str, np.ndarray]:
     columns = {field.name: getattr(microbatch, field.name) for field in fields(microbatch)}
     if isinstance(item, ScoredMicrobatch):
         columns |= {"proximal_logprobs": item.proximal_logprobs, "ref_logprobs": item.ref_logprobs}
+        columns |= {"accepted": item.correction.accepted, "weights": item.correction.weights}
     return {name: np.ascontiguousarray(column) for name, column in columns.items() if column is not None}

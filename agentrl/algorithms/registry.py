@@ -1,0 +1,43 @@
+"""Functions of an algorithm by name: built in, of an installed package, or of the user's own file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, TypeVar, cast
+
+from agentrl.errors import PluginError
+from agentrl.plugins.sources import Reference
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def find_function(kind: str, name: str, built_in: Mapping[str, F], *, group: str) -> F:
+    """Return the function that `name` stands for.
+
+    Args:
+        kind: what it is, for messages: `advantage estimator`.
+        name: a key of `built_in`, else an entry point of `group`, else `path/to/file.py:function` or `package.module:function`.
+
+    Raises:
+        PluginError: nothing has that name (with the list), its import fails, or it is no function.
+    """
+    if name in built_in:
+        return built_in[name]
+    reference = Reference.parse(name)
+    found = reference.load() if reference is not None else _load_entry_point(kind, name, built_in, group)
+    if not callable(found):
+        raise PluginError(f"{kind} {name!r} is {type(found).__name__}, not a function")
+    return cast(F, found)
+
+
+def _load_entry_point(kind: str, name: str, built_in: Mapping[str, Any], group: str) -> Any:
+    installed = {entry.name: entry for entry in entry_points(group=group)}
+    if name not in installed:
+        known = ", ".join([*built_in, *sorted(installed)])
+        raise PluginError(f"unknown {kind} {name!r}; known: {known}; your own: path/to/file.py:function, or an entry point of {group}")
+    entry = installed[name]
+    try:
+        return entry.load()
+    except Exception as error:  # a third party's code runs at import
+        raise PluginError(f"{kind} {name!r} ({entry.value}) cannot be imported: {error}") from error

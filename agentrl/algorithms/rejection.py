@@ -1,0 +1,104 @@
+"""Rejection: which tokens the off-policy correction leaves in the loss. It changes the loss mask, never a reward or an advantage.
+
+rho' = proximal / behavior, everywhere; bounds are on it and never on its inverse. Log-ratios are f64[A] of all action tokens of one
+microbatch, and `sequence_ids` (i64[A], any labels) tells which tokens share a sequence; a sequence never spans two calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.policy_losses import LOG_RATIO_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class RejectionRule:
+    """Keep a token iff lower <= statistic <= upper; None: no such bound.
+
+    statistic: k1 is log rho' and its bounds are given as rho'; k2 and k3 are never negative and know an upper bound alone.
+    level: `token` judges each token; `sequence_sum`, `sequence_mean` and `sequence_max` (the farthest token) judge all tokens of a
+    sequence at once.
+    """
+
+    statistic: str
+    level: str
+    lower: float | None
+    upper: float | None
+
+
+def accepts(log_ratios: Tensor, sequence_ids: Tensor, rule: RejectionRule) -> Tensor:
+    """Return bool[A], True where the token is kept. A log-ratio that is not a number is never kept.
+
+    Source: Liu et al. 2025, "When speed kills stability" (sequence and geometric masks); k1 to k3: Schulman 2020.
+    """
+    values = STATISTICS[rule.statistic](log_ratios)
+    in_logs = rule.statistic == "k1"
+    low, high = (None if bound is None else math.log(bound) if in_logs else bound for bound in (rule.lower, rule.upper))
+    if rule.level == "token":
+        return _within(values, low, high)
+    if rule.level == "sequence_max":
+        return _all_of_sequence(_within(values, low, high), sequence_ids)
+    return _within(_per_sequence(values, sequence_ids, is_mean=rule.level == "sequence_mean"), low, high)
+
+
+def k1(log_ratios: Tensor) -> Tensor:
+    """Return log rho'."""
+    return log_ratios
+
+
+def k2(log_ratios: Tensor) -> Tensor:
+    """Return half the squared log rho'."""
+    return log_ratios.square() / 2
+
+
+def k3(log_ratios: Tensor) -> Tensor:
+    """Return rho' - 1 - log rho', an estimate of KL(behavior || proximal)."""
+    return torch.exp(log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - 1 - log_ratios
+
+
+STATISTICS: Mapping[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""Registered name (`algorithm.correction.reject.<name>.statistic`) -> statistic per token."""
+
+
+def second_moment_cut(squares: Tensor, threshold: float) -> float:
+    """Return the largest value that stays when the largest are dropped until the mean of the rest is at most `threshold`.
+
+    -inf when none may stay; equal values stay or go together, so that the order of the batch does not matter.
+
+    Args:
+        squares: f64[N], (behavior - proximal)^2 of all tokens of the update, in any order.
+
+    Source: Zheng et al. 2025 (M2PO), arXiv:2510.01161.
+    """
+    ordered, _ = torch.sort(torch.where(torch.isnan(squares), torch.inf, squares))
+    means = torch.cumsum(ordered, 0) / torch.arange(1, len(ordered) + 1, dtype=ordered.dtype)
+    is_last_of_equals = torch.ones_like(ordered, dtype=torch.bool)
+    is_last_of_equals[:-1] = ordered[1:] != ordered[:-1]
+    # Means of an ascending row ascend, so what fits is a prefix.
+    fits = ordered[(means <= threshold) & is_last_of_equals]
+    return float(fits[-1]) if len(fits) else -math.inf
+
+
+def _within(values: Tensor, low: float | None, high: float | None) -> Tensor:
+    kept = ~torch.isnan(values)
+    if low is not None:
+        kept &= values >= low
+    if high is not None:
+        kept &= values <= high
+    return kept
+
+
+def _per_sequence(values: Tensor, sequence_ids: Tensor, *, is_mean: bool) -> Tensor:
+    labels, index, lengths = torch.unique(sequence_ids, return_inverse=True, return_counts=True)
+    sums = values.new_zeros(len(labels)).index_add_(0, index, values)
+    return (sums / lengths if is_mean else sums)[index]
+
+
+def _all_of_sequence(kept: Tensor, sequence_ids: Tensor) -> Tensor:
+    labels, index = torch.unique(sequence_ids, return_inverse=True)
+    return (kept.new_zeros(len(labels), dtype=torch.int64).index_add_(0, index, (~kept).long()) == 0)[index]

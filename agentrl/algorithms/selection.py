@@ -1,0 +1,60 @@
+"""Which tokens Clip-Cov and KL-Cov single out: those whose log-probability and advantage are high together.
+
+The papers select by the current policy within one mini-batch on one device. Here a token is selected once, before the update, by the
+log-probabilities of the proximal policy (of the behavior policy where there is no other) and by sums and order statistics over ALL
+microbatches and ranks; the first update sees what the papers see, and no packing or number of ranks changes the selection.
+
+Source: Cui et al. 2025, arXiv:2505.22617.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def covariances(logprobs: Tensor, advantages: Tensor, *, mean_logprob: float, mean_advantage: float) -> Tensor:
+    """Return (log p - mean log p)(A - mean A) of each token, f64[A]; the means are over all loss tokens of the update."""
+    return (logprobs.double() - mean_logprob) * (advantages.double() - mean_advantage)
+
+
+def num_selected(share: float, num_tokens: int) -> int:
+    """Return how many of `num_tokens` loss tokens a share is: rounded down, but at least one."""
+    return min(num_tokens, max(1, math.floor(share * num_tokens)))
+
+
+def smallest_cut(keys: Tensor, count: int) -> float:
+    """Return the bound below which the `count` smallest of `keys` (f64[N], of all ranks) lie; tokens with key < bound are chosen.
+
+    Ties at the bound are all left out, so that the order of the batch does not matter.
+    """
+    if count >= len(keys):
+        return math.inf
+    return float(torch.sort(keys).values[count])
+
+
+def fair_keys(sample_indices: NDArray[np.int64], places: NDArray[np.int64], token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return one pseudo-random number in [0, 1) per token that depends on nothing but what the token is.
+
+    Args:
+        sample_indices: i64[A], place of the token's sequence in the batch.
+        places: i64[A], place of the token among the action tokens of its sequence.
+        token_ids: i64[A].
+
+    The mixer is the finaliser of SplitMix64 (Steele et al. 2014).
+    """
+    state = np.zeros(len(token_ids), np.uint64)
+    with np.errstate(over="ignore"):
+        for column in (sample_indices, places, token_ids):
+            state = _mix(state + column.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+    return (state >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

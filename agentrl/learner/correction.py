@@ -1,0 +1,158 @@
+"""What is settled before an update by looking at all of it: rejected tokens, importance weights, selected tokens.
+
+Everything here follows from the batch and the proximal log-probabilities, which do not change while the step learns. Sums and order
+statistics go over the microbatches of ALL ranks, so that neither packing nor the number of ranks changes the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.algorithms.corrections import WeightRule, importance_weights
+from agentrl.algorithms.rejection import RejectionRule, accepts, second_moment_cut
+from agentrl.algorithms.selection import covariances, fair_keys, num_selected, smallest_cut
+from agentrl.config.schema import AlgorithmConfig
+from agentrl.learner.batch import Correction, Floats, Microbatch
+from agentrl.learner.ranks import add_over_ranks, gather_over_ranks
+
+MAX_LAG = "max_lag"
+M2PO = "m2po"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Facts:
+    """One microbatch: log rho' (f64[A], 0 where the proximal policy is no other), and what is known of its tokens so far."""
+
+    microbatch: Microbatch
+    log_ratios: Tensor
+    sequence_ids: Tensor
+    logprobs: Tensor
+
+
+class Corrector:
+    """The chain of `algorithm.correction` and the selection of the policy loss."""
+
+    def __init__(self, algorithm: AlgorithmConfig) -> None:
+        self._algorithm = algorithm
+        self._config = algorithm.correction
+        self._rules = {name: RejectionRule(r.statistic, r.level, r.lower, r.upper) for name, r in self._config.reject.items()}
+
+    def correct(self, microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None]) -> list[Correction]:
+        """Return one Correction for each microbatch of this rank's part of ONE update. A collective.
+
+        proximal: f[A] per microbatch; None where the proximal policy is the behavior or the current policy itself: nothing is
+        corrected, every weight is 1.
+        """
+        facts = [_facts(m, p) for m, p in zip(microbatches, proximal, strict=True)]
+        accepted, rejected = self._reject(facts)
+        weights = self._weigh(facts, accepted, is_corrected=all(p is not None for p in proximal))
+        selected = self._select(facts, accepted)
+        return [
+            Correction(a.numpy(), w.numpy().astype(f.microbatch.behavior_logprobs.dtype if p is None else p.dtype), s, r)
+            for f, p, a, w, s, r in zip(facts, proximal, accepted, weights, selected, rejected, strict=True)
+        ]
+
+    # ----------------------------------------------------------------------------------------------------- rejection
+
+    def _reject(self, facts: Sequence[_Facts]) -> tuple[list[Tensor], list[dict[str, int]]]:
+        accepted = [torch.tensor(f.microbatch.loss_mask) for f in facts]
+        rejected: list[dict[str, int]] = [{} for _ in facts]
+        if self._config.max_lag is not None:  # laid on the loss mask where versions are known
+            for f, counts in zip(facts, rejected, strict=True):
+                counts[MAX_LAG] = f.microbatch.num_action_tokens - f.microbatch.num_loss_tokens
+        kept_by = {name: [accepts(f.log_ratios, f.sequence_ids, rule) for f in facts] for name, rule in self._rules.items()}
+        for name, kept in kept_by.items():
+            for f, counts, own in zip(facts, rejected, kept, strict=True):
+                counts[name] = int((torch.tensor(f.microbatch.loss_mask) & ~own).sum())
+        for kept in kept_by.values():
+            accepted = [a & own for a, own in zip(accepted, kept, strict=True)]
+        if self._config.m2po_threshold is not None:
+            accepted = self._bound_second_moment(facts, accepted, rejected, self._config.m2po_threshold)
+        return accepted, rejected
+
+    def _bound_second_moment(
+        self, facts: Sequence[_Facts], accepted: Sequence[Tensor], rejected: Sequence[dict[str, int]], threshold: float
+    ) -> list[Tensor]:
+        """Last of the chain, over what the others left: only then is the mean of what stays under the threshold."""
+        squares = [f.log_ratios.square() for f in facts]
+        cut = second_moment_cut(_gather(squares, accepted), threshold)
+        kept = [a & (s <= cut) for a, s in zip(accepted, squares, strict=True)]
+        for counts, before, after in zip(rejected, accepted, kept, strict=True):
+            counts[M2PO] = int(before.sum() - after.sum())
+        return kept
+
+    # ------------------------------------------------------------------------------------------------------- weights
+
+    def _weigh(self, facts: Sequence[_Facts], accepted: Sequence[Tensor], *, is_corrected: bool) -> list[Tensor]:
+        config = self._config
+        if config.weight == "none" or not is_corrected:
+            return [torch.ones_like(f.log_ratios) for f in facts]
+        rule = WeightRule(config.weight, config.cap, config.floor, config.outside)
+        weights = [importance_weights(f.log_ratios, f.sequence_ids, rule) for f in facts]
+        if not config.self_normalize:
+            return weights
+        local = {"weight": _sum(weights, accepted), "tokens": float(sum(int(a.sum()) for a in accepted))}
+        sums = add_over_ranks(local)
+        return [w * (sums["tokens"] / sums["weight"]) for w in weights] if sums["weight"] > 0 else weights
+
+    # ----------------------------------------------------------------------------------------------------- selection
+
+    def _select(self, facts: Sequence[_Facts], accepted: Sequence[Tensor]) -> list[NDArray[np.bool_] | None]:
+        select = {"clip_cov": self._select_clip_cov, "kl_cov": self._select_kl_cov}.get(self._algorithm.policy_loss)
+        return [None for _ in facts] if select is None else _select_by_covariance(facts, accepted, select)
+
+    def _select_clip_cov(
+        self, facts: Sequence[_Facts], covariance: Sequence[Tensor], accepted: Sequence[Tensor], total: int
+    ) -> list[Tensor]:
+        """Choose a share of all tokens among those with a covariance within bounds, at random but the same for any packing."""
+        config = self._algorithm.clip_cov
+        eligible = [a & (c > config.lower) & (c < config.upper) for a, c in zip(accepted, covariance, strict=True)]
+        keys = [torch.tensor(_keys(f.microbatch)) for f in facts]
+        cut = smallest_cut(_gather(keys, eligible), num_selected(config.share, total))
+        return [e & (k < cut) for e, k in zip(eligible, keys, strict=True)]
+
+    def _select_kl_cov(self, facts: Sequence[_Facts], covariance: Sequence[Tensor], accepted: Sequence[Tensor], total: int) -> list[Tensor]:
+        """Choose the share of all tokens that has the largest covariance."""
+        cut = smallest_cut(_gather([-c for c in covariance], accepted), num_selected(self._algorithm.kl_cov.share, total))
+        return [a & (-c < cut) for a, c in zip(accepted, covariance, strict=True)]
+
+
+_Select = Callable[[Sequence[_Facts], Sequence[Tensor], Sequence[Tensor], int], list[Tensor]]
+
+
+def _select_by_covariance(facts: Sequence[_Facts], accepted: Sequence[Tensor], select: _Select) -> list[NDArray[np.bool_] | None]:
+    advantages = [torch.tensor(f.microbatch.advantages).double() for f in facts]
+    logprobs = [f.logprobs for f in facts]
+    tokens = float(sum(int(a.sum()) for a in accepted))
+    sums = add_over_ranks({"tokens": tokens, "logprob": _sum(logprobs, accepted), "advantage": _sum(advantages, accepted)})
+    total = max(sums["tokens"], 1.0)
+    means = {"mean_logprob": sums["logprob"] / total, "mean_advantage": sums["advantage"] / total}
+    covariance = [covariances(p, a, **means) for p, a in zip(logprobs, advantages, strict=True)]
+    return [chosen.numpy() for chosen in select(facts, covariance, accepted, int(sums["tokens"]))]
+
+
+def _facts(microbatch: Microbatch, proximal: Floats | None) -> _Facts:
+    behavior = torch.tensor(microbatch.behavior_logprobs).double()
+    logprobs = behavior if proximal is None else torch.tensor(proximal).double()
+    return _Facts(microbatch, logprobs - behavior, torch.tensor(microbatch.sequence_ids), logprobs)
+
+
+def _keys(microbatch: Microbatch) -> NDArray[np.float64]:
+    ids = microbatch.sequence_ids
+    # Tokens of a sequence stand together: their places count from where the sequence begins.
+    places = np.arange(len(ids)) - np.searchsorted(ids, ids) if len(ids) else ids
+    return fair_keys(microbatch.sample_indices[ids] if len(ids) else ids, places, microbatch.targets)
+
+
+def _gather(columns: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
+    return gather_over_ranks(torch.cat([c[m] for c, m in zip(columns, masks, strict=True)]))
+
+
+def _sum(columns: Sequence[Tensor], masks: Sequence[Tensor]) -> float:
+    return float(sum(c[m].sum() for c, m in zip(columns, masks, strict=True)))

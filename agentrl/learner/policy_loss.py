@@ -1,0 +1,51 @@
+"""The policy loss that the config names, with its options bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from agentrl.algorithms.policy_losses import POLICY_LOSSES, ClipConfig, PolicyLoss, PolicyTokens
+from agentrl.algorithms.registry import find_function
+from agentrl.config.schema import AlgorithmConfig
+
+GROUP = "agentrl.policy_losses"
+"""Entry points of installed packages: name -> function."""
+
+
+def bind_policy_loss(algorithm: AlgorithmConfig) -> Callable[[PolicyTokens], PolicyLoss]:
+    """Return `algorithm.policy_loss` with its options.
+
+    Raises:
+        PluginError: there is no such loss, or its import fails.
+    """
+    function = find_function("policy loss", algorithm.policy_loss, POLICY_LOSSES, group=GROUP)
+    options_of = _OPTIONS.get(algorithm.policy_loss, lambda a: a.loss_options)
+    return partial(function, **options_of(algorithm))
+
+
+def _clip(algorithm: AlgorithmConfig) -> Mapping[str, Any]:
+    return {"clip": ClipConfig(algorithm.clip_low, algorithm.clip_high)}
+
+
+def _clip_dual(algorithm: AlgorithmConfig) -> Mapping[str, Any]:
+    return {"clip": ClipConfig(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)}
+
+
+def _none(algorithm: AlgorithmConfig) -> Mapping[str, Any]:
+    return {}
+
+
+_OPTIONS: Mapping[str, Callable[[AlgorithmConfig], Mapping[str, Any]]] = {
+    "ppo_clip": _clip_dual,
+    "gspo": _clip,
+    "gmpo": _clip,
+    "cispo": _clip,
+    "reinforce": _none,
+    "gpg": _none,
+    "sapo": lambda a: {"tau_positive": a.sapo.tau_positive, "tau_negative": a.sapo.tau_negative},
+    "clip_cov": _clip_dual,
+    "kl_cov": lambda a: {"coefficient": a.kl_cov.coefficient},
+    "dppo_tv": lambda a: {"delta_low": a.dppo_tv.delta_low, "delta_high": a.dppo_tv.delta_high},
+}
