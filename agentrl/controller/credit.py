@@ -1,4 +1,4 @@
-"""From a batch of groups to what the learner reads: advantages per trajectory, samples, minibatches."""
+"""From a batch of groups to what the learner reads: advantages on action tokens, samples, minibatches."""
 
 from __future__ import annotations
 
@@ -6,20 +6,88 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from agentrl.algorithms.advantages import ESTIMATORS
+from agentrl.algorithms.advantages import estimate, find_estimator
+from agentrl.algorithms.advantages.reinforce import whiten
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions
+from agentrl.config.schema import AlgorithmConfig
+from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample, samples_from
-from agentrl.types import Group, Trajectory
+from agentrl.types import Group, Outcome, Trajectory
 
 
-def credit(groups: Sequence[Group], *, estimator: str) -> list[list[Sample]]:
-    """Return the samples of each group, with the advantage of every trajectory on its action tokens."""
+def credit(groups: Sequence[Group], algorithm: AlgorithmConfig, *, group_size: int | None) -> list[list[Sample]]:
+    """Return the samples of each group, with the advantage of every action token on it.
+
+    `group_size`: trajectories of a complete group; None where groups may differ in size on purpose.
+
+    Raises:
+        PluginError: the estimator is the user's and cannot be found.
+        ConfigError: the estimator refuses the batch: an incomplete group, rewards that it is not made for.
+    """
     trajectories = [t for group in groups for t in group.trajectories]
-    rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64)
-    group_ids = torch.tensor([t.group_id for t in trajectories], dtype=torch.int64)
-    advantages = ESTIMATORS[estimator](rewards, group_ids).to(torch.float32)
-    samples = iter(samples_from(trajectories, [float(a) for a in advantages]))
+    estimator = find_estimator(algorithm.advantage)
+    try:
+        batch = action_batch(trajectories, group_size=group_size)
+        advantages_A = estimate(estimator, batch, advantage_options(algorithm)).advantages_A
+    except ValueError as error:
+        raise ConfigError(f"algorithm.advantage={algorithm.advantage}: {error}") from error
+    if algorithm.whiten:
+        advantages_A = whiten(advantages_A)
+    samples = iter(samples_from(trajectories, lay_on_tokens(trajectories, advantages_A.numpy())))
     return [[next(samples) for _ in group.trajectories] for group in groups]
+
+
+def action_batch(trajectories: Sequence[Trajectory], *, group_size: int | None) -> ActionBatch:
+    """Return what was sampled and earned, without context tokens; rows of one attempt are joined in the order of sampling.
+
+    Raises:
+        ValueError: a group is incomplete, or a reward is not finite.
+    """
+    orders = [sampling_order(t) for t in trajectories]
+    rewards = [_rewards(t)[order] for t, order in zip(trajectories, orders, strict=True)]
+    turns = [t.turn_ids[order].astype(np.int64) for t, order in zip(trajectories, orders, strict=True)]
+    return ActionBatch(
+        rewards_A=torch.from_numpy(np.concatenate([np.empty(0), *rewards])),
+        turn_A=torch.from_numpy(np.concatenate([np.empty(0, np.int64), *turns])),
+        num_tokens_N=torch.tensor([len(order) for order in orders], dtype=torch.int64),
+        group_N=torch.tensor([t.group_id for t in trajectories], dtype=torch.int64),
+        is_truncated_N=torch.tensor([t.outcome is Outcome.TRUNCATED for t in trajectories], dtype=torch.bool),
+        group_size=group_size,
+    )
+
+
+def lay_on_tokens(trajectories: Sequence[Trajectory], values_A: NDArray[np.float64]) -> list[NDArray[np.float32]]:
+    """Return f32[T] of each trajectory: the values of the compact batch where its action tokens stand, 0 elsewhere."""
+    laid, start = [], 0
+    for trajectory in trajectories:
+        positions = sampling_order(trajectory)
+        values_T = np.zeros(trajectory.num_tokens, np.float32)
+        values_T[positions] = values_A[start : start + len(positions)]
+        start += len(positions)
+        laid.append(values_T)
+    assert start == len(values_A), "the values are not of these trajectories"
+    return laid
+
+
+def sampling_order(trajectory: Trajectory) -> NDArray[np.int64]:
+    """Return the positions of action tokens as they were sampled: by turn, because rows of an attempt may grow in turn."""
+    positions = np.flatnonzero(trajectory.action_mask)
+    return positions[np.argsort(trajectory.turn_ids[positions], kind="stable")]
+
+
+def advantage_options(algorithm: AlgorithmConfig) -> AdvantageOptions:
+    """Return what the config says to estimators."""
+    return AdvantageOptions(
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        bootstrap_truncated=algorithm.bootstrap_truncated,
+        singleton=algorithm.singleton,
+        passk_k=algorithm.passk_k,
+        solved_reward=algorithm.solved_reward,
+        step_weight=algorithm.step_weight,
+    )
 
 
 def split_minibatches(per_group: Sequence[Sequence[Sample]], *, num_minibatches: int, rng: np.random.Generator) -> list[list[Sample]]:
@@ -37,3 +105,11 @@ def group_trajectories(trajectories: Sequence[Trajectory]) -> list[Group]:
     for trajectory in trajectories:
         members.setdefault(trajectory.group_id, []).append(trajectory)
     return [Group(group_id, tuple(sorted(m, key=lambda t: t.member))) for group_id, m in members.items()]
+
+
+def _rewards(trajectory: Trajectory) -> NDArray[np.float64]:
+    rewards_T = np.zeros(trajectory.num_tokens)
+    for event in trajectory.rewards:
+        assert trajectory.action_mask[event.position], f"reward {event.name!r} lies on a context token"
+        rewards_T[event.position] += event.value
+    return rewards_T

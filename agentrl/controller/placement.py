@@ -17,6 +17,7 @@ from pathlib import Path
 from ray.actor import ActorHandle
 
 from agentrl.adapters.catalog import open_plugins
+from agentrl.algorithms.advantages import find_estimator
 from agentrl.buffer.actor import BufferActor, BufferPlan
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
@@ -50,6 +51,7 @@ def open_run(config: Config) -> Iterator[Run]:
         InfrastructureError: something did not come up; the message says what.
     """
     _check_model(config.model.path)
+    find_estimator(config.algorithm.advantage)
     plugins = open_plugins(config.agent)
     chat = Chat.of(config.model)
     with ExitStack() as stack:

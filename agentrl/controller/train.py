@@ -77,7 +77,7 @@ def learn(learner: LearnerGroup, groups: Sequence[Group], config: Config, *, ste
     Nothing but the learner's state, the groups and the step decides what happens, so that a replay does the same.
     """
     with timer("credit"):
-        samples = credit(groups, estimator=config.algorithm.advantage)
+        samples = credit(groups, config.algorithm, group_size=config.rollout.group_size)
     rng = np.random.default_rng((config.trainer.seed, step))
     with timer("score"):
         minibatches = [_score(learner, config, m) for m in _cut(samples, config, rng)]

@@ -14,6 +14,7 @@ from tokenizers import AddedToken
 from agentrl.chat.chat import Chat
 from agentrl.chat.template import ChatTemplate
 from agentrl.chat.tiny import build_tiny_tokenizer
+from agentrl.config.schema import AlgorithmConfig
 from agentrl.controller.credit import credit
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.learner.packing import pack
@@ -103,7 +104,7 @@ def test_rows_travel_to_the_learner_as_segments_of_one_sequence(stage, thinking_
     trajectory, requests = play(stage, thinking_chat, texts)
     (arrived,) = decode(from_ipc(to_ipc(encode([trajectory]))))
     other = arrived.replace(member=1, rewards=())
-    [samples] = credit([Group(arrived.group_id, (arrived, other))], estimator="grpo")
+    [samples] = credit([Group(arrived.group_id, (arrived, other))], AlgorithmConfig(), group_size=2)
     [[microbatch]] = pack(samples, max_tokens=10_000, world_size=1)
     prompts = [len(prompt) + len(generation.token_ids) for prompt, generation in requests]
     assert microbatch.segment_lengths.tolist() == prompts * 2

@@ -1,0 +1,72 @@
+"""Advantage estimators: pure functions of a compact batch, by name.
+
+scan         discounted sums to the end of each trajectory, without a loop over tokens
+gae          gae, gae_turn
+groups       grpo, dr_grpo, rloo, opo, gpg, max_rl
+pass_at_k    grpo_passk, pass_at_k
+reinforce    reinforce_plus_plus, reinforce_plus_plus_baseline, remax; whiten
+turns        turn_group, gigpo
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from agentrl.algorithms.advantages.gae import gae, gae_turn
+from agentrl.algorithms.advantages.groups import dr_grpo, gpg, grpo, max_rl, opo, rloo
+from agentrl.algorithms.advantages.pass_at_k import grpo_passk, pass_at_k
+from agentrl.algorithms.advantages.reinforce import reinforce_plus_plus, reinforce_plus_plus_baseline, remax
+from agentrl.algorithms.advantages.turns import gigpo, turn_group
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+from agentrl.algorithms.registry import find_function
+
+__all__ = ["ESTIMATORS", "Estimator", "estimate", "find_estimator"]
+
+Estimator = Callable[[ActionBatch, AdvantageOptions], Credit]
+
+ENTRY_POINTS = "agentrl.advantages"
+
+ESTIMATORS: Mapping[str, Estimator] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "opo": opo,
+    "gpg": gpg,
+    "max_rl": max_rl,
+    "grpo_passk": grpo_passk,
+    "pass_at_k": pass_at_k,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "remax": remax,
+    "turn_group": turn_group,
+    "gigpo": gigpo,
+    "gae": gae,
+    "gae_turn": gae_turn,
+}
+"""Registered name (`algorithm.advantage`) -> estimator."""
+
+
+def find_estimator(name: str) -> Estimator:
+    """Return a built-in estimator, an installed one (entry point), or the user's (`file.py:function`).
+
+    Raises:
+        PluginError: nothing has that name, or it cannot be imported.
+    """
+    return find_function("advantage estimator", name, ESTIMATORS, group=ENTRY_POINTS)
+
+
+def estimate(estimator: Estimator, batch: ActionBatch, options: AdvantageOptions) -> Credit:
+    """Return what `estimator` says, checked: it may be the user's.
+
+    Raises:
+        ValueError: it did not return a Credit with one finite advantage per action token.
+    """
+    credit = estimator(batch, options)
+    if not isinstance(credit, Credit) or credit.advantages_A.shape != batch.rewards_A.shape:
+        got = f"shape {list(credit.advantages_A.shape)}" if isinstance(credit, Credit) else type(credit).__name__
+        raise ValueError(f"an estimator returns a Credit with advantages_A of shape {list(batch.rewards_A.shape)}; got {got}")
+    if not bool(torch.isfinite(credit.advantages_A.sum())):
+        raise ValueError("an estimator returned an advantage that is not finite")
+    return credit

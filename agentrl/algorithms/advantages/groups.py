@@ -1,0 +1,139 @@
+"""Estimators that compare the attempts of a group by their outcomes: one advantage per trajectory, on all of its action tokens.
+
+R_i is the sum of everything trajectory i earned, n the size of its group. In each of them a group of equal outcomes has advantage
+exactly 0, and a group of one has 0 or, with `singleton: raw`, R_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+
+STD_EPS = 1e-6
+"""Keeps nearly equal outcomes finite; the value that GRPO's implementations share."""
+MEAN_EPS = 1e-6
+
+
+class Groups:
+    """Values with the group of each; every result stands per member, f[N], so that formulas read as in the papers."""
+
+    def __init__(self, values_N: Tensor, labels: Sequence[Tensor]) -> None:
+        """`labels`: one or more i64[N]; members of a group agree in all of them."""
+        self.values_N = values_N
+        self.index_N = torch.zeros(len(values_N), dtype=torch.int64)
+        for label_N in labels:
+            label = torch.unique(label_N, return_inverse=True)[1]
+            self.index_N = torch.unique(self.index_N * (len(label) + 1) + label, return_inverse=True)[1]
+        self.count = int(self.index_N.max()) + 1 if len(values_N) else 0
+        self.sizes_N = torch.bincount(self.index_N)[self.index_N].to(values_N.dtype)
+
+    @classmethod
+    def of(cls, batch: ActionBatch) -> Groups:
+        """The outcomes of the batch's trajectories."""
+        return cls(batch.outcomes_N, [batch.group_N])
+
+    def sums(self, values_N: Tensor) -> Tensor:
+        return values_N.new_zeros(self.count).index_add_(0, self.index_N, values_N)[self.index_N]
+
+    def maxima(self, values_N: Tensor) -> Tensor:
+        return values_N.new_zeros(self.count).scatter_reduce(0, self.index_N, values_N, "amax", include_self=False)[self.index_N]
+
+    @property
+    def means(self) -> Tensor:
+        return self.sums(self.values_N) / self.sizes_N
+
+    @property
+    def deviations(self) -> Tensor:
+        return self.values_N - self.means
+
+    @property
+    def stds(self) -> Tensor:
+        """With Bessel's correction; 0 for a group of one."""
+        return (self.sums(self.deviations.square()) / (self.sizes_N - 1).clamp(min=1)).sqrt()
+
+    @property
+    def is_constant(self) -> Tensor:
+        # By extremes, not by the variance: the mean of equal values such as 0.1 may differ from them in the last bit,
+        # and dividing that bit by a tiny std would make noise of size one out of nothing.
+        return self.maxima(self.values_N) == -self.maxima(-self.values_N)
+
+    def settle(self, advantages_N: Tensor, *, singleton: Literal["zero", "raw"]) -> Tensor:
+        """Return the advantages with those of constant groups 0 exactly, and those of groups of one as `singleton` says."""
+        settled = torch.where(self.is_constant, 0.0, advantages_N)
+        return settled if singleton == "zero" else torch.where(self.sizes_N == 1, self.values_N, settled)
+
+    def credit(self, batch: ActionBatch, advantages_N: Tensor, options: AdvantageOptions) -> Credit:
+        """Return the settled advantages on every action token of their trajectories."""
+        return Credit(batch.over_tokens(self.settle(advantages_N, singleton=options.singleton)))
+
+
+def grpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+    """A_i = (R_i - mean_G) / (std_G + 1e-6), std with Bessel's correction.
+
+    Reads: singleton.
+    Source: Shao et al. 2024, arXiv:2402.03300, section 4.1.2.
+    """
+    groups = Groups.of(batch)
+    return groups.credit(batch, groups.deviations / (groups.stds + STD_EPS), options)
+
+
+def dr_grpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+    """A_i = R_i - mean_G: a group's weight does not grow as its outcomes draw together. Goes with the aggregation `constant`.
+
+    Reads: singleton.
+    Source: Liu et al. 2025, arXiv:2503.20783.
+    """
+    groups = Groups.of(batch)
+    return groups.credit(batch, groups.deviations, options)
+
+
+def rloo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+    """A_i = R_i - mean of the other members = n / (n - 1) (R_i - mean_G): the baseline does not know R_i, hence has no bias.
+
+    Reads: singleton.
+    Source: Ahmadian et al. 2024, arXiv:2402.14740.
+    """
+    groups = Groups.of(batch)
+    return groups.credit(batch, groups.deviations * groups.sizes_N / (groups.sizes_N - 1).clamp(min=1), options)
+
+
+def opo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+    """A_i = R_i - sum_G(len R) / sum_G(len), len in action tokens: the baseline of least variance if gradients grow with length.
+
+    Reads: singleton.
+    Source: Hao et al. 2025, arXiv:2505.23585.
+    """
+    groups = Groups.of(batch)
+    lengths = batch.num_tokens_N.to(groups.values_N.dtype)
+    baselines = groups.sums(lengths * groups.values_N) / groups.sums(lengths).clamp(min=1)
+    return groups.credit(batch, groups.values_N - baselines, options)
+
+
+def gpg(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+    """A_i = (R_i - mean_G) * B / B', B groups in the batch and B' of them with unequal outcomes: constant groups take no share.
+
+    Reads: singleton.
+    Source: Chu et al. 2025, arXiv:2504.02546.
+    """
+    groups = Groups.of(batch)
+    num_unequal = len(torch.unique(groups.index_N[~groups.is_constant]))
+    return groups.credit(batch, groups.deviations * (groups.count / max(num_unequal, 1)), options)
+
+
+def max_rl(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+    """A_i = (R_i - mean_G) / (mean_G + 1e-6): the rarer success is, the more it weighs. Outcomes must not be negative.
+
+    Reads: singleton.
+    Raises:
+        ValueError: an outcome is negative; the mean that divides could be 0 or turn every sign.
+    Source: "Maximum likelihood reinforcement learning", 2026, arXiv:2602.02710.
+    """
+    groups = Groups.of(batch)
+    if bool((groups.values_N < 0).any()):
+        raise ValueError(f"max_rl divides by a group's mean outcome and needs outcomes of at least 0; one is {groups.values_N.min():g}")
+    return groups.credit(batch, groups.deviations / (groups.means + MEAN_EPS), options)

@@ -1,0 +1,16 @@
+"""What some estimators need beyond rewards."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def needed(value: Tensor | None, estimator: str, what: str) -> Tensor:
+    """Return the value.
+
+    Raises:
+        ValueError: it is None.
+    """
+    if value is None:
+        raise ValueError(f"{estimator} needs {what}, and the batch has none")
+    return value

@@ -1,0 +1,59 @@
+"""Estimators that raise the chance that one of k attempts succeeds, rather than that of a single one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.advantages.groups import Groups
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+
+
+def grpo_passk(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+    """Give the best of a group R_max - R_second, all others 0; at a tie of the best, everybody 0.
+
+    Reads: singleton.
+    Source: the leave-one-out advantage of max_i R_i; Tang et al. 2025, arXiv:2503.19595.
+    """
+    groups = Groups.of(batch)
+    is_best = groups.values_N == groups.maxima(groups.values_N)
+    is_alone = groups.sums(is_best.to(groups.values_N.dtype)) == 1
+    seconds = groups.maxima(torch.where(is_best, -torch.inf, groups.values_N))
+    margins = torch.where(is_best & is_alone & seconds.isfinite(), groups.values_N - seconds, 0.0)
+    return groups.credit(batch, margins, options)
+
+
+def pass_at_k(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+    """Return the expected advantage over all subsets of k attempts, in closed form.
+
+    Of n attempts f failed (R_i < solved_reward). A subset of k succeeds if one of it does: the mean over subsets is
+    p = 1 - C(f, k) / C(n, k), their std s = sqrt(p (1 - p)). An attempt's advantage is the mean over the subsets that hold it:
+    (1 - p) / s if it succeeded, (1 - p - C(f-1, k-1) / C(n-1, k-1)) / s if it failed; 0 where s = 0.
+
+    Reads: passk_k, solved_reward, singleton.
+    Raises:
+        ValueError: a group of two or more has fewer than k attempts.
+    Source: Chen et al. 2025, arXiv:2508.10751, the analytical derivation.
+    """
+    groups, k = Groups.of(batch), options.passk_k
+    _check_sizes(groups, batch, k)
+    is_solved = groups.values_N >= options.solved_reward
+    failed = groups.sums((~is_solved).to(groups.values_N.dtype))
+    all_fail = _share_of_subsets(failed, groups.sizes_N, k)
+    others_fail = _share_of_subsets(failed - 1, groups.sizes_N - 1, k - 1)
+    stds = (all_fail * (1 - all_fail)).sqrt()
+    advantages = torch.where(is_solved, all_fail, all_fail - others_fail) / torch.where(stds > 0, stds, 1.0)
+    return groups.credit(batch, torch.where(stds > 0, advantages, 0.0), options)
+
+
+def _share_of_subsets(some_N: Tensor, all_N: Tensor, k: int) -> Tensor:
+    """Return C(some, k) / C(all, k), as the product of (some - j) / (all - j): no factorial, hence no overflow."""
+    drawn = torch.arange(k)
+    return ((some_N[:, None] - drawn).clamp(min=0) / (all_N[:, None] - drawn).clamp(min=1)).prod(dim=1)
+
+
+def _check_sizes(groups: Groups, batch: ActionBatch, k: int) -> None:
+    is_small = (groups.sizes_N < k) & (groups.sizes_N > 1)
+    if bool(is_small.any()):
+        label, size = batch.group_N[is_small][0].item(), int(groups.sizes_N[is_small][0])
+        raise ValueError(f"pass_at_k with k={k} needs groups of at least {k} attempts, but group {label} has {size}")

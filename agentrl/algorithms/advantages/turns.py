@@ -1,0 +1,50 @@
+"""Estimators that compare turns: which turn earned what, beside which attempt did.
+
+Rewards count where they were received; a turn's return is its reward and, discounted by gamma per turn, that of later turns.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from agentrl.algorithms.advantages.groups import STD_EPS, Groups, grpo
+from agentrl.algorithms.advantages.needs import needed
+from agentrl.algorithms.advantages.scan import sums_to_go
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, repeat, segment_sums
+
+
+def turn_group(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+    """A_ik = (G_ik - mean) / (std + 1e-6) over the k-th turns of a group's attempts, with G_ik = r_ik + gamma G_i(k+1).
+
+    A turn that no other attempt of the group reached is a group of one. Every token of a turn has the turn's advantage.
+
+    Reads: gamma, singleton.
+    Source: Zeng et al. 2025, arXiv:2505.11821, credit per turn; the normalisation is that of `grpo`.
+    """
+    turns = batch.turns
+    groups = Groups(_turn_returns(batch, options.gamma), [batch.group_N[turns.sequence_K], turns.number_K])
+    advantages_K = groups.settle(groups.deviations / (groups.stds + STD_EPS), singleton=options.singleton)
+    return Credit(repeat(advantages_K, turns.lengths_K))
+
+
+def gigpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+    """A_ik = A_episode + step_weight * A_step: `grpo`, and beside it the returns of turns taken in the same state of a group.
+
+    A_step = (G_ik - mean) / (std + 1e-6) over the turns of the group with an equal anchor, also several of one attempt; a state
+    that was met once has A_step = 0.
+
+    Reads: anchors_K; gamma, singleton, step_weight.
+    Raises:
+        ValueError: the batch has no anchors.
+    Source: Feng et al. 2025, arXiv:2505.10978.
+    """
+    anchors_K = needed(batch.anchors_K, "gigpo", "anchors_K, a hash of the environment's state before each turn")
+    turns = batch.turns
+    steps = Groups(_turn_returns(batch, options.gamma), [batch.group_N[turns.sequence_K], anchors_K])
+    steps_K = steps.settle(steps.deviations / (steps.stds + STD_EPS), singleton="zero")
+    return Credit(grpo(batch, options).advantages_A + options.step_weight * repeat(steps_K, turns.lengths_K))
+
+
+def _turn_returns(batch: ActionBatch, gamma: float) -> Tensor:
+    """Return f[K], the discounted return from each turn on."""
+    return sums_to_go(segment_sums(batch.rewards_A, batch.turns.lengths_K), batch.turns.counts_N, gamma)
