@@ -32,7 +32,7 @@ from pydantic import ValidationError
 from agentrl.config.fields import unknown_keys, with_defaults
 from agentrl.config.messages import describe_invalid, describe_unknown
 from agentrl.config.origins import Origins, SourceFile, WrittenOverride
-from agentrl.config.schema import Config, Section, SFTConfig
+from agentrl.config.schema import Config, RMConfig, Section, SFTConfig
 from agentrl.errors import ConfigError
 
 PACKAGED_CONFIGS = "agentrl.configs"
@@ -53,6 +53,11 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
 def load_sft_config(path: str, overrides: Sequence[str] = ()) -> SFTConfig:
     """Read a config of supervised training; see `load_section`."""
     return load_section(SFTConfig, path, overrides)
+
+
+def load_rm_config(path: str, overrides: Sequence[str] = ()) -> RMConfig:
+    """Read a config of the training of a reward model; see `load_section`."""
+    return load_section(RMConfig, path, overrides)
 
 
 def load_section(schema: type[S], path: str, overrides: Sequence[str] = ()) -> S:

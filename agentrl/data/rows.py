@@ -73,7 +73,7 @@ def read_row(row: Row, place: Place, config: DataConfig, agents: AgentChoice) ->
     for column in MULTIMODAL_COLUMNS:
         if row.get(column):
             raise place.error(column, "images and video are not supported; leave such rows out")
-    messages = _messages(row.get(config.prompt_key), place, config.prompt_key)
+    messages = read_messages(row.get(config.prompt_key), place, config.prompt_key)
     reward_model = _object(row.get(config.reward_model_key), place, config.reward_model_key)
     extra_info = without_nulls(_object(row.get(config.extra_info_key), place, config.extra_info_key))
     tools_kwargs = _tools_kwargs(extra_info, place, config.extra_info_key)
@@ -131,7 +131,12 @@ def _interaction_kwargs(extra_info: JsonObject, place: Place, parent: str) -> Js
 # ------------------------------------------------------------------------------------------------------ messages
 
 
-def _messages(value: Any, place: Place, field: str) -> tuple[Message, ...]:
+def read_messages(value: Any, place: Place, field: str) -> tuple[Message, ...]:
+    """Return the chat messages that a field holds, at least one.
+
+    Raises:
+        DataError: it is no list of {role, content, tool_calls, ...}, or holds images or video.
+    """
     if not isinstance(value, list):
         raise place.error(field, f"must be a list of {{role, content}}, is {_short(value)}")
     if not value:
@@ -154,6 +159,7 @@ def _message(value: Any, place: Place, field: str) -> Message:
         tool_calls=tuple(_tool_call(call, index, place, f"{field}.tool_calls[{index}]") for index, call in enumerate(calls)),
         tool_call_id=_text(value.get("tool_call_id"), place, f"{field}.tool_call_id") or None,
         name=_text(value.get("name"), place, f"{field}.name") or None,
+        reasoning=_text(value.get("reasoning_content") or value.get("reasoning"), place, f"{field}.reasoning_content"),
     )
 
 

@@ -84,8 +84,9 @@ def _write_configs(policy: Policy, folder: Path) -> None:
     config.architectures = [policy.class_name]  # FSDP renames the class of what it shards
     config.dtype = policy.published_dtype
     config.save_pretrained(folder)
-    if policy.module.generation_config is not None:
-        policy.module.generation_config.save_pretrained(folder)
+    generation = getattr(policy.module, "generation_config", None)  # a reward model generates nothing
+    if generation is not None:
+        generation.save_pretrained(folder)
 
 
 def _copy_tokenizer(model: ModelConfig, folder: Path) -> None:

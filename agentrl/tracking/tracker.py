@@ -106,6 +106,7 @@ def open_trackers(
     resolved_config: Mapping[str, Any],
     total_steps: int | None = None,
     restored_step: int | None = None,
+    console: Console | None = None,
 ) -> Trackers:
     """Open `run_dir/metrics.jsonl` and every tracker that `logger` names (console, wandb, tensorboard).
 
@@ -113,6 +114,7 @@ def open_trackers(
         resolved_config: shown by wandb and tensorboard; what looks like a secret is blanked before.
         total_steps: of the whole run, for the console's progress; None when unknown.
         restored_step: step of the checkpoint that is resumed; None for a fresh run.
+        console: speaks where `logger` names the console, instead of that of a training run; closed with the rest.
 
     Raises:
         ConfigError: wandb is to be online and has no key.
@@ -126,8 +128,10 @@ def open_trackers(
     with ExitStack() as opened:  # should one not open, the terminal is given back before anyone hears of it
         metrics = MetricsFile(run_dir / "metrics.jsonl", restored_step=restored_step)
         opened.callback(metrics.close)
-        title, log_file = f"{project} / {experiment}", run_dir / "console.log"
-        console = open_console(total_steps, title=title, log_file=log_file) if "console" in logger else QuietConsole()
+        if "console" not in logger:
+            console = QuietConsole()
+        elif console is None:
+            console = open_console(total_steps, title=f"{project} / {experiment}", log_file=run_dir / "console.log")
         opened.callback(console.close)
         trackers = Trackers(metrics, console, _open_guests(openers, console))
         opened.pop_all()

@@ -1,0 +1,239 @@
+"""Rows to learn from without rollouts: conversations to imitate (SFT) and pairs of which one was preferred (reward models)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.replay import Replay
+from agentrl.config.schema import RMDataConfig, SFTDataConfig
+from agentrl.data.files import RawRow, file_ids, open_rows
+from agentrl.data.rows import Place, read_messages, without_nulls
+from agentrl.errors import ConfigError, DataError, PluginError
+from agentrl.learner.batch import Sample
+from agentrl.plugins import Plugins
+from agentrl.types import JsonObject, Message
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examples:
+    """Samples in the order of their rows (`index` counts them from 0), and how many rows were too long."""
+
+    samples: tuple[Sample, ...]
+    num_dropped: int = 0
+    num_truncated: int = 0
+
+    def summary(self, noun: str) -> str:
+        """Return one sentence for a person, such as `600 conversations, 3 left out as too long`."""
+        parts = [f"{len(self.samples):,} {noun}"]
+        parts += [f"{self.num_dropped:,} left out as too long"] if self.num_dropped else []
+        parts += [f"{self.num_truncated:,} cut"] if self.num_truncated else []
+        return ", ".join(parts)
+
+
+class Renderer:
+    """From a row's messages and tools to tokens; errors name the row."""
+
+    def __init__(self, chat: Chat, plugins: Plugins, *, tools_key: str) -> None:
+        self._chat = chat
+        self._plugins = plugins
+        self._tools_key = tools_key
+        self._schemas: dict[str, JsonObject] = {}
+
+    def render(self, row: RawRow, place: Place, messages: Sequence[Message]) -> Replay:
+        """Return the tokens of a conversation, each assistant turn as the model would have sampled it.
+
+        Raises:
+            DataError, ConfigError: no assistant turn, or one that the chat template cannot write.
+        """
+        schemas = [self._schema(tool, place) for tool in self._tools(row, place)]
+        try:
+            return self._chat.render_training(messages, schemas)
+        except (DataError, ConfigError) as error:
+            raise type(error)(f"{place}: {error}") from error
+
+    def _tools(self, row: RawRow, place: Place) -> Sequence[Any]:
+        value = row.get(self._tools_key)
+        if isinstance(value, str):  # Parquet cannot hold schemas of different forms in one column, so they often come as JSON
+            try:
+                value = json.loads(value) if value.strip() else None
+            except json.JSONDecodeError as error:
+                raise place.error(self._tools_key, f"must be a list of tools, or one as JSON text: {error}") from error
+        if value is not None and not isinstance(value, list):
+            raise place.error(self._tools_key, f"must be a list of tool names or schemas, is {value!r}")
+        return value or ()
+
+    def _schema(self, tool: Any, place: Place) -> JsonObject:
+        if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping):
+            schema: JsonObject = without_nulls(tool)
+            return schema
+        if not isinstance(tool, str):
+            raise place.error(self._tools_key, f"must hold names of tools or schemas {{type, function}}, holds {tool!r}")
+        if tool not in self._schemas:
+            try:
+                self._schemas[tool] = self._plugins.tools.get(tool)().schema()
+            except PluginError as error:
+                raise PluginError(f"{place}: field {self._tools_key!r}: {error}") from error
+        return self._schemas[tool]
+
+
+# --------------------------------------------------------------------------------------------------- conversations
+
+
+def read_conversations(files: Sequence[str], config: SFTDataConfig, chat: Chat, plugins: Plugins) -> Examples:
+    """Render every conversation of `files`; what the assistant wrote (calls included) is what is learned.
+
+    With `prompt_key` and `response_key` only the response is: assistant messages of a prompt are context.
+
+    Raises:
+        UserError: a malformed row, an unknown tool, or no conversation that fits `data.max_tokens`.
+    """
+    renderer = Renderer(chat, plugins, tools_key=config.tools_key)
+
+    def build(row: RawRow, place: Place) -> Replay:
+        if config.prompt_key is None or config.response_key is None:
+            return renderer.render(row, place, read_messages(_column(row, config.messages_key), place, config.messages_key))
+        prompt = _prompt(_column(row, config.prompt_key), place, config.prompt_key)
+        response = _column(row, config.response_key)
+        if not isinstance(response, str):
+            raise place.error(config.response_key, f"must be a text, is {_short(response)}")
+        replay = renderer.render(row, place, [*prompt, Message("assistant", response)])
+        return Replay(replay.token_ids, _last_turn(replay.mask), replay.segment_starts)
+
+    examples = _collect(files, build, lambda index, replay: _imitate(index, replay, config))
+    return _some(examples, files, what="conversation", max_tokens=config.max_tokens)
+
+
+def _imitate(index: int, replay: Replay, config: SFTDataConfig) -> tuple[Sample | None, bool]:
+    is_long = len(replay.token_ids) > config.max_tokens
+    if is_long and config.overlong == "drop":
+        return None, True
+    end = config.max_tokens
+    starts = tuple(start for start in replay.segment_starts if start < end)
+    sample = Sample.supervised(index, replay.token_ids[:end], replay.mask[:end], starts)
+    return (sample if sample.loss_mask.any() else None), is_long
+
+
+def _last_turn(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Keep the last run of True: the turn that the conversation ends with."""
+    context = np.flatnonzero(~mask)
+    last = mask.copy()
+    last[: context[-1] + 1 if len(context) else 0] = False
+    return last
+
+
+# ----------------------------------------------------------------------------------------------------------- pairs
+
+
+def read_pairs(files: Sequence[str], config: RMDataConfig, chat: Chat, plugins: Plugins) -> Examples:
+    """Render every pair as ONE sample of two segments, the chosen conversation and the rejected one.
+
+    Segments see nothing of each other, but a sample is never torn apart: both scores of a pair are in one microbatch, whatever
+    the packing. Its only loss token is its last, so that losses and counts are per pair.
+
+    Raises:
+        UserError: a malformed row, an unknown tool, or no pair that fits `data.max_tokens`.
+    """
+    renderer = Renderer(chat, plugins, tools_key=config.tools_key)
+
+    def build(row: RawRow, place: Place) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        value = _column(row, config.prompt_key)
+        prompt = () if value is None else _prompt(value, place, config.prompt_key)
+        chosen, rejected = (
+            _last_row(renderer.render(row, place, _answered(prompt, _column(row, key), place, key)))
+            for key in (config.chosen_key, config.rejected_key)
+        )
+        return chosen, rejected
+
+    examples = _collect(files, build, lambda index, pair: _compare(index, pair, config))
+    return _some(examples, files, what="pair", max_tokens=config.max_tokens)
+
+
+def pair_sample(index: int, chosen: NDArray[np.int32], rejected: NDArray[np.int32]) -> Sample:
+    """Return a pair as the learner of a reward model reads it; both i32[T], of at least 2 tokens."""
+    token_ids = np.concatenate([chosen, rejected])
+    mask = np.zeros(len(token_ids), np.bool_)
+    mask[-1] = True
+    return Sample.supervised(index, token_ids, mask, (0, len(chosen)))
+
+
+def _compare(index: int, pair: tuple[NDArray[np.int32], NDArray[np.int32]], config: RMDataConfig) -> tuple[Sample | None, bool]:
+    is_long = max(map(len, pair)) > config.max_tokens
+    if is_long and config.overlong == "drop":
+        return None, True
+    # The score is read behind the last token, so that the end has to stay.
+    chosen, rejected = (ids[-config.max_tokens :] for ids in pair)
+    return pair_sample(index, chosen, rejected), is_long
+
+
+def _answered(prompt: Sequence[Message], value: Any, place: Place, field: str) -> list[Message]:
+    """Return prompt and answer; an answer given as messages may repeat the prompt, as many published pairs do."""
+    if isinstance(value, str):
+        if not prompt:
+            raise place.error(field, "is a text without a prompt; name the column of the prompt by data.prompt_key, or give messages")
+        return [*prompt, Message("assistant", value)]
+    messages = read_messages(value, place, field)
+    if messages[-1].role != "assistant":
+        raise place.error(field, f"must end with a message of the assistant, ends with one of {messages[-1].role}")
+    return list(messages) if messages[: len(prompt)] == tuple(prompt) else [*prompt, *messages]
+
+
+def _last_row(replay: Replay) -> NDArray[np.int32]:
+    """Return the conversation as the template shows it at its end: where the history was edited, the rows before are another one."""
+    return replay.token_ids[replay.segment_starts[-1] :]
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+
+def _collect(files: Sequence[str], build: Callable[[RawRow, Place], T], fit: Callable[[int, T], tuple[Sample | None, bool]]) -> Examples:
+    samples: list[Sample] = []
+    num_dropped = num_truncated = 0
+    for row, place in _rows(files):
+        sample, is_long = fit(len(samples), build(row, place))
+        if sample is None:
+            num_dropped += 1
+            continue
+        num_truncated += is_long
+        samples.append(sample)
+    return Examples(tuple(samples), num_dropped, num_truncated)
+
+
+def _rows(files: Sequence[str]) -> Iterator[tuple[RawRow, Place]]:
+    for path, file_id in zip(files, file_ids(files), strict=True):
+        file = open_rows(path)
+        for index, row in enumerate(file.rows(len(file))):
+            yield row, Place(path, file_id, index, file.line(index))
+
+
+def _some(examples: Examples, files: Sequence[str], *, what: str, max_tokens: int) -> Examples:
+    if not examples.samples:
+        long = f"all {examples.num_dropped} exceed data.max_tokens={max_tokens}"
+        raise DataError(f"no {what} to learn from: {long if examples.num_dropped else f'{list(files)} hold no rows'}")
+    return examples
+
+
+def _column(row: RawRow, key: str) -> Any:
+    """Return a column, or by `column.field` a part of one that is a struct; None where there is none."""
+    if key in row or "." not in key:
+        return row.get(key)
+    value: Any = row
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _prompt(value: Any, place: Place, field: str) -> tuple[Message, ...]:
+    return (Message("user", value),) if isinstance(value, str) else read_messages(value, place, field)
+
+
+def _short(value: Any) -> str:
+    return "missing" if value is None else repr(value)[:80]

@@ -1,0 +1,54 @@
+"""A model with a scalar head: one number per packed segment, read behind its last token.
+
+It is transformers' `AutoModelForSequenceClassification` with one label, so that what is exported loads there with the same scores.
+Its own forward knows padded rows only; here segments are read where they end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.errors import ConfigError
+from agentrl.learner.batch import Microbatch
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreHead:
+    """pad_token_id: written into the exported config; transformers pools at the last token that is not it, so no sequence ends in it."""
+
+    pad_token_id: int
+
+
+def attach_score_head(module: PreTrainedModel, head: ScoreHead, *, dtype: torch.dtype) -> None:
+    """Let the forward of a sequence classifier return the scores at given positions. Before sharding: FSDP's hooks surround a forward.
+
+    The head is always trained, in `dtype`: beside an adapter, too, for it is new.
+
+    Raises:
+        ConfigError: the architecture keeps its head under another name.
+    """
+    if not hasattr(module, "score"):
+        raise ConfigError(f"{type(module).__name__} has no scalar head `score` on a causal model; use a decoder such as Llama or Qwen")
+    module.score.to(dtype).requires_grad_(True)
+    module.config.get_text_config().pad_token_id = head.pad_token_id
+    module.forward = partial(_scores_at, module)
+
+
+def segment_ends(microbatch: Microbatch) -> np.ndarray:
+    """Return the position of each segment's last token, i64[G]; none of a filler."""
+    return np.zeros(0, np.int64) if microbatch.is_filler else np.cumsum(microbatch.segment_lengths) - 1
+
+
+def _scores_at(module: Any, *, input_ids: Tensor, positions_G: Tensor, **arguments: Any) -> Tensor:
+    """Return f32[G], the scores at the given positions of one packed row i64[1, T]."""
+    hidden_TD = module.base_model(input_ids=input_ids, **arguments).last_hidden_state[0]
+    scores_G: Tensor = module.score(hidden_TD[positions_G])[:, 0].clone()  # of a view FSDP's backward hook would be lost
+    # Differences of scores are what is learned, and bfloat16 has three digits.
+    return scores_G if scores_G.dtype == torch.float64 else scores_G.float()
