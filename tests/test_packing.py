@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, Qwen2Config
 
+from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Sample, samples_from
 from agentrl.learner.packing import pack
 from agentrl.types import Outcome, Trajectory
@@ -70,11 +72,33 @@ def test_ranks_have_as_many_microbatches_within_the_budget(batch, max_tokens, wo
     assert sum(m.num_action_tokens + m.num_sequences + m.num_tokens for m in fillers) == 0
 
 
-def test_ranks_get_equal_loads():
+@pytest.mark.parametrize("parity_tokens", [1e9, 40.0])
+def test_ranks_get_equal_work_in_every_round(parity_tokens):
+    """With attention for free the tokens are equal; where it dominates, tokens plus squares over the parity are."""
     rng = np.random.default_rng(0)
-    batch = [make_sample(i, int(n), rng) for i, n in enumerate(rng.integers(5, 60, 200))]
-    loads = [sum(m.num_tokens for m in shard) for shard in pack(batch, max_tokens=256, world_size=4)]
-    assert max(loads) < 1.1 * min(loads)
+    batch = [make_sample(i, int(n), rng) for i, n in enumerate(rng.integers(5, 120, 400))]
+    shards = pack(batch, max_tokens=512, world_size=4, parity_tokens=parity_tokens)
+    costs = np.array([[sum(n + n * n / parity_tokens for n in m.segment_lengths) for m in shard] for shard in shards])
+    assert costs.sum(1).max() < 1.02 * costs.sum(1).min()
+    assert (costs.max(0) < 1.1 * costs.min(0)).all()  # ranks wait for each other at every microbatch
+
+
+def test_the_bound_on_tokens_goes_before_balance():
+    """One long sequence costs as much as many short ones, which do not all fit beside each other."""
+    rng = np.random.default_rng(0)
+    batch = [make_sample(i, n, rng) for i, n in enumerate([100, *[10] * 30])]
+    [shard] = pack(batch, max_tokens=110, world_size=1, parity_tokens=10.0)
+    assert max(m.num_tokens for m in shard) <= 110
+    assert len(shard) == 4
+
+
+def test_attention_costs_as_much_as_the_matrices_at_the_parity():
+    """By hand for one layer: 2 operations per parameter and token, and per pair of tokens 2 for scores and 2 for values per column."""
+    sizes = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**sizes, num_hidden_layers=3, tie_word_embeddings=True))
+    n = attention_parity(model)
+    causal_pairs = n * n / 2
+    assert 2 * n * sum(p.numel() for p in model.parameters()) == pytest.approx(causal_pairs * 4 * 8 * 3)
 
 
 def test_an_empty_batch_is_refused():

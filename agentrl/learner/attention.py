@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.errors import ConfigError
 
@@ -49,6 +49,17 @@ def packed_arguments(attention: str, segment_lengths: Sequence[int], *, device: 
         longest = max(segment_lengths)
         return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
     return {}
+
+
+def attention_parity(module: PreTrainedModel) -> float:
+    """Return the length, in tokens, at which the attention of a segment costs as much as all matrices of the model.
+
+    n tokens take 2 n P operations in P parameters, and 2 n^2 L W in the causal attention of L layers with heads of W columns together.
+    """
+    config = module.config.get_text_config()
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    return module.num_parameters() / (config.num_hidden_layers * width)
 
 
 def segment_sdpa(

@@ -1,4 +1,4 @@
-"""Cut samples into microbatches: whole sequences, no padding, as many for every rank, and as even as can be."""
+"""Cut samples into microbatches: whole sequences, no padding, as many for every rank, and as even in compute as can be."""
 
 from __future__ import annotations
 
@@ -6,57 +6,78 @@ import heapq
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.learner.batch import Microbatch, Sample
 
+PARITY_TOKENS = 16384.0
+"""Of a model of unknown sizes; that of 0.5 B to 8 B parameters is 20,000 to 60,000, and the quickstart's is 1,000."""
 
-def pack(samples: Sequence[Sample], *, max_tokens: int, world_size: int) -> list[list[Microbatch]]:
+
+def segment_cost(lengths: NDArray[np.int64], parity_tokens: float) -> float:
+    """Return what segments of these lengths cost, in tokens put through the matrices alone.
+
+    Attention grows with the square of a segment: at `parity_tokens` it costs as much as all matrices (see `attention_parity`).
+    """
+    return float(lengths.sum() + np.square(lengths, dtype=np.float64).sum() / parity_tokens)
+
+
+def pack(samples: Sequence[Sample], *, max_tokens: int, world_size: int, parity_tokens: float = PARITY_TOKENS) -> list[list[Microbatch]]:
     """Return the microbatches of each rank: `world_size` lists of one length.
 
-    No microbatch exceeds `max_tokens`, but that a longer sequence stands alone. Ranks get fillers where there is too little to
-    learn: every forward and backward is a collective, so a rank with fewer of them would leave the others waiting.
+    No microbatch exceeds `max_tokens`, but that a longer sequence stands alone; within that they cost alike (`segment_cost`). Ranks get
+    fillers where there is too little to learn: every forward and backward is a collective, so a rank with fewer of them would leave
+    the others waiting.
 
     Raises:
         ValueError: there are no samples.
     """
     if not samples:
         raise ValueError("nothing to pack: the batch holds no samples")
-    ordered = sorted(samples, key=lambda s: -s.num_tokens)
+    costs = [segment_cost(s.segment_lengths, parity_tokens) for s in samples]
+    ordered = sorted(zip(samples, costs, strict=True), key=lambda pair: -pair[1])
     num_bins = _round_up(-(-sum(s.num_tokens for s in samples) // max_tokens), world_size)
     while (bins := _spread(ordered, num_bins, max_tokens)) is None:
         num_bins = _round_up(max(num_bins + 1, int(num_bins * 1.1)), world_size)
-    return _deal([_concatenate(members) for members in bins if members], world_size)
+    return _deal([_concatenate(members) for members in bins if members], world_size, parity_tokens)
 
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _spread(ordered: Sequence[Sample], num_bins: int, max_tokens: int) -> list[list[Sample]] | None:
-    """Put each sample, longest first, into the emptiest bin; None when one does not fit. (Graham 1969: within 4/3 of even.)"""
+def _spread(ordered: Sequence[tuple[Sample, float]], num_bins: int, max_tokens: int) -> list[list[Sample]] | None:
+    """Put each sample, the costliest first, into the cheapest bin with room for its tokens; None when there is none.
+
+    Source: Graham 1969, where without a bound on tokens the costliest bin is within 4/3 of even.
+    """
     bins: list[list[Sample]] = [[] for _ in range(num_bins)]
-    loads = [(0, index) for index in range(num_bins)]
-    for sample in ordered:
-        load, index = loads[0]
-        if bins[index] and load + sample.num_tokens > max_tokens:
+    loads = [(0.0, 0, index) for index in range(num_bins)]  # cost, tokens
+    for sample, cost in ordered:
+        full = []
+        while loads and bins[loads[0][2]] and loads[0][1] + sample.num_tokens > max_tokens:
+            full.append(heapq.heappop(loads))
+        if not loads:
             return None
+        load, tokens, index = heapq.heappop(loads)
         bins[index].append(sample)
-        heapq.heapreplace(loads, (load + sample.num_tokens, index))
+        for entry in (*full, (load + cost, tokens + sample.num_tokens, index)):
+            heapq.heappush(loads, entry)
     return bins
 
 
-def _deal(microbatches: Sequence[Microbatch], world_size: int) -> list[list[Microbatch]]:
-    """Give each rank one of the `world_size` largest, then of the next: ranks wait for each other at every microbatch."""
+def _deal(microbatches: Sequence[Microbatch], world_size: int, parity_tokens: float) -> list[list[Microbatch]]:
+    """Give each rank one of the `world_size` costliest, then of the next: ranks wait for each other at every microbatch."""
     shards: list[list[Microbatch]] = [[] for _ in range(world_size)]
-    loads = [0] * world_size
-    ordered = sorted(microbatches, key=lambda m: -m.num_tokens)
+    loads = [0.0] * world_size
+    ordered = sorted(microbatches, key=lambda m: -segment_cost(m.segment_lengths, parity_tokens))
     for start in range(0, len(ordered), world_size):
         row = ordered[start : start + world_size]
         row += [filler() for _ in range(world_size - len(row))]
-        # The largest of a row goes to the rank that had the least so far.
+        # The costliest of a row goes to the rank that had the least so far.
         for microbatch, rank in zip(row, sorted(range(world_size), key=loads.__getitem__), strict=True):
             shards[rank].append(microbatch)
-            loads[rank] += microbatch.num_tokens
+            loads[rank] += segment_cost(microbatch.segment_lengths, parity_tokens)
     return shards
 
 
