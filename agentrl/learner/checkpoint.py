@@ -1,17 +1,23 @@
 """State of the learner by torch.distributed.checkpoint: every rank writes its shards, and any world size reads them.
 
-The folder is written in place; that it appears whole or not at all is the caller's part (it holds more than the learner).
+What is frozen is not in it: of a policy with a LoRA adapter, the adapter alone. The folder is written in place; that it appears
+whole or not at all is the caller's part (it holds more than the learner).
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from agentrl.errors import CheckpointError
 from agentrl.learner.model import Policy
@@ -21,17 +27,61 @@ from agentrl.learner.step import Stepper
 _FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, KeyError)
 
 
-def save(policy: Policy, stepper: Stepper, place: Place, folder: Path) -> None:
-    """Write model, optimizer, update count and each rank's random state. A collective.
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A checkpoint on its way from a copy in memory to `folder`; what the learner does meanwhile does not reach it."""
 
-    Raises:
-        CheckpointError: it could not be written.
-    """
-    try:
-        dcp.save(_state(policy, stepper), checkpoint_id=str(folder))
-        torch.save(_random_state(place), _random_file(folder, place.rank))
-    except _FAILURES as error:
-        raise CheckpointError(f"the learner's checkpoint could not be written to {folder}: {error}") from error
+    folder: Path
+    written: Future[Any]
+
+    def finish(self) -> None:
+        """Wait until all ranks have written.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        try:
+            self.written.result()
+        except _FAILURES as error:
+            raise _unwritten(self.folder, error) from error
+
+
+class Saver:
+    """Writes the learner's state in the background, one checkpoint at a time."""
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._group: ProcessGroup | None = None
+
+    def start(self, policy: Policy, stepper: Stepper, place: Place, folder: Path) -> Saving:
+        """Copy model, optimizer, update count and each rank's random state, and begin to write the copy. A collective.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self._group is None:
+            # Of its own: the ranks agree about the files from a thread, while the learner's collectives go on.
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(_random_state(place), _random_file(folder, place.rank))
+            written = dcp.async_save(_state(policy, stepper), checkpoint_id=str(folder), process_group=self._group)
+        except _FAILURES as error:
+            raise _unwritten(folder, error) from error
+        assert isinstance(written, Future), "the staging is not asynchronous"
+        return Saving(folder, written)
+
+
+def _unwritten(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"the learner's checkpoint could not be written to {folder}: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """One line of what failed; torch joins the reports of all ranks with their tracebacks."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {cause}"
+    return str(error).splitlines()[0] if str(error) else repr(error)
 
 
 def load(policy: Policy, stepper: Stepper, place: Place, folder: Path) -> None:
@@ -45,17 +95,27 @@ def load(policy: Policy, stepper: Stepper, place: Place, folder: Path) -> None:
     state = _state(policy, stepper)
     try:
         dcp.load(state, checkpoint_id=str(folder))
-        set_state_dict(policy.module, stepper.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            policy.module,
+            stepper.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            # Frozen weights are not in it; that everything else is, `dcp.load` has seen to.
+            options=StateDictOptions(strict=not policy.adapters),
+        )
         if _random_file(folder, place.rank).is_file():
             _set_random_state(torch.load(_random_file(folder, place.rank), weights_only=True), place)
     except _FAILURES as error:
-        raise CheckpointError(f"the learner's checkpoint at {folder} could not be read: {error}") from error
+        raise CheckpointError(f"the learner's checkpoint at {folder} could not be read: {_reason(error)}") from error
     stepper.num_updates = int(state["progress"]["num_updates"])
     stepper.num_non_finite = int(state["progress"]["num_non_finite"])
 
 
 def _state(policy: Policy, stepper: Stepper) -> dict[str, Any]:
     model, optimizer = get_state_dict(policy.module, stepper.optimizer)
+    # Not by torch's ignore_frozen_params: of a tied weight it leaves the second name.
+    frozen = {name for name, weight in policy.module.named_parameters(remove_duplicate=False) if not weight.requires_grad}
+    model = {name: value for name, value in model.items() if name not in frozen}
     progress = {"num_updates": torch.tensor(stepper.num_updates), "num_non_finite": torch.tensor(stepper.num_non_finite)}
     return {"model": model, "optimizer": optimizer, "progress": progress}
 

@@ -68,6 +68,8 @@ class Learner:
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
         self._supervised: Objective = SupervisedObjective() if spec.score_head is None else PreferenceObjective()
         self._weights_group: ProcessGroup | None = None
+        self._saver = checkpoint.Saver(timeout_s=spec.learner.collective_timeout_s)
+        self._saving: checkpoint.Saving | None = None
         torch.manual_seed(spec.seed + 1 + rank)  # dropout differs between ranks
 
     # ------------------------------------------------------------------------------------------------------ learn
@@ -143,9 +145,21 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
+    def start_save(self, folder: str) -> None:
+        """Copy model, optimizer, schedule and random state, and begin to write the copy into `folder`; one at a time."""
+        assert self._saving is None, "finish_save comes before the next start_save"
+        self._saving = self._saver.start(self._policy, self._stepper, self._place, Path(folder))
+
+    def finish_save(self) -> None:
+        """Wait until what `start_save` began is written; may be called by another thread than all else."""
+        assert self._saving is not None, "start_save comes before finish_save"
+        saving, self._saving = self._saving, None
+        saving.finish()
+
     def save(self, folder: str) -> None:
         """Write model, optimizer, schedule and random state into `folder`."""
-        checkpoint.save(self._policy, self._stepper, self._place, Path(folder))
+        self.start_save(folder)
+        self.finish_save()
 
     def load(self, folder: str) -> None:
         """Read what `save` wrote; the world size may differ."""
@@ -172,6 +186,8 @@ class Learner:
         )
 
     def _build_reference(self) -> Policy:
+        if self._policy.adapters:
+            return self._policy.without_adapters()
         reference = self._build(has_backward=False)
         reference.module.requires_grad_(False)
         return reference

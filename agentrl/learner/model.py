@@ -2,32 +2,42 @@
 
 Master weights are float32; FSDP computes in `model.dtype` and reduces gradients in float32. So a small learning rate is not
 lost to the rounding of bfloat16 weights, and the published weights are the master weights in `model.dtype`, as computed with.
+Under a LoRA adapter only the adapter has master weights: the frozen ones are kept in `model.dtype`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel, Qwen2Config
 
 from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError
 from agentrl.learner import sharding
 from agentrl.learner.attention import choose_attention, packed_arguments
 from agentrl.learner.batch import Microbatch
+from agentrl.learner.lora import LowRank, add_adapter, gather, low_ranks, published_name, switched_off
 from agentrl.learner.ranks import Place
+from agentrl.learner.score_head import ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
+from agentrl.plugins.sources import import_source
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """A sharded model. `tensors` are its weights as published: tied ones once, by the name that comes first."""
+    """A model, sharded where it is trained.
+
+    tensors: its weights by their published names, tied ones once, by the name that comes first.
+    adapters: the LoRA adapters of those that have one, by the same names.
+    uses_adapters: False computes without them.
+    """
 
     module: PreTrainedModel
     class_name: str
@@ -35,20 +45,27 @@ class Policy:
     device: torch.device
     published_dtype: torch.dtype
     tensors: Mapping[str, Tensor]
+    adapters: Mapping[str, LowRank] = field(default_factory=dict)
+    uses_adapters: bool = True
+
+    def without_adapters(self) -> Policy:
+        """Return the policy as it was before its adapters were trained: the same weights, no copy."""
+        return replace(self, uses_adapters=False)
 
     def score(self, microbatch: Microbatch, positions_A: Tensor, targets_A: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of the targets and entropies at the positions that predict them, each f[A] with gradient.
 
         No logits are computed for other positions, and for these no more than a chunk at once (see `answer_scores`).
         """
-        logprobs, entropies = self.module(
-            input_ids=torch.tensor(microbatch.token_ids, device=self.device)[None],
-            position_ids=torch.tensor(microbatch.position_ids, device=self.device)[None],
-            # A cache would make transformers ignore the restarts of the position ids in eval mode: sequences would see each other.
-            use_cache=False,
-            score=ScoreRequest(positions_A, targets_A, temperature),
-            **packed_arguments(self.attention, microbatch.segment_lengths.tolist(), device=self.device),
-        )
+        with nullcontext() if self.uses_adapters else switched_off(self.module):
+            logprobs, entropies = self.module(
+                input_ids=torch.tensor(microbatch.token_ids, device=self.device)[None],
+                position_ids=torch.tensor(microbatch.position_ids, device=self.device)[None],
+                # A cache would make transformers ignore the restarts of the position ids in eval mode: sequences would see each other.
+                use_cache=False,
+                score=ScoreRequest(positions_A, targets_A, temperature),
+                **packed_arguments(self.attention, microbatch.segment_lengths.tolist(), device=self.device),
+            )
         return logprobs, entropies
 
     def reshard(self) -> None:
@@ -56,9 +73,13 @@ class Policy:
         sharding.reshard(self.module)
 
     def full_tensor(self, name: str) -> Tensor:
-        """Gather one weight as published: on this rank's device, in `published_dtype`. A collective."""
-        tensor = self.tensors[name].detach()
-        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).to(self.published_dtype)
+        """Gather one weight as published: its adapter merged, on this rank's device, in `published_dtype`. A collective."""
+        tensor = gather(self.tensors[name])
+        adapter = self.adapters.get(name)
+        if adapter is not None:
+            product = adapter.product()
+            tensor = tensor.to(product.dtype) + product  # the sum is rounded to `published_dtype` once
+        return tensor.to(self.published_dtype)
 
 
 def build_policy(
@@ -69,42 +90,81 @@ def build_policy(
     from_scratch: ModelFromScratchConfig | None,
     has_backward: bool,
     master_dtype: torch.dtype,
+    score_head: ScoreHead | None = None,
 ) -> Policy:
     """Build the model on every rank, equal by the current seed or by the files, and shard it.
+
+    With `score_head` its forward gives one score per segment (`reward_model.score_segments`) and no log-probabilities.
 
     Raises:
         ConfigError: there is no such model, or its sizes are wrong.
     """
     attention = choose_attention(model.attention, device=place.device.type)
-    if from_scratch is not None and from_scratch.architecture != "none":
-        module = _new_model(model, from_scratch, attention, master_dtype)
-    else:
-        module = _load_model(model, attention, master_dtype)
-    class_name = type(module).__name__
     published_dtype = getattr(torch, model.dtype)
     compute_dtype = published_dtype if published_dtype != torch.float32 else None
-    answer_scores(module, chunk_tokens=learner.logprob_chunk_tokens)
+    # Frozen weights need no master copy: nothing is ever added to them.
+    dtype = master_dtype if model.lora.rank == 0 else compute_dtype or master_dtype
+    module = load_module(model, attention, dtype, from_scratch=from_scratch, has_score_head=score_head is not None)
+    class_name = type(module).__name__
+    if score_head is None:
+        answer_scores(module, chunk_tokens=learner.logprob_chunk_tokens)
+    if model.lora.rank > 0:
+        add_adapter(module, model.lora, dtype=master_dtype)
+    if score_head is not None:
+        attach_score_head(module, score_head, dtype=master_dtype)
     sharding.shard(module, place.mesh, learner, compute_dtype=compute_dtype, has_backward=has_backward)
-    return Policy(module, class_name, attention, place.device, published_dtype, _tensors(module))
+    return as_policy(module, class_name, attention, place.device, published_dtype)
 
 
-def _load_model(model: ModelConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:
+def as_policy(module: PreTrainedModel, class_name: str, attention: str, device: torch.device, published_dtype: torch.dtype) -> Policy:
+    """Return the policy of a model whose parameters are final: sharded, with or without adapters."""
+    tensors, adapters = _tensors(module), low_ranks(module)
+    missing = sorted(set(adapters) - set(tensors))
+    if missing:
+        raise ConfigError(f"model.lora.target_modules names the layer of {missing[0]!r}, whose weight is tied to another; leave it out")
+    return Policy(module, class_name, attention, device, published_dtype, tensors, adapters)
+
+
+def load_module(
+    model: ModelConfig, attention: str, dtype: torch.dtype, *, from_scratch: ModelFromScratchConfig | None, has_score_head: bool = False
+) -> PreTrainedModel:
+    """Return the model of `model.path`, or a new one, on the CPU and without adapters; `has_score_head`: one score, no vocabulary.
+
+    Raises:
+        ConfigError: there is no such model, or its sizes are wrong.
+        PluginError: `model.external_lib` cannot be imported.
+    """
+    if model.external_lib is not None:
+        import_source(model.external_lib)
+    if from_scratch is not None and from_scratch.architecture != "none":
+        return _new_model(model, from_scratch, attention, dtype, has_score_head=has_score_head)
+    return _load_model(model, attention, dtype, has_score_head=has_score_head)
+
+
+def _load_model(model: ModelConfig, attention: str, dtype: torch.dtype, *, has_score_head: bool) -> PreTrainedModel:
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": model.trust_remote_code}
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            model.path, dtype=dtype, attn_implementation=attention, trust_remote_code=model.trust_remote_code
-        )
+        if has_score_head:
+            return AutoModelForSequenceClassification.from_pretrained(model.path, num_labels=1, **options)
+        return AutoModelForCausalLM.from_pretrained(model.path, **options)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={model.path!r} cannot be loaded as a causal language model: {error}") from error
+        kind = "sequence classifier" if has_score_head else "causal language model"
+        raise ConfigError(f"model.path={model.path!r} cannot be loaded as a {kind}: {error}") from error
 
 
-def _new_model(model: ModelConfig, from_scratch: ModelFromScratchConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:
+def _new_model(
+    model: ModelConfig, from_scratch: ModelFromScratchConfig, attention: str, dtype: torch.dtype, *, has_score_head: bool
+) -> PreTrainedModel:
     sizes = dict(from_scratch.sizes)
     unknown = sorted(set(sizes) - set(Qwen2Config().to_dict()))
     if unknown:
         raise ConfigError(f"from_scratch.sizes has the unknown key {unknown[0]!r}; its keys are those of transformers' Qwen2Config")
     if "vocab_size" not in sizes:
         sizes["vocab_size"] = _vocabulary_size(model)
-    return AutoModelForCausalLM.from_config(Qwen2Config(**sizes), dtype=dtype, attn_implementation=attention)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    if has_score_head:
+        return AutoModelForSequenceClassification.from_config(Qwen2Config(**{**sizes, "num_labels": 1}), **options)
+    return AutoModelForCausalLM.from_config(Qwen2Config(**sizes), **options)
 
 
 def _vocabulary_size(model: ModelConfig) -> int:
@@ -115,8 +175,10 @@ def _vocabulary_size(model: ModelConfig) -> int:
 
 
 def _tensors(module: PreTrainedModel) -> dict[str, Tensor]:
-    """Sharded tensors by state-dict name, each shared one once. FSDP keeps these objects for as long as the model lives."""
+    """Tensors by published name, each shared one once. FSDP keeps these objects for as long as the model lives."""
     by_id: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
-        by_id.setdefault(id(tensor), (name, tensor))
+        published = published_name(name)
+        if published is not None:
+            by_id.setdefault(id(tensor), (published, tensor))
     return dict(by_id.values())
