@@ -1,5 +1,6 @@
 """One rank of the learner against independent mathematics: plain transformers forwards and numpy loops in float64."""
 
+import dataclasses
 import itertools
 import math
 import socket
@@ -12,13 +13,17 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.schema import (
+    POLICY_LOSSES,
     AlgorithmConfig,
+    ClipCovConfig,
     CorrectionConfig,
     KLConfig,
+    KLCovConfig,
     LearnerConfig,
     ModelConfig,
     ModelFromScratchConfig,
     OptimizerConfig,
+    RejectionConfig,
 )
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
 from agentrl.learner.attention import choose_attention, segment_sdpa
@@ -411,6 +416,149 @@ def test_an_update_that_is_not_finite_is_skipped_kept_and_counted(tmp_path):
         after = one.update(scored(one, samples))
         assert (after["is_skipped"], after["non_finite_updates"]) == (0.0, 1.0)
         assert one.checksums() != before
+
+
+# ------------------------------------------------------------------------------------------- losses and corrections
+
+CHAIN = CorrectionConfig(
+    weight="sequence",
+    cap=3.0,
+    self_normalize=True,
+    reject={"tokens": RejectionConfig(statistic="k3", level="token", upper=1.0), "far": RejectionConfig(lower=0.2, upper=4.0)},
+    m2po_threshold=0.3,
+    opsm_delta=0.02,  # beyond the noise of another packing
+)
+
+
+def algorithm_of(policy_loss, **changes):
+    aggregation = "sequence_mean_token_mean" if policy_loss in ("gspo", "gmpo") else "token_mean"
+    wide = {"clip_cov": ClipCovConfig(share=0.1, lower=-5.0), "kl_cov": KLCovConfig(share=0.1)}
+    return AlgorithmConfig(**({"policy_loss": policy_loss, "aggregation": aggregation, **wide} | changes))
+
+
+def near(one, samples, seed=1):
+    """The samples as if sampled by a policy near the learner's, so that a correction keeps some tokens and rejects others."""
+    rng = np.random.default_rng(seed)
+    by_index = {}
+    for part in scored(one, samples):
+        for place, index in enumerate(part.microbatch.sample_indices):
+            by_index[index] = part.proximal_logprobs[part.microbatch.sequence_ids == place]
+    found = []
+    for sample in samples:
+        behavior = np.zeros(sample.num_tokens, np.float32)
+        behavior[sample.action_mask] = by_index[sample.index] + rng.normal(0, 0.8, sample.action_mask.sum())
+        found.append(dataclasses.replace(sample, behavior_logprobs=behavior))
+    return found
+
+
+@pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
+def test_no_loss_or_correction_depends_on_how_the_batch_was_cut(policy_loss):
+    with learner() as one:
+        samples = near(one, batch(8))
+
+    def two_updates(samples, max_tokens):
+        with learner(algorithm=algorithm_of(policy_loss, correction=CHAIN)) as one:
+            items = scored(one, samples, max_tokens=max_tokens)
+            return [one.update(items) for _ in range(2)]
+
+    whole = two_updates(samples, 1000)
+    assert 0 < whole[0]["correction/rejected/tokens"] < 1
+    assert 0 < whole[0]["correction/rejected/m2po"] < 1
+    assert 0 < whole[1]["correction/rejected/opsm"] < 1
+    for max_tokens in (30, 1):
+        for step, other in zip(whole, two_updates(samples[::-1], max_tokens), strict=True):
+            assert other == pytest.approx(step, rel=1e-8, abs=1e-10)
+
+
+@pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
+def test_the_first_update_on_policy_has_a_ratio_of_exactly_1(policy_loss):
+    with learner(mode="on_policy", algorithm=algorithm_of(policy_loss)) as one:
+        metrics = one.update(scored(one, batch()))
+    assert (metrics["ppo_kl"], metrics["ratio_mean"], metrics["ratio_max"]) == (0.0, 1.0, 1.0)
+    assert (metrics["clip_low"], metrics["clip_high"], metrics["clip_dual"]) == (0.0, 0.0, 0.0)
+
+
+def expected_correction(samples, proximal):
+    """CHAIN by loops: the weight of each accepted token, by (sample, position)."""
+    logs = {s.index: {t: proximal[s.index][t] - float(s.behavior_logprobs[t]) for t in np.flatnonzero(s.action_mask)} for s in samples}
+    weights = {}
+    for sample in samples:
+        own = logs[sample.index]
+        if not 0.2 <= math.exp(sum(own.values()) / len(own)) <= 4.0:
+            continue
+        for t, x in own.items():
+            if math.exp(x) - 1 - x <= 1.0:
+                weights[sample.index, t] = min(math.exp(sum(own.values())), 3.0)
+    kept = sorted(weights, key=lambda key: logs[key[0]][key[1]] ** 2)
+    while sum(logs[i][t] ** 2 for i, t in kept) / len(kept) > 0.3:
+        kept.pop()
+    mean = sum(weights[key] for key in kept) / len(kept)
+    return {key: weights[key] / mean for key in kept}
+
+
+@pytest.mark.parametrize("denominator", ["accepted", "original"])
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"])
+def test_a_corrected_loss_equals_a_loop(denominator, aggregation):
+    """Before the first update the ratio is 1 and a token's loss is minus its advantage."""
+    with learner() as one:
+        samples = near(one, batch(8))
+    correction = CHAIN.model_copy(update={"denominator": denominator, "opsm_delta": None})
+    with learner(algorithm=AlgorithmConfig(aggregation=aggregation, constant_length=32, correction=correction)) as one:
+        items = scored(one, samples, max_tokens=40)
+        proximal = {s.index: np.zeros(s.num_tokens) for s in samples}
+        for part in items:
+            for place, index in enumerate(part.microbatch.sample_indices):
+                proximal[index][samples[index].action_mask] = part.proximal_logprobs[part.microbatch.sequence_ids == place]
+        metrics = one.update(items)
+    weights = expected_correction(samples, proximal)
+    terms = [[-weights[s.index, t] * float(s.advantages[t]) for t in range(s.num_tokens) if (s.index, t) in weights] for s in samples]
+    counts = [len(t) if denominator == "accepted" else s.action_mask.sum() for s, t in zip(samples, terms, strict=True)]
+    expected = {
+        "token_mean": sum(map(sum, terms)) / sum(counts),
+        "sequence_mean_token_mean": sum(sum(t) / n for t, n in zip(terms, counts, strict=True) if t) / len(samples),
+        "sequence_mean_token_sum": sum(map(sum, terms)) / len(samples),
+        "constant": sum(map(sum, terms)) / (len(samples) * 32),
+    }[aggregation]
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-6)
+    assert metrics["num_tokens"] == len(weights)
+    num_actions = sum(s.action_mask.sum() for s in samples)
+    assert metrics["correction/rejected/all"] == pytest.approx(1 - len(weights) / num_actions)
+
+
+def test_a_correction_that_rejects_all_changes_no_weight():
+    nothing = CorrectionConfig(reject={"all": RejectionConfig(level="token", upper=1e-9)}, self_normalize=True, m2po_threshold=1e-12)
+    for policy_loss in ("ppo_clip", "kl_cov", "clip_cov", "gspo"):
+        with learner(algorithm=algorithm_of(policy_loss, correction=nothing)) as one:
+            before = one.checksums()
+            metrics = one.update(scored(one, batch(), max_tokens=30))
+            assert (metrics["is_skipped"], metrics["num_tokens"], metrics["non_finite_updates"]) == (1.0, 0.0, 0.0)
+            assert one.checksums() == before
+
+
+def test_rejection_touches_neither_advantages_nor_what_is_left_of_the_microbatch():
+    samples = batch()
+    with learner(algorithm=AlgorithmConfig(correction=CHAIN)) as one:
+        for part in scored(one, samples, max_tokens=30):
+            assert not (part.correction.accepted & ~part.microbatch.loss_mask).any()
+            for place, index in enumerate(part.microbatch.sample_indices):
+                own = part.microbatch.sequence_ids == place
+                np.testing.assert_array_equal(part.microbatch.advantages[own], samples[index].advantages[samples[index].action_mask])
+
+
+def test_clip_cov_and_kl_cov_select_by_the_covariance_over_the_whole_update():
+    samples = batch(8)
+    for policy_loss in ("clip_cov", "kl_cov"):
+        with learner(algorithm=algorithm_of(policy_loss)) as one:
+            items = scored(one, samples, max_tokens=30)
+        prox = np.concatenate([i.proximal_logprobs for i in items])
+        advantages = np.concatenate([i.microbatch.advantages for i in items]).astype(float)
+        chosen = np.concatenate([i.correction.is_selected for i in items])
+        covariance = (prox - prox.mean()) * (advantages - advantages.mean())
+        assert chosen.sum() == int(0.1 * len(prox))
+        if policy_loss == "kl_cov":
+            assert covariance[chosen].min() > covariance[~chosen].max()
+        else:
+            assert ((covariance[chosen] > -5.0) & (covariance[chosen] < 5.0)).all()
 
 
 # ------------------------------------------------------------------------------------------------------ supervised
