@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentrl.config.schema import Config
+from agentrl.config.schema import GROUP_ADVANTAGES, Config
 
 LABEL_WIDTH = 26
 
@@ -119,7 +119,7 @@ def _loss_lines(config: Config) -> Lines:
         else "none; no reference is loaded"
     )
     return [
-        ("advantage", f"{algorithm.advantage} over groups of {config.rollout.group_size:,}"),
+        ("advantage", _advantage(config)),
         ("policy mode", f"{resolved}: {MODES[mode].format(band=band)}"),
         ("importance weight", _weight(config)),
         ("aggregation", algorithm.aggregation + _constant_length(config)),
@@ -133,6 +133,12 @@ MODES = {
     "bypass": "ratio policy / behavior clipped to {band}; proximal is the behavior policy itself",
     "on_policy": "ratio is exactly 1; proximal is the policy itself, held constant",
 }
+
+
+def _advantage(config: Config) -> str:
+    algorithm, size = config.algorithm, config.rollout.group_size
+    scope = f"over groups of {size:,}" if algorithm.advantage in GROUP_ADVANTAGES else f"over {_count(size, 'attempt')} per task"
+    return f"{algorithm.advantage} {scope}" + (", whitened over the batch" if algorithm.whiten else "")
 
 
 def _weight(config: Config) -> str:
@@ -212,8 +218,8 @@ def _rollout_warnings(config: Config) -> Iterator[str]:
             f"room for {numbers.capacity} trajectories in flight is less than one batch of {numbers.trajectories}:"
             " raise rollout.max_concurrent_trajectories or rollout.num_actors if the servers have capacity left"
         )
-    if rollout.group_size == 1 and config.algorithm.advantage == "grpo":
-        yield "rollout.group_size=1 with grpo: every advantage is 0 and nothing is learned"
+    if rollout.group_size == 1 and config.algorithm.singleton == "zero" and config.algorithm.advantage in GROUP_ADVANTAGES:
+        yield f"rollout.group_size=1 with {config.algorithm.advantage}: every advantage is 0 and nothing is learned"
     if rollout.backend == "embedded" and not rollout.urls:
         room = rollout.embedded.num_blocks * rollout.embedded.page_size
         if room < numbers.longest_tokens:

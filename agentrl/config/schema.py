@@ -507,10 +507,13 @@ class DPPOConfig(Section):
     delta_high: float = Field(0.2, gt=0, le=1, description="A token may gain so much probability.")
 
 
-ADVANTAGES = (
+GROUP_ADVANTAGES = (
     *("grpo", "dr_grpo", "rloo", "opo", "gpg", "max_rl", "grpo_passk", "pass_at_k"),
-    *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "turn_group"),
+    *("reinforce_plus_plus_baseline", "turn_group"),
 )
+"""Estimators that compare the attempts of a group."""
+
+ADVANTAGES = (*GROUP_ADVANTAGES, "reinforce_plus_plus")
 """Estimators that rewards alone suffice for."""
 
 UNMET_ADVANTAGES: dict[str, str] = {
@@ -595,10 +598,12 @@ class AlgorithmConfig(Section):
     @field_validator("advantage")
     @classmethod
     def _is_served(cls, name: str) -> str:
+        if name in ADVANTAGES or ":" in name:
+            return name
         if name in UNMET_ADVANTAGES:
             raise ValueError(f"{name} needs {UNMET_ADVANTAGES[name]}; use one of {', '.join(ADVANTAGES)}")
         installed = {entry.name for entry in entry_points(group="agentrl.advantages")}
-        if name in ADVANTAGES or name in installed or ":" in name:
+        if name in installed:
             return name
         raise ValueError(f"there is no estimator {name!r}; use one of {', '.join([*ADVANTAGES, *sorted(installed)])}, or file.py:function")
 
