@@ -90,7 +90,12 @@ def _cut(samples: Sequence[Sequence[Sample]], config: Config, rng: np.random.Gen
 
 
 def _score(learner: LearnerGroup, config: Config, minibatch: Sequence[Sample]) -> ScoredMinibatch:
-    shards = pack(minibatch, max_tokens=config.learner.microbatch_tokens, world_size=config.learner.world_size)
+    shards = pack(
+        minibatch,
+        max_tokens=config.learner.microbatch_tokens,
+        world_size=config.learner.world_size,
+        parity_tokens=learner.parity_tokens,
+    )
     return learner.score(shards)
 
 

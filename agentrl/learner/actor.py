@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ray
@@ -19,8 +20,10 @@ from transformers.utils.logging import disable_progress_bar
 from agentrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.errors import AgentRLError, LearnerError
 from agentrl.learner.batch import Microbatch, ScoredMicrobatch
+from agentrl.learner.counterfactual import Counterfactual
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.loss import Mode
+from agentrl.learner.score_head import ScoreHead
 from agentrl.types import TensorSpec
 
 _GRACE_S = 5.0
@@ -53,6 +56,17 @@ class LearnerRank:
 
     def supervised_update(self, microbatches: list[Microbatch]) -> dict[str, float]:
         return self._learner.supervised_update(microbatches)
+
+    def measure(self, microbatches: list[Microbatch]) -> dict[str, float]:
+        return self._learner.measure(microbatches)
+
+    def parity_tokens(self) -> float:
+        return self._learner.parity_tokens()
+
+    def compare(
+        self, microbatches: list[Microbatch], reference: list[Microbatch], variants: Mapping[str, AlgorithmConfig]
+    ) -> dict[str, Counterfactual]:
+        return self._learner.compare(microbatches, reference, variants)
 
     def tensor_specs(self) -> list[TensorSpec]:
         return self._learner.tensor_specs()
@@ -117,6 +131,7 @@ class LearnerGroup:
         dump_folder: str | None = None,
         from_scratch: ModelFromScratchConfig | None = None,
         gpus_per_learner: float = 0.0,
+        score_head: ScoreHead | None = None,
     ) -> LearnerGroup:
         """Start `learner.world_size` ranks and wait until the model stands on all of them.
 
@@ -126,7 +141,9 @@ class LearnerGroup:
         """
         if learner.device == "auto":
             learner = learner.model_copy(update={"device": "cuda" if gpus_per_learner > 0 else "cpu"})
-        spec = LearnerSpec(model, learner, algorithm, mode, seed, temperature, total_updates, dump_folder, from_scratch)
+        spec = LearnerSpec(
+            model, learner, algorithm, mode, seed, temperature, total_updates, dump_folder, from_scratch, score_head=score_head
+        )
         actors: list[Any] = [LearnerActor.options(num_gpus=gpus_per_learner).remote() for _ in range(learner.world_size)]
         backend = "gloo" if learner.device == "cpu" else "nccl"
         group = cls(actors, timeout_s=learner.collective_timeout_s, backend=backend)
@@ -164,6 +181,24 @@ class LearnerGroup:
         """Make one supervised update of the microbatches of each rank and return its metrics."""
         inputs = [ray.put(shard) for shard in shards]
         return self._run("supervised_update", lambda actor, rank: actor.supervised_update.remote(inputs[rank]), len(shards[0]))
+
+    def measure(self, shards: Sequence[list[Microbatch]]) -> dict[str, float]:
+        """Return the supervised loss of the microbatches of each rank, without learning from them."""
+        inputs = [ray.put(shard) for shard in shards]
+        return self._run("measure", lambda actor, rank: actor.measure.remote(inputs[rank]), len(shards[0]))
+
+    @cached_property
+    def parity_tokens(self) -> float:
+        """What `pack` weighs attention by, of the policy's sizes."""
+        return self._run("parity_tokens", lambda actor, rank: actor.parity_tokens.remote())
+
+    def compare(
+        self, shards: Sequence[list[Microbatch]], reference: Sequence[list[Microbatch]], variants: Mapping[str, AlgorithmConfig]
+    ) -> dict[str, Counterfactual]:
+        """Return what each of `variants` would make of an update of `shards`; nothing changes."""
+        pairs = [(ray.put(own), ray.put(on_policy)) for own, on_policy in zip(shards, reference, strict=True)]
+        num_microbatches = (len(variants) + 1) * (len(shards[0]) + len(reference[0]))
+        return self._run("compare", lambda actor, rank: actor.compare.remote(*pairs[rank], variants), num_microbatches)
 
     # ---------------------------------------------------------------------------------------------------- weights
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,10 @@ from torch.distributed import ProcessGroup
 
 from agentrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.learner import checkpoint, weights
+from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
 from agentrl.learner.correction import Corrector
+from agentrl.learner.counterfactual import Counterfactual, compare
 from agentrl.learner.held_out import Objective, measure
 from agentrl.learner.loss import Mode, PolicyObjective, SupervisedObjective
 from agentrl.learner.model import Policy, build_policy
@@ -109,6 +111,19 @@ class Learner:
     def measure(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
         """Return what `supervised_update` would report of these microbatches of all ranks, without learning from them."""
         return measure(self._policy, self._supervised, microbatches)
+
+    def parity_tokens(self) -> float:
+        """Return what `pack` weighs attention by, of the policy's sizes (see `attention_parity`)."""
+        return attention_parity(self._policy.module)
+
+    def compare(
+        self, microbatches: Sequence[Microbatch], reference: Sequence[Microbatch], variants: Mapping[str, AlgorithmConfig]
+    ) -> dict[str, Counterfactual]:
+        """Return what each of `variants` would make of an update of `microbatches`, without making one (see `counterfactual`)."""
+        proximal = [self._logprobs(self._policy, m) for m in microbatches]
+        return compare(
+            self._policy, self._place, microbatches, proximal, reference, variants, temperature=self._spec.temperature
+        )
 
     # ---------------------------------------------------------------------------------------------------- weights
 
