@@ -34,6 +34,7 @@ ConfigFile = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides, such as trainer.steps=20 rollout.group_size=8.")
 ]
+Command = Annotated[Literal["train", "sft", "rm"], typer.Option("--for", help="The command that the config is for.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
@@ -67,6 +68,16 @@ def sft(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -
     from agentrl.controller.sft import supervise
 
     supervise(load_sft_config(config, overrides or []))
+
+
+@app.command()
+def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Train a reward model on pairs of answers of which one was preferred, from `model.path` or from scratch."""
+    _options(debug)
+    from agentrl.config.compose import load_rm_config
+    from agentrl.controller.reward_model import train_reward_model
+
+    train_reward_model(load_rm_config(config, overrides or []))
 
 
 @app.command()
@@ -219,22 +230,28 @@ def data_gsm8k(
 
 
 @config_app.command("show")
-def config_show(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+def config_show(config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False) -> None:
     """Print the resolved config, defaults included."""
     _options(debug)
-    from agentrl.config.compose import dump_config, load_config
+    from agentrl.config.compose import dump_config, load_config, load_rm_config, load_sft_config
 
-    typer.echo(dump_config(load_config(config, overrides or [])))
+    loaders = {"train": load_config, "sft": load_sft_config, "rm": load_rm_config}
+    typer.echo(dump_config(loaders[command](config, overrides or [])))
 
 
 @config_app.command("explain")
-def config_explain(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+def config_explain(config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False) -> None:
     """Print what a config amounts to: batch arithmetic, bound on lag, which weights enter the loss, warnings."""
     _options(debug)
-    from agentrl.config.compose import load_config
+    from agentrl.config.compose import load_config, load_rm_config, load_sft_config
     from agentrl.config.explain import explain
+    from agentrl.config.explain_supervised import explain_supervised
 
-    typer.echo(explain(load_config(config, overrides or [])))
+    if command == "train":
+        typer.echo(explain(load_config(config, overrides or [])))
+    else:
+        load = load_sft_config if command == "sft" else load_rm_config
+        typer.echo(explain_supervised(load(config, overrides or [])))
 
 
 def main() -> None:

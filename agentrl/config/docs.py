@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -16,7 +16,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from agentrl.config.fields import Key, iter_sections, section_type
-from agentrl.config.schema import Config, Section, SFTConfig
+from agentrl.config.schema import Config, RMConfig, Section, SFTConfig
 from agentrl.errors import ConfigError
 
 DEFAULT_FILE = "docs/config.md"
@@ -43,19 +43,22 @@ WORDS: dict[Any, str] = {bool: "true or false", int: "whole number", float: "num
 
 def render() -> str:
     """Return the text of docs/config.md."""
-    training = [_section(key, section) for key, section in iter_sections(Config)]
-    shared = {section for _, section in iter_sections(Config)}
-    own = [_section(key, section) for key, section in iter_sections(SFTConfig) if section not in shared]
-    same = ", ".join(f"`{'.'.join(key)}`" for key, section in iter_sections(SFTConfig) if section in shared and len(key) == 1)
     parts = [
         INTRODUCTION,
         "# Training: `agentrl train`\n",
-        *training,
-        "# Supervised training: `agentrl sft`\n",
-        f"The sections {same} are those of training. The others are:\n",
-        *own,
+        *(_section(key, section) for key, section in iter_sections(Config)),
+        *_further("# Supervised training: `agentrl sft`\n", SFTConfig, known=[Config]),
+        *_further("# Reward models: `agentrl rm`\n", RMConfig, known=[Config, SFTConfig]),
     ]
     return "\n".join(parts)
+
+
+def _further(title: str, config: type[Section], *, known: Sequence[type[Section]]) -> list[str]:
+    """Return the part of a config whose sections are in part those of `known` ones, described before."""
+    shared = {section for other in known for _, section in iter_sections(other)}
+    same = ", ".join(f"`{'.'.join(key)}`" for key, section in iter_sections(config) if section in shared and len(key) == 1)
+    own = [_section(key, section) for key, section in iter_sections(config) if section not in shared]
+    return [title, f"The sections {same} are those above. The others are:\n", *own]
 
 
 def _section(key: Key, section: type[Section]) -> str:

@@ -32,8 +32,8 @@ class Examples:
     num_truncated: int = 0
 
     def summary(self, noun: str) -> str:
-        """Return one sentence for a person, such as `600 conversations, 3 left out as too long`."""
-        parts = [f"{len(self.samples):,} {noun}"]
+        """Return a line for a person, such as `600 conversations, 3 left out as too long`."""
+        parts = [f"{len(self.samples):,} {noun}{'' if len(self.samples) == 1 else 's'}"]
         parts += [f"{self.num_dropped:,} left out as too long"] if self.num_dropped else []
         parts += [f"{self.num_truncated:,} cut"] if self.num_truncated else []
         return ", ".join(parts)

@@ -1,60 +1,65 @@
-"""Progress of a job with one loop and few numbers (SFT): a bar with ETA on a terminal, plain lines elsewhere; its metrics in a file."""
+"""What a person sees of a job with one loop and few numbers (SFT): a bar with ETA on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Callable, Mapping
 
-from rich.console import Console
+from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from agentrl.tracking.metrics import MetricsFile, StepRecord
+from agentrl.tracking.console import QuietConsole
+from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.progress import duration
 
 PLAIN_INTERVAL_S = 10.0
 """How often a log without a terminal gets a line."""
+NUM_SHOWN = 4
 
 
-class JobProgress:
-    """`with JobProgress("sft", total=100, file=...) as progress: progress.step(1, {"loss": 2.3})`."""
+class JobConsole(QuietConsole):
+    """A console for records of `kind` train, one per update from 1 to `total`, and of validations between them."""
 
-    def __init__(self, what: str, *, total: int, file: Path) -> None:
+    def __init__(self, what: str, *, total: int, restored_step: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        """`restored_step`: updates made by an earlier process, which say nothing of the speed of this one."""
         self._what, self._total = what, total
-        self._started = time.monotonic()
+        self._clock = clock
+        self._restored_step = restored_step
+        self._started = clock()
         self._last_line = self._started
-        self._file = MetricsFile(file)
-        console = Console(file=sys.stderr)
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[text]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task(what, total=total, text="")
+        console = RichConsole(file=sys.stderr)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Bar(*columns, TextColumn("{task.fields[text]}"), console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task(what, total=total, completed=restored_step, text="")
 
-    def __enter__(self) -> JobProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._bar.stop()
-        self._file.close()
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Record step `step` (from 1); the first four values are shown."""
-        now = time.monotonic()
-        self._file.log(StepRecord("train", step, 0, now - self._started, {f"{self._what}/{name}": v for name, v in values.items()}))
-        text = "  ".join(f"{name} {value:.4g}" for name, value in list(values.items())[:4])
-        self._bar.update(self._task, completed=step, text=text)
-        if self._bar.disable and (now - self._last_line > PLAIN_INTERVAL_S or step in (1, self._total)):
-            self._last_line = now
-            eta = duration((now - self._started) / step * (self._total - step))
-            sys.stderr.write(f"{self._what} {step}/{self._total}  {text}  ETA {eta}\n")
+    def say(self, text: str) -> None:
+        if self._bar.disable:
+            sys.stderr.write(f"{self._what}: {text}\n")
             sys.stderr.flush()
+        else:
+            self._bar.console.print(f"{self._what}: {text}", markup=False, highlight=False)
+
+    def log(self, record: StepRecord) -> None:
+        if record.step <= self._restored_step:  # read back from the file of the earlier process
+            return
+        text = _values(record.values)
+        if record.kind == "validation":
+            self.say(f"update {record.step}  {text}")
+            return
+        self._bar.start()
+        self._bar.update(self._task, completed=record.step, text=text)
+        now = self._clock()
+        if self._bar.disable and (now - self._last_line > PLAIN_INTERVAL_S or record.step in (self._restored_step + 1, self._total)):
+            self._last_line = now
+            eta_s = (now - self._started) / (record.step - self._restored_step) * (self._total - record.step)
+            sys.stderr.write(f"{self._what} {record.step}/{self._total}  {text}  ETA {duration(eta_s)}\n")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def _values(values: Mapping[str, float]) -> str:
+    return "  ".join(f"{name.rpartition('/')[2]} {value:.4g}" for name, value in list(values.items())[:NUM_SHOWN])

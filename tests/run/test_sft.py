@@ -1,30 +1,139 @@
-"""The warm start is the same for the same seed, and is a policy that the rest can use."""
+"""Supervised runs: the same for the same seed, stopped and resumed as uninterrupted, and models that the rest can use."""
 
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from agentrl.config.compose import load_sft_config
+from agentrl.config.compose import load_rm_config, load_sft_config
+from agentrl.config.schema import ClusterConfig
+from agentrl.controller.cluster import ray_session
+from agentrl.controller.reward_model import train_reward_model
 from agentrl.controller.sft import supervise
+from agentrl.errors import ConfigError
 
 SIZES = "{hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2}"
 
 
-def test_same_seed_same_policy(world):
-    def weights(name: str) -> dict:
-        config = load_sft_config(
-            "configs/quickstart_sft.yaml",
-            [
-                f"data.train_files=[{world.folder}/data/sft.parquet]",
-                f"from_scratch.sizes={SIZES}",
-                "trainer.steps=3",
-                "trainer.batch_size=8",
-                f"trainer.output={world.folder}/{name}",
-                f"trainer.untrained_output={world.folder}/{name}_untrained",
-            ],
-        )
-        return load_file(supervise(config) / "model.safetensors")
+@pytest.fixture(scope="module", autouse=True)
+def ray():
+    """One Ray for all runs of this file."""
+    with ray_session(ClusterConfig()):
+        yield
 
-    first, second = weights("sft_a"), weights("sft_b")
-    assert first.keys() == second.keys()
-    assert all(first[name].equal(second[name]) for name in first)
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left behind."""
+
+    policy: Path
+
+    @property
+    def weights(self):
+        return load_file(self.policy / "model.safetensors")
+
+    def metrics(self, kind, name):
+        lines = (self.policy.with_name(f"{self.policy.name}_run") / "metrics.jsonl").read_text().splitlines()
+        return {record["step"]: record[name] for record in map(json.loads, lines) if record["kind"] == kind}
+
+
+def supervised(world, name, *changes):
+    overrides = [
+        f"data.train_files=[{world.folder}/data/sft.parquet]",
+        f"from_scratch.sizes={SIZES}",
+        "trainer.steps=6",
+        "trainer.batch_size=8",
+        f"trainer.output={world.folder}/{name}",
+        f"trainer.untrained_output={world.folder}/{name}_untrained",
+    ]
+    return Run(supervise(load_sft_config("configs/quickstart_sft.yaml", [*overrides, *changes])))
+
+
+def is_same(weights, others):
+    return weights.keys() == others.keys() and all(weights[name].equal(others[name]) for name in weights)
+
+
+def test_same_seed_same_policy(world):
+    first, second = supervised(world, "sft_a"), supervised(world, "sft_b")
+    assert is_same(first.weights, second.weights)
     untrained = load_file(world.folder / "sft_a_untrained/model.safetensors")
-    assert any(not first[name].equal(untrained[name]) for name in first)
+    assert not is_same(first.weights, untrained)
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(world):
+    options = ["learner.optimizer.schedule=constant", "trainer.save_freq=2", f"data.val_files=[{world.folder}/data/sft.parquet]"]
+    options += ["trainer.test_freq=3"]
+    whole = supervised(world, "whole", *options)
+    supervised(world, "halves", *options, "trainer.steps=4")
+    halves = supervised(world, "halves", *options)  # 4 updates are made, 2 are left
+    assert is_same(halves.weights, whole.weights)
+    for kind, name in (("train", "sft/loss"), ("train", "sft/lr"), ("validation", "val/loss")):
+        assert halves.metrics(kind, name) | {4: None} == whole.metrics(kind, name) | {4: None}
+    assert list(whole.metrics("validation", "val/loss")) == [3, 6]
+    assert whole.metrics("validation", "val/perplexity")[6] == pytest.approx(np.exp(whole.metrics("validation", "val/loss")[6]))
+    kept = sorted(folder.name for folder in (world.folder / "whole_run/checkpoints").iterdir())
+    assert kept == ["step_000002", "step_000004", "step_000006"]
+    with pytest.raises(ConfigError, match=r"was made with other training rows, batch size or seed"):
+        supervised(world, "whole", *options, "trainer.seed=1")
+    supervised(world, "whole", *options, "trainer.seed=1", "trainer.resume_mode=disable", "trainer.steps=1")
+    assert sorted(folder.name for folder in (world.folder / "whole_run").glob("checkpoints*")) == ["checkpoints", "checkpoints.1"]
+
+
+def test_the_best_policy_is_that_of_the_lowest_validation_loss(world):
+    """The learning rate is so large that the loss rises in the end."""
+    options = [f"data.val_files=[{world.folder}/data/sft.parquet]", "trainer.test_freq=1", "learner.optimizer.lr=0.3", "trainer.steps=4"]
+    options += ["learner.optimizer.warmup_updates=3", "learner.optimizer.schedule=constant"]
+    best = supervised(world, "best", *options, "trainer.export=best")
+    losses = best.metrics("validation", "val/loss")
+    step = min(losses, key=losses.__getitem__)
+    assert step < 4
+    upto = supervised(world, "upto", *options, f"trainer.steps={step}")
+    assert is_same(best.weights, upto.weights)
+
+
+def write_pairs(path, rng, count):
+    """The answer with a digit is preferred."""
+
+    def row():
+        words = ["".join(rng.choice(list("abcde"), size=4)) for _ in range(2)]
+        return {"prompt": "Say.", "chosen": f"{words[0]}{rng.integers(10)}", "rejected": words[1]}
+
+    path.write_text("".join(f"{json.dumps(row())}\n" for _ in range(count)))
+    return path
+
+
+def test_a_reward_model_learns_and_scores_elsewhere_as_here(world):
+    rng = np.random.default_rng(0)
+    train, held_out = (write_pairs(world.folder / f"{name}.jsonl", rng, count) for name, count in (("pairs", 256), ("held_out", 64)))
+    output = world.folder / "judge"
+    config = world.folder / "rm.yaml"
+    config.write_text(
+        f"""
+data: {{train_files: [{train}], val_files: [{held_out}]}}
+from_scratch: {{architecture: qwen2, sizes: {SIZES}}}
+learner: {{world_size: 2, microbatch_tokens: 512, optimizer: {{lr: 1.0e-2}}}}
+trainer: {{total_epochs: 6, batch_size: 32, test_freq: 12, output: {output}}}
+"""
+    )
+    run = Run(train_reward_model(load_rm_config(str(config))))
+    assert list(run.metrics("validation", "val/loss")) == [12, 24, 36, 48]
+    assert run.metrics("validation", "val/accuracy")[48] > 0.9
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    model = AutoModelForSequenceClassification.from_pretrained(output).eval()
+    assert model.config.pad_token_id == tokenizer.pad_token_id
+    rows = [json.loads(line) for line in held_out.read_text().splitlines()]
+    margins = [score(model, tokenizer, row, "chosen") - score(model, tokenizer, row, "rejected") for row in rows]
+    assert np.mean(np.array(margins) > 0) == run.metrics("validation", "val/accuracy")[48]
+    assert np.mean(margins) == pytest.approx(run.metrics("validation", "val/margin")[48], rel=1e-5)
+
+
+@torch.no_grad()
+def score(model, tokenizer, row, key):
+    messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[key]}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n")  # the score is read at the end of the turn
+    return model(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).logits[0, 0].item()

@@ -1,0 +1,53 @@
+"""Training of a reward model on the same learner: pairs in, a sequence classifier out that gives the preferred answer the higher score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.adapters.catalog import open_plugins
+from agentrl.chat.chat import Chat
+from agentrl.chat.template import read_json
+from agentrl.config.schema import ModelConfig, RMConfig
+from agentrl.controller.supervised import Job, model_with_tokenizer, run_job
+from agentrl.controller.supervised_data import Examples, read_pairs
+from agentrl.errors import ConfigError
+from agentrl.learner.score_head import ScoreHead
+
+_PADDING = ("pad_token", "unk_token", "bos_token", "eos_token")
+
+
+def train_reward_model(config: RMConfig) -> Path:
+    """Train on the pairs of `data.train_files` and return the folder of the model; a stopped run goes on from its last checkpoint.
+
+    Raises:
+        UserError: a wrong key, a malformed pair, or no token that could be padding.
+    """
+    plugins = open_plugins(config.agent)
+    model = model_with_tokenizer(config)
+    chat = Chat.of(model)
+    data = config.data
+    train = read_pairs(data.train_files, data, chat, plugins)
+    validation = read_pairs(data.val_files, data, chat, plugins) if data.val_files else None
+    head = ScoreHead(find_padding(model, chat, train))
+    return run_job(Job("rm", "pair", config, model, train, validation, head))
+
+
+def find_padding(model: ModelConfig, chat: Chat, examples: Examples) -> int:
+    """Return the id of the token with which batches of the exported model are padded: the tokenizer's own, unless sequences end in it.
+
+    A sequence classifier of transformers takes its score at the last token that is not padding. Were padding the end of a turn,
+    as in many tokenizers, every score would be read one token too early.
+
+    Raises:
+        ConfigError: the tokenizer has no special token but those that end a conversation.
+    """
+    ends = {int(sample.token_ids[end - 1]) for sample in examples.samples for end in (*sample.segment_starts[1:], sample.num_tokens)}
+    folder = Path(model.tokenizer_path or model.path)
+    named = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
+    for name in _PADDING:
+        token = named.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        ids = chat.encode(text) if text else []
+        if len(ids) == 1 and ids[0] not in ends:
+            return ids[0]
+    raise ConfigError(f"the tokenizer of {folder} has no token to pad with but the one that ends a turn; set pad_token in its config")

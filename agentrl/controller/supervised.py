@@ -1,0 +1,287 @@
+"""The loop of supervised training. SFT and reward models differ in what they read and in the model's head, not in this.
+
+```
+<output>_run/
+  config.yaml   the resolved config      metrics.jsonl   one record per update and validation
+  checkpoints/  step_000100/ ...
+```
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.config.compose import dump_config
+from agentrl.config.schema import Config, ModelConfig, RMConfig, SFTConfig, SFTTrainerConfig, TrainerConfig
+from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
+from agentrl.controller.cluster import interruptible, ray_session
+from agentrl.controller.run_dir import write_atomically
+from agentrl.controller.supervised_data import Examples
+from agentrl.errors import ConfigError
+from agentrl.learner.actor import LearnerGroup
+from agentrl.learner.batch import Microbatch, Sample
+from agentrl.learner.packing import pack
+from agentrl.learner.score_head import ScoreHead
+from agentrl.tracking.job import JobConsole
+from agentrl.tracking.tracker import Trackers, open_trackers
+
+AnyConfig = SFTConfig | RMConfig
+
+SHOWN = ("loss", "accuracy", "margin", "entropy", "grad_norm", "lr", "chosen_score", "rejected_score", "num_tokens", "non_finite_updates")
+"""Metrics of an update in the order in which they are recorded; a console shows the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One supervised training. name: `sft` or `rm`, of its metrics. noun: what one of its examples is called."""
+
+    name: str
+    noun: str
+    config: AnyConfig
+    model: ModelConfig
+    train: Examples
+    validation: Examples | None
+    score_head: ScoreHead | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        output = Path(self.config.trainer.output)
+        return Path(self.config.trainer.run_dir) if self.config.trainer.run_dir else output.with_name(f"{output.name}_run")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which samples each update learns from: whole permutations one after the other, cut into batches. A function of its fields."""
+
+    num_samples: int
+    batch_size: int
+    num_updates: int
+    seed: int
+    total_samples: int
+
+    @classmethod
+    def of(cls, num_samples: int, trainer: SFTTrainerConfig) -> Order:
+        if trainer.steps is not None:
+            return cls(num_samples, trainer.batch_size, trainer.steps, trainer.seed, trainer.steps * trainer.batch_size)
+        total = num_samples * trainer.total_epochs
+        return cls(num_samples, trainer.batch_size, math.ceil(total / trainer.batch_size), trainer.seed, total)
+
+    def batches(self, *, made_updates: int = 0) -> Iterator[NDArray[np.int64]]:
+        """Yield the indices of each update from number `made_updates` on (from 0); the last may be fewer."""
+        return itertools.islice(self._batches(), made_updates, None)
+
+    def _batches(self) -> Iterator[NDArray[np.int64]]:
+        rng = np.random.default_rng(self.seed)
+        queue = np.empty(0, np.int64)
+        for update in range(self.num_updates):
+            size = min(self.batch_size, self.total_samples - update * self.batch_size)
+            while len(queue) < size:
+                queue = np.concatenate([queue, rng.permutation(self.num_samples)])
+            yield queue[:size]
+            queue = queue[size:]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a checkpoint holds beside the learner. data: digest of samples and order, so that a resume goes on with the same ones."""
+
+    data: str
+    best_step: int | None = None
+    best_loss: float = math.inf
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def resumed(cls, checkpoint: Checkpoint, data: str) -> Progress:
+        """Return what was saved.
+
+        Raises:
+            ConfigError: the checkpoint is one of other data, batches or seed.
+        """
+        progress = cls(**json.loads(checkpoint.buffer_state()))
+        if progress.data != data:
+            raise ConfigError(
+                f"checkpoint {checkpoint.folder} was made with other training rows, batch size or seed, so its run cannot go on; "
+                "set trainer.resume_mode=disable to begin anew, or another trainer.run_dir"
+            )
+        return progress
+
+
+def run_job(job: Job) -> Path:
+    """Train, and return the folder of the model. Whoever runs the same job again goes on from its newest checkpoint.
+
+    Raises:
+        UserError: the model or a checkpoint is not what the config says.
+        InfrastructureError: a rank was lost, or the disk is full.
+    """
+    trainer = job.config.trainer
+    order = Order.of(len(job.train.samples), trainer)
+    data = _digest(job.train.samples, trainer)
+    checkpoint, progress = _open_run(job, data)
+    start = checkpoint.step if checkpoint is not None else 0
+    with interruptible(), ray_session(job.config.cluster), _open_trackers(job, order, checkpoint) as trackers:
+        trackers.console.say(job.train.summary(job.noun) + (f", from checkpoint {checkpoint.folder}" if checkpoint is not None else ""))
+        if job.validation is not None:
+            trackers.console.say(f"held out: {job.validation.summary(job.noun)}")
+        learner = _start(job, order)
+        try:
+            if checkpoint is not None:
+                learner.load(str(checkpoint.learner))
+            elif trainer.untrained_output:
+                learner.export(trainer.untrained_output)
+            Loop(job, order, learner, trackers, progress).run(start)
+        finally:
+            learner.stop()
+    return Path(trainer.output)
+
+
+class Loop:
+    """Updates from a batch to its record, the validations and checkpoints between them, and the export at the end."""
+
+    def __init__(self, job: Job, order: Order, learner: LearnerGroup, trackers: Trackers, progress: Progress) -> None:
+        self._job, self._order, self._learner, self._trackers = job, order, learner, trackers
+        self._trainer = job.config.trainer
+        self._progress = progress
+        self._held_out = self._pack(job.validation.samples) if job.validation is not None else None
+
+    def run(self, start: int) -> None:
+        """Make the updates behind the first `start`, and leave the model in `trainer.output`."""
+        for step, indices in enumerate(self._order.batches(made_updates=start), start=start + 1):
+            metrics = self._learner.supervised_update(self._pack([self._job.train.samples[index] for index in indices]))
+            self._record_update(step, metrics)
+            if self._is_due(step, self._trainer.test_freq, at_end=True):
+                self._validate(step)
+            if self._is_due(step, self._trainer.save_freq, at_end=self._trainer.save_freq > 0):
+                self._save(step)
+        # A best model stands there already, unless a resumed run had nothing left to do and someone removed it.
+        if self._trainer.export == "last" or not (Path(self._trainer.output) / "config.json").is_file():
+            self._learner.export(self._trainer.output)
+
+    def _pack(self, samples: Sequence[Sample]) -> list[list[Microbatch]]:
+        config = self._job.config.learner
+        return pack(
+            samples,
+            max_tokens=config.microbatch_tokens,
+            world_size=config.world_size,
+            parity_tokens=self._learner.parity_tokens,
+        )
+
+    def _is_due(self, step: int, every: int, *, at_end: bool) -> bool:
+        return (every > 0 and step % every == 0) or (at_end and step == self._order.num_updates)
+
+    def _record_update(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = {f"{self._job.name}/{name}": metrics[name] for name in SHOWN if name in metrics}
+        num_seen = min(step * self._order.batch_size, self._order.total_samples)
+        values[f"{self._job.name}/epoch"] = num_seen / self._order.num_samples
+        self._trackers.write("train", step=step, version=step, values=values)
+
+    def _validate(self, step: int) -> None:
+        if self._held_out is None:
+            return
+        metrics = self._learner.measure(self._held_out)
+        values = {f"val/{name}": metrics[name] for name in SHOWN if name in metrics}
+        if self._job.score_head is None:
+            values["val/perplexity"] = math.exp(min(metrics["loss"], 700.0))  # exp(710) overflows
+        self._trackers.write("validation", step=step, version=step, values=values)
+        if metrics["loss"] < self._progress.best_loss:
+            self._progress = Progress(self._progress.data, step, metrics["loss"])
+            if self._trainer.export == "best":
+                self._learner.export(self._trainer.output)
+
+    def _save(self, step: int) -> None:
+        save_checkpoint(
+            self._job.run_dir / "checkpoints",
+            step=step,
+            version=step,
+            save_learner=self._learner.save,
+            buffer_state=self._progress.to_bytes(),
+            keep_last=self._trainer.keep_last,
+        )
+
+
+def model_with_tokenizer(config: AnyConfig) -> ModelConfig:
+    """Return the model config with a tokenizer: its own, or for a model from scratch the byte-level one of this project.
+
+    Raises:
+        ConfigError: there is no model at `model.path`.
+    """
+    if config.from_scratch.architecture == "none":
+        if not (Path(config.model.path) / "config.json").is_file():
+            raise ConfigError(f"model.path={config.model.path!r} is not the folder of a model; or set from_scratch.architecture=qwen2")
+        return config.model
+    if config.model.tokenizer_path:
+        return config.model
+    folder = Path(config.trainer.output)
+    write_tiny_tokenizer(folder)
+    return config.model.model_copy(update={"tokenizer_path": str(folder)})
+
+
+# --------------------------------------------------------------------------------------------------------- starting
+
+
+def _open_run(job: Job, data: str) -> tuple[Checkpoint | None, Progress]:
+    folder = job.run_dir / "checkpoints"
+    checkpoint = find_checkpoint(folder, TrainerConfig(resume_mode=job.config.trainer.resume_mode))
+    progress = Progress.resumed(checkpoint, data) if checkpoint is not None else Progress(data)
+    try:
+        if checkpoint is None and folder.is_dir() and any(folder.iterdir()):
+            folder.rename(_free_name(folder))  # or the later steps of the run before would outlive those of this one
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"trainer.run_dir {str(job.run_dir)!r} cannot be written: {error.strerror}") from error
+    write_atomically(job.run_dir / "config.yaml", dump_config(job.config))
+    return checkpoint, progress
+
+
+def _free_name(folder: Path) -> Path:
+    return next(name for number in itertools.count(1) if not (name := folder.with_name(f"{folder.name}.{number}")).exists())
+
+
+def _open_trackers(job: Job, order: Order, checkpoint: Checkpoint | None) -> Trackers:
+    trainer = job.config.trainer
+    restored_step = checkpoint.step if checkpoint is not None else None
+    console = JobConsole(job.name, total=order.num_updates, restored_step=restored_step or 0) if "console" in trainer.logger else None
+    return open_trackers(
+        trainer,
+        trainer.logger,
+        run_dir=job.run_dir,
+        project="agentrl",
+        experiment=Path(trainer.output).name,
+        resolved_config=job.config.model_dump(mode="json"),
+        restored_step=restored_step,
+        console=console,
+    )
+
+
+def _start(job: Job, order: Order) -> LearnerGroup:
+    config = job.config
+    return LearnerGroup.start(
+        job.model,
+        config.learner,
+        Config().algorithm,
+        seed=config.trainer.seed,
+        temperature=1.0,
+        total_updates=order.num_updates,
+        from_scratch=config.from_scratch if config.from_scratch.architecture != "none" else None,
+        gpus_per_learner=config.cluster.gpus_per_learner,
+        score_head=job.score_head,
+    )
+
+
+def _digest(samples: Sequence[Sample], trainer: SFTTrainerConfig) -> str:
+    digest = hashlib.sha256(f"{trainer.batch_size} {trainer.seed}".encode())
+    for sample in samples:
+        digest.update(np.array([sample.num_tokens, *sample.segment_starts]).tobytes())
+        digest.update(np.asarray(sample.token_ids, np.int32).tobytes() + sample.loss_mask.tobytes())
+    return digest.hexdigest()

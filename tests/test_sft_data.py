@@ -1,0 +1,290 @@
+"""Rows of SFT and of reward models as samples: what is learned, what is cut, and what a malformed row is told."""
+
+import itertools
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from agentrl.adapters.catalog import open_plugins
+from agentrl.chat.chat import Chat
+from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.config.schema import AgentConfig, RMConfig, RMDataConfig, SFTConfig, SFTDataConfig, SFTTrainerConfig
+from agentrl.controller.supervised import Order
+from agentrl.controller.supervised_data import pair_sample, read_conversations, read_pairs
+from agentrl.errors import AgentRLError, DataError, PluginError
+
+SCHEMA = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}}
+THINKING = """{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{{- '<|im_start|>assistant\\n' }}
+{%- if message.reasoning_content and loop.last %}{{- '<think>' + message.reasoning_content + '</think>' }}{%- endif %}
+{{- message.content + '<|im_end|>' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tiny_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chat(folder):
+    return Chat.load(str(folder))
+
+
+PLUGINS = open_plugins(AgentConfig())
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+def jsonl(folder, *rows):
+    path = folder / f"{abs(hash(json.dumps(rows)))}.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def conversations(folder, chat, *rows, **config):
+    return read_conversations([jsonl(folder, *rows)], SFTDataConfig(**config), chat, PLUGINS)
+
+
+def read_in(folder, chat, *rows, **config):
+    return read_pairs([jsonl(folder, *rows)], RMDataConfig(**config), chat, PLUGINS)
+
+
+def learned(chat, sample):
+    """The runs of learned tokens as texts."""
+    runs = itertools.groupby(range(sample.num_tokens), key=lambda t: bool(sample.loss_mask[t]))
+    return [chat.decode(sample.token_ids[list(run)].tolist()) for is_learned, run in runs if is_learned]
+
+
+# --------------------------------------------------------------------------------------------------- conversations
+
+
+def test_every_assistant_turn_is_learned_and_nothing_else(tmp_path, chat):
+    call = {"id": "c", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "1+1"}'}}
+    rows = {
+        "messages": [user("1+1?"), said("", tool_calls=[call]), {"role": "tool", "content": "2", "tool_call_id": "c"}, said("It is 2.")],
+        "tools": ["calculator"],
+    }
+    examples = conversations(tmp_path, chat, rows)
+    first, last = learned(chat, examples.samples[0])
+    assert "<tool_call>" in first
+    assert "1+1" in first
+    assert first.rstrip().endswith("<|im_end|>")
+    assert last == "It is 2.<|im_end|>"
+
+
+def test_of_a_prompt_and_a_response_only_the_response_is_learned(tmp_path, chat):
+    rows = [
+        {"question": "Say a.", "answer": "a"},
+        {"question": [user("Say b."), said("c"), user("No, b.")], "answer": "b"},
+    ]
+    examples = conversations(tmp_path, chat, *rows, prompt_key="question", response_key="answer")
+    assert [learned(chat, sample) for sample in examples.samples] == [["a<|im_end|>"], ["b<|im_end|>"]]
+    as_messages = conversations(tmp_path, chat, {"messages": [user("Say a."), said("a")]})
+    assert as_messages.samples[0].token_ids.tolist() == examples.samples[0].token_ids.tolist()
+
+
+def test_a_column_within_a_struct(tmp_path, chat):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"extra_info": [{"question": "Say a.", "answer": "a"}]}), path)
+    config = SFTDataConfig(prompt_key="extra_info.question", response_key="extra_info.answer")
+    examples = read_conversations([str(path)], config, chat, PLUGINS)
+    assert learned(chat, examples.samples[0]) == ["a<|im_end|>"]
+
+
+def test_schemas_are_shown_as_they_are_also_as_json(tmp_path, chat):
+    messages = [user("?"), said("!")]
+    plain, as_json, without = conversations(
+        tmp_path,
+        chat,
+        {"messages": messages, "tools": [SCHEMA]},
+        {"messages": messages, "tools": json.dumps([SCHEMA])},
+        {"messages": messages},
+    ).samples
+    assert plain.token_ids.tolist() == as_json.token_ids.tolist()
+    assert "look(): Look." in chat.decode(plain.token_ids.tolist())
+    assert "look(): Look." not in chat.decode(without.token_ids.tolist())
+
+
+def test_a_template_that_edits_the_history_gives_rows_of_which_each_learns_its_turns(tmp_path, folder):
+    template = tmp_path / "thinking.jinja"
+    template.write_text(THINKING)
+    chat = Chat.load(str(folder), template_file=str(template))
+    row = {"messages": [user("a"), said("1", reasoning_content="x"), user("b"), said("2", reasoning_content="y")]}
+    [sample] = conversations(tmp_path, chat, row).samples
+    assert len(sample.segment_starts) == 2
+    texts = learned(chat, sample)
+    assert [text.replace("<think>", "").replace("</think>", "|") for text in texts] == ["x|1<|im_end|>", "y|2<|im_end|>"]
+    assert not sample.loss_mask[list(sample.segment_starts)].any()
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=6), st.integers(12, 60))
+def test_long_conversations_are_left_out_or_cut_and_counted(tmp_path_factory, chat, lengths, max_tokens):
+    tmp_path = tmp_path_factory.mktemp("rows")
+    rows = [{"messages": [user("?"), said("z" * length)]} for length in lengths]
+    whole = [sample.token_ids for sample in conversations(tmp_path, chat, *rows).samples]
+    fitting = [ids.tolist() for ids in whole if len(ids) <= max_tokens]
+    if fitting:
+        kept = conversations(tmp_path, chat, *rows, max_tokens=max_tokens)
+        assert [sample.token_ids.tolist() for sample in kept.samples] == fitting
+        assert (kept.num_dropped, kept.num_truncated) == (len(whole) - len(fitting), 0)
+    else:
+        with pytest.raises(DataError, match=rf"all {len(whole)} exceed data.max_tokens={max_tokens}"):
+            conversations(tmp_path, chat, *rows, max_tokens=max_tokens)
+    cut = conversations(tmp_path, chat, *rows, max_tokens=max_tokens, overlong="truncate")
+    assert [sample.token_ids.tolist() for sample in cut.samples] == [ids[:max_tokens].tolist() for ids in whole]
+    assert [sample.index for sample in cut.samples] == list(range(len(whole)))
+    assert (cut.num_dropped, cut.num_truncated) == (0, len(whole) - len(fitting))
+
+
+def test_what_is_cut_down_to_its_prompt_is_left_out(tmp_path, chat):
+    rows = [{"messages": [user("z" * 50), said("a")]}, {"messages": [user("?"), said("a")]}]
+    examples = conversations(tmp_path, chat, *rows, max_tokens=30, overlong="truncate")
+    assert (len(examples.samples), examples.num_dropped) == (1, 1)
+    assert examples.summary("conversation") == "1 conversation, 1 left out as too long"
+
+
+@pytest.mark.parametrize(
+    ("row", "config", "kind", "words"),
+    [
+        ({"messages": "hello"}, {}, DataError, "row 0 (line 1): field 'messages': must be a list of {role, content}, is 'hello'"),
+        ({"text": []}, {}, DataError, "field 'messages': must be a list of {role, content}, is missing"),
+        ({"messages": [{"role": "bot", "content": ""}]}, {}, DataError, "field 'messages[0].role': must be one of system, user"),
+        ({"messages": [user("?")]}, {}, DataError, "row 0 (line 1): the conversation has no assistant message"),
+        ({"messages": [said("!")], "tools": ["hammer"]}, {}, PluginError, "row 0 (line 1): field 'tools': unknown tool 'hammer'"),
+        ({"messages": [said("!")], "tools": [3]}, {}, DataError, "field 'tools': must hold names of tools or schemas"),
+        ({"messages": [said("!")], "tools": "[hammer"}, {}, DataError, "field 'tools': must be a list of tools, or one as JSON text"),
+        ({"p": "?", "r": 3}, {"prompt_key": "p", "response_key": "r"}, DataError, "field 'r': must be a text, is 3"),
+        ({"r": "!"}, {"prompt_key": "p", "response_key": "r"}, DataError, "field 'p': must be a list of {role, content}, is missing"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path, chat, row, config, kind, words):
+    with pytest.raises(AgentRLError) as caught:
+        conversations(tmp_path, chat, row, **config)
+    assert isinstance(caught.value, kind)
+    assert words in str(caught.value)
+    assert str(caught.value).count("row 0") == 1
+
+
+def test_no_rows_are_no_data(tmp_path, chat):
+    with pytest.raises(DataError, match=r"no conversation to learn from: .* hold no rows"):
+        conversations(tmp_path, chat)
+
+
+def test_keys_that_belong_together():
+    with pytest.raises(ValidationError, match=r"data.prompt_key goes with data.response_key"):
+        SFTDataConfig(prompt_key="question")
+    for config in (SFTConfig, RMConfig):
+        with pytest.raises(ValidationError, match=r"trainer.export=best is chosen by the validation loss"):
+            config.model_validate({"trainer": {"export": "best"}})
+        assert config.model_validate({"trainer": {"export": "best"}, "data": {"val_files": ["v.jsonl"]}}).trainer.export == "best"
+
+
+# ----------------------------------------------------------------------------------------------------------- pairs
+
+
+def texts_of(chat, sample):
+    first, second = sample.segment_starts[1], sample.num_tokens
+    return [chat.decode(sample.token_ids[start:end].tolist()) for start, end in ((0, first), (first, second))]
+
+
+def test_texts_messages_and_whole_conversations_are_the_same_pair(tmp_path, chat):
+    rows = [
+        {"prompt": "Add.", "chosen": "2", "rejected": "3"},
+        {"prompt": [user("Add.")], "chosen": [said("2")], "rejected": [said("3")]},
+        {"prompt": "Add.", "chosen": [user("Add."), said("2")], "rejected": [user("Add."), said("3")]},
+        {"chosen": [user("Add."), said("2")], "rejected": [user("Add."), said("3")]},
+    ]
+    samples = read_in(tmp_path, chat, *rows).samples
+    chosen, rejected = texts_of(chat, samples[0])
+    assert chosen.endswith("2<|im_end|>")
+    assert chosen[: -len("2<|im_end|>")] == rejected[: -len("3<|im_end|>")]
+    for sample in samples[1:]:
+        assert sample.token_ids.tolist() == samples[0].token_ids.tolist()
+
+
+def test_a_pair_is_one_sequence_that_counts_once():
+    sample = pair_sample(4, np.array([1, 2, 3], np.int32), np.array([4, 5], np.int32))
+    assert sample.segment_lengths.tolist() == [3, 2]
+    assert sample.loss_mask.tolist() == [False, False, False, False, True]
+    assert sample.index == 4
+
+
+def test_of_an_edited_history_the_last_row_is_scored(tmp_path, folder):
+    template = tmp_path / "thinking.jinja"
+    template.write_text(THINKING)
+    chat = Chat.load(str(folder), template_file=str(template))
+    prompt = [user("a"), said("1", reasoning_content="x"), user("b")]
+    [sample] = read_in(tmp_path, chat, {"prompt": prompt, "chosen": "2", "rejected": "3"}).samples
+    assert len(sample.segment_starts) == 2
+    assert all("x" not in text and "1" in text for text in texts_of(chat, sample))
+
+
+def test_a_long_pair_is_left_out_or_loses_its_beginning(tmp_path, chat):
+    rows = [{"prompt": "?" * 40, "chosen": "good", "rejected": "b"}, {"prompt": "?", "chosen": "good", "rejected": "b"}]
+    assert read_in(tmp_path, chat, *rows, max_tokens=25).num_dropped == 1
+    cut = read_in(tmp_path, chat, *rows, max_tokens=25, overlong="truncate")
+    assert (cut.num_dropped, cut.num_truncated) == (0, 1)
+    assert cut.samples[0].segment_lengths.tolist() == [25, 25]
+    chosen, rejected = texts_of(chat, cut.samples[0])
+    assert chosen.endswith("good<|im_end|>")
+    assert rejected.endswith("b<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"chosen": "a", "rejected": "b"}, "field 'chosen': is a text without a prompt"),
+        ({"prompt": "?", "chosen": "a"}, "field 'rejected': must be a list of {role, content}, is missing"),
+        ({"prompt": "?", "chosen": [said("a"), user("b")], "rejected": "b"}, "field 'chosen': must end with a message of the assistant"),
+    ],
+)
+def test_a_malformed_pair_is_named(tmp_path, chat, row, words):
+    with pytest.raises(DataError) as caught:
+        read_in(tmp_path, chat, row)
+    assert words in str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------------------------- order
+
+
+@given(num_samples=st.integers(1, 20), batch_size=st.integers(1, 25), epochs=st.integers(1, 4), made=st.integers(0, 30))
+def test_epochs_see_every_row_as_often_and_a_resume_sees_the_rest(num_samples, batch_size, epochs, made):
+    order = Order.of(num_samples, SFTTrainerConfig(batch_size=batch_size, total_epochs=epochs))
+    batches = [batch.tolist() for batch in order.batches()]
+    assert len(batches) == order.num_updates
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    flat = list(itertools.chain(*batches))
+    for epoch in range(epochs):
+        assert sorted(flat[epoch * num_samples : (epoch + 1) * num_samples]) == list(range(num_samples))
+    assert len(flat) == epochs * num_samples
+    assert [batch.tolist() for batch in order.batches(made_updates=made)] == batches[made:]
+
+
+def test_steps_are_full_batches_of_an_order_by_the_seed():
+    def of(**changes):
+        order = Order.of(5, SFTTrainerConfig(steps=4, batch_size=3, **changes))
+        return [batch.tolist() for batch in order.batches()]
+
+    assert [len(batch) for batch in of()] == [3, 3, 3, 3]
+    assert of() == of()
+    assert of(seed=1) != of()
