@@ -10,7 +10,7 @@ import pytest
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import CheckpointError, DataError
-from agentrl.types import NO_VERSION, Lease, Message, Outcome, Task, Trajectory
+from agentrl.types import NO_VERSION, Lease, Message, Outcome, RewardEvent, Task, Trajectory
 
 FOREVER_S = 60.0  # a test that reaches it has failed
 
@@ -20,7 +20,7 @@ class Tasks:
         return Task(f"t:{position}", "s", (Message("user", str(position)),), "single_turn_agent")
 
 
-def play(lease: Lease, member: int, *, version: int | None = None, length: int = 4) -> Trajectory:
+def play(lease: Lease, member: int, *, version: int | None = None, length: int = 4, reward: float = 0.0) -> Trajectory:
     """A trajectory whose tokens tell where it came from."""
     mask = np.arange(length) > 0
     return Trajectory(
@@ -35,7 +35,7 @@ def play(lease: Lease, member: int, *, version: int | None = None, length: int =
         versions=np.where(mask, lease.version if version is None else version, NO_VERSION).astype(np.int32),
         turn_ids=np.where(mask, 0, -1).astype(np.int16),
         messages=(*lease.task.messages, Message("assistant", "ok")),
-        rewards=(),
+        rewards=(RewardEvent("r", reward, length - 1),),
         outcome=Outcome.COMPLETED,
     )
 
@@ -94,6 +94,29 @@ def test_a_batch_is_whole_groups_in_order_of_lease_and_member():
     assert lengths == [4, 7, 4, 4]
     assert [t.token_ids[0] for t in decode(from_ipc(batch))] == [0, 1, 100, 101]
     assert target.stats()["stored_bytes"] == 0
+
+
+def test_groups_without_variance_are_replaced_and_the_counts_balance():
+    target = ReplayBuffer(Tasks(), groups_per_step=2, max_staleness=0, group_size=2, total_groups=2, drop_constant_groups=True)
+    target.advance(0)
+    first, second = target.lease("a", 8, 0.0)
+    finish(target, first, reward=0.1)
+    target.add("a", wire(play(second, 0, reward=1.0), play(second, 1, reward=0.0)))
+    assert target.take(2, 0.0) is None
+    assert target.counts().dropped == {"no_variance": 1}
+    [third] = target.lease("a", 8, 0.0)  # in its place, and no more
+    assert third.group_id == 2
+    target.add("a", wire(play(third, 0, reward=0.5), play(third, 1, reward=0.4)))
+    assert keys(target.take(2, 0.0)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert target.counts().is_balanced
+    assert target.stats()["stored_bytes"] == 0
+
+
+def test_groups_without_variance_are_kept_unless_they_are_to_be_dropped():
+    target = buffer(groups_per_step=1)
+    [lease] = target.lease("a", 1, 0.0)
+    finish(target, lease, reward=1.0)
+    assert keys(target.take(1, 0.0)) == [(0, 0), (0, 1)]
 
 
 def test_a_waiting_take_gets_the_batch_when_the_last_member_comes():

@@ -145,6 +145,15 @@ class LedgerMachine(RuleBasedStateMachine):
         self.batches -= 1
         self.is_learning = False
 
+    @precondition(lambda self: self.ledger.num_ready)
+    @rule(which=st.integers(0, 5))
+    def drop_ready(self, which: int) -> None:
+        """A complete group without variance."""
+        ready = sorted(group["group_id"] for group in self.ledger.state()["ready"])
+        group_id = ready[which % len(ready)]
+        self.ledger.drop_ready(group_id, "no_variance")
+        self.gone.add(group_id)
+
     @precondition(lambda self: not self.is_learning)
     @rule()
     def crash_and_resume(self) -> None:
@@ -319,6 +328,8 @@ def test_misuse_is_answered():
         ledger.advance(3)
     with pytest.raises(ValueError, match=r"member 2 is not in 0\.\.1"):
         ledger.add_member("a", ledger.lease("a"), 2, 3)
+    with pytest.raises(ValueError, match="group 0 is not ready"):
+        ledger.drop_ready(0, "no_variance")
     with pytest.raises(ValueError, match="holds 1 to groups_per_step=2"):
         ledger.take(3)
     with pytest.raises(CheckpointError, match="format 99, expected 1"):

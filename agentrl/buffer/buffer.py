@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from agentrl.buffer.ledger import Ledger, ReadyGroup
-from agentrl.data.trajectories import SCHEMA, from_ipc, min_versions, to_ipc
+from agentrl.buffer.ledger import NO_VARIANCE, Ledger, ReadyGroup
+from agentrl.data.trajectories import SCHEMA, from_ipc, min_versions, reward_sums, to_ipc
 from agentrl.errors import CheckpointError, DataError
 from agentrl.types import BufferCounts, Lease, Task
 
@@ -43,10 +43,15 @@ class ReplayBuffer:
         max_staleness: int,
         group_size: int,
         total_groups: int | None = None,
+        drop_constant_groups: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start empty; the arguments are those of `Ledger`, `clock` returns seconds."""
+        """Start empty; the arguments are those of `Ledger`, `clock` returns seconds.
+
+        drop_constant_groups: a group whose members all earned the same is dropped when it is complete, and another leased.
+        """
         self._tasks = tasks
+        self._drop_constant_groups = drop_constant_groups
         self._group_size = group_size
         self._ledger = Ledger(
             groups_per_step=groups_per_step, max_staleness=max_staleness, group_size=group_size, total_groups=total_groups
@@ -90,8 +95,12 @@ class ReplayBuffer:
         with self._changed:
             self._last_add = self._clock()
             for row, (group_id, member, version) in enumerate(zip(group_ids, members, versions, strict=True)):
-                if self._ledger.add_member(owner, group_id, member, version) in ("waiting", "ready"):
+                admission = self._ledger.add_member(owner, group_id, member, version)
+                if admission in ("waiting", "ready"):
                     self._members.setdefault(group_id, {})[member] = batch.slice(row, 1)
+                if admission == "ready" and self._drop_constant_groups and self._is_constant(group_id):
+                    self._ledger.drop_ready(group_id, NO_VARIANCE)
+                    self._forget([group_id])
             self._changed.notify_all()
 
     def drop_group(self, owner: str, group_id: int, reason: str) -> None:
@@ -240,6 +249,9 @@ class ReplayBuffer:
         self._changed.wait_for(is_over, timeout_s)
         self._waited_s[what] += self._clock() - start
         return result
+
+    def _is_constant(self, group_id: int) -> bool:
+        return len({float(reward_sums(row)[0]) for row in self._members[group_id].values()}) == 1
 
     def _rows(self, group_id: int) -> list[pa.RecordBatch]:
         return [row for _, row in sorted(self._members[group_id].items())]

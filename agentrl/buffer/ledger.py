@@ -26,6 +26,7 @@ STALE = "stale"
 LATE = "late"
 DUPLICATE = "duplicate"
 OWNER_LOST = "owner_lost"
+NO_VARIANCE = "no_variance"
 
 Admission = Literal["waiting", "ready", "late", "duplicate"]
 """What became of a member: kept (its group still incomplete | complete with it), or discarded."""
@@ -148,6 +149,17 @@ class Ledger:
         del self._leased[group_id]
         self._dropped[reason] += 1
         return True
+
+    def drop_ready(self, group_id: int, reason: str) -> None:
+        """End a complete group that no batch holds yet; the bound admits another in its place.
+
+        Raises:
+            ValueError: it is not ready.
+        """
+        if group_id not in self._ready:
+            raise ValueError(f"group {group_id} is not ready: it cannot be dropped as a complete one")
+        del self._ready[group_id]
+        self._dropped[reason] += 1
 
     def release(self, owner: str) -> list[int]:
         """Queue all groups of a dead owner again, oldest lease first; members that had arrived are discarded."""

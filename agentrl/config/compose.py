@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.resources
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -175,7 +175,8 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
         parsed = [_parse_override(text) for text in overrides]
         with _hydra(file.parent) as loader:
             groups = loader.list_groups("")
-            lines = [_force(override, groups) for override in parsed]
+            picked = _picked_groups(loader, file.stem)
+            lines = [_force(override, groups, picked) for override in parsed]
             composed = compose(config_name=file.stem, overrides=lines)
             defaults = loader.compute_defaults_list(file.stem, lines, RunMode.RUN).defaults
         values = OmegaConf.to_container(composed, resolve=False)
@@ -203,13 +204,21 @@ def _parse_override(text: str) -> Override:
     return override
 
 
-def _force(override: Override, groups: Sequence[str]) -> str:
-    """Return the override for Hydra, which refuses to set what no file writes: a plain one that picks no file becomes `++`."""
+def _picked_groups(loader: ConfigLoader, name: str) -> set[str]:
+    """Return the groups of which the file's `defaults` list picks a file."""
+    paths = (default.config_path or "" for default in loader.compute_defaults_list(name, [], RunMode.RUN).defaults)
+    return {path.rpartition("/")[0] for path in paths}
+
+
+def _force(override: Override, groups: Sequence[str], picked: Collection[str]) -> str:
+    """Return the override for Hydra, which refuses to set what no file writes: a plain one that picks no file becomes `++`, and one that
+    picks a file of a group (`algorithm=dapo`) of which the config picks none becomes `+`."""
     text = override.input_line or ""
     key = override.key_or_group
     picks_file = "/" in key or override.package is not None or (key in groups and not isinstance(override.value(), dict))
     if override.type is not OverrideType.CHANGE or override.is_hydra_override() or picks_file:
-        return text
+        is_first = key in groups and key not in picked and override.package is None and isinstance(override.value(), str)
+        return f"+{text}" if is_first and override.type is OverrideType.CHANGE else text
     return f"++{text}"
 
 

@@ -258,6 +258,12 @@ class BufferConfig(Section):
     max_staleness: int = Field(1, ge=0, description="No token older than this many versions is trained on; 0: strictly on-policy.")
     sampler: Literal["fifo"] = Field("fifo", description="Order in which ready groups are taken; fifo: oldest lease first.")
     stall_timeout_s: float = Field(600.0, gt=0, description="No finished trajectory for so long ends the run with a report.")
+    drop_constant_groups: bool = Field(
+        False, description="Drop a complete group whose members all earned the same, and lease another in its place (dynamic sampling)."
+    )
+    max_constant_batches: int = Field(
+        10, ge=1, description="With drop_constant_groups: so many batches' worth of them dropped while one batch is waited for ends the run."
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- learner
@@ -721,6 +727,19 @@ class Config(Section):
         """`algorithm` with what it takes from other groups."""
         length = self.algorithm.constant_length or self.agent.max_response_tokens
         return self.algorithm.model_copy(update={"constant_length": length})
+
+    @model_validator(mode="after")
+    def _check_constant_groups(self) -> Config:
+        if self.buffer.drop_constant_groups and self.rollout.group_size == 1:
+            raise ValueError(
+                "buffer.drop_constant_groups with rollout.group_size=1 would drop every group: one attempt has no variance; use group_size>=2"
+            )
+        if self.buffer.drop_constant_groups and self.reward.custom_function.path and self.reward.custom_function.scope == "batch":
+            raise ValueError(
+                "buffer.drop_constant_groups needs rewards when a group is complete, but reward.custom_function.scope=batch scores later; "
+                "use scope=trajectory"
+            )
+        return self
 
     def _stages_without_ratio(self) -> str | None:
         """Name a stage of the correction that could never do anything in this policy mode."""

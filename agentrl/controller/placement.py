@@ -35,6 +35,7 @@ from agentrl.controller.validation import Validation
 from agentrl.data.build import build_dataset
 from agentrl.errors import ConfigError
 from agentrl.learner.actor import LearnerGroup
+from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 
@@ -52,6 +53,7 @@ def open_run(config: Config) -> Iterator[Run]:
     """
     _check_model(config.model.path)
     find_estimator(config.algorithm.advantage)
+    bind_policy_loss(config.algorithm)
     plugins = open_plugins(config.agent)
     chat = Chat.of(config.model)
     with ExitStack() as stack:
@@ -59,6 +61,10 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.callback(run_dir.close)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
         batch_rewards = BatchRewards(config, plugins)
+        if batch_rewards.is_any and config.buffer.drop_constant_groups:
+            raise ConfigError(
+                "buffer.drop_constant_groups needs rewards when a group is complete, but a reward of scope batch scores later"
+            )
         validation = _open_validation(config, run_dir, plugins, chat)
         observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
         stack.callback(observer.close)

@@ -10,6 +10,7 @@ import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 
+from agentrl.buffer.ledger import NO_VARIANCE
 from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get, in_trio
@@ -149,12 +150,14 @@ class Run:
         """Wait for `buffer.groups_per_step` complete groups within the bound on staleness."""
         num_groups = self.config.buffer.groups_per_step
         started = time.monotonic()
+        constant_before = self.counts().dropped.get(NO_VARIANCE, 0) if self.config.buffer.drop_constant_groups else 0
         while True:
             batch = get(self.buffer.take.remote(num_groups, POLL_S), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
             if batch is not None:
                 return group_trajectories(decode(from_ipc(batch)))
             self.heal()
             self._check_progress(waited_s=time.monotonic() - started)
+            self._check_variance(constant_before)
 
     def _check_progress(self, *, waited_s: float) -> None:
         stats = get(self.buffer.stats.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
@@ -162,6 +165,18 @@ class Run:
             raise InfrastructureError(
                 f"no trajectory finished for buffer.stall_timeout_s={self.config.buffer.stall_timeout_s:g}; "
                 f"buffer: {self.counts()}; rollouts: {self.rollouts.stats()}"
+            )
+
+    def _check_variance(self, dropped_before: int) -> None:
+        """End a run whose tasks are all too easy or too hard: it would draw groups without variance for ever."""
+        buffer = self.config.buffer
+        if not buffer.drop_constant_groups:
+            return
+        dropped = self.counts().dropped.get(NO_VARIANCE, 0) - dropped_before
+        if dropped >= buffer.max_constant_batches * buffer.groups_per_step:
+            raise InfrastructureError(
+                f"while one batch was waited for, {dropped} groups (buffer.max_constant_batches={buffer.max_constant_batches}) had no variance: "
+                "the tasks are too easy or too hard for the policy; choose others, or buffer.drop_constant_groups=false"
             )
 
     def heal(self) -> None:

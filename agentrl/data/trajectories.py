@@ -149,6 +149,12 @@ def min_versions(batch: pa.RecordBatch) -> NDArray[np.int32]:
     return oldest
 
 
+def reward_sums(batch: pa.RecordBatch) -> NDArray[np.float64]:
+    """Return f64[N]: the sum of each trajectory's reward events."""
+    rows = batch.column("rewards").to_pylist()
+    return np.array([float(sum(event["value"] for event in row)) for row in rows], dtype=np.float64)
+
+
 def _encode_tokens(trajectories: Sequence[Trajectory], name: str) -> pa.LargeListArray:
     arrays: list[NDArray[Any]] = [getattr(t, name) for t in trajectories]
     offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
