@@ -17,6 +17,8 @@ from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
 STD_EPS = 1e-6
 """Keeps nearly equal outcomes finite; the value that GRPO's implementations share."""
 MEAN_EPS = 1e-6
+ROUNDING_ULPS = 16
+"""Outcomes that differ by so many units in the last place of the batch's largest are equal."""
 
 
 class Groups:
@@ -57,10 +59,15 @@ class Groups:
         return (self.sums(self.deviations.square()) / (self.sizes_N - 1).clamp(min=1)).sqrt()
 
     @property
+    def tolerance(self) -> float:
+        """The difference that rounding alone may make: the sums 0.1 + 0.2 and 0.3 are one outcome, not two."""
+        return ROUNDING_ULPS * torch.finfo(self.values_N.dtype).eps * float(self.values_N.abs().max()) if self.count else 0.0
+
+    @property
     def is_constant(self) -> Tensor:
         # By extremes, not by the variance: the mean of equal values such as 0.1 may differ from them in the last bit,
         # and dividing that bit by a tiny std would make noise of size one out of nothing.
-        return self.maxima(self.values_N) == -self.maxima(-self.values_N)
+        return self.maxima(self.values_N) + self.maxima(-self.values_N) <= self.tolerance
 
     def settle(self, advantages_N: Tensor, *, singleton: Literal["zero", "raw"]) -> Tensor:
         """Return the advantages with those of constant groups 0 exactly, and those of groups of one as `singleton` says."""
@@ -134,6 +141,6 @@ def max_rl(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     Source: "Maximum likelihood reinforcement learning", 2026, arXiv:2602.02710.
     """
     groups = Groups.of(batch)
-    if bool((groups.values_N < 0).any()):
+    if bool((groups.values_N < -groups.tolerance).any()):
         raise ValueError(f"max_rl divides by a group's mean outcome and needs outcomes of at least 0; one is {groups.values_N.min():g}")
     return groups.credit(batch, groups.deviations / (groups.means + MEAN_EPS), options)

@@ -16,7 +16,7 @@ def grpo_passk(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     Source: the leave-one-out advantage of max_i R_i; Tang et al. 2025, arXiv:2503.19595.
     """
     groups = Groups.of(batch)
-    is_best = groups.values_N == groups.maxima(groups.values_N)
+    is_best = groups.values_N >= groups.maxima(groups.values_N) - groups.tolerance
     is_alone = groups.sums(is_best.to(groups.values_N.dtype)) == 1
     seconds = groups.maxima(torch.where(is_best, -torch.inf, groups.values_N))
     margins = torch.where(is_best & is_alone & seconds.isfinite(), groups.values_N - seconds, 0.0)
@@ -37,7 +37,7 @@ def pass_at_k(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     """
     groups, k = Groups.of(batch), options.passk_k
     _check_sizes(groups, batch, k)
-    is_solved = groups.values_N >= options.solved_reward
+    is_solved = groups.values_N >= options.solved_reward - groups.tolerance
     failed = groups.sums((~is_solved).to(groups.values_N.dtype))
     all_fail = _share_of_subsets(failed, groups.sizes_N, k)
     others_fail = _share_of_subsets(failed - 1, groups.sizes_N - 1, k - 1)
