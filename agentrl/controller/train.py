@@ -20,10 +20,10 @@ import numpy as np
 
 from agentrl.config.schema import Config
 from agentrl.controller.credit import credit, split_minibatches
+from agentrl.controller.local_learner import Scored, StepLearner
 from agentrl.controller.placement import open_run
 from agentrl.controller.result import RunResult
 from agentrl.controller.run import Run
-from agentrl.learner.actor import LearnerGroup, ScoredMinibatch
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
 from agentrl.types import Group
@@ -63,7 +63,8 @@ def train(config: Config) -> RunResult:
 def train_step(run: Run, config: Config) -> None:
     """Take one batch, learn from it, publish."""
     groups = run.take()
-    updates = learn(run.learner, groups, config, step=run.step, timer=run.timer)
+    with run.traced():
+        updates = learn(run.learner, groups, config, step=run.step, timer=run.timer)
     run.step += 1
     learned_by = run.version
     with run.timer("publish"):
@@ -71,7 +72,7 @@ def train_step(run: Run, config: Config) -> None:
     run.record(groups, updates, learned_by=learned_by)
 
 
-def learn(learner: LearnerGroup, groups: Sequence[Group], config: Config, *, step: int, timer: Timer) -> list[dict[str, float]]:
+def learn(learner: StepLearner[Scored], groups: Sequence[Group], config: Config, *, step: int, timer: Timer) -> list[dict[str, float]]:
     """Make the updates of one step and return the metrics of each.
 
     Nothing but the learner's state, the groups and the step decides what happens, so that a replay does the same.
@@ -89,7 +90,7 @@ def _cut(samples: Sequence[Sequence[Sample]], config: Config, rng: np.random.Gen
     return split_minibatches(samples, num_minibatches=config.learner.minibatches_per_step, rng=rng)
 
 
-def _score(learner: LearnerGroup, config: Config, minibatch: Sequence[Sample]) -> ScoredMinibatch:
+def _score(learner: StepLearner[Scored], config: Config, minibatch: Sequence[Sample]) -> Scored:
     shards = pack(
         minibatch,
         max_tokens=config.learner.microbatch_tokens,
