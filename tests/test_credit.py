@@ -1,0 +1,189 @@
+"""From trajectories to advantages on tokens: context tokens change nothing, whatever the estimator, the rows or the place of rewards."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from agentrl.algorithms.advantages import ESTIMATORS, estimate
+from agentrl.config.schema import ADVANTAGES, UNMET_ADVANTAGES, AlgorithmConfig, Config
+from agentrl.controller.credit import action_batch, advantage_options, credit, lay_on_tokens
+from agentrl.errors import ConfigError
+from agentrl.learner.batch import Sample
+from agentrl.learner.packing import pack
+from agentrl.types import NO_VERSION, Group, Outcome, RewardEvent, Trajectory
+
+OPTIONS = advantage_options(AlgorithmConfig(gamma=0.9, lam=0.8, passk_k=2, solved_reward=0.5))
+seeds = st.integers(0, 2**31)
+
+
+@dataclass
+class Piece:
+    """Tokens of one turn, with the reward it ends with; of context when `turn` is None."""
+
+    turn: int | None
+    length: int
+    reward: float = 0.0
+
+
+def context(length: int) -> Piece:
+    return Piece(None, length)
+
+
+def trajectory(rows: list[list[Piece]], *, group: int = 0, member: int = 0) -> Trajectory:
+    """Return an attempt of these rows."""
+    pieces = [piece for row in rows for piece in row]
+    turns = np.concatenate([np.full(p.length, -1 if p.turn is None else p.turn, np.int16) for p in pieces])
+    mask = turns >= 0
+    starts = np.cumsum([0, *(sum(p.length for p in row) for row in rows)])[:-1]
+    ends = np.cumsum([p.length for p in pieces]) - 1
+    rewards = tuple(RewardEvent("r", p.reward, int(end)) for p, end in zip(pieces, ends, strict=True) if p.reward)
+    logprobs = np.where(mask, np.float32(-0.5), np.float32(0))
+    versions = np.where(mask, 0, NO_VERSION).astype(np.int32)
+    tokens = np.arange(len(turns), dtype=np.int32)
+    return Trajectory(
+        *(group, member, "t", "d", "a", tokens, mask, logprobs, versions, turns, (), rewards, Outcome.COMPLETED),
+        segment_starts=tuple(int(s) for s in starts),
+    )
+
+
+def played(rng: np.random.Generator) -> list[Piece]:
+    """Return the turns of an attempt, without context."""
+    return [Piece(turn, int(rng.integers(1, 4)), float(rng.choice([0.0, 0.25, 1.0]))) for turn in range(rng.integers(1, 4))]
+
+
+def with_context(turns: list[Piece], rng: np.random.Generator) -> list[Piece]:
+    """Return a prompt and the turns, with context inside of turns and behind them, also at the end."""
+    row = [context(int(rng.integers(1, 5)))]
+    for piece in turns:
+        cut = int(rng.integers(0, piece.length))
+        row += [Piece(piece.turn, cut), context(int(rng.integers(0, 3)))] if cut else []
+        row += [Piece(piece.turn, piece.length - cut, piece.reward), context(int(rng.integers(0, 4)))]
+    return row
+
+
+def advantages_on_tokens(name: str, trajectories: list[Trajectory], seed: int) -> list[np.ndarray]:
+    """Return f32[T] of each, with what estimators may need beyond rewards drawn alike for equal compact batches."""
+    batch = action_batch(trajectories, group_size=2)
+    generator = torch.Generator().manual_seed(seed)
+    full = replace(
+        batch,
+        values_A=torch.randn(len(batch.rewards_A), generator=generator).double(),
+        greedy_rewards_N=torch.rand(len(trajectories), generator=generator).double(),
+        anchors_K=torch.randint(2, (len(batch.turns.lengths_K),), generator=generator),
+    )
+    return lay_on_tokens(trajectories, estimate(ESTIMATORS[name], full, OPTIONS).advantages_A.numpy())
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@settings(max_examples=10)
+@given(seed=seeds)
+def test_context_anywhere_changes_no_advantage_and_loses_no_reward(name, seed):
+    rng = np.random.default_rng(seed)
+    attempts = [played(rng) for _ in range(6)]
+    places = [{"group": number // 2, "member": number % 2} for number in range(6)]
+    short = [trajectory([[context(1), *turns]], **place) for turns, place in zip(attempts, places, strict=True)]
+    long = [trajectory([with_context(turns, rng)], **place) for turns, place in zip(attempts, places, strict=True)]
+    assert [t.reward for t in long] == [t.reward for t in short]
+    torch.testing.assert_close(action_batch(long, group_size=2).outcomes_N.numpy(), np.array([t.reward for t in short]))
+    laid = zip(long, advantages_on_tokens(name, long, seed), short, advantages_on_tokens(name, short, seed), strict=True)
+    for in_long, got, in_short, expected in laid:
+        np.testing.assert_array_equal(got[in_long.action_mask], expected[in_short.action_mask])
+        assert not got[~in_long.action_mask].any()
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_rejecting_the_last_token_keeps_the_reward(name):
+    pair = [trajectory([[context(2), Piece(0, 3, reward), context(1)]], member=member) for member, reward in enumerate((1.0, 0.0))]
+    [samples] = credit([Group(0, tuple(pair))], AlgorithmConfig(advantage=name, passk_k=2), group_size=2)
+    rejected = [replace(s, loss_mask=s.action_mask & (np.arange(s.num_tokens) != 4)) for s in samples]
+    [[whole]], [[partial]] = (pack(s, max_tokens=100, world_size=1) for s in (samples, rejected))
+    assert partial.num_loss_tokens == whole.num_loss_tokens - 2
+    np.testing.assert_array_equal(partial.advantages, whole.advantages)
+
+
+def test_rows_that_grow_in_turn_are_credited_in_the_order_of_sampling():
+    first = [context(1), Piece(0, 2), context(1), Piece(2, 1, 4.0)]
+    second = [context(2), Piece(1, 1), context(1), Piece(3, 2, 8.0)]
+    one = trajectory([first, second])
+    batch = action_batch([one], group_size=None)
+    assert batch.turn_A.tolist() == [0, 0, 1, 2, 3, 3]
+    assert batch.rewards_A.tolist() == [0.0, 0.0, 0.0, 4.0, 0.0, 8.0]
+    [laid] = lay_on_tokens([one], np.arange(1.0, 7.0))
+    assert laid.tolist() == [0, 1, 2, 0, 4, 0, 0, 3, 0, 5, 6]
+
+
+def test_credit_lays_advantages_of_tokens_on_samples():
+    pair = [trajectory([[context(1), Piece(0, 1, 1.0), context(2), Piece(1, 1)]], member=m, group=3) for m in (0, 1)]
+    [samples] = credit([Group(3, tuple(pair))], AlgorithmConfig(advantage="reinforce_plus_plus"), group_size=2)
+    first, second = samples[0].advantages[samples[0].action_mask]
+    assert first == -second > 0
+    assert all(isinstance(s, Sample) for s in samples)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("gamma", 0.5), ("singleton", "raw"), ("whiten", True), ("passk_k", 1), ("solved_reward", 0.1), ("advantage", "rloo")],
+)
+def test_every_option_matters(key, value):
+    name = "pass_at_k" if key in ("passk_k", "solved_reward") else "turn_group"
+    outcomes = [(0, 0.2, 1.0), (0, 0.0, 0.5), (0, 0.0, 0.0), (1, 0.1, 0.3)]
+    attempts = [
+        trajectory([[context(1), Piece(0, member + 1, a), Piece(1, 1, b)]], group=g, member=member)
+        for member, (g, a, b) in enumerate(outcomes)
+    ]
+    groups = [Group(0, tuple(attempts[:3])), Group(1, tuple(attempts[3:]))]
+    base = AlgorithmConfig(advantage=name, passk_k=2)
+
+    def values(algorithm):
+        return np.concatenate([s.advantages for samples in credit(groups, algorithm, group_size=None) for s in samples])
+
+    assert not np.allclose(values(base), values(base.model_copy(update={key: value})))
+
+
+# --------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_an_incomplete_group_ends_with_one_line():
+    group = Group(4, (trajectory([[context(1), Piece(0, 1, 1.0)]], group=4),))
+    with pytest.raises(ConfigError, match=r"algorithm.advantage=grpo: group 4 has 1 of 2 trajectories"):
+        credit([group], AlgorithmConfig(), group_size=2)
+
+
+def test_rewards_that_an_estimator_is_not_made_for_end_with_one_line():
+    pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, -1.0))]
+    with pytest.raises(ConfigError, match=r"algorithm.advantage=max_rl: max_rl divides"):
+        credit([Group(0, tuple(pair))], AlgorithmConfig(advantage="max_rl"), group_size=2)
+
+
+def test_the_config_knows_every_estimator_and_serves_those_that_need_rewards_alone():
+    assert {*ADVANTAGES, *UNMET_ADVANTAGES} == set(ESTIMATORS)
+    pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, 0.0))]
+    for name in ADVANTAGES:
+        [[best, worst]] = credit([Group(0, tuple(pair))], AlgorithmConfig(advantage=name, passk_k=1), group_size=2)
+        assert best.advantages[1] > worst.advantages[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gae", "gae needs a critic"),
+        ("gae_turn", "gae_turn needs a critic"),
+        ("remax", "remax needs a greedy attempt"),
+        ("gigpo", "gigpo needs a hash of the environment's state"),
+        ("grop", "there is no estimator 'grop'; use one of grpo, .*, or file.py:function"),
+    ],
+)
+def test_what_a_run_cannot_serve_is_refused(name, message):
+    with pytest.raises(ValidationError, match=message):
+        AlgorithmConfig(advantage=name)
+
+
+def test_pass_at_k_needs_groups_of_k():
+    with pytest.raises(ValidationError, match=r"algorithm.passk_k=9 exceeds rollout.group_size=8"):
+        Config(algorithm={"advantage": "pass_at_k", "passk_k": 9})
+    assert Config(algorithm={"advantage": "grpo", "passk_k": 9}).algorithm.passk_k == 9
