@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config, Qwen2Model
 
-from agentrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.config.schema import AlgorithmConfig, LearnerConfig, LoRAConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
 from agentrl.controller.supervised_data import pair_sample
 from agentrl.errors import ConfigError
 from agentrl.learner.learner import Learner, LearnerSpec
@@ -223,3 +223,35 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):
     with learner(master_dtype=torch.float32) as other:
         other.load(str(tmp_path))
         assert other.supervised_update(microbatches(some)) == expected
+
+
+def test_beside_an_adapter_the_head_alone_is_trained_in_full(tmp_path):
+    some = pairs(6)
+    AutoModelForCausalLM.from_config(Qwen2Config(**SIZES)).save_pretrained(tmp_path / "base")
+    model = ModelConfig(path=str(tmp_path / "base"), lora=LoRAConfig(rank=2))
+    with learner(model=model, master_dtype=torch.float32) as one:
+        trained = sorted(name for name, weight in one._policy.module.named_parameters() if weight.requires_grad)
+        assert [name for name in trained if ".lora_" not in name] == ["score.weight"]
+        assert "score.weight" not in one._policy.adapters
+        first = one.supervised_update(microbatches(some))
+        one.save(str(tmp_path / "state"))
+        ours, judge = scores(one, some), plain_model(one, tmp_path / "judge")
+        np.testing.assert_allclose(ours, plain_scores(judge, some), atol=2e-6)
+        expected = one.supervised_update(microbatches(some))
+        assert expected["loss"] < first["loss"]
+    with learner(model=model, master_dtype=torch.float32) as other:
+        other.load(str(tmp_path / "state"))
+        assert other.supervised_update(microbatches(some)) == expected
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_half_precision_scores_are_compared_in_float32(tmp_path, rank):
+    some = pairs(6)
+    AutoModelForCausalLM.from_config(Qwen2Config(**SIZES)).save_pretrained(tmp_path / "base")
+    model = ModelConfig(path=str(tmp_path / "base"), dtype="bfloat16", lora=LoRAConfig(rank=rank))
+    with learner(model=model, master_dtype=torch.float32, lr=1e-3) as one:
+        losses = [one.supervised_update(microbatches(some))["loss"] for _ in range(6)]
+        assert losses[-1] < losses[0]
+        ours = scores(one, some)
+        assert ours.dtype == np.float32
+        np.testing.assert_allclose(ours, plain_scores(plain_model(one, tmp_path / "judge"), some), atol=0.1)

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from agentrl.config.schema import LoRAConfig
 from agentrl.errors import ConfigError
+from agentrl.learner.score_head import SCORE_HEAD
 
 _ADAPTER = "default"
 _ALL_LINEAR = "all-linear"
@@ -54,13 +55,16 @@ def gather(tensor: Tensor) -> Tensor:
 def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dtype) -> None:
     """Put adapters into the linear layers that `config` names, by the current seed, and freeze all other weights.
 
+    The head of a reward model gets none: it is new, so that it is trained itself (`attach_score_head`).
     At first B is zero: the model computes what it computed without. `dtype` is that of the adapter's weights.
 
     Raises:
         ConfigError: no linear layer of the model has such a name.
     """
+    described = _peft_config(config)
+    described.exclude_modules = [SCORE_HEAD] if hasattr(module, SCORE_HEAD) else None
     try:
-        inject_adapter_in_model(_peft_config(config), module, _ADAPTER)
+        inject_adapter_in_model(described, module, _ADAPTER)
     except ValueError as error:
         raise ConfigError(f"model.lora.target_modules={list(config.target_modules)} does not fit the model: {error}") from error
     strange = [name for name, layer in _layers(module) if not layer.lora_A]

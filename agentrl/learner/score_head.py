@@ -19,6 +19,10 @@ from agentrl.errors import ConfigError
 from agentrl.learner.batch import Microbatch
 
 
+SCORE_HEAD = "score"
+"""How transformers calls the head of a sequence classifier on a causal model."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreHead:
     """pad_token_id: written into the exported config; transformers pools at the last token that is not it, so no sequence ends in it."""
@@ -34,8 +38,10 @@ def attach_score_head(module: PreTrainedModel, head: ScoreHead, *, dtype: torch.
     Raises:
         ConfigError: the architecture keeps its head under another name.
     """
-    if not hasattr(module, "score"):
-        raise ConfigError(f"{type(module).__name__} has no scalar head `score` on a causal model; use a decoder such as Llama or Qwen")
+    if not hasattr(module, SCORE_HEAD):
+        raise ConfigError(
+            f"{type(module).__name__} has no scalar head {SCORE_HEAD!r} on a causal model; use a decoder such as Llama or Qwen"
+        )
     module.score.to(dtype).requires_grad_(True)
     module.config.get_text_config().pad_token_id = head.pad_token_id
     module.forward = partial(_scores_at, module)
