@@ -81,6 +81,24 @@ def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) ->
 
 
 @app.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run, or its folder of step_000001.parquet, ...")],
+    overrides: Overrides = None,
+    config: Annotated[Path | None, typer.Option(metavar="CONFIG.yaml", help="Instead of the config.yaml of the run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the replay; default: `replay` in DIR.")] = None,
+    last_step: Annotated[int | None, typer.Option(min=1, help="Stop after this step; the same command without it goes on.")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Compare corrections on every step (docs/replay.md).")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train the learner alone from stored trajectories: deterministic, without servers and rollouts."""
+    _options(debug)
+    from agentrl.controller.replay import load_replay_config
+    from agentrl.controller.replay import replay as run
+
+    run(folder, load_replay_config(folder, overrides or [], file=config, out=out), last_step=last_step, report=report)
+
+
+@app.command()
 def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of the model, in Hugging Face format.")],
     host: Annotated[str, typer.Option(help="Address to listen on; anything but localhost needs --api-key-env.")] = "127.0.0.1",

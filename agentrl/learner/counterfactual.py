@@ -116,7 +116,7 @@ class _Gradients:
         for item in items:
             part = objective.part(self._policy, item, counts)
             (part.loss * self._place.world_size).backward()
-            loss += float(part.loss)
+            loss += float(part.loss.detach())
         parameters = [p for p in self._policy.module.parameters() if p.grad is not None]
         norm = float(gradient_norm(parameters))
         shards = [_local(p.grad) for p in parameters if p.grad is not None]

@@ -1,0 +1,132 @@
+"""The report of corrections: what each of them would make of stored steps, as a table, as JSON and as a picture.
+
+The reference is the on-policy gradient: of the trajectories that the learning version itself sampled from the first token to the last
+where a step has any (`fresh`), else of all of them with the proximal policy taken for the sampler (`proximal := policy`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from agentrl.config.schema import AlgorithmConfig, Config, CorrectionConfig
+from agentrl.controller.credit import credit
+from agentrl.controller.local_learner import ReplayLearner
+from agentrl.controller.run_dir import write_atomically
+from agentrl.controller.stored import StoredStep, is_fresh
+from agentrl.learner.batch import Sample
+from agentrl.learner.counterfactual import Counterfactual
+from agentrl.learner.packing import pack
+
+CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "none": {"weight": "none"},
+    "token_tis": {"weight": "token", "cap": 2.0},
+    "sequence_tis": {"weight": "sequence", "cap": 2.0},
+    "geometric_tis": {"weight": "geometric", "cap": 2.0},
+    "icepop": {"weight": "token", "floor": 0.5, "cap": 5.0, "outside": "mask"},
+    "geometric_band": {"weight": "token", "reject": {"band": {"statistic": "k1", "level": "sequence_mean", "lower": 0.99, "upper": 1.01}}},
+    "token_band": {"weight": "none", "reject": {"band": {"statistic": "k1", "level": "token", "lower": 0.5, "upper": 2.0}}},
+    "m2po": {"weight": "none", "m2po_threshold": 0.04},
+}
+"""Name in the report -> `algorithm.correction`. OPSM is not among them: before the first update of a step it drops nothing."""
+
+COLUMNS = tuple(field.name for field in fields(Counterfactual))
+
+
+class CorrectionsReport:
+    """Compares at each step, keeps a line per step and correction, and sums up at the end."""
+
+    def __init__(self, config: Config, folder: Path, *, resumed_at: int) -> None:
+        self._config = config
+        self._folder = folder
+        self._lines = folder / "corrections.jsonl"
+        kept = [line for line in self._read() if line["step"] <= resumed_at] if resumed_at else []
+        write_atomically(self._lines, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def observe(self, learner: ReplayLearner, batch: StoredStep) -> None:
+        """Compare all corrections on one step. Nothing that the learner holds changes."""
+        groups = credit(batch.groups, self._config.algorithm, group_size=self._config.rollout.group_size)
+        samples = [sample for group in groups for sample in group]
+        trajectories = [t for group in batch.groups for t in group.trajectories]
+        fresh = [s for s, t in zip(samples, trajectories, strict=True) if is_fresh(t, batch.learned_by)]
+        found = learner.compare(
+            self._pack(learner, samples), self._pack(learner, fresh or samples), variants(self._config.algorithm_in_use)
+        )
+        facts = {"step": batch.step, "reference": "fresh" if fresh else "proximal := policy", "fresh": len(fresh) / len(samples)}
+        with self._lines.open("a", encoding="utf-8") as file:
+            for name, one in found.items():
+                file.write(json.dumps({**facts, "correction": name, **_without_nan(asdict(one))}) + "\n")
+
+    def finish(self, say: Callable[[str], None]) -> Path:
+        """Write corrections.json, .md and .png, say the table, return the Markdown file."""
+        lines = list(self._read())
+        summary = summarise(lines)
+        write_atomically(self._folder / "corrections.json", json.dumps({"steps": lines, "mean": summary}, indent=1))
+        markdown = self._folder / "corrections.md"
+        write_atomically(markdown, _markdown(summary, lines))
+        from agentrl.controller.compare_picture import draw  # matplotlib loads for a second: only when a picture is drawn
+
+        draw(lines, summary, self._folder / "corrections.png")
+        say(_console(summary))
+        return markdown
+
+    def _pack(self, learner: ReplayLearner, samples: Sequence[Sample]) -> list[list[Any]]:
+        config = self._config.learner
+        return pack(samples, max_tokens=config.microbatch_tokens, world_size=config.world_size, parity_tokens=learner.parity_tokens)
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        if self._lines.is_file():
+            yield from map(json.loads, self._lines.read_text(encoding="utf-8").splitlines())
+
+
+def variants(algorithm: AlgorithmConfig) -> dict[str, AlgorithmConfig]:
+    """Return the algorithm with each of CORRECTIONS, and as it is configured."""
+    others = {name: CorrectionConfig.model_validate(values) for name, values in CORRECTIONS.items()}
+    return {name: algorithm.model_copy(update={"correction": c}) for name, c in others.items()} | {"configured": algorithm}
+
+
+def summarise(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """Return correction -> {column: mean over the steps where it is defined}, `cosine_std` among them; None where it never is."""
+    names = dict.fromkeys(str(line["correction"]) for line in lines)
+    return {name: _mean([line for line in lines if line["correction"] == name]) for name in names}
+
+
+def _mean(lines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    columns = {column: [line[column] for line in lines if line[column] is not None] for column in COLUMNS}
+    means: dict[str, float | None] = {name: statistics.fmean(values) if values else None for name, values in columns.items()}
+    return means | {"cosine_std": statistics.pstdev(columns["cosine"]) if columns["cosine"] else None}
+
+
+def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _cells(values: Mapping[str, float | None]) -> list[str]:
+    return ["-" if (value := values[name]) is None else f"{value:.4g}" for name in COLUMNS]
+
+
+def _markdown(summary: Mapping[str, Mapping[str, float | None]], lines: Sequence[Mapping[str, Any]]) -> str:
+    references = ", ".join(sorted({str(line["reference"]) for line in lines}))
+    steps = len({line["step"] for line in lines})
+    head = ["correction", *COLUMNS]
+    rows = [head, ["---"] + ["---:"] * len(COLUMNS), *([name, *_cells(values)] for name, values in summary.items())]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"# Corrections on stored trajectories\n\nMeans over {steps} steps; reference gradient: {references}.\n\n{table}\n"
+
+
+def _console(summary: Mapping[str, Mapping[str, float | None]]) -> str:
+    table = Table("correction", *COLUMNS)
+    for name, values in summary.items():
+        table.add_row(name, *_cells(values))
+    console = Console(width=110)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().rstrip()

@@ -1,0 +1,196 @@
+"""Replay: train the learner alone from the trajectories that a run stored. No servers, no rollouts, and the same outcome every time.
+
+The same steps in the same order are cut into the same minibatches and microbatches. So with the run's own config, on a CPU, the weights
+come out as the run's own, bit for bit; and with another config one sees what that alone would have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config.compose import load_config
+from agentrl.config.schema import Config
+from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
+from agentrl.controller.cluster import interruptible, ray_session
+from agentrl.controller.compare import CorrectionsReport
+from agentrl.controller.local_learner import LocalLearner, ReplayLearner, learner_spec
+from agentrl.controller.observe import Observer
+from agentrl.controller.run_dir import RunDir, write_atomically
+from agentrl.controller.stored import StoredSteps
+from agentrl.controller.train import learn
+from agentrl.errors import ConfigError
+from agentrl.learner.actor import LearnerGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """weights: sha256 over the names and checksums of all published weights; report: the table of corrections, if asked for."""
+
+    run_dir: Path
+    model_path: Path
+    step: int
+    weights: str
+    report: Path | None = None
+
+
+def load_replay_config(folder: Path, overrides: Sequence[str] = (), *, file: Path | None = None, out: Path | None = None) -> Config:
+    """Read the config of the run in `folder` (or beside it, or `file`) for a replay into `out` (default: `replay` in the run's folder).
+
+    Raises:
+        ConfigError: there is no such config, or a key or value is wrong.
+    """
+    found = [place / "config.yaml" for place in (folder, folder.parent) if (place / "config.yaml").is_file()]
+    source = file or (found[0] if found else None)
+    if source is None:
+        raise ConfigError(f"neither {str(folder)!r} nor the folder above holds a config.yaml; name one by --config")
+    own = {
+        "trainer.run_dir": json.dumps(str(out or folder / "replay")),
+        "trainer.resume_mode": "auto",  # of the replay; where the run went on from is no matter here
+        "trainer.logger": "[console]",
+        "trainer.keep_trajectories": "false",
+    }
+    return load_config(str(source), [*(f"{key}={value}" for key, value in own.items()), *overrides])
+
+
+def replay(folder: Path, config: Config, *, last_step: int | None = None, report: bool = False) -> ReplayResult:
+    """Train on the stored steps of `folder` as the run did, or go on where a replay into the same `trainer.run_dir` was stopped.
+
+    Args:
+        last_step: stop after it, with a checkpoint; None: after the last stored step.
+        report: also compare corrections on every step, before it is learned from.
+
+    Raises:
+        UserError: config or trajectories are wrong.
+        InfrastructureError: a learner rank was lost, or a file cannot be written.
+    """
+    stored = StoredSteps.find(_trajectories(folder, config))
+    with ExitStack() as stack:
+        run_dir = RunDir.open(config)
+        stack.callback(run_dir.close)
+        checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
+        observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
+        stack.callback(observer.close)
+        stack.enter_context(interruptible())
+        learner = stack.enter_context(_open_learner(config, run_dir, num_steps=stored.num_steps))
+        if checkpoint is not None:
+            learner.load(str(checkpoint.learner))
+            observer.say(f"resumed from {checkpoint.folder.name}")
+        run = _Replay(config, stored, learner, observer, run_dir, checkpoint)
+        if report:
+            run.report = CorrectionsReport(config, run_dir.root, resumed_at=run.step)
+        return run.to(min(last_step or stored.num_steps, stored.num_steps, config.trainer.steps or stored.num_steps))
+
+
+class _Replay:
+    """A replay under way: `step` batches are learned from."""
+
+    def __init__(
+        self,
+        config: Config,
+        stored: StoredSteps,
+        learner: ReplayLearner,
+        observer: Observer,
+        run_dir: RunDir,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.step = checkpoint.step if checkpoint else 0
+        self.report: CorrectionsReport | None = None
+        self._config = config
+        self._stored = stored
+        self._learner = learner
+        self._observer = observer
+        self._dir = run_dir
+
+    def to(self, last: int) -> ReplayResult:
+        self._observer.set_total_steps(last)
+        self._observer.begin_steps()
+        while self.step < last:
+            self._learn_one()
+            frequency = self._config.trainer.save_freq
+            if self.step == last or (frequency > 0 and self.step % frequency == 0):
+                self._save()
+        return self._finish()
+
+    def _learn_one(self) -> None:
+        with self._observer.timer("take"):
+            batch = self._stored.read(self.step + 1)
+        if self.report is not None:
+            with self._observer.timer("compare"):
+                self.report.observe(self._learner, batch)
+        updates = learn(self._learner, batch.groups, self._config, step=self.step, timer=self._observer.timer)
+        self.step = batch.step
+        self._observer.step(
+            self.step,
+            learned_by=batch.learned_by,
+            version=batch.learned_by + 1,
+            groups=batch.groups,
+            updates=updates,
+            rollout_stats={},
+            buffer_stats={},
+        )
+
+    def _save(self) -> None:
+        with self._observer.timer("save"):
+            save_checkpoint(
+                self._dir.checkpoints,
+                step=self.step,
+                version=self.step,
+                save_learner=self._learner.save,
+                buffer_state=b"",  # a replay's place in the data is its step
+                keep_last=self._config.trainer.keep_last,
+            )
+
+    def _finish(self) -> ReplayResult:
+        policy = self._dir.root / "policy"
+        self._learner.export(str(policy))
+        weights = _digest(self._learner)
+        write_atomically(self._dir.root / "result.json", json.dumps({"step": self.step, "weights_sha256": weights}, indent=1))
+        self._observer.say(f"replayed {self.step} steps; weights sha256 {weights}")
+        table = self.report.finish(self._observer.say) if self.report is not None else None
+        return ReplayResult(self._dir.root, policy, self.step, weights, table)
+
+
+def _trajectories(folder: Path, config: Config) -> Path:
+    """Return where the run kept its trajectories: in its folder, unless the config says otherwise."""
+    elsewhere = config.trainer.rollout_data_dir
+    return Path(elsewhere) if elsewhere and not (folder / "trajectories").is_dir() else folder
+
+
+@contextmanager
+def _open_learner(config: Config, run_dir: RunDir, *, num_steps: int) -> Iterator[ReplayLearner]:
+    """Yield the learner: in this process for one rank, as Ray actors for several."""
+    updates_per_step = config.learner.minibatches_per_step * config.learner.epochs_per_step
+    total_updates = (config.trainer.steps or num_steps) * updates_per_step
+    dump_folder = str(run_dir.root / "non_finite")
+    if config.learner.world_size == 1:
+        local = LocalLearner(learner_spec(config, total_updates=total_updates, dump_folder=dump_folder))
+        try:
+            yield local
+        finally:
+            local.stop()
+        return
+    with ray_session(config.cluster):
+        group = LearnerGroup.start(
+            config.model,
+            config.learner,
+            config.algorithm_in_use,
+            seed=config.trainer.seed,
+            temperature=config.rollout.temperature,
+            total_updates=total_updates,
+            mode=config.policy_mode,
+            dump_folder=dump_folder,
+            gpus_per_learner=config.cluster.gpus_per_learner,
+        )
+        try:
+            yield group
+        finally:
+            group.stop()
+
+
+def _digest(learner: ReplayLearner) -> str:
+    return hashlib.sha256(json.dumps(sorted(learner.checksums().items())).encode()).hexdigest()

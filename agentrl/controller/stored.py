@@ -1,0 +1,74 @@
+"""The trajectories that a run stored, step by step, as the learner got them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.controller.credit import group_trajectories
+from agentrl.data.trajectories import decode, read_parquet
+from agentrl.errors import DataError
+from agentrl.types import Group, Trajectory
+
+_STEP_FILE = re.compile(r"step_(\d+)\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """One batch: its number (from 1), its groups in the order of learning, and the version that learned from it."""
+
+    step: int
+    groups: tuple[Group, ...]
+    learned_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSteps:
+    """The files of a run's steps, 1 to `num_steps` without a gap."""
+
+    files: tuple[Path, ...]
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.files)
+
+    @classmethod
+    def find(cls, folder: Path) -> StoredSteps:
+        """Find the step files of a run's folder, or of its `trajectories` folder.
+
+        Raises:
+            DataError: there are none, or a step is missing.
+        """
+        for place in (folder / "trajectories", folder):
+            found = {int(m[1]): path for path in place.glob("step_*.parquet") if (m := _STEP_FILE.fullmatch(path.name))}
+            if found:
+                break
+        else:
+            raise DataError(f"{str(folder)!r} holds no trajectories; name a run's folder, or a folder of step_000001.parquet, ...")
+        missing = [step for step in range(1, max(found) + 1) if step not in found]
+        if missing:
+            raise DataError(f"{place}: step_{missing[0]:06d}.parquet is missing; a replay needs every step up to the last, {max(found)}")
+        return cls(tuple(found[step] for step in sorted(found)))
+
+    def read(self, step: int) -> StoredStep:
+        """Read step `step`, counted from 1.
+
+        Raises:
+            DataError: the file holds no trajectories of this format.
+        """
+        batch = read_parquet(self.files[step - 1])
+        groups = tuple(group_trajectories(decode(batch)))
+        named = "learned_by" in batch.schema.names and batch.num_rows > 0
+        return StoredStep(step, groups, batch.column("learned_by")[0].as_py() if named else _newest(groups))
+
+
+def is_fresh(trajectory: Trajectory, version: int) -> bool:
+    """Return whether `version` sampled every token of the trajectory."""
+    return trajectory.num_action_tokens > 0 and trajectory.min_version >= version
+
+
+def _newest(groups: Sequence[Group]) -> int:
+    """Files of others may not say who learned: no token can be newer than that."""
+    return max((int(t.versions.max(initial=-1)) for group in groups for t in group.trajectories), default=-1)
