@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from agentrl.config.explain_loss import loss_lines, loss_warnings
 from agentrl.config.schema import GROUP_ADVANTAGES, Config
 
 LABEL_WIDTH = 26
@@ -109,51 +110,13 @@ def _asynchrony_lines(config: Config, numbers: Arithmetic) -> Lines:
 
 
 def _loss_lines(config: Config) -> Lines:
-    algorithm = config.algorithm
-    mode = config.policy_mode
-    resolved = f"{mode} (auto)" if algorithm.mode == "auto" else mode
-    band = f"[{1 - algorithm.clip_low:g}, {1 + algorithm.clip_high:g}]"
-    kl = (
-        f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator} to the reference"
-        if algorithm.kl.coefficient
-        else "none; no reference is loaded"
-    )
-    return [
-        ("advantage", _advantage(config)),
-        ("policy mode", f"{resolved}: {MODES[mode].format(band=band)}"),
-        ("importance weight", _weight(config)),
-        ("aggregation", algorithm.aggregation + _constant_length(config)),
-        ("KL", kl),
-        ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "none"),
-    ]
-
-
-MODES = {
-    "decoupled": "ratio policy / proximal clipped to {band}; proximal is scored by the learner at the start of the step",
-    "bypass": "ratio policy / behavior clipped to {band}; proximal is the behavior policy itself",
-    "on_policy": "ratio is exactly 1; proximal is the policy itself, held constant",
-}
+    return [("advantage", _advantage(config)), *loss_lines(config)]
 
 
 def _advantage(config: Config) -> str:
     algorithm, size = config.algorithm, config.rollout.group_size
     scope = f"over groups of {size:,}" if algorithm.advantage in GROUP_ADVANTAGES else f"over {_count(size, 'attempt')} per task"
     return f"{algorithm.advantage} {scope}" + (", whitened over the batch" if algorithm.whiten else "")
-
-
-def _weight(config: Config) -> str:
-    if config.policy_mode != "decoupled":
-        return "none enters the loss"
-    correction = config.algorithm.correction
-    if correction.weight == "none":
-        return "none: the age of tokens is not corrected"
-    return f"proximal / behavior per {correction.weight}, at most {correction.cap:g}"
-
-
-def _constant_length(config: Config) -> str:
-    if config.algorithm.aggregation != "constant":
-        return ""
-    return f", by {config.algorithm.constant_length or config.agent.max_response_tokens:,} tokens per trajectory"
 
 
 def _run_lines(config: Config, num_train_rows: int | None) -> Lines:
@@ -235,7 +198,7 @@ def _rollout_warnings(config: Config) -> Iterator[str]:
 
 
 def _learner_warnings(config: Config) -> Iterator[str]:
-    learner, algorithm, numbers = config.learner, config.algorithm, Arithmetic.of(config)
+    learner, numbers = config.learner, Arithmetic.of(config)
     if learner.microbatch_tokens < numbers.longest_tokens:
         yield (
             f"learner.microbatch_tokens={learner.microbatch_tokens} is smaller than the longest trajectory of {numbers.longest_tokens}:"
@@ -248,13 +211,7 @@ def _learner_warnings(config: Config) -> Iterator[str]:
         )
     if learner.world_size > _ceil(numbers.groups, learner.minibatches_per_step) * config.rollout.group_size:
         yield f"learner.world_size={learner.world_size} exceeds the trajectories of one update: some ranks have nothing to learn from"
-    if algorithm.constant_length is not None and algorithm.aggregation != "constant":
-        yield f"algorithm.constant_length={algorithm.constant_length} has no effect with algorithm.aggregation={algorithm.aggregation}"
-    if config.policy_mode == "decoupled" and algorithm.correction.weight == "none" and config.buffer.max_staleness > 0:
-        yield (
-            f"algorithm.correction.weight=none with buffer.max_staleness={config.buffer.max_staleness}:"
-            " old tokens are trained on as if they were new"
-        )
+    yield from loss_warnings(config)
 
 
 def _validation_warnings(config: Config) -> Iterator[str]:

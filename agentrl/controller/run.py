@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import ray
 from ray import ObjectRef
@@ -78,6 +78,13 @@ class Run:
     def timer(self, phase: str) -> AbstractContextManager[None]:
         """Measure a phase of the step."""
         return self.observer.timer(phase)
+
+    def traced(self) -> AbstractContextManager[None]:
+        """Record the learner's part of the step that comes with torch's profiler, if it is one of `trainer.profile_steps`."""
+        step = self.step + 1
+        if step not in self.config.trainer.profile_steps:
+            return nullcontext()
+        return self.learner.traced(str(self.dir.root / "traces" / f"step_{step:06d}"))
 
     # -------------------------------------------------------------------------------------------------- publish
 
@@ -175,7 +182,8 @@ class Run:
         dropped = self.counts().dropped.get(NO_VARIANCE, 0) - dropped_before
         if dropped >= buffer.max_constant_batches * buffer.groups_per_step:
             raise InfrastructureError(
-                f"while one batch was waited for, {dropped} groups (buffer.max_constant_batches={buffer.max_constant_batches}) had no variance: "
+                f"{dropped} groups without variance were dropped while one batch was waited for "
+                f"(buffer.max_constant_batches={buffer.max_constant_batches}): "
                 "the tasks are too easy or too hard for the policy; choose others, or buffer.drop_constant_groups=false"
             )
 
@@ -261,7 +269,7 @@ class Run:
             learned_by=learned_by,
             version=self.version,
             groups=groups,
-            updates=updates,
+            updates=[*updates, self.learner.usage()],
             rollout_stats=self.rollouts.stats(),
             buffer_stats=buffer_stats,
         )

@@ -1,0 +1,137 @@
+"""What the algorithm of a config comes to, in words: the ratio, the correction and its stages, what a mean is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentrl.config.schema import AlgorithmConfig, Config, CorrectionConfig, RejectionConfig
+
+Lines = list[tuple[str, str]]
+
+MODES = {
+    "decoupled": "ratio policy / proximal{bound}; proximal is scored by the learner at the start of the step",
+    "bypass": "ratio policy / behavior{bound}; proximal is the behavior policy itself",
+    "on_policy": "ratio is exactly 1; proximal is the policy itself, held constant",
+}
+
+_WEIGHT_LEVELS = {"token": "per token", "sequence": "multiplied over the sequence", "geometric": "in the geometric mean of the sequence"}
+_LEVELS = {
+    "token": "of a token",
+    "sequence_sum": "summed over a sequence",
+    "sequence_mean": "in the mean of a sequence",
+    "sequence_max": "of the farthest token of a sequence",
+}
+_STATISTICS = {"k1": "rho'", "k2": "(log rho')^2 / 2", "k3": "rho' - 1 - log rho'"}
+
+
+def loss_lines(config: Config) -> Lines:
+    """Return the lines between the advantage and the end of the loss's part."""
+    algorithm, mode = config.algorithm, config.policy_mode
+    resolved = f"{mode} (auto)" if algorithm.mode == "auto" else mode
+    lines = [
+        ("policy loss", _policy_loss(algorithm)),
+        ("policy mode", f"{resolved}: {MODES[mode].format(bound=_bound(algorithm))}"),
+        ("importance weight", _weight(config)),
+        *(("rejected" if number == 0 else "", text) for number, text in enumerate(_rejected(algorithm.correction))),
+        ("aggregation", algorithm.aggregation + _constant_length(config) + _denominator(algorithm.correction)),
+        ("KL", _kl(algorithm)),
+        ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "none"),
+    ]
+    if config.buffer.drop_constant_groups:
+        lines.append(("groups", "without variance are dropped and replaced before a batch is taken"))
+    return lines
+
+
+def loss_warnings(config: Config) -> Iterator[str]:
+    """Yield one sentence for each choice of the loss that works but is probably not meant."""
+    algorithm, correction = config.algorithm, config.algorithm.correction
+    if algorithm.constant_length is not None and algorithm.aggregation != "constant":
+        yield f"algorithm.constant_length={algorithm.constant_length} has no effect with algorithm.aggregation={algorithm.aggregation}"
+    if config.policy_mode == "decoupled" and correction.weight == "none" and config.buffer.max_staleness > 0:
+        yield (
+            f"algorithm.correction.weight=none with buffer.max_staleness={config.buffer.max_staleness}:"
+            " old tokens are trained on as if they were new"
+        )
+    if correction.max_lag is not None and correction.max_lag >= config.buffer.max_staleness:
+        yield (
+            f"algorithm.correction.max_lag={correction.max_lag} has no effect: the buffer drops all that is older than"
+            f" buffer.max_staleness={config.buffer.max_staleness}"
+        )
+    if algorithm.policy_loss == "gpg" and (config.learner.minibatches_per_step * config.learner.epochs_per_step) > 1:
+        yield "algorithm.policy_loss=gpg has no trust region: with several updates per step nothing holds the policy near its data"
+    if algorithm.policy_loss == "gspo" and algorithm.clip_high > 0.05:
+        yield (
+            f"algorithm.clip_high={algorithm.clip_high:g} with policy_loss=gspo clips nothing: a sequence's mean log-ratio hardly moves;"
+            " the paper has clip_low=3e-4, clip_high=4e-4"
+        )
+    if algorithm.kl.off_policy_ratio and not algorithm.kl.coefficient:
+        yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.coefficient=0"
+
+
+def _policy_loss(algorithm: AlgorithmConfig) -> str:
+    details = {
+        "sapo": f"gates of temperature {algorithm.sapo.tau_positive:g} (A > 0) and {algorithm.sapo.tau_negative:g}",
+        "clip_cov": f"{algorithm.clip_cov.share:g} of the tokens left out for their covariance",
+        "kl_cov": f"{algorithm.kl_cov.share:g} of the tokens held back by {algorithm.kl_cov.coefficient:g} |log ratio|",
+        "dppo_tv": f"a token may lose {algorithm.dppo_tv.delta_low:g} and gain {algorithm.dppo_tv.delta_high:g} of probability",
+    }
+    dual = algorithm.policy_loss in ("ppo_clip", "clip_cov") and algorithm.dual_clip is not None
+    parts = [details.get(algorithm.policy_loss, ""), f"at most {algorithm.dual_clip:g} |A| where A < 0" if dual else ""]
+    return ", ".join([algorithm.policy_loss, *(part for part in parts if part)])
+
+
+def _bound(algorithm: AlgorithmConfig) -> str:
+    low, high = algorithm.clip_low, algorithm.clip_high
+    return {
+        "gspo": f" of a sequence clipped to [{1 - low:g}, {1 + high:g}]",
+        "gmpo": f" clipped to [e^-{low:g}, e^{high:g}], in the geometric mean of a sequence",
+        "cispo": f" bounded to [{1 - low:g}, {1 + high:g}] as a weight",
+        "ppo_clip": f" clipped to [{1 - low:g}, {1 + high:g}]",
+        "clip_cov": f" clipped to [{1 - low:g}, {1 + high:g}]",
+    }.get(algorithm.policy_loss, "")
+
+
+def _weight(config: Config) -> str:
+    if config.policy_mode != "decoupled":
+        return "none enters the loss"
+    correction = config.algorithm.correction
+    if correction.weight == "none":
+        return "none: the age of tokens is not corrected"
+    floor = "" if correction.floor is None else f"at least {correction.floor:g}, "
+    outside = ", 0 outside" if correction.outside == "mask" else ""
+    normal = ", mean 1 over the update" if correction.self_normalize else ""
+    return f"proximal / behavior {_WEIGHT_LEVELS[correction.weight]}, {floor}at most {correction.cap:g}{outside}{normal}"
+
+
+def _rejected(correction: CorrectionConfig) -> Iterator[str]:
+    if correction.max_lag is not None:
+        yield f"max_lag: tokens older than {correction.max_lag} versions"
+    for name, stage in correction.reject.items():
+        yield f"{name}: {_STATISTICS[stage.statistic]} {_LEVELS[stage.level]} {_outside(stage)}; rho' = proximal / behavior"
+    if correction.m2po_threshold is not None:
+        yield f"m2po: the largest (log rho')^2 until their mean is at most {correction.m2po_threshold:g}"
+    if correction.opsm_delta is not None:
+        yield f"opsm: sequences with A < 0 and a mean log(proximal / policy) above {correction.opsm_delta:g}"
+
+
+def _outside(stage: RejectionConfig) -> str:
+    if stage.lower is None:
+        return f"above {stage.upper:g}"
+    return f"below {stage.lower:g}" + ("" if stage.upper is None else f" or above {stage.upper:g}")
+
+
+def _constant_length(config: Config) -> str:
+    if config.algorithm.aggregation != "constant":
+        return ""
+    return f", by {config.algorithm.constant_length or config.agent.max_response_tokens:,} tokens per trajectory"
+
+
+def _denominator(correction: CorrectionConfig) -> str:
+    return ", rejected tokens counted" if correction.denominator == "original" else ""
+
+
+def _kl(algorithm: AlgorithmConfig) -> str:
+    if not algorithm.kl.coefficient:
+        return "none; no reference is loaded"
+    ratio = " x policy / proximal" if algorithm.kl.off_policy_ratio else ""
+    return f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator}{ratio} to the reference"

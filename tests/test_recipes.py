@@ -1,0 +1,104 @@
+"""Every packaged recipe composes, explains itself, and makes updates of a tiny model."""
+
+from __future__ import annotations
+
+import math
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.config.compose import load_config
+from agentrl.config.explain import explain
+from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.controller.credit import credit
+from agentrl.errors import ConfigError
+from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.packing import pack
+from agentrl.types import NO_VERSION, Group, Outcome, RewardEvent, Trajectory
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted(file.stem for file in (ROOT / "configs" / "algorithm").glob("*.yaml"))
+SIZES = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+SIZES |= {"intermediate_size": 24, "tie_word_embeddings": True}
+GROUP_SIZE = 4
+
+
+def config_of(recipe: str, *overrides: str):
+    return load_config(str(ROOT / "configs" / "quickstart.yaml"), [f"algorithm={recipe}", *overrides])
+
+
+def trajectory(group: int, member: int, rng: np.random.Generator) -> Trajectory:
+    """Prompt, action, tool output, action: what was sampled is near the new model's uniform distribution."""
+    mask = np.array([False] * 3 + [True] * int(rng.integers(2, 6)) + [False] * 2 + [True] * 2)
+    turns = np.where(mask, np.cumsum(np.diff(mask, prepend=False) & mask) - 1, -1)
+    return Trajectory(
+        group_id=group,
+        member=member,
+        task_id=f"t:{group}",
+        data_source="s",
+        agent_name="a",
+        token_ids=rng.integers(0, SIZES["vocab_size"], len(mask)).astype(np.int32),
+        action_mask=mask,
+        behavior_logprobs=np.where(mask, -math.log(SIZES["vocab_size"]) + rng.normal(0, 0.3, len(mask)), 0.0).astype(np.float32),
+        versions=np.where(mask, 1, NO_VERSION).astype(np.int32),
+        turn_ids=turns.astype(np.int16),
+        messages=(),
+        rewards=(RewardEvent("answer", float(member % 2), len(mask) - 1),),
+        outcome=Outcome.COMPLETED,
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_explains_itself_and_learns(recipe):
+    config = config_of(recipe, "buffer.max_staleness=2", f"rollout.group_size={GROUP_SIZE}")
+    text = explain(config)
+    assert config.algorithm.policy_loss in text
+    assert config.algorithm.aggregation in text
+    assert "No warnings" in text
+    rng = np.random.default_rng(0)
+    groups = [Group(g, tuple(trajectory(g, member, rng) for member in range(GROUP_SIZE))) for g in range(3)]
+    samples = [sample for group in credit(groups, config.algorithm, group_size=GROUP_SIZE) for sample in group]
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    spec = LearnerSpec(
+        ModelConfig(),
+        LearnerConfig(optimizer=OptimizerConfig(lr=1e-2)),
+        config.algorithm_in_use,
+        mode=config.policy_mode,
+        seed=0,
+        temperature=1.0,
+        total_updates=2,
+        from_scratch=ModelFromScratchConfig(architecture="qwen2", sizes=SIZES),
+    )
+    with closing(Learner(spec, rank=0, address="127.0.0.1", port=port)) as learner:
+        [microbatches] = pack(samples, max_tokens=64, world_size=1)
+        scored = learner.score(microbatches)
+        updates = [learner.update(scored) for _ in range(2)]
+    assert updates[0]["grad_norm"] > 0.0  # the second may lie beyond all clips: those of gspo are very near
+    for metrics in updates:
+        assert metrics["is_skipped"] == 0.0
+        assert all(math.isfinite(value) for value in metrics.values())
+    assert abs(updates[1]["ppo_kl"]) > 1e-6  # the first update moved the policy
+
+
+def test_a_recipe_may_be_changed_by_keys_and_named_in_a_file(tmp_path):
+    assert config_of("dapo", "algorithm.clip_high=0.3").algorithm.clip_high == 0.3
+    (tmp_path / "run.yaml").write_text("defaults: [algorithm: gspo, _self_]\nalgorithm: {clip_high: 1.0e-3}\n")
+    config = load_config(str(tmp_path / "run.yaml"))
+    assert (config.algorithm.policy_loss, config.algorithm.clip_low, config.algorithm.clip_high) == ("gspo", 3e-4, 1e-3)
+    assert load_config(str(tmp_path / "run.yaml"), ["algorithm=cispo"]).algorithm.policy_loss == "cispo"
+
+
+def test_a_recipe_that_does_not_exist_is_answered_with_those_that_do():
+    with pytest.raises(ConfigError, match="dapo"):
+        config_of("dappo")
+
+
+def test_without_a_recipe_nothing_changes():
+    plain = load_config(str(ROOT / "configs" / "quickstart.yaml")).algorithm
+    assert (plain.advantage, plain.policy_loss, plain.aggregation) == ("grpo", "ppo_clip", "token_mean")
+    assert (plain.correction.weight, plain.correction.cap, plain.correction.reject) == ("token", 2.0, {})
