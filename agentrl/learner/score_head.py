@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Microbatch
 
-
 SCORE_HEAD = "score"
 """How transformers calls the head of a sequence classifier on a causal model."""
 
