@@ -227,7 +227,7 @@ _ADVICE: Mapping[str, str] = {
     "ratio_tail": "the policy moved far within one step: lower learner.optimizer.lr or learner.epochs_per_step",
     "length_growth": "answers grew: look for repetition in the groups kept, or add the reward term length_penalty",
     "length_collapse": "answers shrank: look in the groups kept for a reward that short answers get for nothing",
-    "logprob_gap": "server and learner disagree: check model.dtype and attention, and the last publish by rollout.weights.verify=true",
+    "logprob_gap": "old tokens, or server and learner disagree: check buffer.max_staleness, model.dtype and rollout.weights.verify=true",
     "clip_share": "most of the update is clipped away: lower learner.optimizer.lr, learner.epochs_per_step or buffer.max_staleness",
     "constant_groups": "equal rewards teach nothing: mix in easier or harder tasks, or raise rollout.group_size",
 }
