@@ -13,7 +13,7 @@ import pytest
 from agentrl.config.compose import load_config
 from agentrl.config.explain import explain
 from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
-from agentrl.controller.credit import credit
+from agentrl.controller.credit import credit, leave_out_old
 from agentrl.errors import ConfigError
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
@@ -83,6 +83,23 @@ def test_a_recipe_explains_itself_and_learns(recipe):
         assert metrics["is_skipped"] == 0.0
         assert all(math.isfinite(value) for value in metrics.values())
     assert abs(updates[1]["ppo_kl"]) > 1e-6  # the first update moved the policy
+
+
+def test_tokens_older_than_max_lag_leave_the_loss_and_keep_their_advantage():
+    config = config_of("grpo", f"rollout.group_size={GROUP_SIZE}")
+    rng = np.random.default_rng(0)
+    group = Group(0, tuple(trajectory(0, member, rng) for member in range(GROUP_SIZE)))
+    first = group.trajectories[0]
+    versions = np.where(first.action_mask & (first.turn_ids == 1), 3, first.versions).astype(np.int32)  # the second turn is newer
+    group = Group(0, (first.replace(versions=versions), *group.trajectories[1:]))
+    samples = credit([group], config.algorithm, group_size=GROUP_SIZE)
+    assert leave_out_old(samples, [group], version=4, max_lag=None) == samples
+    [masked] = leave_out_old(samples, [group], version=4, max_lag=2)
+    np.testing.assert_array_equal(masked[0].loss_mask, first.action_mask & (first.turn_ids == 1))
+    assert not any(sample.loss_mask.any() for sample in masked[1:])
+    for before, after in zip(samples[0], masked, strict=True):
+        np.testing.assert_array_equal(after.advantages, before.advantages)
+    assert all(s.loss_mask.sum() == s.action_mask.sum() for s in leave_out_old(samples, [group], version=4, max_lag=3)[0])
 
 
 def test_a_recipe_may_be_changed_by_keys_and_named_in_a_file(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -88,6 +89,23 @@ def advantage_options(algorithm: AlgorithmConfig) -> AdvantageOptions:
         solved_reward=algorithm.solved_reward,
         step_weight=algorithm.step_weight,
     )
+
+
+def leave_out_old(samples: Sequence[Sequence[Sample]], groups: Sequence[Group], *, version: int, max_lag: int | None) -> list[list[Sample]]:
+    """Return the samples with tokens more than `max_lag` versions behind `version` out of the loss; None: as they are.
+
+    Advantages stay: what an old token earned is as true as before.
+    """
+    if max_lag is None:
+        return [list(members) for members in samples]
+    return [
+        [_without_old(sample, trajectory, version - max_lag) for sample, trajectory in zip(members, group.trajectories, strict=True)]
+        for members, group in zip(samples, groups, strict=True)
+    ]
+
+
+def _without_old(sample: Sample, trajectory: Trajectory, oldest: int) -> Sample:
+    return replace(sample, loss_mask=sample.loss_mask & (trajectory.versions >= oldest))
 
 
 def split_minibatches(per_group: Sequence[Sequence[Sample]], *, num_minibatches: int, rng: np.random.Generator) -> list[list[Sample]]:

@@ -122,7 +122,7 @@ class _Replay:
         if self.report is not None:
             with self._observer.timer("compare"):
                 self.report.observe(self._learner, batch)
-        updates = learn(self._learner, batch.groups, self._config, step=self.step, timer=self._observer.timer)
+        updates = learn(self._learner, batch.groups, self._config, step=self.step, version=batch.learned_by, timer=self._observer.timer)
         self.step = batch.step
         self._observer.step(
             self.step,

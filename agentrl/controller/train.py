@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from agentrl.config.schema import Config
-from agentrl.controller.credit import credit, split_minibatches
+from agentrl.controller.credit import credit, leave_out_old, split_minibatches
 from agentrl.controller.local_learner import Scored, StepLearner
 from agentrl.controller.placement import open_run
 from agentrl.controller.result import RunResult
@@ -63,22 +63,25 @@ def train(config: Config) -> RunResult:
 def train_step(run: Run, config: Config) -> None:
     """Take one batch, learn from it, publish."""
     groups = run.take()
-    with run.traced():
-        updates = learn(run.learner, groups, config, step=run.step, timer=run.timer)
-    run.step += 1
     learned_by = run.version
+    with run.traced():
+        updates = learn(run.learner, groups, config, step=run.step, version=learned_by, timer=run.timer)
+    run.step += 1
     with run.timer("publish"):
         run.publish()
     run.record(groups, updates, learned_by=learned_by)
 
 
-def learn(learner: StepLearner[Scored], groups: Sequence[Group], config: Config, *, step: int, timer: Timer) -> list[dict[str, float]]:
-    """Make the updates of one step and return the metrics of each.
+def learn(
+    learner: StepLearner[Scored], groups: Sequence[Group], config: Config, *, step: int, version: int, timer: Timer
+) -> list[dict[str, float]]:
+    """Make the updates of one step and return the metrics of each. `version`: of the weights that learn, from which lag is counted.
 
-    Nothing but the learner's state, the groups and the step decides what happens, so that a replay does the same.
+    Nothing but the learner's state, the groups, step and version decide what happens, so that a replay does the same.
     """
     with timer("credit"):
         samples = credit(groups, config.algorithm, group_size=config.rollout.group_size)
+        samples = leave_out_old(samples, groups, version=version, max_lag=config.algorithm.correction.max_lag)
     rng = np.random.default_rng((config.trainer.seed, step))
     with timer("score"):
         minibatches = [_score(learner, config, m) for m in _cut(samples, config, rng)]
