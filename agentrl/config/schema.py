@@ -648,6 +648,9 @@ class TrainerConfig(Section):
     validation_data_dir: str | None = Field(None, description="The same for validation; None: validation/ of the run directory.")
     keep_trajectories: bool = Field(True, description="Write the trajectories at all.")
     seed: int = Field(0, ge=0, description="Seed of data order, initialisation and learner.")
+    profile_steps: tuple[int, ...] = Field(
+        (), description="Steps, from 1, whose learning torch's profiler records on every rank, into traces/ of the run directory."
+    )
 
 
 class ClusterConfig(Section):

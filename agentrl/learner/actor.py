@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -62,6 +62,15 @@ class LearnerRank:
 
     def parity_tokens(self) -> float:
         return self._learner.parity_tokens()
+
+    def usage(self) -> dict[str, float]:
+        return self._learner.usage()
+
+    def start_trace(self) -> None:
+        self._learner.start_trace()
+
+    def write_trace(self, folder: str) -> None:
+        self._learner.write_trace(folder)
 
     def compare(
         self, microbatches: list[Microbatch], reference: list[Microbatch], variants: Mapping[str, AlgorithmConfig]
@@ -186,6 +195,17 @@ class LearnerGroup:
         """Return the supervised loss of the microbatches of each rank, without learning from them."""
         inputs = [ray.put(shard) for shard in shards]
         return self._run("measure", lambda actor, rank: actor.measure.remote(inputs[rank]), len(shards[0]))
+
+    def usage(self) -> dict[str, float]:
+        """Return what scoring and updating took since the last call: time, tokens, memory (see `Meter.finish`)."""
+        return self._run("usage", lambda actor, rank: actor.usage.remote())
+
+    @contextmanager
+    def traced(self, folder: str) -> Iterator[None]:
+        """Record the block on all ranks with torch's profiler; the traces are written into `folder` on each rank's host."""
+        self._run("start_trace", lambda actor, rank: actor.start_trace.remote())
+        yield
+        self._run("write_trace", lambda actor, rank: actor.write_trace.remote(folder))
 
     @cached_property
     def parity_tokens(self) -> float:

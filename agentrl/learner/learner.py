@@ -18,6 +18,7 @@ from agentrl.learner.correction import Corrector
 from agentrl.learner.counterfactual import Counterfactual, compare
 from agentrl.learner.held_out import Objective, measure
 from agentrl.learner.loss import Mode, PolicyObjective, SupervisedObjective
+from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
 from agentrl.learner.ranks import join_ranks, leave_ranks
 from agentrl.learner.reward_model import PreferenceObjective
@@ -64,8 +65,14 @@ class Learner:
         self._policy = self._build(has_backward=True)
         self._reference = self._build_reference() if spec.algorithm.kl.coefficient > 0 else None
         self._stepper = Stepper(
-            self._policy, self._place, spec.learner.optimizer, total_updates=spec.total_updates, dump_folder=spec.dump_folder
+            self._policy,
+            self._place,
+            spec.learner.optimizer,
+            total_updates=spec.total_updates,
+            dump_folder=spec.dump_folder,
+            is_offloaded=spec.learner.offload == "optimizer",
         )
+        self._meter = Meter(self._place)
         self._corrector = Corrector(spec.algorithm)
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
         self._supervised: Objective = SupervisedObjective() if spec.score_head is None else PreferenceObjective()
@@ -80,9 +87,11 @@ class Learner:
         """Return the microbatches of ONE update with proximal log-probabilities (mode decoupled), reference ones (with KL), and what the
         correction makes of them. A collective."""
         needs_proximal = self._spec.mode == "decoupled"
-        proximal = [self._logprobs(self._policy, m) if needs_proximal else None for m in microbatches]
-        ref = [self._logprobs(self._reference, m) if self._reference is not None else None for m in microbatches]
-        corrections = self._corrector.correct(microbatches, proximal)
+        num_forwards = int(needs_proximal) + int(self._reference is not None)
+        with self._meter.phase("score", num_tokens=num_forwards * _count_tokens(microbatches)):
+            proximal = [self._logprobs(self._policy, m) if needs_proximal else None for m in microbatches]
+            ref = [self._logprobs(self._reference, m) if self._reference is not None else None for m in microbatches]
+            corrections = self._corrector.correct(microbatches, proximal)
         return [ScoredMicrobatch(*columns) for columns in zip(microbatches, proximal, ref, corrections, strict=True)]
 
     def update(self, minibatch: Sequence[ScoredMicrobatch]) -> dict[str, float]:
@@ -96,7 +105,8 @@ class Learner:
         """
         self._policy.module.train()
         counts = count_update(minibatch)
-        return self._stepper.run(minibatch, lambda index: self._objective.part(self._policy, minibatch[index], counts), counts)
+        with self._meter.phase("update", num_tokens=_count_tokens([scored.microbatch for scored in minibatch])):
+            return self._stepper.run(minibatch, lambda index: self._objective.part(self._policy, minibatch[index], counts), counts)
 
     def supervised_update(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
         """Make one optimizer update by cross-entropy on the loss tokens, or with a score head by the Bradley-Terry loss of pairs.
@@ -106,11 +116,24 @@ class Learner:
         self._policy.module.train()
         counts = count_update(microbatches)
         objective = self._supervised
-        return self._stepper.run(microbatches, lambda index: objective.part(self._policy, microbatches[index], counts), counts)
+        with self._meter.phase("update", num_tokens=_count_tokens(microbatches)):
+            return self._stepper.run(microbatches, lambda index: objective.part(self._policy, microbatches[index], counts), counts)
 
     def measure(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
         """Return what `supervised_update` would report of these microbatches of all ranks, without learning from them."""
         return measure(self._policy, self._supervised, microbatches)
+
+    def usage(self) -> dict[str, float]:
+        """Return what the phases `score` and `update` took since the last call (see `Meter.finish`). A collective."""
+        return self._meter.finish()
+
+    def start_trace(self) -> None:
+        """Begin to record this rank with torch's profiler."""
+        self._meter.start_trace()
+
+    def write_trace(self, folder: str) -> None:
+        """End the recording and write it into `folder`, one file per rank."""
+        self._meter.write_trace(Path(folder))
 
     def parity_tokens(self) -> float:
         """Return what `pack` weighs attention by, of the policy's sizes (see `attention_parity`)."""
@@ -215,3 +238,7 @@ class Learner:
         logprobs, _ = policy.score(microbatch, positions, targets, temperature=self._spec.temperature)
         policy.reshard()
         return np.asarray(logprobs.cpu().numpy())
+
+
+def _count_tokens(microbatches: Sequence[Microbatch]) -> int:
+    return sum(m.num_tokens for m in microbatches)

@@ -17,6 +17,7 @@ from agentrl.config.schema import OptimizerConfig
 from agentrl.learner.batch import Microbatch, ScoredMicrobatch
 from agentrl.learner.loss import LossPart, finish_metrics
 from agentrl.learner.model import Policy
+from agentrl.learner.offload import state_at_hand
 from agentrl.learner.optimizer import build_optimizer, clip_gradients, gradient_norm, learning_rate, set_learning_rate
 from agentrl.learner.ranks import Place, add_over_ranks, largest_over_ranks
 
@@ -37,7 +38,16 @@ def count_update(items: Sequence[Item]) -> UpdateCounts:
 class Stepper:
     """The optimizer of one rank's shards, and how many updates were made or tried."""
 
-    def __init__(self, policy: Policy, place: Place, config: OptimizerConfig, *, total_updates: int, dump_folder: str | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        place: Place,
+        config: OptimizerConfig,
+        *,
+        total_updates: int,
+        dump_folder: str | None,
+        is_offloaded: bool = False,
+    ) -> None:
         self.optimizer = build_optimizer(policy.module, config)
         self.num_updates = 0
         self.num_non_finite = 0
@@ -46,6 +56,7 @@ class Stepper:
         self._config = config
         self._total_updates = total_updates
         self._dump_folder = dump_folder
+        self._is_offloaded = is_offloaded
 
     def run(self, items: Sequence[Item], part_of: Callable[[int], LossPart], counts: UpdateCounts) -> dict[str, float]:
         """Make one update of all `items`, whose parts of the loss `part_of(index)` computes, and return the global metrics.
@@ -63,7 +74,8 @@ class Stepper:
         if is_finite:
             clip_gradients(self._policy.module.parameters(), norm, self._config.grad_clip)
             set_learning_rate(self.optimizer, lr)
-            self.optimizer.step()
+            with state_at_hand(self.optimizer, self._place.device, is_offloaded=self._is_offloaded):
+                self.optimizer.step()
         else:
             self.num_non_finite += 1
             self._dump(items)

@@ -1,0 +1,208 @@
+"""Every way to spread, compile or offload a model learns the same: one rank quickly, HSDP of 2 x 2 gloo ranks against one.
+
+The file is also the program of a rank of the world of four.
+"""
+
+import gzip
+import json
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from agentrl.config.schema import AlgorithmConfig, FSDPConfig, KLConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.learner.batch import Sample
+from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.offload import move_state, state_at_hand
+from agentrl.learner.packing import pack
+
+SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"intermediate_size": 47, "tie_word_embeddings": True, "initializer_range": 0.2}
+WORLD_SIZE = 4
+TIMEOUT_S = 200.0
+
+
+def start(rank=0, port=None, *, world_size=1, **options):
+    options = {"world_size": world_size, "collective_timeout_s": TIMEOUT_S, "optimizer": OptimizerConfig(lr=1e-2)} | options
+    algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
+    from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
+    spec = LearnerSpec(
+        ModelConfig(), LearnerConfig(**options), algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, master_dtype=torch.float64
+    )
+    return Learner(spec, rank=rank, address="127.0.0.1", port=port or free_ports(1)[0])
+
+
+def batch():
+    rng = np.random.default_rng(5)
+    found = []
+    for index in range(9):
+        length = int(rng.integers(6, 18))
+        mask = rng.random(length) < 0.6
+        mask[0], mask[-1] = False, True
+        behavior, advantages = rng.normal(-3, 1, length).astype(np.float32), rng.normal(size=length).astype(np.float32)
+        found.append(Sample(index, rng.integers(0, 61, length).astype(np.int32), mask, mask, behavior, advantages))
+    return found
+
+
+def learn(learner, rank=0, world_size=1):
+    """Three updates, each scored anew: a weight that stays gathered from before an update would show in the next scores."""
+    shard = pack(batch(), max_tokens=30, world_size=world_size)[rank]
+    metrics = [learner.update(learner.score(shard)) for _ in range(3)]
+    names = ("loss", "grad_norm", "entropy", "kl", "ratio_max")
+    return [[update[name] for name in names] for update in metrics]
+
+
+def free_ports(count):
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+def run_alone(**options):
+    learner = start(**options)
+    try:
+        return learn(learner), learner.checksums(), learner
+    finally:
+        learner.close()
+
+
+@pytest.fixture(scope="module")
+def plain():
+    metrics, checksums, _ = run_alone()
+    return metrics, checksums
+
+
+# -------------------------------------------------------------------------------------------------------- one rank
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fsdp": FSDPConfig(reshard_after_forward=False)},
+        {"fsdp": FSDPConfig(forward_prefetch=2)},
+        {"offload": "optimizer"},
+        {"offload": "parameters"},
+        {"gradient_checkpointing": True},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_no_option_of_memory_changes_a_bit(plain, options):
+    metrics, checksums, _ = run_alone(**options)
+    assert (metrics, checksums) == plain
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_chunks_of_logits_change_nothing_but_rounding(plain, tokens):
+    metrics, _, _ = run_alone(logprob_chunk_tokens=tokens)
+    np.testing.assert_allclose(metrics, plain[0], rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_learns_the_same(plain):
+    torch._dynamo.reset()
+    metrics, _, _ = run_alone(compile=True)
+    np.testing.assert_allclose(metrics, plain[0], rtol=1e-8)
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] > 0
+    assert counters["stats"]["unique_graphs"] <= 12  # not one per length, nor one per layer
+
+
+def test_uneven_copies_are_refused():
+    with pytest.raises(ValueError, match="shard_size=3 does not divide world_size=4"):
+        LearnerConfig(world_size=4, fsdp=FSDPConfig(shard_size=3))
+
+
+def test_state_is_moved_as_a_whole_and_back():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    [state] = optimizer.state.values()
+    before = state["exp_avg"].clone()
+    with state_at_hand(optimizer, torch.device("cpu"), is_offloaded=True):
+        torch.testing.assert_close(state["exp_avg"], before)
+    move_state(optimizer, torch.device("meta"))  # stands for any other device
+    assert {name for name, value in state.items() if value.device.type == "meta"} == {"exp_avg", "exp_avg_sq"}
+
+
+# --------------------------------------------------------------------------------------------------------- measures
+
+
+def test_usage_tells_time_tokens_and_memory_of_each_phase_once(tmp_path):
+    learner = start()
+    try:
+        [shard] = pack(batch(), max_tokens=30, world_size=1)
+        num_tokens = sum(m.num_tokens for m in shard)
+        learner.start_trace()
+        learner.update(learner.score(shard))
+        learner.write_trace(str(tmp_path / "traces"))
+        usage = learner.usage()
+        assert usage["score_tokens_per_s"] * usage["score_s"] == pytest.approx(2 * num_tokens)  # policy and reference
+        assert usage["update_tokens_per_s"] * usage["update_s"] == pytest.approx(num_tokens)
+        assert 1e8 < usage["memory/rss_bytes_max"] < 1e11
+        assert set(learner.usage()) == {"memory/rss_bytes_max"}
+    finally:
+        learner.close()
+    with gzip.open(tmp_path / "traces" / "rank0.json.gz") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert {"score", "update"} <= names
+
+
+# ------------------------------------------------------------------------------------------------------- four ranks
+
+
+def play(rank, ports, folder):
+    """One rank of the world of four."""
+    scenes = {"two_copies": {"fsdp": FSDPConfig(shard_size=2)}}
+    scenes["four_copies"] = {"fsdp": FSDPConfig(shard_size=1, reshard_after_forward=False), "logprob_chunk_tokens": 5}
+    scenes["one_copy"] = {"fsdp": FSDPConfig(forward_prefetch=1), "offload": "parameters"}
+    facts = {}
+    for (name, options), port in zip(scenes.items(), ports, strict=True):
+        learner = start(rank, port, world_size=WORLD_SIZE, **options)
+        weight = next(learner._policy.module.parameters())
+        assert isinstance(weight, DTensor)
+        expected = (Shard(0),) if name == "one_copy" else (Replicate(), Shard(0))
+        assert weight.placements == expected, weight.placements
+        facts[name] = learn(learner, rank, WORLD_SIZE)
+        facts[f"{name}_weights"] = {n: learner._policy.full_tensor(n).tolist() for n in learner._policy.tensors}
+        learner.close()
+    if rank == 0:
+        (folder / "facts.json").write_text(json.dumps(facts))
+
+
+@pytest.mark.slow
+def test_copies_of_the_weights_learn_as_one(plain, tmp_path):
+    arguments = [sys.executable, __file__, str(tmp_path), *map(str, free_ports(3))]
+    ranks = [subprocess.Popen([*arguments, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(WORLD_SIZE)]
+    try:
+        errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * WORLD_SIZE, errors
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    learner = start()
+    try:
+        learn(learner)
+        weights = {name: learner._policy.full_tensor(name) for name in learner._policy.tensors}
+    finally:
+        learner.close()
+    for scene in ("two_copies", "four_copies", "one_copy"):
+        np.testing.assert_allclose(facts[scene], plain[0], rtol=1e-9, err_msg=scene)
+        for name, weight in weights.items():
+            np.testing.assert_allclose(facts[f"{scene}_weights"][name], weight, atol=1e-6, err_msg=name)
+
+
+if __name__ == "__main__":
+    folder, *numbers = sys.argv[1:]
+    *ports, rank = map(int, numbers)
+    play(rank, ports, Path(folder))
