@@ -12,12 +12,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
 from agentrl.cli import app
-from agentrl.config.schema import Config
+from agentrl.config.schema import AlarmsConfig, Config
 from agentrl.controller.compare import COLUMNS, CORRECTIONS, variants
 from agentrl.controller.replay import load_replay_config, replay
 from agentrl.controller.stored import StoredSteps
-from agentrl.data.trajectories import encode, write_parquet
+from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
 from agentrl.errors import ConfigError, DataError
+from agentrl.tracking.alarms import rules_from
 from agentrl.tracking.metrics import read_metrics
 from agentrl.types import Outcome, RewardEvent, Trajectory
 
@@ -66,7 +67,7 @@ def trajectory(group_id, member, rng, model, *, version, drift):
     )  # fmt: skip
 
 
-def write_run(folder, *, drift=0.4, lags=(0, 1, 2, 3), steps=4):
+def write_run(folder, *, drift=0.4, lags=(0, 1, 2, 3), steps=4, first_version=0):
     """A run's folder as `agentrl train` leaves it: config, trajectories, and the model it started from."""
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES))
@@ -75,12 +76,13 @@ def write_run(folder, *, drift=0.4, lags=(0, 1, 2, 3), steps=4):
     (folder / "run" / "config.yaml").write_text(CONFIG.format(folder=folder))
     rng = np.random.default_rng(5)
     for step in range(1, steps + 1):
+        learned_by = first_version + step - 1
         batch = [
-            trajectory(10 * step + g, m, rng, model, version=max(0, step - 1 - lags[g % len(lags)]), drift=drift)
+            trajectory(10 * step + g, m, rng, model, version=max(0, learned_by - lags[g % len(lags)]), drift=drift)
             for g in range(4)
             for m in range(3)
         ]
-        write_parquet(folder / f"run/trajectories/step_{step:06d}.parquet", encode(batch), step=step, learned_by=step - 1)
+        write_parquet(folder / f"run/trajectories/step_{step:06d}.parquet", encode(batch), step=step, learned_by=learned_by)
     return folder / "run"
 
 
@@ -152,6 +154,15 @@ def test_by_the_command_line(run, whole, tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "replay" / "result.json").read_text())["weights_sha256"] == whole.weights
+
+
+def test_alarms_watch_what_a_step_measures(whole):
+    """Every metric of a rule is one of a step's, and a replay raises alarms as a run does: here behavior is far from the policy."""
+    for record in read_metrics(whole.run_dir / "metrics.jsonl"):
+        assert {name for rule in rules_from(AlarmsConfig()) for name in rule.metrics} <= set(record.values)
+    raised = [json.loads(line) for line in (whole.run_dir / "alarms.jsonl").read_text().splitlines()]
+    assert [(line["rule"], line["step"]) for line in raised] == [("logprob_gap", 1)]
+    assert len(decode(read_parquet(whole.run_dir / "alarms" / "step_000001_logprob_gap.parquet"))) == 12
 
 
 # ------------------------------------------------------------------------------------------------------- wrong input
@@ -236,6 +247,44 @@ def test_weights_and_shares_equal_ten_lines_of_numpy(reported, run):
     assert found["icepop"]["kept"] == pytest.approx((icepop > 0).mean(), abs=1e-9)
     assert found["icepop"]["ess"] == pytest.approx(icepop.sum() ** 2 / len(flat) / (icepop**2).sum(), rel=1e-4)
     assert found["geometric_band"]["kept"] == pytest.approx(((means >= 0.99) & (means <= 1.01)).mean(), abs=1e-9)
+
+
+def test_loss_gradient_and_cosine_equal_plain_autograd(tmp_path):
+    """From the formulas, in float64, with one forward per trajectory: sequence weights on all, against the fresh half on policy."""
+    run = write_run(tmp_path, drift=0.1, lags=(0, 1), steps=1, first_version=3)
+    done = play(run, tmp_path / "replay", report=True)
+    model = Qwen2ForCausalLM.from_pretrained(run.parent / "model", dtype=torch.float64)
+    groups = StoredSteps.find(run).read(1).groups
+
+    def gradient(term_of, chosen):
+        terms, count = [], 0
+        for group in groups:
+            rewards = np.array([t.reward for t in group.trajectories])
+            spread = rewards.std(ddof=1)
+            for t in group.trajectories:
+                if not chosen(t):
+                    continue
+                logits = model(torch.tensor(t.token_ids[None], dtype=torch.int64)).logits[0, :-1] / TEMPERATURE
+                picked = torch.log_softmax(logits, -1).gather(-1, torch.tensor(t.token_ids[1:, None], dtype=torch.int64))[:, 0]
+                policy = picked[torch.tensor(t.action_mask[1:])]
+                advantage = (t.reward - rewards.mean()) / (spread + 1e-6) if spread > 0 else 0.0
+                terms.append(term_of(policy, torch.tensor(t.behavior_logprobs[t.action_mask]).double()) * advantage)
+                count += len(policy)
+        loss = -torch.cat(terms).sum() / count
+        return loss.item(), torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    def sequence_tis(policy, behavior):
+        weight = torch.exp((policy - behavior).sum().detach()).clamp(max=2.0)
+        return weight * torch.exp(policy - policy.detach())
+
+    loss, own = gradient(sequence_tis, lambda t: True)
+    _, reference = gradient(lambda policy, behavior: torch.exp(policy - policy.detach()), lambda t: t.min_version == 3)
+    [line] = report_of(done.run_dir)["sequence_tis"]
+    assert (line["reference"], line["fresh"]) == ("fresh", 0.5)
+    assert line["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    assert line["grad_norm"] == pytest.approx(own.norm().item(), rel=1e-4)
+    assert line["cosine"] == pytest.approx(torch.nn.functional.cosine_similarity(own, reference, dim=0).item(), rel=1e-4)
+    assert abs(line["cosine"]) < 0.99
 
 
 def test_of_tokens_of_the_policy_itself_every_correction_has_the_on_policy_gradient(tmp_path):

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 
 import agentrl
+from agentrl.controller.replay import load_replay_config, replay
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.types import SCORED_OUTCOMES
 
@@ -78,6 +79,11 @@ def test_stop_and_resume(world):
     assert versions == sorted(set(versions)), "a version was used twice"
     result = json.loads((run_dir / "result.json").read_text())
     assert result["balanced"]
+
+    # The learner is a function of what it was given: a replay of the stored trajectories ends at the same weights, bit for bit.
+    replayed = replay(run_dir, load_replay_config(run_dir))
+    assert replayed.step == 8
+    assert (replayed.model_path / "model.safetensors").read_bytes() == (run_dir / "policy/model.safetensors").read_bytes()
     assert result["counts"]["consumed"] == 8 * 4
     assert len(list((run_dir / "checkpoints").glob("step_*"))) == 3  # keep_last
 
