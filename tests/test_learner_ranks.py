@@ -17,7 +17,18 @@ import torch
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from agentrl.config.schema import AlgorithmConfig, KLConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.config.schema import (
+    AlgorithmConfig,
+    ClipCovConfig,
+    CorrectionConfig,
+    KLConfig,
+    KLCovConfig,
+    LearnerConfig,
+    ModelConfig,
+    ModelFromScratchConfig,
+    OptimizerConfig,
+    RejectionConfig,
+)
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
@@ -36,9 +47,16 @@ BUCKET = 5
 TIMEOUT_S = 120.0
 
 
-def spec(world_size, *, dtype=torch.float64, dump_folder=None):
+PLAIN = AlgorithmConfig(aggregation="sequence_mean_token_mean", entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
+CHAIN = CorrectionConfig(self_normalize=True, reject={"far": RejectionConfig(level="token", lower=0.05, upper=8.0)}, m2po_threshold=0.7)
+SELECTIVE = {  # statistics over all ranks: order statistics of covariances and of keys, a mean weight, a second moment
+    "kl_cov": AlgorithmConfig(policy_loss="kl_cov", kl_cov=KLCovConfig(share=0.2), correction=CHAIN),
+    "clip_cov": AlgorithmConfig(policy_loss="clip_cov", clip_cov=ClipCovConfig(share=0.2, lower=-9.0, upper=9.0), correction=CHAIN),
+}
+
+
+def spec(world_size, *, dtype=torch.float64, dump_folder=None, algorithm=PLAIN):
     learner = LearnerConfig(world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2))
-    algorithm = AlgorithmConfig(aggregation="sequence_mean_token_mean", entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
     return LearnerSpec(ModelConfig(), learner, algorithm, "decoupled", 3, 0.8, 10, dump_folder, from_scratch, dtype)
 
@@ -79,6 +97,10 @@ def play(rank, world_size, ports, folder):
     with ExitStack() as stack:
         learner = start(stack, dtype=torch.float32)
         facts["float32"] = learner.update(learner.score(shard_of(BATCH)))
+    for name, algorithm in SELECTIVE.items():
+        with ExitStack() as stack:
+            learner = start(stack, algorithm=algorithm)
+            facts[name] = [learner.update(learner.score(shard_of(BATCH))) for _ in range(2)]
     with ExitStack() as stack:
         learner = start(stack, dump_folder=str(folder / "bad"))
         facts["updates"] = [learner.update(learner.score(shard_of(BATCH))) for _ in range(NUM_UPDATES)]
@@ -122,14 +144,14 @@ def free_ports(count):
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one_rank")
-    play(0, 1, free_ports(2), folder)
+    play(0, 1, free_ports(4), folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
-    ports = free_ports(3)
+    ports = free_ports(5)
     arguments = [sys.executable, __file__, str(folder), *map(str, ports)]
     ranks = [subprocess.Popen([*arguments, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     try:
@@ -182,6 +204,15 @@ def test_two_ranks_learn_as_one(one_rank, two_ranks):
     ours, theirs = load_file(one_rank / "weights.safetensors"), load_file(two_ranks / "weights.safetensors")
     for name in ours:
         np.testing.assert_allclose(theirs[name], ours[name], atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("name", SELECTIVE)
+def test_two_ranks_reject_weigh_and_select_as_one(one_rank, two_ranks, name):
+    one, two = facts_of(one_rank)[name], facts_of(two_ranks)[name]
+    assert 0 < one[0]["correction/rejected/far"] < 1
+    assert 0 < one[0]["correction/rejected/m2po"] < 1
+    for step, other in zip(one, two, strict=True):
+        assert other == pytest.approx(step, rel=1e-9, abs=1e-11)
 
 
 def test_two_ranks_equal_one_in_float32(one_rank, two_ranks):
