@@ -7,6 +7,7 @@ exactly 0, and a group of one has 0 or, with `singleton: raw`, R_i.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -27,10 +28,10 @@ class Groups:
     def __init__(self, values_N: Tensor, labels: Sequence[Tensor]) -> None:
         """`labels`: one or more i64[N]; members of a group agree in all of them."""
         self.values_N = values_N
-        self.index_N = torch.zeros(len(values_N), dtype=torch.int64)
-        for label_N in labels:
-            label = torch.unique(label_N, return_inverse=True)[1]
-            self.index_N = torch.unique(self.index_N * (len(label) + 1) + label, return_inverse=True)[1]
+        self.index_N = torch.unique(labels[0], return_inverse=True)[1]
+        for label_N in labels[1:]:
+            pairs_N = self.index_N * len(label_N) + torch.unique(label_N, return_inverse=True)[1]
+            self.index_N = torch.unique(pairs_N, return_inverse=True)[1]
         self.count = int(self.index_N.max()) + 1 if len(values_N) else 0
         self.sizes_N = torch.bincount(self.index_N)[self.index_N].to(values_N.dtype)
 
@@ -45,11 +46,11 @@ class Groups:
     def maxima(self, values_N: Tensor) -> Tensor:
         return values_N.new_zeros(self.count).scatter_reduce(0, self.index_N, values_N, "amax", include_self=False)[self.index_N]
 
-    @property
+    @cached_property
     def means(self) -> Tensor:
         return self.sums(self.values_N) / self.sizes_N
 
-    @property
+    @cached_property
     def deviations(self) -> Tensor:
         return self.values_N - self.means
 
@@ -63,7 +64,7 @@ class Groups:
         """The difference that rounding alone may make: the sums 0.1 + 0.2 and 0.3 are one outcome, not two."""
         return ROUNDING_ULPS * torch.finfo(self.values_N.dtype).eps * float(self.values_N.abs().max()) if self.count else 0.0
 
-    @property
+    @cached_property
     def is_constant(self) -> Tensor:
         # By extremes, not by the variance: the mean of equal values such as 0.1 may differ from them in the last bit,
         # and dividing that bit by a tiny std would make noise of size one out of nothing.

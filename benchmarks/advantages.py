@@ -1,0 +1,145 @@
+"""Advantages of a batch of 64 trajectories in 8,192 columns, on one thread: our estimators on action tokens, verl's on the padded batch.
+
+Both sides get the same rewards, values and masks of many turns, in one run; verl is called in an environment of its own
+(`--peers`), and reported as missing where there is none. GAE is whitened, as verl's always is. The values must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agentrl.algorithms.advantages import ESTIMATORS
+from agentrl.algorithms.advantages.reinforce import whiten
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+
+BATCH, COLUMNS, GROUP_SIZE = 64, 8192, 8
+GAMMA, LAM = 0.99, 0.95
+REPEATS = 15
+WANTED = {"gae": ("gae", 20.0), "grpo": ("grpo", 1.0), "grpo_vectorized": ("grpo", 1.0)}
+"""verl's function -> our estimator, how many times as fast it should be at least."""
+
+OPTIONS = AdvantageOptions(gamma=GAMMA, lam=LAM, bootstrap_truncated=False, singleton="zero", passk_k=4, solved_reward=1.0, step_weight=1.0)
+
+
+def make_inputs(seed: int) -> dict[str, NDArray[Any]]:
+    """Return padded arrays [BATCH, COLUMNS]: spans of the model and of tools in turn, a reward on the last action token."""
+    rng = np.random.default_rng(seed)
+    mask = np.zeros((BATCH, COLUMNS), np.float32)
+    for row in mask:
+        length, place = int(rng.integers(COLUMNS // 4, COLUMNS + 1)), 0
+        while place < length:
+            span = int(rng.integers(32, 512))
+            row[place : min(length, place + span)] = 1
+            place += span + int(rng.integers(16, 256))
+    rewards = np.zeros_like(mask)
+    rewards[np.arange(BATCH), COLUMNS - 1 - mask[:, ::-1].argmax(axis=1)] = rng.random(BATCH)
+    values = 0.1 * rng.standard_normal(mask.shape, np.float32)
+    return {"rewards": rewards, "values": values, "mask": mask, "groups": np.arange(BATCH) // GROUP_SIZE}
+
+
+def compact(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> ActionBatch:
+    mask = inputs["mask"] > 0
+    return ActionBatch(
+        rewards_A=torch.from_numpy(inputs["rewards"][mask]).to(dtype),
+        turn_A=torch.from_numpy((np.cumsum(np.diff(mask, axis=1, prepend=False), axis=1) // 2)[mask]),
+        num_tokens_N=torch.from_numpy(mask.sum(axis=1)),
+        group_N=torch.from_numpy(inputs["groups"]),
+        is_truncated_N=torch.zeros(BATCH, dtype=torch.bool),
+        group_size=GROUP_SIZE,
+        values_A=torch.from_numpy(inputs["values"][mask]).to(dtype),
+    )
+
+
+def measure_ours(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
+    """Return the best time of each estimator that can run on the batch, in ms, and the values of those that verl has too."""
+    batch = compact(inputs, dtype)
+
+    def whitened_gae(batch: ActionBatch) -> Credit:
+        return Credit(whiten(ESTIMATORS["gae"](batch, OPTIONS).advantages_A))
+
+    needless = {"remax", "gigpo"}  # they read what verl's functions are not given
+    sides = {name: functools.partial(ESTIMATORS[name], options=OPTIONS) for name in ESTIMATORS if name not in needless}
+    times = {name: best_ms(run, batch) for name, run in {**sides, "gae": whitened_gae}.items()}
+    return times, {"gae": whitened_gae(batch).advantages_A.numpy(), "grpo": sides["grpo"](batch).advantages_A.numpy()}
+
+
+def best_ms(run: Callable[[ActionBatch], Credit], batch: ActionBatch) -> float:
+    runs = []
+    for _ in range(REPEATS):
+        fresh = replace(batch)  # a batch keeps the sums that it was once asked for
+        started = time.perf_counter()
+        run(fresh)
+        runs.append(1e3 * (time.perf_counter() - started))
+    return min(runs)
+
+
+def measure_verl(inputs: dict[str, NDArray[Any]], python: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | str:
+    """Return verl's times and values on the same inputs, or why there are none."""
+    if not python.exists():
+        return "not installed"
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "inputs.npz", **inputs)
+        script = Path(__file__).with_name("verl_advantages.py")
+        command = [str(python), str(script), folder, "--gamma", str(GAMMA), "--lam", str(LAM)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode != 0:
+            return f"failed: {(done.stderr.strip().splitlines() or [str(done.returncode)])[-1]}"
+        report = json.loads(done.stdout.strip().splitlines()[-1])
+        return report, {name: np.load(Path(folder) / f"{name}.npy") for name in WANTED}
+
+
+def compare(peers: Path) -> dict[str, Any]:
+    inputs = make_inputs(0)
+    mask = inputs["mask"] > 0
+    ours = {str(dtype).removeprefix("torch."): measure_ours(inputs, dtype) for dtype in (torch.float32, torch.float64)}
+    print(f"{BATCH} x {COLUMNS}, {int(mask.sum()):,} action tokens, one thread")
+    for name in ours["float32"][0]:
+        print(f"  {name:<30}", "  ".join(f"{dtype} {times[name]:7.2f} ms" for dtype, (times, _) in ours.items()))
+    result: dict[str, Any] = {"ours_ms": {dtype: times for dtype, (times, _) in ours.items()}}
+    verl = measure_verl(inputs, peers / "peers_rl_venv" / "bin" / "python")
+    if isinstance(verl, str):
+        print(f"verl: no figure, it is {verl}")
+        return {**result, "verl": verl}
+    report, values = verl
+    result |= {"verl": report, "ratios": {}, "largest_difference": {}}
+    for name, (own, wanted) in WANTED.items():
+        times, own_values = ours["float32"]
+        ratio = report["ms"][name] / times[own]
+        difference = float(np.abs(values[name][mask] - own_values[own]).max())
+        result["ratios"][name], result["largest_difference"][name] = ratio, difference
+        print(
+            f"  {own} against verl {report['version']} {name} ({report['ms'][name]:.1f} ms): {ratio:.1f} times as fast"
+            f" (wanted: at least {wanted:g}), values differ by at most {difference:.1e}"
+        )
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", type=Path, default=Path(os.environ.get("PEERS_ROOT", "~/.cache/agentrl-peers")).expanduser())
+    parser.add_argument("--out", type=Path, help="write all figures as JSON")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    result = compare(args.peers)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
