@@ -3,7 +3,7 @@
 ```
 <output>_run/
   config.yaml   the resolved config      metrics.jsonl   one record per update and validation
-  checkpoints/  step_000100/ ...
+  checkpoints/  step_000100/ ...         non_finite/     batches whose loss was not finite
 ```
 """
 
@@ -185,6 +185,10 @@ class Loop:
         num_seen = min(step * self._order.batch_size, self._order.total_samples)
         values[f"{self._job.name}/epoch"] = num_seen / self._order.num_samples
         self._trackers.write("train", step=step, version=step, values=values)
+        if metrics["is_skipped"]:
+            self._trackers.console.say(
+                f"update {step} changed no weight: its loss or gradient is not finite; the batch is kept in non_finite/"
+            )
 
     def _validate(self, step: int) -> None:
         if self._held_out is None:
@@ -273,6 +277,7 @@ def _start(job: Job, order: Order) -> LearnerGroup:
         seed=config.trainer.seed,
         temperature=1.0,
         total_updates=order.num_updates,
+        dump_folder=str(job.run_dir / "non_finite"),
         from_scratch=config.from_scratch if config.from_scratch.architecture != "none" else None,
         gpus_per_learner=config.cluster.gpus_per_learner,
         score_head=job.score_head,
