@@ -84,6 +84,9 @@ def test_the_mode_and_its_weight_are_said(sections: dict[str, Any], mode: str, w
         ({"learner": {"world_size": 200}}, "nothing to learn from"),
         ({"algorithm": {"constant_length": 100}}, "algorithm.constant_length=100"),
         ({"algorithm": {"correction": {"weight": "none"}}}, "old tokens"),
+        ({"algorithm": {"gamma": 0.9}}, "algorithm.gamma=0.9 has no effect with algorithm.advantage=grpo"),
+        ({"algorithm": {"advantage": "reinforce_plus_plus", "singleton": "raw"}}, "algorithm.singleton=raw has no effect"),
+        ({"algorithm": {"advantage": "rloo"}, "rollout": {"group_size": 1}}, "every advantage is 0"),
         ({"eval": {"n": 4}}, "greedy attempts"),
         ({"eval": {"top_p": 0.9}}, "no effect on greedy validation"),
         ({"trainer": {"test_freq": 5}}, "nothing to validate on"),
@@ -125,3 +128,8 @@ def test_bounds_hold_whatever_the_sizes(groups: int, size: int, ranks: int, mini
         room -= longest
     assert numbers.microbatches_per_rank_and_update == microbatches
     assert numbers.admitted_groups == sum(groups for _ in range(staleness + 1))
+
+
+def test_an_estimator_is_warned_of_no_key_that_it_reads() -> None:
+    for algorithm in ({"advantage": "turn_group", "gamma": 0.9}, {"advantage": "own.py:estimator", "lam": 0.9, "step_weight": 0.1}):
+        assert not list(find_warnings(config(algorithm=algorithm)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agentrl.config.explain_loss import loss_lines, loss_warnings
-from agentrl.config.schema import GROUP_ADVANTAGES, Config
+from agentrl.config.schema import ADVANTAGES, GROUP_ADVANTAGES, Config
 
 LABEL_WIDTH = 26
 
@@ -161,6 +161,7 @@ def find_warnings(config: Config, *, num_train_rows: int | None = None) -> Itera
     """Yield one sentence for each combination that works but is probably not meant."""
     yield from _rollout_warnings(config)
     yield from _learner_warnings(config)
+    yield from _advantage_warnings(config)
     yield from _validation_warnings(config)
     if num_train_rows is not None and num_train_rows < config.buffer.groups_per_step:
         yield (
@@ -212,6 +213,28 @@ def _learner_warnings(config: Config) -> Iterator[str]:
     if learner.world_size > _ceil(numbers.groups, learner.minibatches_per_step) * config.rollout.group_size:
         yield f"learner.world_size={learner.world_size} exceeds the trajectories of one update: some ranks have nothing to learn from"
     yield from loss_warnings(config)
+
+
+READERS: Mapping[str, tuple[str, ...]] = {
+    "gamma": ("reinforce_plus_plus", "turn_group"),
+    "lam": (),
+    "bootstrap_truncated": (),
+    "step_weight": (),
+    "passk_k": ("pass_at_k",),
+    "solved_reward": ("pass_at_k",),
+    "singleton": GROUP_ADVANTAGES,
+}
+"""Keys of `algorithm` that only some estimators read."""
+
+
+def _advantage_warnings(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.advantage not in ADVANTAGES:
+        return  # the user's own may read any of them
+    for key, readers in READERS.items():
+        value = getattr(algorithm, key)
+        if value != type(algorithm).model_fields[key].default and algorithm.advantage not in readers:
+            yield f"algorithm.{key}={value} has no effect with algorithm.advantage={algorithm.advantage}"
 
 
 def _validation_warnings(config: Config) -> Iterator[str]:
