@@ -304,6 +304,20 @@ def test_without_fresh_trajectories_the_proximal_policy_stands_for_the_sampler(t
     assert found["none"][1]["cosine"] == pytest.approx(1.0, abs=1e-6)
 
 
+def test_tokens_that_max_lag_leaves_out_count_as_lost(run, tmp_path):
+    done = play(run, tmp_path / "replay", "algorithm.correction.max_lag=1", report=True, last_step=3)
+    assert [line["kept"] < 1.0 for line in report_of(done.run_dir)["none"]] == [False, False, True]
+
+
+def test_a_report_is_resumed_and_never_begun_in_the_middle(run, reported, tmp_path):
+    play(run, tmp_path / "replay", report=True, last_step=2)
+    again = play(run, tmp_path / "replay", report=True)
+    assert report_of(again.run_dir) == report_of(reported.run_dir)
+    play(run, tmp_path / "other", last_step=1)
+    with pytest.raises(ConfigError, match="holds a replay up to step 1 without comparisons"):
+        play(run, tmp_path / "other", report=True)
+
+
 @pytest.mark.slow
 def test_two_ranks_replay_and_report_the_same(run, whole, reported, tmp_path):
     done = play(run, tmp_path / "replay", "learner.world_size=2", report=True)

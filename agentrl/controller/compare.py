@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.config.schema import AlgorithmConfig, Config, CorrectionConfig
-from agentrl.controller.credit import credit
+from agentrl.controller.credit import credit, leave_out_old
 from agentrl.controller.local_learner import ReplayLearner
 from agentrl.controller.run_dir import write_atomically
 from agentrl.controller.stored import StoredStep, is_fresh
@@ -49,11 +49,14 @@ class CorrectionsReport:
         self._folder = folder
         self._lines = folder / "corrections.jsonl"
         kept = [line for line in self._read() if line["step"] <= resumed_at] if resumed_at else []
+        self.is_empty = not kept
         write_atomically(self._lines, "".join(json.dumps(line) + "\n" for line in kept))
 
     def observe(self, learner: ReplayLearner, batch: StoredStep) -> None:
         """Compare all corrections on one step. Nothing that the learner holds changes."""
-        groups = credit(batch.groups, self._config.algorithm, group_size=self._config.rollout.group_size)
+        algorithm = self._config.algorithm
+        groups = credit(batch.groups, algorithm, group_size=self._config.rollout.group_size)
+        groups = leave_out_old(groups, batch.groups, version=batch.learned_by, max_lag=algorithm.correction.max_lag)
         samples = [sample for group in groups for sample in group]
         trajectories = [t for group in batch.groups for t in group.trajectories]
         fresh = [s for s, t in zip(samples, trajectories, strict=True) if is_fresh(t, batch.learned_by)]

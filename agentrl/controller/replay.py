@@ -83,6 +83,11 @@ def replay(folder: Path, config: Config, *, last_step: int | None = None, report
         run = _Replay(config, stored, learner, observer, run_dir, checkpoint)
         if report:
             run.report = CorrectionsReport(config, run_dir.root, resumed_at=run.step)
+            if checkpoint is not None and config.trainer.resume_mode == "auto" and run.report.is_empty:
+                raise ConfigError(
+                    f"{run_dir.root} holds a replay up to step {run.step} without comparisons; for them, name another folder by --out, "
+                    "or begin again by trainer.resume_mode=disable"
+                )
         return run.to(min(last_step or stored.num_steps, stored.num_steps, config.trainer.steps or stored.num_steps))
 
 

@@ -25,8 +25,8 @@ class Counterfactual:
     """One correction on one batch, before the batch's first update.
 
     kept: share of the action tokens that reach the gradient. ess: (sum w)^2 / (n sum w^2) of the applied weights, in (0, 1], n all action
-    tokens, so that a rejected token counts as lost. weight_mean: over the tokens of the loss. loss, grad_norm: of the policy term.
-    cosine: between its gradient and the reference gradient; NaN where one of them is 0.
+    tokens, so that a rejected token counts as lost. weight_mean: over the tokens of the loss, NaN without any. loss, grad_norm: of the
+    policy term. cosine: between its gradient and the reference gradient; NaN where one of them is 0.
     """
 
     kept: float
@@ -94,7 +94,7 @@ def _weights(items: Sequence[ScoredMicrobatch]) -> dict[str, float]:
     return {
         "kept": sums["kept"] / actions,
         "ess": sums["weight"] ** 2 / (actions * sums["square"]) if sums["square"] > 0 else 0.0,
-        "weight_mean": sums["weight"] / max(sums["accepted"], 1.0),
+        "weight_mean": sums["weight"] / sums["accepted"] if sums["accepted"] > 0 else math.nan,
     }
 
 
