@@ -585,8 +585,10 @@ class AlgorithmConfig(Section):
     @field_validator("policy_loss")
     @classmethod
     def _is_known_loss(cls, name: str) -> str:
+        if name in POLICY_LOSSES or ":" in name:
+            return name
         installed = {entry.name for entry in entry_points(group="agentrl.policy_losses")}
-        if name in POLICY_LOSSES or name in installed or ":" in name:
+        if name in installed:
             return name
         raise ValueError(f"there is no policy loss {name!r}; use one of {', '.join([*POLICY_LOSSES, *sorted(installed)])}, or file.py:function")
 
