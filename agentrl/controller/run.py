@@ -11,7 +11,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from agentrl.buffer.ledger import NO_VARIANCE
-from agentrl.config.schema import Config
+from agentrl.config.schema import BufferConfig, Config
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get, in_trio
 from agentrl.controller.checkpoint import Checkpoint, save_checkpoint
@@ -157,14 +157,14 @@ class Run:
         """Wait for `buffer.groups_per_step` complete groups within the bound on staleness."""
         num_groups = self.config.buffer.groups_per_step
         started = time.monotonic()
-        constant_before = self.counts().dropped.get(NO_VARIANCE, 0) if self.config.buffer.drop_constant_groups else 0
+        constant_before = self._num_constant()
         while True:
             batch = get(self.buffer.take.remote(num_groups, POLL_S), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
             if batch is not None:
                 return group_trajectories(decode(from_ipc(batch)))
             self.heal()
             self._check_progress(waited_s=time.monotonic() - started)
-            self._check_variance(constant_before)
+            check_variance(self._num_constant() - constant_before, self.config.buffer)
 
     def _check_progress(self, *, waited_s: float) -> None:
         stats = get(self.buffer.stats.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
@@ -174,18 +174,8 @@ class Run:
                 f"buffer: {self.counts()}; rollouts: {self.rollouts.stats()}"
             )
 
-    def _check_variance(self, dropped_before: int) -> None:
-        """End a run whose tasks are all too easy or too hard: it would draw groups without variance for ever."""
-        buffer = self.config.buffer
-        if not buffer.drop_constant_groups:
-            return
-        dropped = self.counts().dropped.get(NO_VARIANCE, 0) - dropped_before
-        if dropped >= buffer.max_constant_batches * buffer.groups_per_step:
-            raise InfrastructureError(
-                f"{dropped} groups without variance were dropped while one batch was waited for "
-                f"(buffer.max_constant_batches={buffer.max_constant_batches}): "
-                "the tasks are too easy or too hard for the policy; choose others, or buffer.drop_constant_groups=false"
-            )
+    def _num_constant(self) -> int:
+        return self.counts().dropped.get(NO_VARIANCE, 0) if self.config.buffer.drop_constant_groups else 0
 
     def heal(self) -> None:
         """Replace dead rollout actors; bring restarted servers to the current version before they take traffic."""
@@ -288,3 +278,20 @@ class Run:
         counts = self.counts()
         self.observer.finish(self.results, step=self.step, version=self.version, counts=counts)
         return RunResult(self.dir.root, policy, self.step, self.version, counts, self.results)
+
+
+def check_variance(num_dropped: int, buffer: BufferConfig) -> None:
+    """End a run whose tasks are all too easy or too hard: it would draw groups without variance for ever.
+
+    Args:
+        num_dropped: groups dropped for it while one batch was waited for.
+
+    Raises:
+        InfrastructureError: they are `buffer.max_constant_batches` batches' worth.
+    """
+    if num_dropped >= buffer.max_constant_batches * buffer.groups_per_step:
+        raise InfrastructureError(
+            f"{num_dropped} groups without variance were dropped while one batch was waited for "
+            f"(buffer.max_constant_batches={buffer.max_constant_batches}): "
+            "the tasks are too easy or too hard for the policy; choose others, or buffer.drop_constant_groups=false"
+        )
