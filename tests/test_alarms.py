@@ -40,8 +40,8 @@ WRONG = {
 
 
 def alarms(tmp_path, options=None, kept=()):
-    options = options or AlarmsConfig(baseline_steps=2)
-    return Alarms(rules_from(options), baseline_steps=options.baseline_steps, file=tmp_path / "alarms.jsonl", kept=kept)
+    options = options or AlarmsConfig(window_steps=1)
+    return Alarms(rules_from(options), window_steps=options.window_steps, file=tmp_path / "alarms.jsonl", kept=kept)
 
 
 def names(raised):
@@ -128,16 +128,28 @@ def test_a_resume_neither_forgets_nor_repeats(tmp_path_factory, steps, cut):
         return {"learner/entropy": entropy, **({} if ess is None else {"learner/correction/ess": ess})}
 
     whole, parts = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("parts")
-    straight = alarms(whole)
+    options = AlarmsConfig(window_steps=2)
+    straight = alarms(whole, options)
     for step, pair in enumerate(steps):
         straight.observe(step, values(*pair))
-    first = alarms(parts)
+    first = alarms(parts, options)
     for step, pair in enumerate(steps[: cut + 3]):  # steps after the checkpoint are lost and made again
         first.observe(step, values(*pair))
-    second = alarms(parts, kept=[StepRecord("train", step, 0, 0.0, values(*pair)) for step, pair in enumerate(steps[:cut])])
+    second = alarms(parts, options, kept=[StepRecord("train", step, 0, 0.0, values(*pair)) for step, pair in enumerate(steps[:cut])])
     for step, pair in list(enumerate(steps))[cut:]:
         second.observe(step, values(*pair))
     assert written(parts) == written(whole)
+
+
+def test_drift_is_judged_between_windows_so_that_one_batch_of_short_tasks_is_none(tmp_path):
+    """First window 100, bound 50: one batch of 10 leaves the mean of three steps at 70, two of them bring it to 40."""
+    lengths = [90, 100, 110, 100, 100, 10, 100, 10, 10, 100]
+    watched = alarms(tmp_path, AlarmsConfig(window_steps=3))
+    for step, length in enumerate(lengths, start=1):
+        watched.observe(step, {"rollout/response_tokens/mean": float(length)})
+    [line] = written(tmp_path)
+    assert (line["step"], line["rule"], line["value"], line["bound"]) == (8, "length_collapse", 40.0, 50.0)
+    assert line["metric"] == "rollout/response_tokens/mean (mean of 3 steps)"
 
 
 def test_what_is_not_measured_raises_nothing(tmp_path):

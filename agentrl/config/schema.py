@@ -678,7 +678,7 @@ class AlarmsConfig(Section):
     )
     max_clip_share: float | None = Field(0.3, gt=0, lt=1, description="Largest share of loss tokens on which a clip decides.")
     max_constant_groups: float | None = Field(0.9, gt=0, lt=1, description="Largest share of groups whose rewards are all equal.")
-    baseline_steps: int = Field(5, ge=1, description="So many first steps are averaged for what is compared with them.")
+    window_steps: int = Field(10, ge=1, description="Of what is compared with the first steps, so many are averaged there and so many of the latest.")
     dump_groups: int = Field(8, ge=0, description="Groups kept as Parquet in alarms/ of the run directory per alarm; 0: none.")
 
 

@@ -38,7 +38,7 @@ class Observer:
         options = config.tracking.alarms
         self._alarms = Alarms(
             rules_from(options),
-            baseline_steps=options.baseline_steps,
+            window_steps=options.window_steps,
             file=run_dir.root / "alarms.jsonl",
             kept=self._trackers.metrics.kept,
         )

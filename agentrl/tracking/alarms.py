@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ class AlarmOptions(Protocol):
     """The config section `tracking.alarms`."""
 
     @property
-    def baseline_steps(self) -> int: ...
+    def window_steps(self) -> int: ...
     @property
     def min_entropy_share(self) -> float | None: ...
     @property
@@ -49,7 +50,8 @@ class AlarmOptions(Protocol):
 class Rule:
     """The sum of `metrics` has to stay on one side of `bound`: `at_most` or `at_least`.
 
-    is_relative: the bound is a factor on the mean of the first steps. concerns: which groups are kept as evidence.
+    is_relative: the mean of the latest steps is judged, and the bound is a factor on that of the first ones: a batch of easy tasks is
+    no drift. concerns: which groups are kept as evidence.
     """
 
     name: str
@@ -88,9 +90,9 @@ class Alarm:
 class Alarms:
     """Judges each step by all rules and keeps what happened in a file of one JSON object per line."""
 
-    def __init__(self, rules: Sequence[Rule], *, baseline_steps: int, file: Path, kept: Iterable[StepRecord] = ()) -> None:
+    def __init__(self, rules: Sequence[Rule], *, window_steps: int, file: Path, kept: Iterable[StepRecord] = ()) -> None:
         """Start from the records `kept` from before a resume; the file then holds their alarms and no later ones."""
-        self._watches = [_Watch(rule, baseline_steps) for rule in rules]
+        self._watches = [_Watch(rule, window_steps) for rule in rules]
         self._file = file
         alarms = [alarm for record in kept if record.kind == "train" for alarm in self._judge(record.step, record.values)]
         file.unlink(missing_ok=True)
@@ -115,19 +117,18 @@ class Alarms:
 class _Watch:
     """One rule over time."""
 
-    def __init__(self, rule: Rule, baseline_steps: int) -> None:
+    def __init__(self, rule: Rule, window_steps: int) -> None:
         self.rule = rule
-        self._baseline_steps = baseline_steps
+        self._window_steps = window_steps if rule.is_relative else 1
         self._first: list[float] = []
+        self._latest: deque[float] = deque(maxlen=self._window_steps)
         self._is_raised = False
 
     def judge(self, step: int, values: Mapping[str, float]) -> Alarm | None:
-        value = self.rule.value(values)
-        if value is None:
+        measured = self.rule.value(values)
+        if measured is None or (bound := self._bound(measured)) is None:
             return None
-        bound = self._bound(value)
-        if bound is None:
-            return None
+        value = sum(self._latest) / len(self._latest)
         if self._is_raised:
             if not self._is_beyond(value, bound * (1 - _MARGIN if self.rule.side == "at_most" else 1 + _MARGIN)):
                 self._is_raised = False
@@ -137,21 +138,23 @@ class _Watch:
             return self._alarm(step, "raised", value, bound)
         return None
 
-    def _bound(self, value: float) -> float | None:
-        """Return the absolute bound; None while the first steps are still being averaged."""
-        if not self.rule.is_relative:
-            return self.rule.bound
-        if len(self._first) < self._baseline_steps:
-            self._first.append(value)
+    def _bound(self, measured: float) -> float | None:
+        """Take a value in and return the absolute bound; None while a window is not full yet."""
+        if self.rule.is_relative and len(self._first) < self._window_steps:
+            self._first.append(measured)
             return None
-        return self.rule.bound * sum(self._first) / len(self._first)
+        self._latest.append(measured)
+        if len(self._latest) < self._window_steps:
+            return None
+        return self.rule.bound * (sum(self._first) / len(self._first) if self.rule.is_relative else 1.0)
 
     def _is_beyond(self, value: float, bound: float) -> bool:
         return value > bound if self.rule.side == "at_most" else value < bound
 
     def _alarm(self, step: int, event: Literal["raised", "cleared"], value: float, bound: float) -> Alarm:
         rule = self.rule
-        return Alarm(step, event, rule.name, " + ".join(rule.metrics), value, rule.side, bound, rule.advice)
+        metric = " + ".join(rule.metrics) + (f" (mean of {self._window_steps} steps)" if self._window_steps > 1 else "")
+        return Alarm(step, event, rule.name, metric, value, rule.side, bound, rule.advice)
 
 
 def _finite(fields: dict[str, object]) -> dict[str, object]:
