@@ -174,7 +174,7 @@ def test_what_is_cut_down_to_its_prompt_is_left_out(tmp_path, chat):
         ({"messages": [said("!")], "tools": [3]}, {}, DataError, "field 'tools': must hold names of tools or schemas"),
         ({"messages": [said("!")], "tools": "[hammer"}, {}, DataError, "field 'tools': must be a list of tools, or one as JSON text"),
         ({"p": "?", "r": 3}, {"prompt_key": "p", "response_key": "r"}, DataError, "field 'r': must be a text, is 3"),
-        ({"r": "!"}, {"prompt_key": "p", "response_key": "r"}, DataError, "field 'p': must be a list of {role, content}, is missing"),
+        ({"r": "!"}, {"prompt_key": "p", "response_key": "r"}, DataError, "field 'p': must be a text or messages, is missing"),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path, chat, row, config, kind, words):

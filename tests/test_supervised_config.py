@@ -104,6 +104,8 @@ def test_a_log_gets_the_first_line_the_last_and_some_between(capsys):
     clock = Clock()
     console = JobConsole("sft", total=40, restored_step=10, clock=clock)
     console.say("4 conversations")
+    clock.now += 100.0
+    console.set_total_steps(40)  # what came before is no update
     for step in range(1, 41):
         clock.now += PLAIN_INTERVAL_S / 10 if step > 10 else 0.0
         console.log(record(step, loss=2.0, entropy=1.0, grad_norm=0.5, lr=1e-3, epoch=1.0))

@@ -37,7 +37,19 @@ from agentrl.tracking.tracker import Trackers, open_trackers
 
 AnyConfig = SFTConfig | RMConfig
 
-SHOWN = ("loss", "accuracy", "margin", "entropy", "grad_norm", "lr", "chosen_score", "rejected_score", "num_tokens", "non_finite_updates")
+SHOWN = (
+    "loss",
+    "perplexity",
+    "accuracy",
+    "margin",
+    "entropy",
+    "grad_norm",
+    "lr",
+    "chosen_score",
+    "rejected_score",
+    "num_tokens",
+    "non_finite_updates",
+)
 """Metrics of an update in the order in which they are recorded; a console shows the first."""
 
 
@@ -140,6 +152,7 @@ def run_job(job: Job) -> Path:
                 learner.load(str(checkpoint.learner))
             elif trainer.untrained_output:
                 learner.export(trainer.untrained_output)
+            trackers.console.set_total_steps(order.num_updates)  # from here on it takes the time
             Loop(job, order, learner, trackers, progress).run(start)
         finally:
             learner.stop()
@@ -193,10 +206,10 @@ class Loop:
     def _validate(self, step: int) -> None:
         if self._held_out is None:
             return
-        metrics = self._learner.measure(self._held_out)
-        values = {f"val/{name}": metrics[name] for name in SHOWN if name in metrics}
+        metrics: Mapping[str, float] = self._learner.measure(self._held_out)
         if self._job.score_head is None:
-            values["val/perplexity"] = math.exp(min(metrics["loss"], 700.0))  # exp(710) overflows
+            metrics = {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}  # exp(710) overflows
+        values = {f"val/{name}": metrics[name] for name in SHOWN if name in metrics}
         self._trackers.write("validation", step=step, version=step, values=values)
         if metrics["loss"] < self._progress.best_loss:
             self._progress = Progress(self._progress.data, step, metrics["loss"])

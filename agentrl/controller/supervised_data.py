@@ -232,6 +232,8 @@ def _column(row: RawRow, key: str) -> Any:
 
 
 def _prompt(value: Any, place: Place, field: str) -> tuple[Message, ...]:
+    if value is None:
+        raise place.error(field, "must be a text or messages, is missing")
     return (Message("user", value),) if isinstance(value, str) else read_messages(value, place, field)
 
 

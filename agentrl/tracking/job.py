@@ -41,6 +41,11 @@ class JobConsole(QuietConsole):
         else:
             self._bar.console.print(f"{self._what}: {text}", markup=False, highlight=False)
 
+    def set_total_steps(self, total_steps: int) -> None:
+        self._total = total_steps
+        self._started = self._last_line = self._clock()
+        self._bar.reset(self._task, total=total_steps, completed=self._restored_step)
+
     def log(self, record: StepRecord) -> None:
         if record.step <= self._restored_step:  # read back from the file of the earlier process
             return
