@@ -157,7 +157,7 @@ def test_packed_equals_separate_in_float32_in_eval_and_train_mode(attention):
 def test_segments_longer_than_a_sliding_window_see_the_window_alone():
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
-    got, _ = segment_sdpa(torch.nn.Identity(), query, key, value, None, segment_lengths=(3, 6), sliding_window=4)
+    got, _ = segment_sdpa(torch.nn.Identity(), query, key, value, None, segment_lengths=torch.tensor([3, 6]), sliding_window=4)
     for head in range(4):
         for row in range(9):
             first = max(0 if row < 3 else 3, row - 3)
@@ -523,6 +523,34 @@ def test_a_corrected_loss_equals_a_loop(denominator, aggregation):
     assert metrics["num_tokens"] == len(weights)
     num_actions = sum(s.action_mask.sum() for s in samples)
     assert metrics["correction/rejected/all"] == pytest.approx(1 - len(weights) / num_actions)
+
+
+@pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
+def test_float32_losses_and_gradient_norms_of_every_loss_do_not_depend_on_the_split(policy_loss):
+    samples = batch(7)
+    whole, cut = [], []
+    for found, max_tokens in ((whole, 1000), (cut, 30)):
+        with learner(master_dtype=torch.float32, algorithm=algorithm_of(policy_loss)) as one:
+            found.append(one.update(scored(one, samples, max_tokens=max_tokens)))
+    assert cut[0]["loss"] == pytest.approx(whole[0]["loss"], rel=1e-6)
+    assert cut[0]["grad_norm"] == pytest.approx(whole[0]["grad_norm"], rel=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k3", "k3_k2grad"])
+def test_kl_times_the_ratio_equals_a_loop(estimator):
+    kl = KLConfig(coefficient=2.0, estimator=estimator, off_policy_ratio=True)
+    with learner(algorithm=AlgorithmConfig(kl=kl)) as one:
+        samples = batch()
+        one.update(scored(one, samples))  # away from the reference
+        zero = [dataclasses.replace(s, advantages=0 * s.advantages) for s in samples]
+        [item] = scored(one, zero)
+        one.update([item])  # and away from the scores
+        policy = one._logprobs(one._policy, item.microbatch)
+        loss = one.update([item])["loss"]
+    terms = []
+    for pi, prox, ref, mu in zip(policy, item.proximal_logprobs, item.ref_logprobs, item.microbatch.behavior_logprobs, strict=True):
+        terms.append(min(math.exp(prox - mu), 2.0) * math.exp(pi - prox) * (math.exp(ref - pi) - 1 - (ref - pi)))
+    assert loss == pytest.approx(2.0 * sum(terms) / len(terms), rel=1e-6)
 
 
 def test_a_correction_that_rejects_all_changes_no_weight():
