@@ -45,6 +45,14 @@ SIZES = {
     "initializer_range": 0.2,  # large, so that the policy is far from uniform
 }
 TEMPERATURE = 0.8
+CHAIN = CorrectionConfig(
+    weight="sequence",
+    cap=3.0,
+    self_normalize=True,
+    reject={"tokens": RejectionConfig(statistic="k3", level="token", upper=1.0), "far": RejectionConfig(lower=0.2, upper=4.0)},
+    m2po_threshold=0.3,
+    opsm_delta=0.02,  # beyond the noise of another packing
+)
 
 
 def spec(**changes):
@@ -323,9 +331,11 @@ def test_on_policy_the_ratio_is_exactly_1_and_a_positive_advantage_raises_probab
         assert with_scores.mean() > before.mean() + 0.1
 
 
-def test_tokens_sampled_by_the_policy_itself_need_no_correction():
+@pytest.mark.parametrize("weight", ["token", "sequence", "geometric"])
+def test_tokens_sampled_by_the_policy_itself_need_no_correction(weight):
     samples = batch()
-    with learner() as one:
+    chain = CHAIN.model_copy(update={"weight": weight})
+    with learner(algorithm=AlgorithmConfig(correction=chain)) as one:
         [own] = scored(one, samples)
         behavior = own.proximal_logprobs
         at_home = []
@@ -334,7 +344,10 @@ def test_tokens_sampled_by_the_policy_itself_need_no_correction():
             logprobs = np.zeros(s.num_tokens, np.float64)
             logprobs[s.action_mask] = behavior[own.microbatch.sequence_ids == place]
             at_home.append(Sample(int(index), s.token_ids, s.action_mask, s.loss_mask, logprobs, s.advantages))
-        metrics = one.update(scored(one, at_home))
+        items = scored(one, at_home)
+        metrics = one.update(items)
+    np.testing.assert_allclose(np.concatenate([item.correction.weights for item in items]), 1.0, atol=1e-9)
+    assert metrics["correction/rejected/all"] == 0.0
     assert metrics["mismatch_max"] < 1e-9
     assert metrics["correction/weight_mean"] == pytest.approx(1.0, abs=1e-9)
     assert metrics["correction/ess"] == pytest.approx(1.0, abs=1e-9)
@@ -419,15 +432,6 @@ def test_an_update_that_is_not_finite_is_skipped_kept_and_counted(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------- losses and corrections
-
-CHAIN = CorrectionConfig(
-    weight="sequence",
-    cap=3.0,
-    self_normalize=True,
-    reject={"tokens": RejectionConfig(statistic="k3", level="token", upper=1.0), "far": RejectionConfig(lower=0.2, upper=4.0)},
-    m2po_threshold=0.3,
-    opsm_delta=0.02,  # beyond the noise of another packing
-)
 
 
 def algorithm_of(policy_loss, **changes):

@@ -106,13 +106,16 @@ def test_chunks_of_logits_change_nothing_but_rounding(plain, tokens):
 
 
 @pytest.mark.slow
-def test_a_compiled_model_learns_the_same(plain):
+def test_a_compiled_model_learns_the_same(plain, monkeypatch):
+    """With the graphs of torch.compile but without its code generator, which takes minutes for them on a CPU."""
+    compiled = torch.compile
+    monkeypatch.setattr("torch.compile", lambda function, **options: compiled(function, backend="aot_eager", **options))
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     metrics, _, _ = run_alone(compile=True)
     np.testing.assert_allclose(metrics, plain[0], rtol=1e-8)
-    counters = torch._dynamo.utils.counters
-    assert counters["stats"]["unique_graphs"] > 0
-    assert counters["stats"]["unique_graphs"] <= 12  # not one per length, nor one per layer
+    # Four pieces around the attention, each for the policy's scores, the reference's and the update: none per length, nor per layer.
+    assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 12
 
 
 def test_uneven_copies_are_refused():

@@ -164,14 +164,14 @@ def _log_softmax(logits_CV: Tensor, temperature: float) -> Tensor:
 
 def _write_results(logprobs: Tensor, entropies: Tensor, chunk: slice, log_p_CV: Tensor, targets_A: Tensor) -> None:
     logprobs[chunk] = log_p_CV.gather(-1, targets_A[chunk, None]).squeeze(-1)
-    p_CV = log_p_CV.exp()
-    entropies[chunk] = -torch.where(p_CV > 0, p_CV * log_p_CV, 0.0).sum(-1)
+    # 0 * -inf is 0 here. Where logits are not finite the log-probability is NaN as well, so nothing is hidden by it.
+    entropies[chunk] = -log_p_CV.exp().mul_(log_p_CV).nan_to_num_(nan=0.0).sum(-1)
 
 
 def _logits_gradient(log_p_CV: Tensor, targets_C: Tensor, entropies_C: Tensor, grad_logprobs_C: Tensor, grad_entropies_C: Tensor) -> Tensor:
     """Return the gradient of logits / temperature, f[C, V]."""
     p_CV = log_p_CV.exp()
-    grad_CV = -p_CV * grad_logprobs_C[:, None]
+    grad_CV = p_CV * -grad_logprobs_C[:, None]
     grad_CV.scatter_add_(-1, targets_C[:, None], grad_logprobs_C[:, None])
     if bool((grad_entropies_C != 0).any()):
         # d entropy / d logit_j = -p_j (log p_j + entropy); p_j = 0 contributes 0, not 0 * -inf.

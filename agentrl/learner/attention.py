@@ -43,7 +43,7 @@ def packed_arguments(attention: str, segment_lengths: Sequence[int], *, device: 
     FlexAttention and dense SDPA need none: transformers reads the restarts of the position ids.
     """
     if attention == SEGMENT_SDPA:
-        return {"segment_lengths": tuple(segment_lengths)}
+        return {"segment_lengths": torch.tensor(segment_lengths)}
     if attention == _FLASH:
         starts = torch.tensor([0, *segment_lengths], device=device).cumsum(0, dtype=torch.int32)
         longest = max(segment_lengths)
@@ -62,6 +62,7 @@ def attention_parity(module: PreTrainedModel) -> float:
     return module.num_parameters() / (config.num_hidden_layers * width)
 
 
+@torch.compiler.disable  # its shapes are those of each segment: a graph of its own for every packing
 def segment_sdpa(
     module: nn.Module,
     query: Tensor,
@@ -69,7 +70,7 @@ def segment_sdpa(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    segment_lengths: Sequence[int] | None = None,
+    segment_lengths: Tensor | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -79,7 +80,7 @@ def segment_sdpa(
 
     Args:
         query: f[1, H, T, D]; key, value: f[1, K, T, D] with H a multiple of K.
-        segment_lengths: lengths that sum to T.
+        segment_lengths: i64[G], lengths that sum to T; a tensor, because a compiled layer is bound to the length of a tuple.
 
     Returns:
         f[1, T, H, D], and no attention weights.
@@ -87,7 +88,7 @@ def segment_sdpa(
     assert segment_lengths is not None, f"{type(module).__name__} does not pass segment_lengths on to its attention"
     outputs = [
         scaled_dot_product_attention(q, k, v, **_causal(q, sliding_window), dropout_p=dropout, scale=scaling, enable_gqa=True)
-        for q, k, v in zip(*(t.split(list(segment_lengths), dim=2) for t in (query, key, value)), strict=True)
+        for q, k, v in zip(*(t.split(segment_lengths.tolist(), dim=2) for t in (query, key, value)), strict=True)
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 

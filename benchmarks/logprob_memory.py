@@ -1,0 +1,98 @@
+"""Peak memory of log-probabilities with gradient: from hidden states in chunks, beside torch's own operators on all logits at once.
+
+    python benchmarks/logprob_memory.py --tokens 8192     # plain needs about 20 GB there; 2,048 tokens need a quarter
+
+Each path runs in a process of its own: what is reported is the growth of its largest resident set over what it held before, the hidden
+states, the weight and their gradients' targets included in neither. On a GPU (`--device cuda`) it is the allocator's peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from torch.nn.functional import linear
+
+from agentrl.algorithms.logprobs import linear_logprobs_and_entropy, logprobs_and_entropy
+
+PATHS = ("chunked", "logits", "plain")
+HIDDEN = 64
+
+
+def run_path(path: str, tokens: int, vocabulary: int, device: str) -> dict[str, float]:
+    """Run forward and backward once and return its peak memory and its time."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    hidden = torch.randn(tokens, HIDDEN, device=device, requires_grad=True)
+    weight = torch.randn(vocabulary, HIDDEN, device=device, requires_grad=True)
+    targets = torch.randint(vocabulary, (tokens,), device=device)
+    logprobs_of(path, hidden[:8], weight, targets[:8]).sum().backward()  # the libraries' own buffers are not counted
+    before = held_bytes(device)
+    started = time.perf_counter()
+    logprobs_of(path, hidden, weight, targets).sum().backward()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    return {"peak_bytes": peak_bytes(device) - before, "seconds": seconds, "checksum": float(weight.grad.double().square().sum())}
+
+
+def logprobs_of(path: str, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if path == "chunked":
+        return sum(linear_logprobs_and_entropy(hidden, weight, targets, temperature=1.0), torch.zeros((), device=hidden.device))
+    if path == "logits":
+        return sum(logprobs_and_entropy(linear(hidden, weight), targets, temperature=1.0), torch.zeros((), device=hidden.device))
+    log_p = torch.log_softmax(linear(hidden, weight), -1)
+    return log_p.gather(-1, targets[:, None])[:, 0] - (log_p.exp() * log_p).sum(-1)
+
+
+def held_bytes(device: str) -> int:
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    return psutil.Process().memory_info().rss
+
+
+def peak_bytes(device: str) -> int:
+    return torch.cuda.max_memory_allocated() if device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def compare(tokens: int, vocabulary: int, device: str) -> dict[str, dict[str, float]]:
+    """Return {path: peak and time} of each path in a fresh process."""
+    results = {}
+    for path in PATHS:
+        arguments = [sys.executable, __file__, "--path", path, "--tokens", str(tokens), "--vocabulary", str(vocabulary), "--device", device]
+        results[path] = json.loads(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)
+        print(f"{path:8} {results[path]['peak_bytes'] / 2**20:9,.0f} MiB  {results[path]['seconds']:6.1f} s", flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--path", choices=PATHS, help="measure this path in this process")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if arguments.path:
+        print(json.dumps(run_path(arguments.path, arguments.tokens, arguments.vocabulary, arguments.device)))
+        return
+    print(f"{arguments.tokens:,} tokens x {arguments.vocabulary:,} vocabulary, float32, forward and backward")
+    results = compare(arguments.tokens, arguments.vocabulary, arguments.device)
+    share = results["chunked"]["peak_bytes"] / results["plain"]["peak_bytes"]
+    print(f"chunked / plain: {share:.3f} of the memory, {results['chunked']['seconds'] / results['plain']['seconds']:.2f} of the time")
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        sizes = {"tokens": arguments.tokens, "vocabulary": arguments.vocabulary, "device": arguments.device}
+        arguments.out.write_text(json.dumps({**sizes, "share": share, **results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
