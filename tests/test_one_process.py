@@ -131,7 +131,9 @@ def learn_by_framework(config, dtype, batches):
         recorded = Recorded(learner.rank._stepper.optimizer, names)
         metrics = []
         for step, batch in enumerate(batches):
-            metrics += learn(learner, group_trajectories(batch), config, step=step, version=step, timer=lambda phase: contextlib.nullcontext())
+            metrics += learn(
+                learner, group_trajectories(batch), config, step=step, version=step, timer=lambda phase: contextlib.nullcontext()
+            )
         return initial, metrics, recorded.updates, {name: whole(p) for name, p in names.items()}
     finally:
         learner.stop()
