@@ -90,11 +90,10 @@ class PolicyObjective:
         scales = token_scales(self._aggregation, tokens.sequence_ids, counts, dtype=logprobs.dtype, original_ids=original_ids)
         policy_part = (scales * weights * torch.where(kept, policy_loss.losses_A, 0.0)).sum()
         # The tokens were sampled by the behavior policy: what corrects the policy term corrects an expectation over them here.
-        kl_part = (scales * weights * kl).sum()
-        loss = policy_part - self._algorithm.entropy_coefficient * (scales * entropies).sum()
-        loss = loss + self._algorithm.kl.coefficient * kl_part
+        kl_part = self._algorithm.kl.coefficient * (scales * weights * kl).sum()
+        loss = policy_part + kl_part - self._algorithm.entropy_coefficient * (scales * entropies).sum()
         mismatch = (logprobs.detach() - behavior).abs()
-        correction = self._statistics(scored, tokens, proximal, behavior)
+        statistics = self._statistics(scored, tokens, proximal, behavior)
         sums = {
             "loss": loss,
             "policy_loss": policy_part,
@@ -103,11 +102,10 @@ class PolicyObjective:
             "ppo_kl": (proximal - logprobs).sum(),
             **_clip_sums(policy_loss),
             "mismatch_mean": mismatch.sum(),
-            **{_CORRECTION + name: value for name, value in correction.sums.items()},
+            **_prefixed(statistics.sums),
             **self._rejected(scored, ~kept, like=logprobs),
         }
-        maxima = {"ratio_max": _largest(policy_loss.ratios_A), "mismatch_max": _largest(mismatch)}
-        maxima |= {_CORRECTION + name: value for name, value in correction.maxima.items()}
+        maxima = {"ratio_max": _largest(policy_loss.ratios_A), "mismatch_max": _largest(mismatch), **_prefixed(statistics.maxima)}
         return LossPart(loss, sums, maxima)
 
     def _proximal(self, scored: ScoredMicrobatch, tokens: LossTokens, logprobs: Tensor, behavior: Tensor) -> Tensor:
@@ -187,6 +185,10 @@ def finish_metrics(sums: Mapping[str, float], maxima: Mapping[str, float], *, nu
         action_tokens = max(rejected.pop(_ACTION_TOKENS), 1.0)
         metrics |= {_CORRECTION + _REJECTED + stage: count / action_tokens for stage, count in rejected.items()}
     return metrics
+
+
+def _prefixed(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {_CORRECTION + name: value for name, value in values.items()}
 
 
 def _without(values: Mapping[str, float], *prefixes: str) -> dict[str, float]:
