@@ -70,6 +70,23 @@ def test_the_mode_and_its_weight_are_said(sections: dict[str, Any], mode: str, w
     assert weight in next(line for line in lines if "importance weight" in line)
 
 
+def test_every_stage_of_the_correction_is_said() -> None:
+    stages = {"far": {"lower": 0.5, "upper": 2.0}, "spiky": {"statistic": "k3", "level": "sequence_max", "upper": 0.1}}
+    correction = {"weight": "geometric", "floor": 0.2, "cap": 3.0, "outside": "mask", "self_normalize": True, "reject": stages}
+    correction |= {"m2po_threshold": 0.04, "opsm_delta": 0.1, "denominator": "original"}
+    text = " ".join(explain(config(algorithm={"correction": correction}, buffer={"drop_constant_groups": True})).split())
+    for part in (
+        "proximal / behavior in the geometric mean of the sequence, at least 0.2, at most 3, 0 outside, mean 1 over the update",
+        "rejected far: rho' in the mean of a sequence below 0.5 or above 2; rho' = proximal / behavior",
+        "spiky: rho' - 1 - log rho' of the farthest token of a sequence above 0.1",
+        "m2po: the largest (log rho')^2 until their mean is at most 0.04",
+        "opsm: sequences with A < 0 and a mean log(proximal / policy) above 0.1",
+        "token_mean, rejected tokens counted",
+        "without variance are dropped and replaced",
+    ):
+        assert part in text
+
+
 @pytest.mark.parametrize(
     ("sections", "word"),
     [
@@ -87,6 +104,12 @@ def test_the_mode_and_its_weight_are_said(sections: dict[str, Any], mode: str, w
         ({"algorithm": {"gamma": 0.9}}, "algorithm.gamma=0.9 has no effect with algorithm.advantage=grpo"),
         ({"algorithm": {"advantage": "reinforce_plus_plus", "singleton": "raw"}}, "algorithm.singleton=raw has no effect"),
         ({"algorithm": {"advantage": "rloo"}, "rollout": {"group_size": 1}}, "every advantage is 0"),
+        ({"algorithm": {"correction": {"max_lag": 1}}}, "algorithm.correction.max_lag=1 has no effect"),
+        ({"algorithm": {"mode": "bypass", "correction": {"floor": 0.5}}}, "no weight enters the loss"),
+        ({"algorithm": {"policy_loss": "gpg"}, "learner": {"epochs_per_step": 2}}, "no trust region"),
+        ({"algorithm": {"policy_loss": "gspo", "aggregation": "sequence_mean_token_mean"}}, "clips nothing"),
+        ({"algorithm": {"sapo": {"tau_negative": 2.0}}}, "algorithm.sapo have no effect with algorithm.policy_loss=ppo_clip"),
+        ({"algorithm": {"kl": {"off_policy_ratio": True}}}, "algorithm.kl.off_policy_ratio has no effect"),
         ({"eval": {"n": 4}}, "greedy attempts"),
         ({"eval": {"top_p": 0.9}}, "no effect on greedy validation"),
         ({"trainer": {"test_freq": 5}}, "nothing to validate on"),

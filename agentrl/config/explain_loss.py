@@ -8,6 +8,8 @@ from agentrl.config.schema import AlgorithmConfig, Config, CorrectionConfig, Rej
 
 Lines = list[tuple[str, str]]
 
+DEFAULTS = AlgorithmConfig()
+
 MODES = {
     "decoupled": "ratio policy / proximal{bound}; proximal is scored by the learner at the start of the step",
     "bypass": "ratio policy / behavior{bound}; proximal is the behavior policy itself",
@@ -64,6 +66,11 @@ def loss_warnings(config: Config) -> Iterator[str]:
             f"algorithm.clip_high={algorithm.clip_high:g} with policy_loss=gspo clips nothing: a sequence's mean log-ratio hardly moves;"
             " the paper has clip_low=3e-4, clip_high=4e-4"
         )
+    for name in ("sapo", "clip_cov", "kl_cov", "dppo_tv"):
+        if algorithm.policy_loss != name and getattr(algorithm, name) != getattr(DEFAULTS, name):
+            yield f"the keys of algorithm.{name} have no effect with algorithm.policy_loss={algorithm.policy_loss}"
+    if config.policy_mode != "decoupled" and (correction.floor is not None or correction.outside == "mask"):
+        yield f"algorithm.correction.floor and outside have no effect: with the policy mode {config.policy_mode} no weight enters the loss"
     if algorithm.kl.off_policy_ratio and not algorithm.kl.coefficient:
         yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.coefficient=0"
 
