@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 QUICKSTART := runs/quickstart
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
-BENCH ?= sync_vs_async rollout_overhead advantages
+BENCH ?= sync_vs_async rollout_overhead advantages learner_step logprob_memory
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-slow test-sglang lint type bench docs templates clean
@@ -62,7 +62,7 @@ lint: setup ## check style and formatting
 type: setup ## check types
 	$(BIN)/mypy
 
-bench: setup ## measure synchronous against asynchronous training, the agent loop and the advantages beside their peers (BENCH=rollout_overhead: one of them)
+bench: setup ## measure synchronous against asynchronous training, and the agent loop, the advantages and the learner beside their peers (BENCH=rollout_overhead: one of them)
 	for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py --out runs/bench/$$name.json $(ARGS) || exit 1; done
 
 docs: setup ## write docs/config.md from the schema
