@@ -29,7 +29,7 @@ SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "n
 SIZES |= {"intermediate_size": 47, "initializer_range": 0.2}  # 47: shards differ in size
 WORLDS = (1, 2, 4)
 KINDS = ("sft", "rm")
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 def tokens(rng):
