@@ -44,7 +44,7 @@ SIZES |= {
 }  # 47: shards differ in size
 NUM_UPDATES = 3
 BUCKET = 5
-TIMEOUT_S = 120.0
+TIMEOUT_S = 200.0
 
 
 PLAIN = AlgorithmConfig(aggregation="sequence_mean_token_mean", entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
