@@ -262,7 +262,9 @@ class BufferConfig(Section):
         False, description="Drop a complete group whose members all earned the same, and lease another in its place (dynamic sampling)."
     )
     max_constant_batches: int = Field(
-        10, ge=1, description="With drop_constant_groups: so many batches' worth of them dropped while one batch is waited for ends the run."
+        10,
+        ge=1,
+        description="With drop_constant_groups: so many batches' worth of them dropped while one batch is waited for ends the run.",
     )
 
 
@@ -285,12 +287,16 @@ class FSDPConfig(Section):
     """How the weights are spread over the learner's ranks: memory against communication."""
 
     shard_size: int | None = Field(
-        None, ge=1, description="Ranks that share one copy of the weights; divides `world_size`. None: all of them; fewer: HSDP, one copy each."
+        None,
+        ge=1,
+        description="Ranks that share one copy of the weights; divides `world_size`. None: all of them; fewer: HSDP, one copy each.",
     )
     reshard_after_forward: bool = Field(
         True, description="Free a layer's gathered weights after its forward and gather them again for its backward; false: keep them."
     )
-    forward_prefetch: int = Field(0, ge=0, description="Layers whose weights are gathered ahead of their forward; 0: by FSDP's own overlap.")
+    forward_prefetch: int = Field(
+        0, ge=0, description="Layers whose weights are gathered ahead of their forward; 0: by FSDP's own overlap."
+    )
 
 
 class LearnerConfig(Section):
@@ -431,7 +437,9 @@ class RejectionConfig(Section):
     @model_validator(mode="after")
     def _has_bounds(self) -> RejectionConfig:
         if self.statistic != "k1" and self.lower is not None:
-            raise ValueError(f"statistic={self.statistic} is never negative and has no lower bound (is {self.lower:g}); write `upper` alone")
+            raise ValueError(
+                f"statistic={self.statistic} is never negative and has no lower bound (is {self.lower:g}); write `upper` alone"
+            )
         if self.lower is None and self.upper is None:
             raise ValueError("a stage without lower and upper rejects nothing; write one of them")
         if self.lower is not None and self.upper is not None and self.lower >= self.upper:
@@ -447,19 +455,23 @@ class CorrectionConfig(Section):
     )
     cap: float = Field(2.0, gt=0, description="Upper bound of the weight.")
     floor: float | None = Field(None, gt=0, description="Lower bound of the weight; None: none.")
-    outside: Literal["truncate", "mask"] = Field(
-        "truncate", description="A weight out of bounds is cut to the bound, or 0 (IcePop)."
-    )
+    outside: Literal["truncate", "mask"] = Field("truncate", description="A weight out of bounds is cut to the bound, or 0 (IcePop).")
     self_normalize: bool = Field(False, description="Divide the weights by their mean over the accepted tokens of the whole update.")
     reject: dict[str, RejectionConfig] = Field({}, description="Name -> stage of rejection; a token must pass all of them.")
     m2po_threshold: float | None = Field(
-        None, gt=0, description="Drop the largest (log rho')^2 until their mean over the update is at most this; last of the stages. None: off."
+        None,
+        gt=0,
+        description="Drop the largest (log rho')^2 until their mean over the update is at most this; last of the stages. None: off.",
     )
     opsm_delta: float | None = Field(
-        None, ge=0, description="Leave a sequence of negative advantage out of the policy loss when its mean log(proximal / policy) is above; None: off."
+        None,
+        ge=0,
+        description="Leave a sequence of negative advantage out of the policy loss when its mean log(proximal / policy) is above; None: off.",
     )
     max_lag: int | None = Field(
-        None, ge=0, description="Tokens older than so many versions leave the loss, the rest of their group stays; None: buffer.max_staleness alone."
+        None,
+        ge=0,
+        description="Tokens older than so many versions leave the loss, the rest of their group stays; None: buffer.max_staleness alone.",
     )
     denominator: Literal["accepted", "original"] = Field(
         "accepted", description="Tokens that a mean over tokens counts: those in the loss, or all action tokens, rejected ones included."
@@ -480,7 +492,8 @@ class KLConfig(Section):
         "k3_k2grad", description="k1 is refused in a loss: its expected gradient is zero."
     )
     off_policy_ratio: bool = Field(
-        False, description="Times policy / proximal, so that tokens count as sampled from the current policy; makes the gradient of k3 exact."
+        False,
+        description="Times policy / proximal, so that tokens count as sampled from the current policy; makes the gradient of k3 exact.",
     )
 
 
@@ -567,9 +580,7 @@ class AlgorithmConfig(Section):
     )
     clip_low: float = Field(0.2, gt=0, lt=1, description="Lower clip of the ratio, 1 - clip_low; gmpo: of its log, -clip_low.")
     clip_high: float = Field(0.2, gt=0, description="Upper clip of the ratio, 1 + clip_high; gmpo: of its log, clip_high.")
-    dual_clip: float | None = Field(
-        3.0, gt=1, description="Bound of the loss at negative advantage, of ppo_clip and clip_cov; None: off."
-    )
+    dual_clip: float | None = Field(3.0, gt=1, description="Bound of the loss at negative advantage, of ppo_clip and clip_cov; None: off.")
     aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "constant"] = Field(
         "token_mean", description="How token losses become one number."
     )
@@ -590,7 +601,9 @@ class AlgorithmConfig(Section):
         installed = {entry.name for entry in entry_points(group="agentrl.policy_losses")}
         if name in installed:
             return name
-        raise ValueError(f"there is no policy loss {name!r}; use one of {', '.join([*POLICY_LOSSES, *sorted(installed)])}, or file.py:function")
+        raise ValueError(
+            f"there is no policy loss {name!r}; use one of {', '.join([*POLICY_LOSSES, *sorted(installed)])}, or file.py:function"
+        )
 
     @model_validator(mode="after")
     def _fits_the_loss(self) -> AlgorithmConfig:
@@ -678,7 +691,9 @@ class AlarmsConfig(Section):
     )
     max_clip_share: float | None = Field(0.3, gt=0, lt=1, description="Largest share of loss tokens on which a clip decides.")
     max_constant_groups: float | None = Field(0.9, gt=0, lt=1, description="Largest share of groups whose rewards are all equal.")
-    window_steps: int = Field(10, ge=1, description="Of what is compared with the first steps, so many are averaged there and so many of the latest.")
+    window_steps: int = Field(
+        10, ge=1, description="Of what is compared with the first steps, so many are averaged there and so many of the latest."
+    )
     dump_groups: int = Field(8, ge=0, description="Groups kept as Parquet in alarms/ of the run directory per alarm; 0: none.")
 
 
@@ -831,7 +846,9 @@ class SFTTrainerConfig(Section):
     untrained_output: str | None = Field(
         None, description="Folder for the model as it was before the first update, a baseline; None: not kept."
     )
-    run_dir: str | None = Field(None, description="Folder of metrics.jsonl, config.yaml and checkpoints; None: `output` with _run behind it.")
+    run_dir: str | None = Field(
+        None, description="Folder of metrics.jsonl, config.yaml and checkpoints; None: `output` with _run behind it."
+    )
     seed: int = Field(0, ge=0, description="Seed of initialisation and order.")
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(("console",), description="Trackers beside metrics.jsonl.")
     wandb_mode: Literal["online", "offline", "disabled"] = Field("offline", description="wandb's mode; offline needs no network.")

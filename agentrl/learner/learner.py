@@ -144,9 +144,7 @@ class Learner:
     ) -> dict[str, Counterfactual]:
         """Return what each of `variants` would make of an update of `microbatches`, without making one (see `counterfactual`)."""
         proximal = [self._logprobs(self._policy, m) for m in microbatches]
-        return compare(
-            self._policy, self._place, microbatches, proximal, reference, variants, temperature=self._spec.temperature
-        )
+        return compare(self._policy, self._place, microbatches, proximal, reference, variants, temperature=self._spec.temperature)
 
     # ---------------------------------------------------------------------------------------------------- weights
 
