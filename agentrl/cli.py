@@ -99,8 +99,26 @@ def replay(
 
 
 @app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a checkpoint: RUN/checkpoints/step_000020.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist.")],
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write the LoRA adapter alone, in peft's format, not the merged model.")
+    ] = False,
+    base: Annotated[str | None, typer.Option(help="Folder or hub id of the model under the adapter, if it has moved.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write the policy of a checkpoint in Hugging Face format, as transformers and SGLang load it. Needs no Ray and no GPU."""
+    _options(debug)
+    from agentrl.controller.export import export_checkpoint
+
+    export_checkpoint(checkpoint, out, adapter_only=adapter, base=base)
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
 def serve(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of the model, in Hugging Face format.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of the model, in Hugging Face format, or a hub id.")],
     host: Annotated[str, typer.Option(help="Address to listen on; anything but localhost needs --api-key-env.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 30000,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
@@ -111,13 +129,14 @@ def serve(
 ) -> None:
     """Serve a model by the embedded server, which speaks SGLang's native protocol (docs/sglang.md)."""
     _options(debug)
-    from agentrl.config.schema import EmbeddedServerConfig
+    from agentrl.config.schema import EmbeddedServerConfig, ModelConfig
+    from agentrl.data.model_source import find_model
     from agentrl.serving.embedded.server import serve as run
     from agentrl.serving.embedded.server import set_up_logging
 
     set_up_logging()
     status = run(
-        model,
+        str(find_model(ModelConfig(path=model))),
         host=host,
         port=port,
         config=EmbeddedServerConfig(threads=threads),
@@ -187,7 +206,7 @@ def play(
 
 @app.command("check-template")
 def check_template(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a tokenizer or model.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a tokenizer or model, or a hub id.")],
     tools: Annotated[bool | None, typer.Option("--tools/--no-tools", help="With tool calls; default: if the template shows any.")] = None,
     template: Annotated[str | None, typer.Option(help="Jinja file that replaces the tokenizer's own template.")] = None,
     tool_format: Annotated[str, typer.Option(help="How the model writes calls; auto: from the template (docs/tool_formats.md).")] = "auto",
@@ -199,8 +218,9 @@ def check_template(
     _options(debug)
     from agentrl.chat.chat import Chat
     from agentrl.chat.probes import PROBE_TOOLS
+    from agentrl.data.model_source import find_tokenizer
 
-    chat = Chat.load(model, template_file=template, tool_format=tool_format)
+    chat = Chat.load(str(find_tokenizer(model)), template_file=template, tool_format=tool_format)
     report = chat.report_template({None: None, True: PROBE_TOOLS, False: ()}[tools], num=num, seed=seed)
     typer.echo(f"tool format: {chat.tool_format}")
     typer.echo("\n".join(report.lines()))

@@ -1,45 +1,145 @@
-"""Checkpoints are whole or absent, whatever happens while one is written."""
+"""Checkpoints are whole or absent, whatever happens while one is written; the newest and the best are kept."""
 
 import errno
 import json
+import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from agentrl.config.schema import TrainerConfig
-from agentrl.controller.checkpoint import find_checkpoint, save_checkpoint
+from agentrl.config.schema import Config, TrainerConfig
+from agentrl.controller.checkpoint import find_checkpoint, read_checkpoint, tidy
 from agentrl.controller.run_dir import write_atomically
-from agentrl.errors import CheckpointError, ConfigError
+from agentrl.controller.saving import CheckpointWriter, metric_of
+from agentrl.errors import CheckpointError, ConfigError, LearnerError
 
 
-def save(parent: Path, step: int, *, keep_last: int = 3, content: bytes = b"weights"):
-    def save_learner(folder: str) -> None:
-        (Path(folder) / "shard_0").write_bytes(content)
+class Writing:
+    """A learner whose data take as long as the test wants."""
 
-    return save_checkpoint(parent, step=step, version=step + 1, save_learner=save_learner, buffer_state=b"buffer", keep_last=keep_last)
+    def __init__(self, content: bytes = b"weights", error: Exception | None = None) -> None:
+        self.content, self.error = content, error
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def start_save(self, folder: str) -> None:
+        self.folder, self.copy = Path(folder), self.content
+
+    def finish_save(self) -> None:
+        (self.folder / "half").write_bytes(b"x")
+        assert self.may_end.wait(30)
+        if self.error is not None:
+            raise self.error
+        (self.folder / "shard_0").write_bytes(self.copy)
+
+
+def save(parent: Path, step: int, *, learner: Writing | None = None, metric: float | None = None, **trainer):
+    writer = CheckpointWriter(parent, TrainerConfig(**trainer))
+    try:
+        start(writer, step, learner or Writing(), metric)
+        writer.finish()
+    finally:
+        writer.close()
+    return find_checkpoint(parent, TrainerConfig())
+
+
+def start(writer, step, learner, metric=None):
+    writer.save(learner, step=step, version=step + 1, buffer_state=b"buffer", metric=metric)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------- whole or absent
 
 
 def test_the_newest_complete_checkpoint_is_found(tmp_path):
     save(tmp_path, 5)
-    save(tmp_path, 10)
+    save(tmp_path, 10, metric=0.25)
     found = find_checkpoint(tmp_path, TrainerConfig())
-    assert (found.step, found.version, found.buffer_state()) == (10, 11, b"buffer")
+    assert (found.step, found.version, found.metric, found.buffer_state()) == (10, 11, 0.25, b"buffer")
     assert (found.learner / "shard_0").read_bytes() == b"weights"
     assert find_checkpoint(tmp_path, TrainerConfig(resume_mode="disable")) is None
     assert find_checkpoint(tmp_path, TrainerConfig(resume_mode=str(tmp_path / "step_000005"))).step == 5
+    assert read_checkpoint(tmp_path / "step_000005").metric is None
 
 
-def test_a_full_disk_leaves_earlier_checkpoints_and_no_debris(tmp_path):
+def test_the_loop_goes_on_while_data_are_written_and_nothing_is_found_before_the_end(tmp_path):
+    save(tmp_path, 5)
+    learner = Writing(b"of step 10")
+    learner.may_end.clear()
+    writer = CheckpointWriter(tmp_path, TrainerConfig())
+    start(writer, 10, learner)
+    learner.content = b"later"  # the learner goes on; what was copied stays
+    writer.check()
+    assert find_checkpoint(tmp_path, TrainerConfig()).step == 5
+    assert not list(tmp_path.glob("*/manifest.json")) or names(tmp_path)[-1] == "step_000005"
+    learner.may_end.set()
+    writer.finish()
+    writer.close()
+    assert (find_checkpoint(tmp_path, TrainerConfig()).learner / "shard_0").read_bytes() == b"of step 10"
+
+
+def test_a_save_waits_for_the_one_before(tmp_path):
+    first, second = Writing(b"1"), Writing(b"2")
+    first.may_end.clear()
+    writer = CheckpointWriter(tmp_path, TrainerConfig())
+    start(writer, 1, first)
+    thread = threading.Thread(target=start, args=(writer, 2, second))
+    thread.start()
+    assert not hasattr(second, "folder")
+    first.may_end.set()
+    thread.join(30)
+    writer.finish()
+    writer.close()
+    assert names(tmp_path) == ["step_000001", "step_000002"]
+
+
+def test_without_background_a_save_is_complete_when_it_returns(tmp_path):
+    writer = CheckpointWriter(tmp_path, TrainerConfig(save_in_background=False))
+    start(writer, 1, Writing())
+    assert names(tmp_path) == ["step_000001"]
+    writer.close()
+
+
+def test_what_fails_in_the_background_is_raised_at_the_next_look_and_leaves_nothing(tmp_path):
+    save(tmp_path, 5)
+    writer = CheckpointWriter(tmp_path, TrainerConfig())
+    start(writer, 10, Writing(error=LearnerError("learner rank 1 was lost")))
+    writer._executor.submit(lambda: None).result()  # the one thread has ended what came before
+    with pytest.raises(LearnerError, match="rank 1 was lost"):
+        writer.check()
+    writer.check()  # told once
+    writer.close()
+    assert names(tmp_path) == ["step_000005"]
+
+
+def test_a_full_disk_leaves_earlier_checkpoints_and_no_debris(tmp_path, monkeypatch):
     save(tmp_path, 5)
 
-    def full(folder: str) -> None:
-        (Path(folder) / "half").write_bytes(b"x")
+    def full(path, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(CheckpointError, match=r"step 10.*No space left.*earlier ones are untouched"):
-        save_checkpoint(tmp_path, step=10, version=11, save_learner=full, buffer_state=b"", keep_last=1)
-    assert [p.name for p in tmp_path.iterdir()] == ["step_000005"]
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(CheckpointError, match=r"step_000010.*No space left.*earlier ones are untouched"):
+        save(tmp_path, 10, keep_last=1)
+    assert names(tmp_path) == ["step_000005"]
+
+
+def test_a_run_that_is_killed_while_writing_leaves_nothing_that_looks_whole(tmp_path):
+    """The folders as `kill -9` leaves them: half written, and between the renames of a step that is written again."""
+    save(tmp_path, 5)
+    (tmp_path / ".partial_step_000010/learner").mkdir(parents=True)
+    (tmp_path / ".partial_step_000010/manifest.json").write_text("{}")
+    save(tmp_path, 7)
+    (tmp_path / "step_000007").rename(tmp_path / ".replaced_step_000007")
     assert find_checkpoint(tmp_path, TrainerConfig()).step == 5
+    tidy(tmp_path)
+    assert names(tmp_path) == ["step_000005", "step_000007"]
+    assert find_checkpoint(tmp_path, TrainerConfig()).step == 7
 
 
 def test_a_folder_without_a_manifest_is_not_a_checkpoint(tmp_path):
@@ -48,6 +148,8 @@ def test_a_folder_without_a_manifest_is_not_a_checkpoint(tmp_path):
     torn.mkdir()
     (torn / "buffer.bin").write_bytes(b"half")
     assert find_checkpoint(tmp_path, TrainerConfig()).step == 5
+    with pytest.raises(ConfigError, match=r"step_000010' is not a checkpoint: it has no manifest\.json"):
+        read_checkpoint(torn)
 
 
 def test_a_damaged_checkpoint_is_named_with_an_older_one(tmp_path):
@@ -56,18 +158,15 @@ def test_a_damaged_checkpoint_is_named_with_an_older_one(tmp_path):
     (newest.learner / "shard_0").write_bytes(b"wEights")
     with pytest.raises(CheckpointError, match=r"learner/shard_0 is missing or changed; trainer.resume_mode=.*step_000005"):
         find_checkpoint(tmp_path, TrainerConfig())
-
-
-def test_only_the_newest_are_kept(tmp_path):
-    for step in (1, 2, 3, 4):
-        save(tmp_path, step, keep_last=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000003", "step_000004"]
+    with pytest.raises(CheckpointError, match=r"learner/shard_0 is missing or changed$"):
+        read_checkpoint(newest.folder)
 
 
 def test_the_same_step_may_be_written_again(tmp_path):
-    save(tmp_path, 5, content=b"old")
-    save(tmp_path, 5, content=b"new")
+    save(tmp_path, 5, learner=Writing(b"old"))
+    save(tmp_path, 5, learner=Writing(b"new"))
     assert (find_checkpoint(tmp_path, TrainerConfig()).learner / "shard_0").read_bytes() == b"new"
+    assert names(tmp_path) == ["step_000005"]
 
 
 def test_a_wrong_resume_path_says_what_would_be_right(tmp_path):
@@ -78,7 +177,62 @@ def test_a_wrong_resume_path_says_what_would_be_right(tmp_path):
 def test_manifest_lists_every_file(tmp_path):
     folder = save(tmp_path, 5).folder
     listed = set(json.loads((folder / "manifest.json").read_text())["files"])
-    assert listed == {"buffer.bin", "learner/shard_0"}
+    assert listed == {"buffer.bin", "learner/half", "learner/shard_0"}
+
+
+# ------------------------------------------------------------------------------------------------ newest and best
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    metrics=st.lists(st.none() | st.sampled_from([0.1, 0.2, 0.3, 0.4]), min_size=1, max_size=7),
+    keep_last=st.integers(1, 3),
+    keep_best=st.integers(0, 3),
+    mode=st.sampled_from(["max", "min"]),
+)
+def test_the_newest_and_the_best_are_kept_and_no_other(tmp_path_factory, metrics, keep_last, keep_best, mode):
+    """After each save, what is there is the newest `keep_last` and the best `keep_best` of what was there before it."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    alive: dict[int, float | None] = {}
+    for step, metric in enumerate(metrics, start=1):
+        save(folder, step, metric=metric, keep_last=keep_last, keep_best=keep_best, best_mode=mode)
+        alive[step] = metric
+        ranked = sorted((s for s in alive if alive[s] is not None), key=lambda s: (alive[s] if mode == "max" else -alive[s], s))
+        kept = {*sorted(alive)[-keep_last:], *(ranked[-keep_best:] if keep_best else ())}
+        alive = {s: m for s, m in alive.items() if s in kept}
+        assert names(folder) == [f"step_{s:06d}" for s in sorted(kept)]
+    measured = [m for m in metrics if m is not None]
+    if measured and keep_best:
+        assert (max if mode == "max" else min)(measured) in alive.values(), "the best of all was lost"
+
+
+def test_none_is_removed_before_the_next_is_whole(tmp_path):
+    save(tmp_path, 5, keep_last=1)
+    learner = Writing()
+    learner.may_end.clear()
+    writer = CheckpointWriter(tmp_path, TrainerConfig(keep_last=1))
+    start(writer, 10, learner)
+    assert (tmp_path / "step_000005/manifest.json").is_file()
+    learner.may_end.set()
+    writer.finish()
+    writer.close()
+    assert names(tmp_path) == ["step_000010"]
+
+
+def test_a_metric_that_validation_does_not_have_is_told_with_those_it_has():
+    trainer = TrainerConfig(keep_best=1, best_metric="val/acuracy")
+    with pytest.raises(ConfigError, match=r"'val/acuracy' is no metric of validation; there are: val/accuracy, val/reward_mean"):
+        metric_of({"val/reward_mean": 0.0, "val/accuracy": 0.5}, trainer)
+    assert metric_of({"val/accuracy": 0.5}, TrainerConfig(keep_best=1, best_metric="val/accuracy")) == 0.5
+    assert metric_of(None, trainer) is None
+
+
+def test_keeping_the_best_needs_something_to_choose_by():
+    trainer, data = {"keep_best": 1, "save_freq": 2, "test_freq": 2}, {"val_files": ["val.parquet"]}
+    assert Config.model_validate({"trainer": trainer, "data": data}).trainer.keep_best == 1
+    for incomplete in ({"trainer": trainer}, {"trainer": trainer | {"test_freq": -1}, "data": data}):
+        with pytest.raises(ValueError, match="keep_best=1 needs checkpoints and validations"):
+            Config.model_validate(incomplete)
 
 
 def test_atomic_write_replaces_or_keeps(tmp_path):

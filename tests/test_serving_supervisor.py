@@ -14,7 +14,7 @@ import torch
 import trio
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agentrl.config.schema import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
+from agentrl.config.schema import EmbeddedServerConfig, ModelConfig, RolloutConfig, SGLangServerConfig
 from agentrl.errors import ServerError, UserError
 from agentrl.http.client import HttpClient
 from agentrl.serving.embedded.server import serve
@@ -308,9 +308,10 @@ def test_a_broken_model_is_one_line(tmp_path):
 
 
 def test_the_launcher_follows_the_backend():
-    assert isinstance(launcher(RolloutConfig(), dtype="float32"), EmbeddedServer)
+    assert isinstance(launcher(RolloutConfig(), ModelConfig()), EmbeddedServer)
     made = launcher(
-        RolloutConfig(backend="sglang", sglang=SGLangServerConfig(python="/opt/sg/bin/python", args={"tp_size": 2})), dtype="bfloat16"
+        RolloutConfig(backend="sglang", sglang=SGLangServerConfig(python="/opt/sg/bin/python", args={"tp_size": 2})),
+        ModelConfig(dtype="bfloat16"),
     )
     assert isinstance(made, SGLangServer)
     command = made.command("m", weight_version="3", host="127.0.0.1", port=5)

@@ -790,6 +790,11 @@ class Config(Section):
                 f"algorithm.correction.{needless} compares the proximal with another policy, and with algorithm.mode={self.policy_mode} they are "
                 "the same; use algorithm.mode=decoupled"
             )
+        if self.trainer.keep_best > 0 and (min(self.trainer.save_freq, self.trainer.test_freq) < 1 or not self.data.val_files):
+            raise ValueError(
+                f"trainer.keep_best={self.trainer.keep_best} needs checkpoints and validations to choose from: set trainer.save_freq, "
+                "trainer.test_freq and data.val_files"
+            )
         if self.learner.minibatches_per_step > self.buffer.groups_per_step:
             raise ValueError(
                 f"learner.minibatches_per_step={self.learner.minibatches_per_step} exceeds buffer.groups_per_step={self.buffer.groups_per_step}: "

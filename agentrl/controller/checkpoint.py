@@ -1,9 +1,9 @@
-"""Checkpoints: whole or absent. Written beside, hashed, synced, renamed; an interrupted one is never found.
+"""The checkpoints of a run on disk: whole or absent. Written beside, hashed, synced, renamed; an interrupted one is never found.
 
 ```
 checkpoints/step_000020/
-  manifest.json   {format, step, version, files: {path: [bytes, sha256]}}   written last
-  learner/        DCP: model, optimizer, schedule, random state
+  manifest.json   {format, step, version, metric, files: {path: [bytes, sha256]}}   written last
+  learner/        DCP: model, optimizer, schedule, random state; model.json, huggingface/: all that `agentrl export` needs
   buffer.bin      dataset cursor, ledger, ready groups
 ```
 """
@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +22,19 @@ from agentrl.config.schema import TrainerConfig
 from agentrl.controller.run_dir import write_atomically
 from agentrl.errors import CheckpointError, ConfigError
 
-FORMAT = 1
+FORMAT = 2
+_PARTIAL = ".partial_"
+_REPLACED = ".replaced_"
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint on disk."""
+    """A complete checkpoint on disk; `metric` is the validation's of its step, None without one."""
 
     folder: Path
     step: int
     version: int
+    metric: float | None
 
     @property
     def learner(self) -> Path:
@@ -41,32 +44,117 @@ class Checkpoint:
         return (self.folder / "buffer.bin").read_bytes()
 
 
+# ----------------------------------------------------------------------------------------------------------- write
+
+
+def begin(parent: Path, *, step: int, buffer_state: bytes) -> Path:
+    """Return a folder for the checkpoint of `step` that nothing finds before `complete`.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    partial = parent / f"{_PARTIAL}{_name(step)}"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "learner").mkdir(parents=True)
+        (partial / "buffer.bin").write_bytes(buffer_state)
+    except OSError as error:
+        raise unwritten(partial, error) from error
+    return partial
+
+
+def complete(partial: Path, *, step: int, version: int, metric: float | None) -> Checkpoint:
+    """Hash and sync what is in the folder of `begin`, and give it its name.
+
+    Raises:
+        CheckpointError: it cannot be written; the folder is gone, earlier checkpoints are untouched.
+    """
+    parent = partial.parent
+    final, replaced = parent / _name(step), parent / f"{_REPLACED}{_name(step)}"
+    try:
+        _write_manifest(partial, step=step, version=version, metric=metric)
+        if final.exists():  # the same step again after a resume from before it
+            final.rename(replaced)
+        partial.rename(final)
+        _sync(parent)
+    except OSError as error:
+        raise unwritten(partial, error) from error
+    shutil.rmtree(replaced, ignore_errors=True)
+    return Checkpoint(final, step, version, metric)
+
+
 def save_checkpoint(
     parent: Path, *, step: int, version: int, save_learner: Callable[[str], None], buffer_state: bytes, keep_last: int
 ) -> Checkpoint:
-    """Write the checkpoint of `step` and then remove all but the newest `keep_last`.
+    """Write the checkpoint of `step` while the caller waits, and then remove all but the newest `keep_last`.
 
     Raises:
         CheckpointError: it could not be written; earlier checkpoints are untouched.
     """
-    final = parent / f"step_{step:06d}"
-    partial = parent / f".partial_step_{step:06d}"
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = begin(parent, step=step, buffer_state=buffer_state)
     try:
-        (partial / "learner").mkdir(parents=True)
         save_learner(str(partial / "learner"))
-        (partial / "buffer.bin").write_bytes(buffer_state)
-        _write_manifest(partial, step=step, version=version)
-        if final.exists():  # the same step again after a resume from before it
-            shutil.rmtree(final)
-        partial.rename(final)
-        _sync(parent)
     except OSError as error:
+        raise unwritten(partial, error) from error
+    checkpoint = complete(partial, step=step, version=version, metric=None)
+    prune(parent, TrainerConfig(keep_last=keep_last))
+    return checkpoint
+
+
+def unwritten(partial: Path, error: Exception) -> CheckpointError:
+    """Remove the folder of `begin` and return the error that says so."""
+    shutil.rmtree(partial, ignore_errors=True)
+    name = partial.name.removeprefix(_PARTIAL)
+    return CheckpointError(f"checkpoint {name} could not be written to {partial.parent}: {error}; earlier ones are untouched")
+
+
+def tidy(parent: Path) -> None:
+    """Remove what an interrupted run left half-written; nothing may be writing there."""
+    for replaced in parent.glob(f"{_REPLACED}*"):
+        final = parent / replaced.name.removeprefix(_REPLACED)
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:  # interrupted between the two renames
+            replaced.rename(final)
+    for partial in parent.glob(f"{_PARTIAL}*"):
         shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"checkpoint of step {step} could not be written to {parent}: {error}; earlier ones are untouched") from error
-    for old in _complete(parent)[:-keep_last]:
-        shutil.rmtree(old.folder, ignore_errors=True)
-    return Checkpoint(final, step, version)
+
+
+def prune(parent: Path, trainer: TrainerConfig) -> None:
+    """Remove all checkpoints but the newest `keep_last` and the best `keep_best`."""
+    found = _complete(parent)
+    kept = {c.step for c in found[-trainer.keep_last :]} | {c.step for c in _best(found, trainer)}
+    for checkpoint in found:
+        if checkpoint.step not in kept:
+            shutil.rmtree(checkpoint.folder, ignore_errors=True)
+
+
+def _best(found: Sequence[Checkpoint], trainer: TrainerConfig) -> list[Checkpoint]:
+    """Return the best `keep_best` of those with a metric; of equal ones the newer is better."""
+    sign = 1 if trainer.best_mode == "max" else -1
+    measured = [(sign * c.metric, c.step, c) for c in found if c.metric is not None]
+    return [checkpoint for _, _, checkpoint in sorted(measured, key=lambda m: m[:2], reverse=True)[: trainer.keep_best]]
+
+
+def _name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+# ------------------------------------------------------------------------------------------------------------ read
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Return the checkpoint in `folder`, every file of it verified.
+
+    Raises:
+        ConfigError: the folder holds no checkpoint.
+        CheckpointError: it is damaged.
+    """
+    if not (folder / "manifest.json").is_file():
+        raise ConfigError(f"{str(folder)!r} is not a checkpoint: it has no manifest.json; they are named checkpoints/step_000020")
+    checkpoint = _read(folder)
+    _verify(checkpoint, older=[])
+    return checkpoint
 
 
 def find_checkpoint(parent: Path, trainer: TrainerConfig) -> Checkpoint | None:
@@ -100,15 +188,16 @@ def _read(folder: Path) -> Checkpoint:
     manifest = json.loads((folder / "manifest.json").read_text())
     if manifest["format"] != FORMAT:
         raise CheckpointError(f"{folder} has format {manifest['format']}, this version reads {FORMAT}")
-    return Checkpoint(folder, manifest["step"], manifest["version"])
+    return Checkpoint(folder, manifest["step"], manifest["version"], manifest["metric"])
 
 
-def _write_manifest(folder: Path, *, step: int, version: int) -> None:
+def _write_manifest(folder: Path, *, step: int, version: int, metric: float | None) -> None:
     files = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         _sync(path)
         files[str(path.relative_to(folder))] = [path.stat().st_size, _sha256(path)]
-    write_atomically(folder / "manifest.json", json.dumps({"format": FORMAT, "step": step, "version": version, "files": files}, indent=1))
+    manifest = {"format": FORMAT, "step": step, "version": version, "metric": metric, "files": files}
+    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1))
 
 
 def _verify(checkpoint: Checkpoint, *, older: list[Checkpoint]) -> None:

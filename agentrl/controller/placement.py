@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from ray.actor import ActorHandle
 
@@ -23,16 +22,18 @@ from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get
-from agentrl.controller.checkpoint import find_checkpoint
+from agentrl.controller.checkpoint import find_checkpoint, tidy
 from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.observe import Observer
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run import Run
 from agentrl.controller.run_dir import RunDir
+from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.servers import ServerFleet
 from agentrl.controller.shipping import user_files
 from agentrl.controller.validation import Validation
 from agentrl.data.build import build_dataset
+from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.learner.actor import LearnerGroup
 from agentrl.learner.policy_loss import bind_policy_loss
@@ -51,14 +52,16 @@ def open_run(config: Config) -> Iterator[Run]:
         UserError: found before anything was started where possible.
         InfrastructureError: something did not come up; the message says what.
     """
-    _check_model(config.model.path)
+    given = config
+    config = config.model_copy(update={"model": resolve_model(config.model)})
     find_estimator(config.algorithm.advantage)
     bind_policy_loss(config.algorithm)
     plugins = open_plugins(config.agent)
     chat = Chat.of(config.model)
     with ExitStack() as stack:
-        run_dir = RunDir.open(config)
+        run_dir = RunDir.open(given)
         stack.callback(run_dir.close)
+        tidy(run_dir.checkpoints)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
         batch_rewards = BatchRewards(config, plugins)
         if batch_rewards.is_any and config.buffer.drop_constant_groups:
@@ -92,6 +95,8 @@ def open_run(config: Config) -> Iterator[Run]:
             dump_folder=str(run_dir.root / "non_finite"),
             gpus_per_learner=config.cluster.gpus_per_learner,
         )
+        checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer)
+        stack.callback(checkpoints.close)  # after the learner is stopped: an interrupted run does not wait for its data
         stack.callback(learner.stop)
         rollouts = RolloutFleet(config, buffer)
         stack.callback(rollouts.close)
@@ -112,15 +117,9 @@ def open_run(config: Config) -> Iterator[Run]:
             batch_rewards=batch_rewards,
             observer=observer,
             checkpoint=checkpoint,
+            checkpoints=checkpoints,
             total_steps=plan.total_steps,
         )
-
-
-def _check_model(path: str) -> None:
-    if not path:
-        raise ConfigError("model.path is empty; set it to the folder of a model in Hugging Face format")
-    if not (Path(path) / "config.json").is_file():
-        raise ConfigError(f"model.path={path!r} is not the folder of a model: it has no config.json")
 
 
 def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat) -> Validation | None:

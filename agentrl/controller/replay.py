@@ -23,6 +23,7 @@ from agentrl.controller.observe import Observer
 from agentrl.controller.run_dir import RunDir, write_atomically
 from agentrl.controller.stored import StoredSteps
 from agentrl.controller.train import learn
+from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.learner.actor import LearnerGroup
 
@@ -76,7 +77,8 @@ def replay(folder: Path, config: Config, *, last_step: int | None = None, report
         observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
         stack.callback(observer.close)
         stack.enter_context(interruptible())
-        learner = stack.enter_context(_open_learner(config, run_dir, num_steps=stored.num_steps))
+        located = config.model_copy(update={"model": resolve_model(config.model)})
+        learner = stack.enter_context(_open_learner(located, run_dir, num_steps=stored.num_steps))
         if checkpoint is not None:
             learner.load(str(checkpoint.learner))
             observer.say(f"resumed from {checkpoint.folder.name}")

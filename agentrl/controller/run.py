@@ -14,12 +14,13 @@ from agentrl.buffer.ledger import NO_VARIANCE
 from agentrl.config.schema import BufferConfig, Config
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get, in_trio
-from agentrl.controller.checkpoint import Checkpoint, save_checkpoint
+from agentrl.controller.checkpoint import Checkpoint
 from agentrl.controller.credit import group_trajectories
 from agentrl.controller.observe import Observer
 from agentrl.controller.result import RunResult
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run_dir import RunDir
+from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.controller.servers import ServerFleet
 from agentrl.controller.validation import Validation
 from agentrl.data.trajectories import decode, from_ipc
@@ -51,6 +52,7 @@ class Run:
         batch_rewards: BatchRewards,
         observer: Observer,
         checkpoint: Checkpoint | None,
+        checkpoints: CheckpointWriter,
         total_steps: int,
     ) -> None:
         self.config = config
@@ -63,6 +65,8 @@ class Run:
         self.batch_rewards = batch_rewards
         self.observer = observer
         self.total_steps = total_steps
+        self.checkpoints = checkpoints
+        self._validated: tuple[int, Mapping[str, float]] | None = None
         self.is_resumed = checkpoint is not None
         self.step = checkpoint.step if checkpoint else 0
         self.version = -1
@@ -131,6 +135,7 @@ class Run:
             InfrastructureError: nothing finished for `buffer.stall_timeout_s`, or something was lost for good.
             RewardError: MAX_UNSCORED_BATCHES in a row could not be scored.
         """
+        self.checkpoints.check()
         unscored = 0
         while True:
             with self.timer("take"):
@@ -216,6 +221,8 @@ class Run:
         name = "initial" if self.step == 0 else "final"
         with self.timer("validate"):
             self.results[name] = self.validation.run(self, step=self.step, version=self.version)
+        self._validated = (self.step, self.results[name])
+        metric_of(self.results[name], self.config.trainer)  # a wrong name is told by the first validation
         self.dir.write_validations(self.results)
 
     def validate_baselines(self) -> None:
@@ -239,16 +246,16 @@ class Run:
     # ----------------------------------------------------------------------------------------------------- keep
 
     def save(self) -> None:
-        """Write a checkpoint of this step: learner, ledger, ready groups and the place in the data."""
+        """Begin a checkpoint of this step: learner, ledger, ready groups and the place in the data."""
+        validation = self._validated[1] if self._validated and self._validated[0] == self.step else None
         with self.timer("save"):
             state = get(self.buffer.state.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
-            save_checkpoint(
-                self.dir.checkpoints,
+            self.checkpoints.save(
+                self.learner,
                 step=self.step,
                 version=self.version,
-                save_learner=self.learner.save,
                 buffer_state=state,
-                keep_last=self.config.trainer.keep_last,
+                metric=metric_of(validation, self.config.trainer),
             )
 
     def record(self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]], *, learned_by: int) -> None:
@@ -272,7 +279,8 @@ class Run:
         )
 
     def finish(self) -> RunResult:
-        """Export the policy, draw the report, show the closing table."""
+        """Complete the last checkpoint, export the policy, draw the report, show the closing table."""
+        self.checkpoints.finish()
         policy = self.dir.root / "policy"
         self.learner.export(str(policy))
         counts = self.counts()

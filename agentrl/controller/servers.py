@@ -51,7 +51,7 @@ class ServerFleet:
         servers = []
         for index in range(rollout.num_servers):
             options = ServerActor.options(num_cpus=0, num_gpus=config.cluster.gpus_per_server)  # type: ignore[attr-defined]  # ray's stubs keep the plain class
-            actor = options.remote(f"server_{index}", rollout, dtype=config.model.dtype, run_dir=str(run_dir))
+            actor = options.remote(f"server_{index}", rollout, config.model, run_dir=str(run_dir))
             servers.append(_Server(actor, ServerStatus("", "starting"), actor.start.remote(config.model.path, UNPUBLISHED)))
         return cls(servers, api_key=api_key)
 

@@ -27,6 +27,7 @@ from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_chec
 from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.run_dir import write_atomically
 from agentrl.controller.supervised_data import Examples
+from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.learner.actor import LearnerGroup
 from agentrl.learner.batch import Microbatch, Sample
@@ -234,9 +235,7 @@ def model_with_tokenizer(config: AnyConfig) -> ModelConfig:
         ConfigError: there is no model at `model.path`.
     """
     if config.from_scratch.architecture == "none":
-        if not (Path(config.model.path) / "config.json").is_file():
-            raise ConfigError(f"model.path={config.model.path!r} is not the folder of a model; or set from_scratch.architecture=qwen2")
-        return config.model
+        return resolve_model(config.model)
     if config.model.tokenizer_path:
         return config.model
     folder = Path(config.trainer.output)

@@ -31,7 +31,8 @@ _GRACE_S = 5.0
 
 
 class LearnerRank:
-    """One rank. Synchronous: calls run one after the other, in the order in which the group sent them."""
+    """One rank. Synchronous: calls run one after the other, in the order in which the group sent them; `finish_save` alone, which
+    only waits, has a thread of its own."""
 
     def find_address(self) -> tuple[str, int]:
         """Return this host's address and a port that is free at this moment."""
@@ -95,14 +96,18 @@ class LearnerRank:
     def leave_weights_group(self) -> None:
         self._learner.leave_weights_group()
 
-    def save(self, folder: str) -> None:
-        self._learner.save(folder)
+    def start_save(self, folder: str) -> None:
+        self._learner.start_save(folder)
+
+    @ray.method(concurrency_group="saving")
+    def finish_save(self) -> None:
+        self._learner.finish_save()
 
     def load(self, folder: str) -> None:
         self._learner.load(folder)
 
 
-LearnerActor = ray.remote(num_cpus=0)(LearnerRank)
+LearnerActor = ray.remote(num_cpus=0, concurrency_groups={"saving": 1})(LearnerRank)  # type: ignore[call-overload]  # not in ray's stubs
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +259,18 @@ class LearnerGroup:
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
+    def start_save(self, folder: str) -> None:
+        """Copy the learner's state and begin to write the copy into `folder`, which all ranks reach."""
+        self._run("start_save", lambda actor, rank: actor.start_save.remote(folder))
+
+    def finish_save(self) -> None:
+        """Wait until it is written; may be called by another thread than all else."""
+        self._run("finish_save", lambda actor, rank: actor.finish_save.remote())
+
     def save(self, folder: str) -> None:
         """Write the learner's state into `folder`, which all ranks reach."""
-        self._run("save", lambda actor, rank: actor.save.remote(folder))
+        self.start_save(folder)
+        self.finish_save()
 
     def load(self, folder: str) -> None:
         """Read the learner's state from `folder`."""

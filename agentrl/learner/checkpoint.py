@@ -19,10 +19,18 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
+from agentrl.config.schema import ModelConfig
 from agentrl.errors import CheckpointError
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import Place
 from agentrl.learner.step import Stepper
+from agentrl.learner.weights import describe
+
+DESCRIPTION = "huggingface"
+"""Folder of a checkpoint with config and tokenizer of the policy, so that it can be exported without the model it began with."""
+
+MODEL = "model.json"
+"""File of a checkpoint with the `model` config of the learner."""
 
 _FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, KeyError)
 
@@ -49,7 +57,8 @@ class Saving:
 class Saver:
     """Writes the learner's state in the background, one checkpoint at a time."""
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self, model: ModelConfig, *, timeout_s: float) -> None:
+        self._model = model
         self._timeout_s = timeout_s
         self._group: ProcessGroup | None = None
 
@@ -65,6 +74,10 @@ class Saver:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             torch.save(_random_state(place), _random_file(folder, place.rank))
+            if place.is_first:
+                (folder / MODEL).write_text(self._model.model_dump_json(indent=1), encoding="utf-8")
+                (folder / DESCRIPTION).mkdir(exist_ok=True)
+                describe(policy, self._model, folder / DESCRIPTION)
             written = dcp.async_save(_state(policy, stepper), checkpoint_id=str(folder), process_group=self._group)
         except _FAILURES as error:
             raise _unwritten(folder, error) from error
@@ -72,12 +85,12 @@ class Saver:
         return Saving(folder, written)
 
 
-def _unwritten(folder: Path, error: Exception) -> CheckpointError:
+def _unwritten(folder: Path, error: BaseException) -> CheckpointError:
     return CheckpointError(f"the learner's checkpoint could not be written to {folder}: {_reason(error)}")
 
 
-def _reason(error: Exception) -> str:
-    """One line of what failed; torch joins the reports of all ranks with their tracebacks."""
+def _reason(error: BaseException) -> str:
+    """One line of what failed; torch joins the reports of all ranks with their tracebacks, in what is no Exception."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = next(iter(error.failures.items()))
         return f"rank {rank}: {cause}"

@@ -77,7 +77,7 @@ class Learner:
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
         self._supervised: Objective = SupervisedObjective() if spec.score_head is None else PreferenceObjective()
         self._weights_group: ProcessGroup | None = None
-        self._saver = checkpoint.Saver(timeout_s=spec.learner.collective_timeout_s)
+        self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.collective_timeout_s)
         self._saving: checkpoint.Saving | None = None
         torch.manual_seed(spec.seed + 1 + rank)  # dropout differs between ranks
 

@@ -85,6 +85,8 @@ def low_ranks(module: nn.Module) -> Mapping[str, LowRank]:
     found = {}
     for name, layer in _layers(module):
         down, up = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
+        assert isinstance(down, Tensor), name
+        assert isinstance(up, Tensor), name
         found[f"{name}.weight"] = LowRank(down, up, float(layer.scaling[_ADAPTER]), bool(getattr(layer, "fan_in_fan_out", False)))
     return found
 
@@ -103,13 +105,13 @@ def switched_off(module: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def write_adapter(adapters: Mapping[str, LowRank], config: LoRAConfig, base: str, folder: Path, *, dtype: torch.dtype) -> None:
+def write_adapter(adapters: Mapping[str, LowRank], config: LoRAConfig, base: str, folder: Path) -> None:
     """Write an adapter that is not sharded as peft reads it: adapter_config.json and adapter_model.safetensors."""
     tensors = {}
     for name, adapter in adapters.items():
         layer = f"base_model.model.{name.removesuffix('.weight')}"
-        tensors[f"{layer}.lora_A.weight"] = adapter.down.detach().to(dtype).contiguous()
-        tensors[f"{layer}.lora_B.weight"] = adapter.up.detach().to(dtype).contiguous()
+        tensors[f"{layer}.lora_A.weight"] = adapter.down.detach().contiguous()
+        tensors[f"{layer}.lora_B.weight"] = adapter.up.detach().contiguous()
     described = _peft_config(config)
     described.base_model_name_or_path = base
     described.inference_mode = True

@@ -5,11 +5,14 @@ Every function is a collective of all ranks (gathering a sharded tensor is), tho
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -22,6 +25,9 @@ from agentrl.sglang.process_group import broadcast, flatten, tensor_checksum
 from agentrl.types import TensorSpec
 
 _COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.model", "*.jinja")
+
+
+MAX_FILE_BYTES = 5 * 2**30
 
 
 def tensor_specs(policy: Policy) -> list[TensorSpec]:
@@ -38,19 +44,50 @@ def checksums(policy: Policy) -> dict[str, str]:
     return {name: tensor_checksum(policy.full_tensor(name)) for name in policy.tensors}
 
 
-def export(policy: Policy, place: Place, model: ModelConfig, folder: Path) -> None:
+def export(policy: Policy, place: Place | None, model: ModelConfig, folder: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
     """Write weights, config and tokenizer as transformers and SGLang load them; the folder appears complete or not at all.
+
+    Weights of more than `max_file_bytes` go into several files and an index; rank 0 holds one file's worth of them at a time.
+    `place` is None in a process without ranks.
 
     Raises:
         InfrastructureError: the folder could not be written, for instance because the disk is full.
     """
-    tensors: dict[str, Tensor] = {}
-    for name in policy.tensors:
-        full = policy.full_tensor(name)
-        if place.is_first:
-            tensors[name] = full.cpu().contiguous()
-    if place.is_first:
-        _write_folder(policy, model, tensors, folder)
+    files = plan_files(tensor_specs(policy), max_bytes=max_file_bytes)
+    writer = FolderWriter(folder) if place is None or place.is_first else None
+    for file, names in files.items():
+        tensors: dict[str, Tensor] = {}
+        for name in names:
+            full = policy.full_tensor(name)
+            if writer is not None:
+                tensors[name] = full.cpu().contiguous()
+        if writer is not None:
+            writer.write(partial(_write_weights, tensors, file))
+    if writer is not None:
+        writer.write(partial(_write_index, files, tensor_specs(policy)))
+        writer.write(partial(describe, policy, model))
+        writer.finish()
+
+
+def describe(policy: Policy, model: ModelConfig, folder: Path) -> None:
+    """Write all of the Hugging Face folder but the weights: configs, tokenizer, chat template, and code that came with the model."""
+    _write_configs(policy, folder)
+    copy_tokenizer(model, folder)
+
+
+def plan_files(specs: Sequence[TensorSpec], *, max_bytes: int) -> dict[str, list[str]]:
+    """Return {file name: names of its tensors} in order, each of at most `max_bytes` unless one tensor alone is larger."""
+    groups: list[list[str]] = []
+    room = 0
+    for spec in specs:
+        if not groups or spec.num_bytes > room:
+            groups.append([])
+            room = max_bytes
+        groups[-1].append(spec.name)
+        room -= spec.num_bytes
+    if len(groups) <= 1:
+        return {"model.safetensors": groups[0] if groups else []}
+    return {f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups)}
 
 
 def send_bucket(policy: Policy, place: Place, names: Sequence[str], group: ProcessGroup | None) -> None:
@@ -61,22 +98,51 @@ def send_bucket(policy: Policy, place: Place, names: Sequence[str], group: Proce
         broadcast(flatten(tensors), group)
 
 
-def _write_folder(policy: Policy, model: ModelConfig, tensors: dict[str, Tensor], folder: Path) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        save_file(tensors, str(partial / "model.safetensors"), metadata={"format": "pt"})
-        (partial / "model.safetensors").chmod(0o644)  # safetensors makes it private; a server may run under another account
-        _write_configs(policy, partial)
-        _copy_tokenizer(model, partial)
-        _sync(partial)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise InfrastructureError(f"the policy could not be written to {folder}: {error}") from error
+class FolderWriter:
+    """Writes a folder beside its place and puts it there when it is whole.
+
+    The first failure is kept and raised at the end: the other ranks are in the collectives that follow, and would wait for this one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._partial = folder.with_name(f".{folder.name}.partial")
+        self._error: OSError | None = None
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self.write(lambda folder: folder.mkdir(parents=True))
+
+    def write(self, write: Callable[[Path], None]) -> None:
+        if self._error is None:
+            try:
+                write(self._partial)
+            except (OSError, SafetensorError) as error:
+                self._error = OSError(str(error))
+
+    def finish(self) -> None:
+        self.write(self._replace)
+        if self._error is not None:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            raise InfrastructureError(f"the policy could not be written to {self._folder}: {self._error}") from self._error
+
+    def _replace(self, written: Path) -> None:
+        _sync(written)
+        if self._folder.exists():
+            shutil.rmtree(self._folder)
+        written.rename(self._folder)
+
+
+def _write_weights(tensors: dict[str, Tensor], file: str, folder: Path) -> None:
+    save_file(tensors, str(folder / file), metadata={"format": "pt"})
+    (folder / file).chmod(0o644)  # safetensors makes it private; a server may run under another account
+
+
+def _write_index(files: Mapping[str, Sequence[str]], specs: Sequence[TensorSpec], folder: Path) -> None:
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(spec.num_bytes for spec in specs)},
+            "weight_map": {name: file for file, names in files.items() for name in names},
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_configs(policy: Policy, folder: Path) -> None:
@@ -89,9 +155,11 @@ def _write_configs(policy: Policy, folder: Path) -> None:
         generation.save_pretrained(folder)
 
 
-def _copy_tokenizer(model: ModelConfig, folder: Path) -> None:
+def copy_tokenizer(model: ModelConfig, folder: Path) -> None:
+    """Copy the tokenizer's files, the chat template in use, and code that came with the model."""
     source = Path(model.tokenizer_path or model.path)
-    files = {file for pattern in _COPIED for file in source.glob(pattern) if file.is_file()} if source.is_dir() else set()
+    patterns = (*_COPIED, "*.py") if model.trust_remote_code else _COPIED
+    files = {file for pattern in patterns for file in source.glob(pattern) if file.is_file()} if source.is_dir() else set()
     for file in files:
         shutil.copyfile(file, folder / file.name)
     if model.chat_template is not None:

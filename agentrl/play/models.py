@@ -164,7 +164,7 @@ def _started(config: Config, say: Say) -> Iterator[str]:
     rollout = config.rollout
     with tempfile.TemporaryDirectory(prefix="agentrl-play-") as folder:
         supervisor = Supervisor(
-            launcher(rollout, dtype=config.model.dtype),
+            launcher(rollout, config.model),
             log_file=Path(folder) / "server.log",
             start_timeout_s=rollout.server_start_timeout_s,
             max_restarts=0,

@@ -10,6 +10,7 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.data.dataset import Dataset
+from agentrl.data.model_source import resolve_model
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError
 from agentrl.play.models import Read, Say, open_model
@@ -42,6 +43,7 @@ def play_row(
         UserError: the config, the row or what it needs is wrong.
         ServerError: no server answers.
     """
+    config = config.model_copy(update={"model": resolve_model(config.model, with_weights=starts_server)})
     folder = config.model.tokenizer_path or config.model.path
     chat = Chat.load(folder, template_file=config.model.chat_template, tool_format=config.model.tool_format)
     plugins = open_plugins(config.agent)

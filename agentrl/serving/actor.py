@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ray
 
-from agentrl.config.schema import RolloutConfig
+from agentrl.config.schema import ModelConfig, RolloutConfig
 from agentrl.serving.launch import launcher
 from agentrl.serving.supervisor import ServerStatus, Supervisor
 
@@ -17,9 +17,9 @@ from agentrl.serving.supervisor import ServerStatus, Supervisor
 class ServerActor:
     """Starts the server that `rollout.backend` names; its log is `run_dir/servers/<name>.log`."""
 
-    def __init__(self, name: str, rollout: RolloutConfig, *, dtype: str, run_dir: str, host: str = "127.0.0.1") -> None:
+    def __init__(self, name: str, rollout: RolloutConfig, model: ModelConfig, *, run_dir: str, host: str = "127.0.0.1") -> None:
         self._supervisor = Supervisor(
-            launcher(rollout, dtype=dtype),
+            launcher(rollout, model),
             log_file=Path(run_dir) / "servers" / f"{name}.log",
             start_timeout_s=rollout.server_start_timeout_s,
             max_restarts=rollout.max_server_restarts,

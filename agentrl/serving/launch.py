@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentrl.config.schema import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
+from agentrl.config.schema import EmbeddedServerConfig, ModelConfig, RolloutConfig, SGLangServerConfig
+from agentrl.plugins.sources import locate
 
 
 class Launcher(Protocol):
@@ -28,6 +29,8 @@ class EmbeddedServer:
     config: EmbeddedServerConfig
     dtype: str
     api_key_env: str | None = None
+    trust_remote_code: bool = False
+    external_lib: str | None = None
 
     def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]:
         options: dict[str, Any] = {
@@ -37,6 +40,8 @@ class EmbeddedServer:
             "weight_version": weight_version,
             "parent_pid": os.getpid(),
             "api_key_env": self.api_key_env,
+            "trust_remote_code": self.trust_remote_code,
+            "external_lib": self.external_lib,
             **self.config.model_dump(),
         }
         return [sys.executable, "-m", "agentrl.serving.embedded", model_path, *as_options(options)]
@@ -52,6 +57,7 @@ class SGLangServer:
     config: SGLangServerConfig
     dtype: str
     api_key_env: str | None = None
+    trust_remote_code: bool = False
 
     def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]:
         options: dict[str, Any] = {
@@ -60,6 +66,7 @@ class SGLangServer:
             "port": port,
             "dtype": self.dtype,
             "weight_version": weight_version,
+            "trust_remote_code": self.trust_remote_code,
             **self.config.args,
         }
         guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid())]
@@ -71,11 +78,14 @@ class SGLangServer:
         return {}
 
 
-def launcher(rollout: RolloutConfig, *, dtype: str) -> Launcher:
+def launcher(rollout: RolloutConfig, model: ModelConfig) -> Launcher:
     """Return the launcher that `rollout.backend` names."""
     if rollout.backend == "embedded":
-        return EmbeddedServer(rollout.embedded, dtype, rollout.api_key_env)
-    return SGLangServer(rollout.sglang, dtype, rollout.api_key_env)
+        library = model.external_lib
+        if library is not None and library.endswith(".py"):
+            library = str(locate(library).absolute())  # a copy that was shipped to this process, not to the server's
+        return EmbeddedServer(rollout.embedded, model.dtype, rollout.api_key_env, model.trust_remote_code, library)
+    return SGLangServer(rollout.sglang, model.dtype, rollout.api_key_env, model.trust_remote_code)
 
 
 def as_options(values: Mapping[str, Any]) -> list[str]:

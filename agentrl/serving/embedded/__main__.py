@@ -29,6 +29,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--weight-version", default=DEFAULT_WEIGHT_VERSION, help="version that replies report until weights are published")
     parser.add_argument("--api-key-env", help="environment variable with the API key that requests must carry")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model")
+    parser.add_argument("--external-lib", help="module or file.py imported before the model is loaded")
     parser.add_argument("--parent-pid", type=int, help="end when this process is no longer the parent")
     for name, field in EmbeddedServerConfig.model_fields.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=field.default, help=field.description)

@@ -26,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.schema import EmbeddedServerConfig
 from agentrl.errors import UserError
+from agentrl.plugins.sources import import_source
 from agentrl.serving.embedded.app import App, Decode, build_app
 from agentrl.serving.embedded.engine import Engine
 from agentrl.serving.embedded.requests import GenerateRequest, Limits
@@ -74,6 +75,8 @@ def serve(
     weight_version: str = DEFAULT_WEIGHT_VERSION,
     api_key_env: str | None = None,
     parent_pid: int | None = None,
+    trust_remote_code: bool = False,
+    external_lib: str | None = None,
 ) -> int:
     """Serve the model of a folder until SIGTERM or Ctrl-C, and return the exit status.
 
@@ -82,6 +85,8 @@ def serve(
         weight_version: what replies report until weights are published.
         api_key_env: environment variable with the key that requests must carry; needed for any host but this machine.
         parent_pid: end when the process with this id is no longer the parent.
+        trust_remote_code: run Python code that comes with the model.
+        external_lib: `package.module` or `file.py` to import before the model is loaded.
 
     Raises:
         UserError: no model there, the port is taken, or a key is missing.
@@ -91,7 +96,9 @@ def serve(
     _check_model(model_path)
     listener = _bind(host, port)
     torch.set_num_threads(config.threads)
-    model = _load(model_path, dtype)
+    if external_lib is not None:
+        import_source(external_lib)
+    model = _load(model_path, dtype, trust_remote_code=trust_remote_code)
     engine = Engine(model, config)
     limits = _limits(model, engine, model_path)
     ending = _Ending()
@@ -176,10 +183,12 @@ def _check_model(model_path: str) -> None:
         raise UserError(f"{model_path!r} is no model folder: it has no config.json")
 
 
-def _load(model_path: str, dtype: str) -> PreTrainedModel:
+def _load(model_path: str, dtype: str, *, trust_remote_code: bool) -> PreTrainedModel:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=getattr(torch, dtype), attn_implementation="sdpa", trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"the model in {model_path!r} cannot be loaded: {str(error).splitlines()[0]}") from error
     return model.to(device)  # type: ignore[arg-type]  # the decorator of transformers hides the method

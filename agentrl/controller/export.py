@@ -1,0 +1,51 @@
+"""`agentrl export`: the policy of a checkpoint as a Hugging Face folder, or its LoRA adapter as peft's. One process, no Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.controller.checkpoint import read_checkpoint
+from agentrl.data.model_source import resolve_model
+from agentrl.errors import ConfigError
+from agentrl.learner import weights
+from agentrl.learner.checkpoint import DESCRIPTION
+from agentrl.learner.lora import write_adapter
+from agentrl.learner.restore import read_model_config, read_policy
+
+
+def export_checkpoint(checkpoint: Path, out: Path, *, adapter_only: bool = False, base: str | None = None) -> None:
+    """Write the policy of a checkpoint to `out`.
+
+    A checkpoint of all weights needs nothing but itself; of an adapter, also the model under it, where the run had it or at `base`.
+
+    Args:
+        adapter_only: write the LoRA adapter alone.
+        base: folder or hub id of the model under the adapter.
+
+    Raises:
+        ConfigError: no checkpoint there, `out` is not free, or an adapter is asked for and there is none.
+        CheckpointError: the checkpoint is damaged.
+        InfrastructureError: `out` cannot be written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{str(out)!r} exists and is not empty; name a folder that does not exist")
+    found = read_checkpoint(checkpoint)
+    model = read_model_config(found.learner)
+    if base is not None:
+        model = model.model_copy(update={"path": base, "revision": None})
+    if adapter_only and model.lora.rank == 0:
+        raise ConfigError(f"{str(checkpoint)!r} has no LoRA adapter: all weights were trained; export it without --adapter")
+    base_name = model.path
+    if model.lora.rank > 0:
+        model = resolve_model(model)
+    policy = read_policy(model, found.learner)
+    # Config and tokenizer are the checkpoint's own; those of the model that the run began with may have changed since.
+    description = str(found.learner / DESCRIPTION)
+    described = model.model_copy(update={"path": description, "tokenizer_path": description, "chat_template": None})
+    if adapter_only:
+        writer = weights.FolderWriter(out)
+        writer.write(lambda partial: write_adapter(policy.adapters, model.lora, base_name, partial))
+        writer.write(lambda partial: weights.copy_tokenizer(described, partial))
+        writer.finish()
+    else:
+        weights.export(policy, None, described, out)

@@ -1,0 +1,98 @@
+"""Writes the checkpoints of a run, in the background if it may: the loop goes on as soon as the learner has made its copy."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.config.schema import TrainerConfig
+from agentrl.controller.checkpoint import Checkpoint, begin, complete, prune
+from agentrl.errors import AgentRLError, ConfigError
+
+
+class SavedLearner(Protocol):
+    """What of the learner is needed: `start_save` returns when a copy is made, `finish_save` when it is written."""
+
+    def start_save(self, folder: str) -> None: ...
+
+    def finish_save(self) -> None: ...
+
+
+class CheckpointWriter:
+    """One checkpoint at a time; it gets its manifest and its name when everything is written, and only then others are removed.
+
+    What fails in the background is raised by the next call of any method but `close`.
+    """
+
+    def __init__(self, parent: Path, trainer: TrainerConfig) -> None:
+        self._parent = parent
+        self._trainer = trainer
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[Checkpoint] | None = None
+
+    def save(self, learner: SavedLearner, *, step: int, version: int, buffer_state: bytes, metric: float | None) -> None:
+        """Begin the checkpoint of `step`, after the one before is complete; complete it at once without `save_in_background`.
+
+        Args:
+            metric: the value that `keep_best` goes by, None when this step was not validated.
+
+        Raises:
+            CheckpointError: this one or the one before could not be written; earlier ones are untouched.
+        """
+        self.finish()
+        partial = begin(self._parent, step=step, buffer_state=buffer_state)
+        try:
+            learner.start_save(str(partial / "learner"))
+        except AgentRLError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        self._pending = self._executor.submit(self._complete, learner, partial, step, version, metric)
+        if not self._trainer.save_in_background:
+            self.finish()
+
+    def check(self) -> None:
+        """Raise what went wrong in the background, if anything did."""
+        if self._pending is not None and self._pending.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until nothing is being written.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def close(self) -> None:
+        """Wait until nothing is being written, whatever becomes of it: for a run that ends early."""
+        self._executor.shutdown(wait=True)
+
+    def _complete(self, learner: SavedLearner, partial: Path, step: int, version: int, metric: float | None) -> Checkpoint:
+        try:
+            learner.finish_save()
+        except AgentRLError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        checkpoint = complete(partial, step=step, version=version, metric=metric)
+        prune(self._parent, self._trainer)
+        return checkpoint
+
+
+def metric_of(validation: Mapping[str, float] | None, trainer: TrainerConfig) -> float | None:
+    """Return the value of `trainer.best_metric`, None without a validation.
+
+    Raises:
+        ConfigError: the best are to be kept and the validation has no such metric.
+    """
+    if validation is None:
+        return None
+    if trainer.keep_best > 0 and trainer.best_metric not in validation:
+        raise ConfigError(
+            f"trainer.best_metric={trainer.best_metric!r} is no metric of validation; there are: {', '.join(sorted(validation))}"
+        )
+    return validation.get(trainer.best_metric)

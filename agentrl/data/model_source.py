@@ -1,0 +1,85 @@
+"""Where a model's files are: a local folder as it is, or a hub id, whose files are brought here once.
+
+Everything behind this (chat, learner, servers) reads a local folder and knows nothing of hubs. The download, its cache and its
+environment (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`) are those of `huggingface_hub`, so transformers finds the same files.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from agentrl.config.schema import ModelConfig
+from agentrl.errors import ConfigError
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")
+_WEIGHTS = ("*.safetensors",)
+_CODE = ("*.py",)
+_OTHER_COPIES = ("original/*", "consolidated*")
+"""Some models bring their weights a second time, in the format of their makers."""
+
+
+def resolve_model(model: ModelConfig, *, with_weights: bool = True) -> ModelConfig:
+    """Return the config with local folders in the place of hub ids, for the model and its tokenizer.
+
+    Args:
+        with_weights: False brings only what describes model and tokenizer: enough to write and read tokens.
+
+    Raises:
+        ConfigError: there is no such folder and no such model, or the hub cannot be reached and the model is not in its cache.
+    """
+    folder = find_model(model, with_weights=with_weights)
+    tokenizer = model.tokenizer_path and (str(folder) if model.tokenizer_path == model.path else str(find_tokenizer(model.tokenizer_path)))
+    return model.model_copy(update={"path": str(folder.absolute()), "tokenizer_path": tokenizer})
+
+
+def find_model(model: ModelConfig, *, with_weights: bool = True) -> Path:
+    """Return the local folder of `model.path`; raises as `resolve_model`."""
+    if not model.path:
+        raise ConfigError("model.path is empty; set it to the folder of a model in Hugging Face format, or to a hub id")
+    folder = Path(model.path)
+    if not folder.is_dir():
+        folder = _download(model, "model.path", with_weights=with_weights)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model.path={model.path!r} is not the folder of a model: it has no config.json")
+    if with_weights and model.path != str(folder) and not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"model.path={model.path!r}: the hub has no safetensors weights of it here; convert the model, or choose another")
+    return folder
+
+
+def find_tokenizer(path: str, *, key: str = "model.tokenizer_path") -> Path:
+    """Return the local folder of a tokenizer; raises as `resolve_model`."""
+    return Path(path) if Path(path).is_dir() else _download(ModelConfig(path=path), key, with_weights=False)
+
+
+def _download(model: ModelConfig, key: str, *, with_weights: bool) -> Path:
+    """Bring the files of a hub id here; the folder is named after its commit."""
+    if not _HUB_ID.fullmatch(model.path):
+        raise ConfigError(f"{key}={model.path!r} cannot be loaded: there is no such folder, and it is no hub id either (owner/name)")
+    patterns = [*_DESCRIPTION, *(_WEIGHTS if with_weights else ()), *(_CODE if model.trust_remote_code else ())]
+    try:
+        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=patterns, ignore_patterns=list(_OTHER_COPIES)))
+    except GatedRepoError:
+        why = "the hub asks for permission; accept its terms there and set HF_TOKEN"
+    except RevisionNotFoundError:
+        why = f"the hub has no revision {model.revision!r} of it"
+    except RepositoryNotFoundError:
+        why = "there is no such folder, and the hub knows no such model (or it is private: set HF_TOKEN)"
+    except LocalEntryNotFoundError:
+        why = "there is no such folder, and the hub cannot be reached for it (it is not in the hub's cache either)"
+    except HFValidationError:
+        why = "there is no such folder, and it is no hub id either (owner/name)"
+    except (HfHubHTTPError, OSError) as error:
+        why = f"the download from the hub failed: {str(error).splitlines()[0]}"
+    raise ConfigError(f"{key}={model.path!r} cannot be loaded: {why}")

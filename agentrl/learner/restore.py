@@ -1,0 +1,75 @@
+"""The policy of a learner's checkpoint, read by one process without ranks: whole, on the CPU, to be exported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from agentrl.config.schema import ModelConfig
+from agentrl.errors import CheckpointError
+from agentrl.learner.checkpoint import DESCRIPTION, MODEL
+from agentrl.learner.lora import add_adapter
+from agentrl.learner.model import Policy, as_policy, load_module
+from agentrl.plugins.sources import import_source
+
+_ATTENTION = "sdpa"
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Return the `model` config of the learner that wrote `folder`."""
+    return ModelConfig.model_validate_json((folder / MODEL).read_text(encoding="utf-8"))
+
+
+def read_policy(model: ModelConfig, folder: Path) -> Policy:
+    """Return the policy that `Learner.save` wrote into `folder`.
+
+    Args:
+        model: as the learner had it; `model.path` is read only under a LoRA adapter, whose base is not in the checkpoint.
+
+    Raises:
+        ConfigError: the base cannot be had.
+        CheckpointError: the checkpoint is of another model, or damaged.
+    """
+    dtype = getattr(torch, model.dtype)
+    if model.lora.rank > 0:
+        module = load_module(model, _ATTENTION, dtype, from_scratch=None)
+        class_name = type(module).__name__
+        add_adapter(module, model.lora, dtype=torch.float32)
+    else:
+        module = _empty_module(model, folder / DESCRIPTION, dtype)
+        class_name = type(module).__name__
+    _read(_trained(module), folder)
+    return as_policy(module, class_name, _ATTENTION, torch.device("cpu"), dtype)
+
+
+def _empty_module(model: ModelConfig, description: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Build the model of a config with memory for its weights and nothing in it."""
+    if model.external_lib is not None:
+        import_source(model.external_lib)
+    config = AutoConfig.from_pretrained(description, trust_remote_code=model.trust_remote_code)
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=model.trust_remote_code)
+    module.to_empty(device="cpu")
+    module.tie_weights()  # memory was given to each name
+    if (description / "generation_config.json").is_file():
+        module.generation_config = GenerationConfig.from_pretrained(description)
+    return module
+
+
+def _trained(module: PreTrainedModel) -> Mapping[str, Tensor]:
+    """What a checkpoint holds of a model: all but what is frozen, shared weights by each of their names."""
+    frozen = {name for name, weight in module.named_parameters(remove_duplicate=False) if not weight.requires_grad}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+
+
+def _read(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    try:
+        dcp.load({"model": dict(tensors)}, checkpoint_id=str(folder), no_dist=True)
+    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"the policy in {folder} could not be read: {str(error).splitlines()[0]}") from error
