@@ -44,6 +44,13 @@ def test_a_relative_folder_is_found_from_any_working_directory(tmp_path, monkeyp
     assert resolve_model(model).path == str(tmp_path / "model")
 
 
+def test_a_tokenizer_is_enough_where_the_model_is_served_elsewhere(tmp_path):
+    folder = str(folder_of(tmp_path / "tokenizer", {"tokenizer.json": b"{}"}))
+    assert resolve_model(ModelConfig(path=folder), with_weights=False).path == folder
+    served = ModelConfig(path="/on/the/server", tokenizer_path=folder)
+    assert resolve_model(served, with_weights=False) == served
+
+
 @pytest.mark.parametrize(
     ("path", "why"),
     [

@@ -34,11 +34,14 @@ def resolve_model(model: ModelConfig, *, with_weights: bool = True) -> ModelConf
     """Return the config with local folders in the place of hub ids, for the model and its tokenizer.
 
     Args:
-        with_weights: False brings only what describes model and tokenizer: enough to write and read tokens.
+        with_weights: False brings only what describes model and tokenizer, and of a model with a tokenizer elsewhere nothing: enough to
+            write and read tokens, while the model itself is served elsewhere.
 
     Raises:
         ConfigError: there is no such folder and no such model, or the hub cannot be reached and the model is not in its cache.
     """
+    if not with_weights and model.tokenizer_path:
+        return model.model_copy(update={"tokenizer_path": str(find_tokenizer(model.tokenizer_path))})
     folder = find_model(model, with_weights=with_weights)
     tokenizer = model.tokenizer_path and (str(folder) if model.tokenizer_path == model.path else str(find_tokenizer(model.tokenizer_path)))
     return model.model_copy(update={"path": str(folder.absolute()), "tokenizer_path": tokenizer})
@@ -51,7 +54,7 @@ def find_model(model: ModelConfig, *, with_weights: bool = True) -> Path:
     folder = Path(model.path)
     if not folder.is_dir():
         folder = _download(model, "model.path", with_weights=with_weights)
-    if not (folder / "config.json").is_file():
+    if with_weights and not (folder / "config.json").is_file():
         raise ConfigError(f"model.path={model.path!r} is not the folder of a model: it has no config.json")
     if with_weights and model.path != str(folder) and not any(folder.glob("*.safetensors")):
         raise ConfigError(f"model.path={model.path!r}: the hub has no safetensors weights of it here; convert the model, or choose another")
