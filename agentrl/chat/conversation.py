@@ -123,7 +123,7 @@ class Conversation:
         `view`: the message that the tokens were written from, where it is known; None: it is parsed.
         """
         assert self._is_prompted, "a generation needs a generation prompt"
-        sampled = [int(id) for id in ids]
+        sampled = list(ids)
         self.token_ids += sampled
         text = self._renderer.written(sampled, self._rendered)
         message = view or self._renderer.view(text, turn=self._num_turns, is_truncated=is_truncated, tools=self._tools)
