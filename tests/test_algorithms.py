@@ -1,6 +1,5 @@
 """Laws of the pure functions between rewards and the loss: independent float64 loops, finite differences, invariances."""
 
-
 import numpy as np
 import pytest
 import torch

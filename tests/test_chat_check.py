@@ -131,6 +131,27 @@ def test_a_template_that_shows_no_tools_gets_a_note():
     )
 
 
+UNKNOWN_CALLS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}: {{ c.function.arguments | tojson }}</call>{% endfor %}
+{{- '<|im_end|>' }}
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_calls_that_no_format_reads_are_named_and_the_template_is_judged_without_tools():
+    chat = chat_with(UNKNOWN_CALLS, tool_format="auto")
+    cure = "tool calls cannot be read; set model.tool_format (docs/tool_formats.md) or model.chat_template, or use react_agent"
+    report = chat.report_template(num=60)
+    assert (chat.shows_unread_calls, report.verdict, sentences(report, "note")) == (True, "exact", {f"with tools: {cure}"})
+    assert not any(message.tool_calls for finding, _ in report.findings for message in finding.messages)
+    assert report.summary is None
+    assert chat.check_template(()).findings == ()
+    with pytest.raises(ConfigError, match=r"tool calls cannot be read: .* set model\.tool_format .* or use react_agent"):
+        chat.check_template(PROBE_TOOLS)
+    silent = chat_with(CHATML, tool_format="auto")
+    assert (silent.shows_unread_calls, silent.report_template(num=20).findings) == (False, ())
+
+
 def test_the_counterexample_is_small_and_shows_the_first_token():
     report = STYLES["thinking"].report_template((), num=60)
     finding = next(finding for finding, _ in report.of_kind("fork") if finding.why == "drops thinking")

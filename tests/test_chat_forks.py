@@ -170,7 +170,56 @@ def test_a_turn_that_becomes_history_with_another_end_forks():
     say(chat, conversation, "four")
     conversation.add_messages([Message("user", "b")])
     conversation.next_prompt()
-    assert conversation.last_edit == "ends an earlier turn with another token"
+    assert conversation.last_edit == "does not end an earlier turn with a stop token"
+
+
+NO_END = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{{ '' if m.role == 'assistant' else '<|im_end|>' }}
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+CALLS_WITHOUT_END = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}
+{{- '' if m.tool_calls else '<|im_end|>' }}
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.parametrize("following", [[Message("user", "b")], [Message("user", "b"), Message("user", "c")], []])
+def test_a_template_that_shows_no_end_of_turns_forks_whoever_goes_on(following):
+    """Also where the messages that follow end with the stop token: it is not taken for the turn's."""
+    chat = chat_with(NO_END)
+    conversation = chat.open([Message("user", "a")], [])
+    say(chat, conversation, "four")
+    conversation.add_messages(following)
+    block = conversation.next_prompt()
+    assert (conversation.num_forks, conversation.last_edit) == (1, "does not end an earlier turn with a stop token")
+    rest = "".join(f"<|im_start|>user\n{message.content}<|im_end|>\n" for message in following)
+    assert chat.decode(block) == f"<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nfour\n{rest}<|im_start|>assistant\n"
+
+
+def test_turns_without_an_end_are_imitated_with_one_and_judged_as_forks():
+    chat = chat_with(NO_END)
+    messages = [Message("user", "a"), Message("assistant", "four"), Message("user", "b"), Message("assistant", "five")]
+    replay = chat.render_training(messages, [])
+    said = [int(id) for id, is_said in zip(replay.token_ids, replay.mask, strict=True) if is_said]
+    assert chat.decode(said) == "four\n<|im_end|>five\n<|im_end|>"
+    assert len(replay.segment_starts) == 2
+    report = chat.report_template((), num=60)
+    assert report.verdict == "forks"
+    assert {f.sentence for f, _ in report.findings} == {"when a user speaks again: does not end an earlier turn with a stop token"}
+    with pytest.raises(ConfigError, match=r"does not end an earlier turn.*or model\.template_edits=fork"):
+        chat_with(NO_END, edits="refuse").check_template([])
+
+
+def test_only_the_turns_without_an_end_fork():
+    chat = chat_with(CALLS_WITHOUT_END)
+    conversation = chat.open([Message("user", "a")], TOOLS)
+    say(chat, conversation, "four")
+    conversation.add_messages([Message("user", "b")])
+    conversation.add_messages(answer(say(chat, conversation, CALL)))
+    assert conversation.num_forks == 0
+    conversation.next_prompt()
+    assert conversation.last_edit == "does not end an earlier turn with a stop token"
 
 
 def test_edits_can_be_refused():

@@ -117,8 +117,33 @@ def test_the_tokens_that_end_a_turn_are_those_of_template_and_generation_config(
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
     assert Chat.load(str(tmp_path)).eos_token_ids == (end, text_end)
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }};{% endfor %}")
+    assert Chat.load(str(tmp_path)).eos_token_ids == (text_end,)
+    configure(tmp_path, eos_token=None)
     with pytest.raises(ConfigError, match="ends an assistant turn with ';', which holds no special token"):
         Chat.load(str(tmp_path))
+
+
+PARTS = """{% for m in messages %}{{ m.role }}:{% if m.content[0]['type'] == 'image' %} {% endif %}{% for part in m.content %}
+{%- if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %};{% endfor %}"""
+PARTS_OF_USERS = """{% for m in messages %}{{ m.role }}:
+{%- if m.role == 'user' %}{{ m.content[0].text }}{% else %}{{ m.content + '' }}{% endif %};{% endfor %}"""
+BOTH = """{% for m in messages %}{{ m.role }}:
+{%- if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }} (part){% endif %};{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("source", "part_roles"), [(PARTS, {"system", "user", "assistant", "tool"}), (PARTS_OF_USERS, {"user"}), (BOTH, set())]
+)
+def test_content_is_given_as_parts_where_text_is_not_shown(tmp_path, source, part_roles):
+    write_tiny_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(source)
+    messages = [{"role": role, "content": f" {role}s\n text"} for role in ("system", "user", "assistant", "tool")]
+    given = [{**m, "content": [{"type": "text", "text": m["content"]}]} if m["role"] in part_roles else m for m in messages]
+    template = load_template(tmp_path)
+    own = template.render(messages, add_generation_prompt=False)
+    reference = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(given, tokenize=False)
+    assert own == reference == "".join(f"{m['role']}:{m['content']};" for m in messages)
+    assert template.render([{"role": "user", "content": ""}], add_generation_prompt=False) == "user:;"
 
 
 def test_padding_and_truncation_of_the_tokenizer_file_are_ignored(tmp_path):

@@ -51,7 +51,7 @@ def test_the_example_answers_right_and_wrong_calls_as_the_rollout_makes_them():
     async def main() -> list[tuple[str, bool]]:
         with AsyncioHost() as host:
             shared = SharedTools(load_plugins([str(EXAMPLE)]).tools, AgentConfig(), host=host, codec=Characters())
-            toolbox = Toolbox(["word_length"], shared, tools_kwargs={})
+            toolbox = Toolbox(["word_length"], shared, tools_kwargs={}, key="t")
             arguments = ({"word": "trajectory"}, {"word": "two words"}, {})
             results = await toolbox.answer([ToolCall(str(i), "word_length", given) for i, given in enumerate(arguments)])
             await toolbox.close()

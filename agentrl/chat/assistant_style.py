@@ -32,15 +32,16 @@ class AssistantStyle:
     """What a template was found to understand.
 
     field: the message's field for thoughts; None: it has none, and they stand between `open` and `close` in the content.
-    knows_thoughts: it treats thoughts in a way of its own. takes_lead, takes_trail: the field brings the white space before and
-    behind the thought, which the template does not add. empty: the content beside calls, when there is no text.
-    json_arguments: arguments are given as JSON text instead of as an object.
+    knows_thoughts: it treats thoughts in a way of its own. knows_calls: it shows calls. takes_lead, takes_trail: the field brings
+    the white space before and behind the thought, which the template does not add. empty: the content beside calls, when there is
+    no text. json_arguments: arguments are given as JSON text instead of as an object.
     """
 
     field: str | None
     open: str
     close: str
     knows_thoughts: bool = False
+    knows_calls: bool = False
     takes_lead: bool = True
     takes_trail: bool = True
     empty: str | None = ""
@@ -52,9 +53,11 @@ class AssistantStyle:
         field = next((field for field in FIELDS if field in template.text and _shows_thought(template, field)), None)
         tags = next((tags for tags in TAGS if all(tag in template.text for tag in tags)), None)
         choices = [(empty, text) for text in (False, True) for empty in ("", None)]
-        empty, json_arguments = next((choice for choice in choices if _shows_call(template, *choice)), choices[0])
+        shown = next((choice for choice in choices if _shows_call(template, *choice)), None)
+        empty, json_arguments = shown or choices[0]
+        knows_thoughts, knows_calls = field is not None or tags is not None, shown is not None
         opening, closing = tags or TAGS[0]
-        style = cls(field, opening, closing, field is not None or tags is not None, empty=empty, json_arguments=json_arguments)
+        style = cls(field, opening, closing, knows_thoughts, knows_calls, empty=empty, json_arguments=json_arguments)
         spaces = [dataclasses.replace(style, takes_lead=lead, takes_trail=trail) for lead, trail in _SPACES]
         return next((spaced for spaced in spaces if _keeps_space(template, spaced)), style)
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from agentrl.chat.assistant_style import AssistantStyle
 from agentrl.chat.check import TemplateReport, check
-from agentrl.chat.codec import TURN, Codec, added_tokens, load_tokenizer
+from agentrl.chat.codec import THOUGHT, TURN, Codec, added_tokens, load_tokenizer
 from agentrl.chat.conversation import Conversation, Edits
 from agentrl.chat.formats import NO_FORMAT, detect_format, get_format
 from agentrl.chat.probes import PROBE_TOOLS, Scope
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.chat.replay import Replay, replay
-from agentrl.chat.template import ChatTemplate, load_template, read_json
+from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal, load_template, read_json
 from agentrl.config.schema import ModelConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import Message
 
 QUICK_CHECK = 40
 """Conversations of the check at the start of a run."""
+
+UNREAD_CALLS = "tool calls cannot be read"
+CURE_OF_UNREAD_CALLS = "set model.tool_format (docs/tool_formats.md) or model.chat_template, or use react_agent"
 
 
 class Chat:
@@ -47,12 +52,17 @@ class Chat:
         style = self._renderer.style
         return (style.field or f"{style.open} {style.close}") if style.knows_thoughts else None
 
+    @property
+    def shows_unread_calls(self) -> bool:
+        """Tell whether the template shows calls in a format that we have no parser for."""
+        return self.tool_format == NO_FORMAT and self._renderer.style.knows_calls
+
     @classmethod
     def load(cls, folder: str, *, template_file: str | None = None, tool_format: str = "auto", edits: Edits = "fork") -> Chat:
         """Read `tokenizer.json`, the chat template and the end-of-sequence tokens of a local folder.
 
         Raises:
-            ConfigError: a file is missing or malformed, or the template ends assistant turns with no special token.
+            ConfigError: a file is missing or malformed, or nothing says which token ends an assistant's turn.
         """
         if not Path(folder).is_dir():
             raise ConfigError(f"tokenizer folder {folder!r} does not exist")
@@ -125,16 +135,17 @@ class Chat:
         seed: int = 0,
         shrinks: bool = True,
     ) -> TemplateReport:
-        """Return what `check` finds; `tools` None: tools of its own, if the template shows calls.
+        """Return what `check` finds; `tools` None: tools of its own, if the template shows calls in a format that we can parse.
 
         Raises:
             ConfigError: there are tools, but no tool-call format that we can parse.
         """
+        renderer = self._renderer
+        is_unread = tools is None and self.shows_unread_calls
         if tools is None:
             tools = () if self.tool_format == NO_FORMAT else PROBE_TOOLS
         if tools and self.tool_format == NO_FORMAT:
-            raise ConfigError("the chat template shows no tool-call format we know; set model.tool_format=hermes or model.chat_template")
-        renderer = self._renderer
+            raise ConfigError(f"{UNREAD_CALLS}: the chat template shows no format that we know; {CURE_OF_UNREAD_CALLS}")
         scope = Scope(
             tools,
             thinks=renderer.style.knows_thoughts,
@@ -142,23 +153,54 @@ class Chat:
             has_system=has_system,
             control=renderer.codec.special_tokens,
         )
-        return check(renderer, scope, num=num, seed=seed, shrinks=shrinks)
+        report = check(renderer, scope, num=num, seed=seed, shrinks=shrinks)
+        return report.with_note("with tools", f"{UNREAD_CALLS}; {CURE_OF_UNREAD_CALLS}") if is_unread else report
 
 
 def find_turn_ends(tokenizer: Tokenizer, template: ChatTemplate, configured: Sequence[int]) -> tuple[int, ...]:
     """Return the ids that end an assistant turn: the template's own first, then the `configured` end-of-sequence tokens.
 
+    Where the template writes no token behind a last turn, the tokens with which the next user's or tool's message begins end it: a
+    model that was trained on such a template writes them, and is stopped there.
+
     Raises:
-        ConfigError: the template ends a turn with no special token.
+        ConfigError: the template ends a turn with no special token, and none is configured.
     """
     probe: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": TURN}]
     tail = template.render(probe, add_generation_prompt=False).rpartition(TURN)[2]
     written = added_tokens(tokenizer, tail)
     if not written:
-        raise ConfigError(f"the chat template ends an assistant turn with {tail!r}, which holds no special token of the tokenizer")
+        heads = find_message_heads(tokenizer, template)
+        if not heads and not configured:
+            raise ConfigError(
+                f"the chat template ends an assistant turn with {tail!r}, which holds no special token of the tokenizer, "
+                "and generation_config.json names no eos_token_id"
+            )
+        return tuple(dict.fromkeys([*heads, *configured]))
     # Some templates close a part of the turn before the turn.
     end_of_turn = next((id for id in written if id in configured), written[0])
     return tuple(dict.fromkeys([end_of_turn, *configured]))
+
+
+def find_message_heads(tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
+    """Return the tokens with which a user's and a tool's message begin behind a turn, where an assistant's begins with another."""
+    style = AssistantStyle.of(template)
+    question: TemplateMessage = {"role": "user", "content": THOUGHT}
+    result: TemplateMessage = {"role": "tool", "content": THOUGHT, "name": "f", "tool_call_id": "call00000"}
+    heads = []
+    for turn, message in (
+        (style.message(TURN), question),
+        (style.message(TURN, calls=[("f", "call00000", {"x": "y"})]), result),
+    ):
+        with contextlib.suppress(TemplateRefusal):
+            bare = template.render([question, turn], add_generation_prompt=False)
+            longer = template.render([question, turn, message], add_generation_prompt=False)
+            prompt = template.render([question, turn, message], add_generation_prompt=True)
+            if longer.startswith(bare) and prompt.startswith(longer):
+                own = added_tokens(tokenizer, prompt[len(longer) :])
+                header = longer[len(bare) :].partition(THOUGHT)[0]
+                heads += [id for id in added_tokens(tokenizer, header)[:1] if id not in own]
+    return heads
 
 
 def _configured_eos(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:

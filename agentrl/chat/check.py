@@ -6,7 +6,7 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentrl.chat.codec import THOUGHT, TURN
@@ -84,6 +84,10 @@ class TemplateReport:
 
     def of_kind(self, kind: Kind) -> list[tuple[Finding, int]]:
         return [(finding, count) for finding, count in self.findings if finding.kind == kind]
+
+    def with_note(self, where: str, why: str) -> TemplateReport:
+        """Return the report with a note on all conversations."""
+        return replace(self, findings=(*self.findings, (Finding("note", where, why, ()), self.num)))
 
     def lines(self) -> list[str]:
         """Return the report for a person."""

@@ -49,6 +49,7 @@ class Codec:
         written = [token.content for token in added.values() if _is_markup(token) and token.content in template_text]
         turn_ends = [str(tokenizer.id_to_token(id)) for id in eos_token_ids]
         self.end_of_turn: str = turn_ends[0]
+        self.turn_ends = dict(zip(turn_ends, eos_token_ids, strict=True))
         self.turn_end = _any_of(turn_ends)
         self.special_tokens = tuple(sorted(special))
         self._special = _any_of(special)

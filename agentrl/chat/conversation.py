@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from agentrl.chat.differences import prefix_error, token_error
 from agentrl.chat.equality import is_same_message
-from agentrl.chat.renderer import HistoryEdited, Renderer, SampledTurn, Tools
+from agentrl.chat.renderer import HistoryEdited, Renderer, SampledTurn, Tools, num_answers
 from agentrl.chat.template import TemplateMessage
 from agentrl.errors import DataError
 from agentrl.types import Message
@@ -57,7 +56,6 @@ class Conversation:
         self._rendered = ""  # text of the last render, which ends with a generation prompt
         self._num_turns = 0
         self._turn = SampledTurn()
-        self._is_closed = True  # the last turn ended with a stop token
         self._is_prompted = False  # the generation prompt stands: the next tokens are sampled
         self._next: Block | None = None  # what next_prompt() will append
 
@@ -125,12 +123,11 @@ class Conversation:
         `view`: the message that the tokens were written from, where it is known; None: it is parsed.
         """
         assert self._is_prompted, "a generation needs a generation prompt"
-        sampled = [int(id) for id in ids]
+        sampled = list(ids)
         self.token_ids += sampled
-        self._is_closed = bool(sampled) and sampled[-1] in self._renderer.eos_token_ids
         text = self._renderer.written(sampled, self._rendered)
         message = view or self._renderer.view(text, turn=self._num_turns, is_truncated=is_truncated, tools=self._tools)
-        self._turn = self._renderer.sampled_turn(message, text)
+        self._turn = self._renderer.sampled_turn(message, text, sampled[-1] if sampled else None)
         self._messages.append(message)
         self._num_turns += 1
         self._is_prompted = False
@@ -173,16 +170,15 @@ class Conversation:
 
     def _block(self) -> Block:
         renderer = self._renderer
-        results = list(itertools.takewhile(lambda message: message.role == "tool", self._pending))
+        results = self._pending[: num_answers(self._pending)]
         history = [*self._history, renderer.sampled(self._turn, results), *map(renderer.shown, self._pending)]
         text = renderer.render(history, self._tools, add_generation_prompt=True)
         try:
             renderer.check_prefix(self._rendered, text, self._turn)
-            behind = renderer.after_turn(text, len(self._rendered), self._turn, len(results))
+            ids = renderer.after_turn(text, len(self._rendered), self._turn, self._pending)
         except HistoryEdited as edit:
             return self._fork(text, str(edit))
-        ids = renderer.codec.encode_rendered(behind, after=renderer.codec.end_of_turn)
-        return Block(text, history, ids if self._is_closed else [renderer.eos_token_ids[0], *ids])
+        return Block(text, history, ids)
 
     def _fork(self, text: str, edit: str) -> Block:
         whole = self._whole(edit=edit)

@@ -26,6 +26,11 @@ _CALL_MARK = re.compile(re.escape(CALL) + r"|\\ufdd3")
 _ANY_MARK = re.compile(f"{TURN}|{THOUGHT}|{_CALL_MARK.pattern}")
 
 
+def num_answers(messages: Sequence[Message]) -> int:
+    """Return how many of the first `messages` are results of tools."""
+    return next((i for i, message in enumerate(messages) if message.role != "tool"), len(messages))
+
+
 class HistoryEdited(Exception):
     """The template shows earlier messages in another way than before; the text says which."""
 
@@ -35,10 +40,12 @@ class SampledTurn:
     """What a sampled turn had besides calls: it has to come back when the turn is rendered as history.
 
     thought: None where there was none, not even tags; else the white space around it, with THOUGHT for its words if it had any.
+    stop: the token that ended it; None: it was cut at a token limit.
     """
 
     has_text: bool = False
     thought: str | None = None
+    stop: int | None = None
 
 
 class Renderer:
@@ -50,7 +57,9 @@ class Renderer:
         self.parse = parse
         self.eos_token_ids = eos_token_ids
         self.style = AssistantStyle.of(template)
-        self._ends_text, self._ends_calls = self._ends_history("user"), self._ends_history("tool")
+        self._ends: dict[Role | None, str | None] = {following: self._find_end(following) for following in (None, "user", "tool")}
+        known = set(self._ends.values()) - {""}
+        self._end_depends = len(known) > 1 or None in known  # on what follows, and often begins it
         self._cached_prompt: Callable[[str], tuple[str, tuple[int, ...]]] = functools.lru_cache(NUM_CACHED_PROMPTS)(self._prompt_of)
 
     def render(self, messages: Sequence[TemplateMessage], tools: Tools, *, add_generation_prompt: bool) -> str:
@@ -118,44 +127,71 @@ class Renderer:
         is_empty = turn.thought is not None and THOUGHT not in turn.thought
         raise HistoryEdited("drops empty thinking" if is_empty else "drops thinking")
 
-    def after_turn(self, text: str, start: int, turn: SampledTurn, num_calls: int) -> str:
-        """Return what `text` holds behind the end of its last sampled turn, which begins at `start` (see `sampled`).
+    def after_turn(self, text: str, start: int, turn: SampledTurn, following: Sequence[Message]) -> list[int]:
+        """Return the tokens of what `text` holds behind its last sampled turn, which begins at `start` (see `sampled`) and stands
+        before the messages `following`. They begin with the token that ends the turn, if that was cut.
 
         Raises:
-            HistoryEdited: a mark is missing, or the template ends the turn in another way than the model does.
+            HistoryEdited: a mark is missing, or the template ends the turn in another way than the model did.
         """
         marks = list(_ANY_MARK.finditer(text, start))
         found = [mark[0] for mark in marks]
         if not marks or (turn.has_text and TURN not in found):
             raise HistoryEdited("leaves out what the assistant said")
-        if len(found) - found.count(TURN) - found.count(THOUGHT) < num_calls:
+        if len(found) - found.count(TURN) - found.count(THOUGHT) < num_answers(following):
             raise HistoryEdited("leaves out calls")
         if turn.thought is not None and THOUGHT in turn.thought:
             if THOUGHT not in found:
                 raise HistoryEdited("drops thinking")
         elif (turn.thought is not None) != (self.style.close in text[start : marks[-1].start()]):
             raise HistoryEdited("adds empty thinking" if turn.thought is None else "drops empty thinking")
-        end = self.codec.turn_end.search(text, marks[-1].end())
-        if end is None or not (self._ends_calls if num_calls else self._ends_text):
-            raise HistoryEdited("ends an earlier turn with another token")
-        return text[end.end() :]
+        end = self._shown_end(text, marks[-1].end(), turn, following[0].role if following else None)
+        ids = self.codec.encode_rendered(text[end.end() :], after=self.codec.end_of_turn)
+        return ids if turn.stop is not None else [self.codec.turn_ends[end[0]], *ids]
 
-    def _ends_history(self, following: Role) -> bool:
-        """Tell whether the template ends a turn before a `following` message as the model does; else the end of a later message
-        would be taken for the turn's. True where it refuses the probe: then such a turn never comes."""
-        result = Message(following, "", tool_call_id="call00000" if following == "tool" else None)
-        turn = self.sampled(SampledTurn(has_text=True), [result] if following == "tool" else [])
-        shown = [{"role": "user", "content": "?"}, turn, {**self.shown(result), "content": THOUGHT}]
+    def _shown_end(self, text: str, start: int, turn: SampledTurn, following: Role | None) -> re.Match[str]:
+        """Return where `text` ends a turn whose last mark ends at `start`; raise HistoryEdited where it does not as the model did."""
+        end = self.codec.turn_end.search(text, start)
+        expected = self._ends.get(following) if self._end_depends else ""
+        if end is None or expected is None or (expected and end[0] != expected):
+            raise HistoryEdited("does not end an earlier turn with a stop token")
+        if self._end_depends and turn.stop is not None and turn.stop != self.codec.turn_ends[end[0]]:
+            raise HistoryEdited("ends an earlier turn with another token")
+        return end
+
+    def last_end(self, message: Message) -> str:
+        """Return the token that ends a turn where the template's render of it as the last message has none: it begins the next."""
+        return self._ends["tool" if message.tool_calls else "user"] or self.codec.end_of_turn
+
+    def _find_end(self, following: Role | None) -> str | None:
+        """Return the token with which the template ends a turn before a `following` message, or the last one.
+
+        None: with no stop token, and the end of a later message would be taken for the turn's. "": it refuses or hides the probe.
+        """
+        results = [Message("tool", "", tool_call_id="call00000")] if following == "tool" else []
+        behind = [Message("user", "")] if following == "user" else results
+        shown = [{**self.shown(message), "content": THOUGHT} for message in behind]
+        turns = [SampledTurn(has_text=True), SampledTurn()] if results else [SampledTurn(has_text=True)]
+        ends = [self._end_before(self.sampled(turn, results), shown) for turn in turns]
+        return None if None in ends else next((end for end in ends if end), "")
+
+    def _end_before(self, turn: TemplateMessage, following: Sequence[TemplateMessage]) -> str | None:
         try:
-            text = self.render(shown, (), add_generation_prompt=False)
+            text = self.render([{"role": "user", "content": "?"}, turn, *following], (), add_generation_prompt=False)
         except TemplateRefusal:
-            return True
+            return ""
         last = max((mark.end() for mark in _ANY_MARK.finditer(text) if mark[0] != THOUGHT), default=0)
-        return last == 0 or self.codec.turn_end.search(text, last, max(text.find(THOUGHT), last)) is not None
+        if last == 0:
+            return ""
+        place = text.find(THOUGHT, last)
+        end = self.codec.turn_end.search(text, last, place if place >= 0 else len(text))
+        return end[0] if end is not None else None
 
     def count_calls(self, text: str) -> int:
-        """Return how many calls of a `sampled` turn the text shows."""
-        return sum(1 for _ in _CALL_MARK.finditer(text))
+        """Return how many calls of a `sampled` turn the text shows, up to the end of the turn."""
+        first = _CALL_MARK.search(text)
+        end = self.codec.turn_end.search(text, first.end()) if first is not None else None
+        return sum(1 for _ in _CALL_MARK.finditer(text, 0, len(text) if end is None else end.start()))
 
     # ---------------------------------------------------------------------------------------------- what was sampled
 
@@ -170,13 +206,14 @@ class Renderer:
         content = self.codec.strip_special(parsed.text).strip()
         return Message("assistant", content, parsed.tool_calls, reasoning=parsed.reasoning)
 
-    def sampled_turn(self, view: Message, written: str) -> SampledTurn:
-        """Return what has to come back of a turn: `view` is the text `written` as a message."""
+    def sampled_turn(self, view: Message, written: str, last_id: int | None) -> SampledTurn:
+        """Return what has to come back of a turn: `view` is the text `written` as a message, `last_id` its last token."""
         raw = self.style.raw_thought(written)
+        stop = last_id if last_id in self.eos_token_ids else None
         if raw is None:
-            return SampledTurn(bool(view.content.strip()), THOUGHT if view.reasoning else None)
+            return SampledTurn(bool(view.content.strip()), THOUGHT if view.reasoning else None, stop)
         has_text = bool(view.content.rpartition(self.style.close)[2].strip())  # a parser may leave thoughts in the content
-        return SampledTurn(has_text, raw.replace(raw.strip(), THOUGHT, 1) if raw.strip() else raw)
+        return SampledTurn(has_text, raw.replace(raw.strip(), THOUGHT, 1) if raw.strip() else raw, stop)
 
     def opens_thought(self, prompt: str) -> bool:
         """Tell whether the generation prompt already opened the thought that the model goes on with."""

@@ -82,7 +82,7 @@ def write_turn(renderer: Renderer, messages: Sequence[Message], turn: int, tools
     """Return the tokens that a model would write for assistant message `turn`, by the template's render of it as the last one.
 
     Raises:
-        ConfigError: that render is no continuation of the messages before, or has no end.
+        ConfigError: that render is no continuation of the messages before.
     """
     codec = renderer.codec
     prompt = _prompt(renderer, messages[:turn], tools)
@@ -94,9 +94,8 @@ def write_turn(renderer: Renderer, messages: Sequence[Message], turn: int, tools
     if text is None:
         raise ConfigError("the chat template's assistant turn does not begin with its generation prompt")
     stop = codec.turn_end.search(text)
-    if stop is None:
-        raise ConfigError(f"the chat template does not end an assistant turn with {codec.end_of_turn!r}")
-    return codec.encode_rendered(text[: stop.end()], after=codec.end_of_turn)
+    ended = text[: stop.end()] if stop is not None else text + renderer.last_end(messages[turn])
+    return codec.encode_rendered(ended, after=codec.end_of_turn)
 
 
 def _prompt(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> str:

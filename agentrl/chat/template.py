@@ -15,9 +15,13 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from agentrl.chat.codec import TURN
 from agentrl.errors import ConfigError
 
 TemplateMessage = dict[str, Any]
+
+NUM_KEPT_TOOLS = 8
+"""Lists of tools whose JSON is kept."""
 
 
 class TemplateRefusal(ConfigError):
@@ -34,7 +38,8 @@ class TemplateRefusal(ConfigError):
 class ChatTemplate:
     """A compiled chat template and the names it may use (`bos_token`, `eos_token`, ...).
 
-    A folder may hold a second template named `tool_use`, which is chosen when tools are given.
+    A folder may hold a second template named `tool_use`, which is chosen when tools are given. Content is given as text; where
+    the template shows no text but a list of parts, as those of vision models do, it gets one part with the text.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
@@ -54,6 +59,10 @@ class ChatTemplate:
             self._compiled = {name: environment.from_string(source) for name, source in sources.items()}
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
+        self._roles_with_parts: frozenset[str] = frozenset()
+        self._recent_tools: tuple[tuple[Sequence[Mapping[str, Any]], list[_Tool]], ...] = ()
+        for role, before, after in _CONTENT_PROBES:
+            self._choose_content(role, before, after)
 
     @property
     def text(self) -> str:
@@ -68,15 +77,61 @@ class ChatTemplate:
         """
         compiled = self._compiled["tool_use" if tools and "tool_use" in self._compiled else "default"]
         # an absent value, never an empty list: templates ask `if tools` as well as `if tools is not none`
-        shown = [dict(tool) for tool in tools] or None
+        shown = self._shown_tools(tools) or None
+        given = [self._with_parts(message) for message in messages] if self._roles_with_parts else list(messages)
         try:
             return compiled.render(
-                **self.special_tokens, messages=list(messages), tools=shown, documents=None, add_generation_prompt=add_generation_prompt
+                **self.special_tokens, messages=given, tools=shown, documents=None, add_generation_prompt=add_generation_prompt
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             roles = " ".join(str(message["role"]) for message in messages)
             reason = f"{type(error).__name__}: {error}"
             raise TemplateRefusal(f"the chat template fails on the roles [{roles}]: {reason}", reason) from error
+
+    def _shown_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[_Tool]:
+        """Return the tools for the template; some are kept, for most conversations of a run show the very same list."""
+        for given, shown in self._recent_tools:
+            if given is tools:
+                return list(shown)
+        shown = [_Tool(tool) for tool in tools]
+        self._recent_tools = ((tools, shown), *self._recent_tools[: NUM_KEPT_TOOLS - 1])
+        return list(shown)
+
+    def _choose_content(self, role: str, before: Sequence[TemplateMessage], after: Sequence[TemplateMessage]) -> None:
+        """Find out how content of `role` is shown, between the messages `before` and `after`: as text, if at all possible."""
+        probe = [*before, {"role": role, "content": TURN, "tool_call_id": "call00000"}, *after]
+        others = self._roles_with_parts
+        if not self._shows_turn(probe):
+            self._roles_with_parts = others | {role}
+            if not self._shows_turn(probe):
+                self._roles_with_parts = others
+
+    def _shows_turn(self, probe: Sequence[TemplateMessage]) -> bool:
+        try:
+            return TURN in self.render(probe, add_generation_prompt=False)
+        except TemplateRefusal:
+            return False
+
+    def _with_parts(self, message: TemplateMessage) -> TemplateMessage:
+        content = message["content"]
+        if message["role"] not in self._roles_with_parts or not isinstance(content, str):
+            return message
+        return {**message, "content": [{"type": "text", "text": content}]}
+
+
+_QUESTION: TemplateMessage = {"role": "user", "content": "?"}
+_ASKING: TemplateMessage = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {}}}],
+}
+_CONTENT_PROBES: Sequence[tuple[str, Sequence[TemplateMessage], Sequence[TemplateMessage]]] = (
+    ("user", (), ()),
+    ("system", (), (_QUESTION,)),
+    ("assistant", (_QUESTION,), ()),
+    ("tool", (_QUESTION, _ASKING), ()),
+)
+"""Where a message of each role stands; the user comes first, for the others are shown behind a question."""
 
 
 def load_template(folder: Path, *, template_file: str | None = None) -> ChatTemplate:
@@ -147,8 +202,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
-            return obj[attribute]
+        if isinstance(obj, dict) and not hasattr(dict, attribute):
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
 
@@ -161,9 +216,22 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+class _Tool(dict[str, Any]):
+    """A tool's schema as templates see it, with its JSON: they write all tools anew for every prompt."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        super().__init__(schema)
+        self.written: dict[json.JSONEncoder, str] = {}
+
+
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
     # Jinja's own filter escapes < > & for HTML; a model should read them as they are
-    return _encoder(ensure_ascii, indent, None if separators is None else tuple(separators), sort_keys).encode(value)
+    encoder = _encoder(ensure_ascii, indent, None if separators is None else tuple(separators), sort_keys)
+    if not isinstance(value, _Tool):
+        return encoder.encode(value)
+    if encoder not in value.written:
+        value.written[encoder] = encoder.encode(value)
+    return value.written[encoder]
 
 
 @functools.lru_cache

@@ -73,7 +73,7 @@ class Player:
     def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> TrajectorySession:
         task = attempt.task
         names = self._plugins.offered_tools(task, self._agent.tools)
-        toolbox = Toolbox(names, self.tools, tools_kwargs=task.tools_kwargs)
+        toolbox = Toolbox(names, self.tools, tools_kwargs=task.tools_kwargs, key=attempt.key)
         return TrajectorySession(
             attempt,
             self._agent,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +23,8 @@ class Toolbox:
     itself failed at, retries included), num_cut_outputs (outputs over their budget).
     """
 
-    def __init__(self, names: Sequence[str], tools: SharedTools, *, tools_kwargs: Mapping[str, JsonObject]) -> None:
+    def __init__(self, names: Sequence[str], tools: SharedTools, *, tools_kwargs: Mapping[str, JsonObject], key: str) -> None:
+        """`key` names the trajectory, uniquely."""
         self.schemas: list[dict[str, Any]] = tools.schemas(names)
         """The function schemas, as the chat template shows them; shared with other trajectories."""
         self.metrics: defaultdict[str, float] = defaultdict(float)
@@ -32,7 +32,7 @@ class Toolbox:
         self._shared = tools
         self._tools_kwargs = tools_kwargs
         self._opened: dict[str, tuple[Tool, Guest]] = {}
-        self._key = uuid.uuid4().hex
+        self._key = key
 
     async def answer(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Run the calls side by side and return one result for each, in order, each within its output budget.

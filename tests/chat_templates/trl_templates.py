@@ -16,6 +16,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from agentrl.chat.chat import Chat, find_turn_ends
+from agentrl.chat.formats import NO_FORMAT
 from agentrl.chat.template import ChatTemplate
 from agentrl.errors import ConfigError
 
@@ -109,7 +110,7 @@ def verdicts() -> str:
     """Return the table of verdicts as Markdown."""
     rows = [_row(name, source) for name, source in sources().items()]
     version = importlib.metadata.version("trl")
-    head = "| template | tool format | thinking | verdict | why |\n|---|---|---|---|---|\n"
+    head = "| template | tool format | thinking | with tools | without tools | why |\n|---|---|---|---|---|---|\n"
     return f"Templates of trl {version}, {NUM_CONVERSATIONS} generated conversations each.\n\n{head}{''.join(rows)}"
 
 
@@ -117,12 +118,16 @@ def _row(name: str, source: str) -> str:
     try:
         chat = chat_for(source)
     except ConfigError as error:
-        return f"| {name} | | | unusable | {_cell(str(error))} |\n"
+        return f"| {name} | | | unusable | unusable | {_cell(str(error))} |\n"
     report = chat.report_template(num=NUM_CONVERSATIONS, shrinks=False)
-    reasons = [*report.of_kind("broken"), *report.of_kind("fork"), *report.of_kind("refused"), *report.of_kind("note")]
-    why = "; ".join(dict.fromkeys(finding.sentence for finding, _ in reasons))
+    if chat.tool_format == NO_FORMAT:
+        with_tools, without = "not read" if chat.shows_unread_calls else "not shown", report.verdict
+    else:
+        with_tools, without = report.verdict, chat.report_template((), num=NUM_CONVERSATIONS, shrinks=False).verdict
+    reasons = [finding for kind in ("broken", "fork", "refused", "note") for finding, _ in report.of_kind(kind)]
+    why = "; ".join(dict.fromkeys(finding.sentence for finding in reasons if finding.where != "with tools"))
     thinking = f"`{_cell(chat.thinking)}`" if chat.thinking is not None else "-"
-    return f"| {name} | {chat.tool_format} | {thinking} | {report.verdict} | {_cell(why)} |\n"
+    return f"| {name} | {chat.tool_format} | {thinking} | {with_tools} | {without} | {_cell(why)} |\n"
 
 
 def _cell(text: str) -> str:

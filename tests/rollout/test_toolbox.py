@@ -94,7 +94,7 @@ class Bench:
 
     def toolbox(self, *deeds: str, start: str = "") -> Toolbox:
         kwargs = {"create_kwargs": {"deeds": deeds, "start": start}}
-        return Toolbox(("service", "patient", "calculator"), self.shared, tools_kwargs={"service": kwargs, "patient": kwargs})
+        return Toolbox(("service", "patient", "calculator"), self.shared, tools_kwargs={"service": kwargs, "patient": kwargs}, key="t")
 
 
 def on_bench(stage, main: Callable, **agent: Any) -> Any:
@@ -171,7 +171,7 @@ def test_schemas_are_made_once_per_process(stage):
 def test_an_unknown_tool_of_a_row_is_no_tool_of_the_process(stage):
     async def main(bench):
         with pytest.raises(PluginError, match="unknown tool 'nope'"):
-            Toolbox(("service", "nope"), bench.shared, tools_kwargs={})
+            Toolbox(("service", "nope"), bench.shared, tools_kwargs={}, key="t")
 
     on_bench(stage, main)
 

@@ -161,7 +161,15 @@ class Execution:
             os.write(go[1], b"g")  # it waits for this, and ends when we do
         except BrokenPipeError:
             self.step = "starting the program, which ended at once"
-        return Watch(self._request, pid, outputs=(out[0], err[0]), status=status[0], host=self._host), pid
+        watch = Watch(
+            self._request,
+            pid,
+            outputs=(out[0], err[0]),
+            status=status[0],
+            host=self._host,
+            num_oom_kills=self._groups.num_oom_kills,
+        )
+        return watch, pid
 
     def _stdin(self) -> int:
         """Return a read-only, sealed file with the program's input: a pipe would need somebody to feed it."""

@@ -20,12 +20,16 @@ FIRST_LOOK_S, LOOK_S = 0.01, 0.05
 class Watch:
     """What was seen. `why`: "" when the program ended by itself, else wall | cpu | memory | output | gone (the host gave up)."""
 
-    def __init__(self, request: Request, root: int, *, outputs: tuple[int, int], status: int, host: int) -> None:
+    def __init__(
+        self, request: Request, root: int, *, outputs: tuple[int, int], status: int, host: int, num_oom_kills: Callable[[], int]
+    ) -> None:
+        """`num_oom_kills`: how many of its processes the kernel killed for want of memory; the others would go on without them."""
         self._request = request
         self._root = root
         self._outputs = outputs
         self._status = status
         self._host = host
+        self._num_oom_kills = num_oom_kills
         self._texts = {descriptor: bytearray() for descriptor in outputs}
         self.why = ""
         self.report = b""
@@ -97,6 +101,6 @@ class Watch:
         used = processes.usage(pids)
         self.cpu_s = max(self.cpu_s, used.cpu_s)
         self.peak_bytes = max(self.peak_bytes, used.memory_bytes)
-        if used.memory_bytes > self._request.memory_bytes:
+        if used.memory_bytes > self._request.memory_bytes or self._num_oom_kills():
             return "memory"
         return "cpu" if used.cpu_s > self._request.cpu_s + 1 else ""
