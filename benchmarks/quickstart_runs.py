@@ -1,0 +1,195 @@
+"""Runs of the quickstart task, one after the other, whose figures go into one JSON: what recipes.py and lag.py share.
+
+A run is what anyone would start by hand: `agentrl train configs/quickstart.yaml KEY=VALUE ...`. Results are kept after every run,
+so an interrupted benchmark goes on where it stopped; a run that is in the JSON is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "runs" / "quickstart" / "data"
+WARM_START = ROOT / "runs" / "quickstart" / "warm_start"
+AGENTRL = [sys.executable, "-m", "agentrl.cli"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to make: `name` says which row of the table, `overrides` what the row changes."""
+
+    name: str
+    seed: int
+    steps: int
+    overrides: tuple[str, ...]
+
+    def key(self, commit: str) -> tuple[object, ...]:
+        """What two results must share to be the same measurement."""
+        return (self.name, self.seed, self.steps, list(self.overrides), commit)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one run measured. Accuracies are validation's, sampled at temperature 1; lag is in versions, over sampled tokens."""
+
+    name: str
+    seed: int
+    steps: int
+    overrides: list[str]
+    commit: str
+    initial: dict[str, float]
+    final: dict[str, float]
+    accuracy_by_step: dict[str, float]
+    lag_mean: float
+    lag_max: float
+    wall_s: float
+    steps_s: float
+    entropy_last: float
+    num_skipped_updates: int
+    counts: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float:
+        return self.final["val/accuracy"]
+
+
+class Results:
+    """The JSON of a benchmark: {"what": ..., "runs": [...]}, written whole after each run."""
+
+    def __init__(self, file: Path, *, what: str) -> None:
+        self._file = file
+        self._what = what
+        stored = json.loads(file.read_text())["runs"] if file.exists() else []
+        self.runs = [Figures(**run) for run in stored]
+
+    def find(self, plan: Plan, commit: str) -> Figures | None:
+        """Return the figures of this very run, if they are stored."""
+        keys = ((f.name, f.seed, f.steps, f.overrides, f.commit) for f in self.runs)
+        return next((figures for figures, key in zip(self.runs, keys, strict=True) if key == plan.key(commit)), None)
+
+    def add(self, figures: Figures) -> None:
+        self.runs.append(figures)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        beside = self._file.with_suffix(".tmp")
+        beside.write_text(json.dumps({"what": self._what, "runs": [asdict(run) for run in self.runs]}, indent=1) + "\n")
+        os.replace(beside, self._file)
+
+
+class RunFailed(Exception):
+    """A run ended with an error; the message names its log."""
+
+
+def measure_all(plans: Sequence[Plan], results: Results, *, commit: str, runs: Path) -> Iterator[Figures]:
+    """Yield the figures of each plan in turn: the stored ones, or those of a fresh run. A failed run is told and left out."""
+    for plan in plans:
+        figures = results.find(plan, commit)
+        try:
+            if figures is None:
+                figures = measure(plan, commit=commit, runs=runs)
+                results.add(figures)
+        except RunFailed as error:
+            print(f"{plan.name} seed {plan.seed}: {error}", flush=True)
+            continue
+        print(line(figures), flush=True)
+        yield figures
+
+
+def measure(plan: Plan, *, commit: str, runs: Path) -> Figures:
+    """Make one run, from the warm start to the last validation.
+
+    Raises:
+        RunFailed: the command ended with an error.
+    """
+    prepare()
+    run_dir = runs / f"{plan.name}_seed{plan.seed}_{commit}"
+    shutil.rmtree(run_dir, ignore_errors=True)  # resuming an interrupted run would hide a part of its time
+    run_dir.mkdir(parents=True)
+    common = [f"trainer.seed={plan.seed}", f"trainer.steps={plan.steps}", f"trainer.run_dir={run_dir}", "trainer.save_freq=-1"]
+    common += ["trainer.keep_trajectories=false", "~tracking.baselines.untrained", "tracking.report=false"]
+    started = time.monotonic()
+    command(["train", "configs/quickstart.yaml", *plan.overrides, *common], log=run_dir / "output.log")
+    return read_figures(plan, run_dir, commit=commit, wall_s=time.monotonic() - started)
+
+
+def read_figures(plan: Plan, run_dir: Path, *, commit: str, wall_s: float) -> Figures:
+    """Read the figures of a finished run from its folder."""
+    result = json.loads((run_dir / "result.json").read_text())
+    records = [json.loads(text) for text in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    train = [record for record in records if record["kind"] == "train"]
+    return Figures(
+        name=plan.name,
+        seed=plan.seed,
+        steps=plan.steps,
+        overrides=list(plan.overrides),
+        commit=commit,
+        initial=_accuracies(result["validation"]["initial"]),
+        final=_accuracies(result["validation"]["final"]),
+        accuracy_by_step={str(r["step"]): round(r["val/accuracy"], 4) for r in records if r["kind"] == "validation"},
+        lag_mean=round(statistics.mean(r["rollout/lag/mean"] for r in train), 3),
+        lag_max=max(r["rollout/lag/max"] for r in train),
+        wall_s=round(wall_s, 1),
+        steps_s=round(sum(r["time/step_s"] for r in train), 1),
+        entropy_last=round(train[-1]["learner/entropy"], 4),
+        num_skipped_updates=sum(r["learner/is_skipped"] > 0 for r in train),
+        counts=result["counts"],
+    )
+
+
+def _accuracies(validation: dict[str, float]) -> dict[str, float]:
+    names = [name for name in validation if name.startswith("val/accuracy") or name == "val/tool_use/needs_tool"]
+    return {name: round(validation[name], 4) for name in names}
+
+
+def prepare() -> None:
+    """Write the quickstart's rows and warm start, if they are not there."""
+    if not (DATA / "val.parquet").exists():
+        command(["data", "arithmetic", str(DATA)])
+    if not (WARM_START / "config.json").exists():
+        command(["sft", "configs/quickstart_sft.yaml"])
+
+
+def command(arguments: Sequence[str], *, log: Path | None = None) -> None:
+    """Run `agentrl ARGUMENTS` in the root of the project, its output in `log`; paths in the configs are relative to there.
+
+    Raises:
+        RunFailed: its exit code is not 0.
+    """
+    output = log.open("w") if log else None
+    try:
+        code = subprocess.run(
+            [*AGENTRL, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+        ).returncode
+    finally:
+        if output:
+            output.close()
+    if code != 0:
+        raise RunFailed(f"`agentrl {arguments[0]}` ended with exit code {code}" + (f"; see {log}" if log else ""))
+
+
+def current_commit() -> str:
+    """Return the short hash of what is checked out, with `+` where files of it are changed."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--exclude=*", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return described.stdout.strip()
+
+
+def line(figures: Figures) -> str:
+    """Return one row for people to read."""
+    kinds = "  ".join(
+        f"{name.removeprefix('val/accuracy/')} {value:.3f}" for name, value in figures.final.items() if name.startswith("val/accuracy/")
+    )
+    return (
+        f"{figures.name:<22} seed {figures.seed}: accuracy {figures.initial['val/accuracy']:.3f} -> {figures.accuracy:.3f}  ({kinds})  "
+        f"lag mean {figures.lag_mean:.2f} max {figures.lag_max:g}  {figures.wall_s:.0f} s"
+    )

@@ -1,0 +1,57 @@
+"""Every recipe on the quickstart task: from the warm start to its final validation accuracy, several seeds each.
+
+    python benchmarks/recipes.py --recipes grpo,rloo --seeds 0,1 --out docs/results/recipes.json
+
+Each run is `agentrl train configs/quickstart.yaml algorithm=NAME`, one after the other. The exit code is 1 when a run failed, or
+ended below `--at-least`. What is in the JSON, for the same recipe, seed, steps, overrides and commit, is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+from quickstart_runs import ROOT, Figures, Plan, Results, current_commit, measure_all
+
+RECIPES = "ppo,grpo,rloo,reinforce_plus_plus,dapo,gspo,cispo"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", default=RECIPES, help="names of configs/algorithm, separated by commas")
+    parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--at-least", type=float, default=0.85, help="final accuracy that every run is to reach")
+    parser.add_argument("--commit", help="name of the measured state; by default the hash of what is checked out")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "recipes.json")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bench" / "recipes", help="where the runs' own folders go")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for all runs")
+    args = parser.parse_args()
+    plans = [
+        Plan(recipe, int(seed), args.steps, (f"algorithm={recipe}", *args.overrides))
+        for recipe in args.recipes.split(",")
+        for seed in args.seeds.split(",")
+    ]
+    results = Results(args.out, what="agentrl train configs/quickstart.yaml algorithm=NAME, one run after the other")
+    measured = list(measure_all(plans, results, commit=args.commit or current_commit(), runs=args.runs.resolve()))
+    print("\n" + table(measured))
+    return int(len(measured) < len(plans) or any(figures.accuracy < args.at_least for figures in measured))
+
+
+def table(measured: list[Figures]) -> str:
+    """Return a Markdown table: one row per recipe, the seeds side by side."""
+    rows = ["| recipe | initial | final (by seed) | lowest kind | lag mean | s per step |", "|---|---|---|---|---|---|"]
+    for name in dict.fromkeys(figures.name for figures in measured):
+        runs = [figures for figures in measured if figures.name == name]
+        final = ", ".join(f"{run.accuracy:.3f}" for run in runs)
+        lowest = min(value for run in runs for key, value in run.final.items() if key.startswith("val/accuracy/"))
+        initial, lag = statistics.mean(run.initial["val/accuracy"] for run in runs), statistics.mean(run.lag_mean for run in runs)
+        per_step = statistics.mean(run.steps_s / run.steps for run in runs)
+        rows.append(f"| `{name}` | {initial:.3f} | {final} | {lowest:.3f} | {lag:.2f} | {per_step:.2f} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
