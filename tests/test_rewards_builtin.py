@@ -3,6 +3,7 @@ r"""The built-in rewards: answers found by hand, laws where there are any, servi
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +54,13 @@ def test_the_last_box_is_found_with_its_braces(before, inside):
 
 @given(st.text("box\\ed{}f", max_size=60))
 def test_no_text_breaks_the_box(text):
-    last_boxed(text)
+    inside = last_boxed(text)
+    if inside is None:
+        assert not re.search(r"\\(boxed|fbox)\{[^{}\\]*\}", text)
+    else:
+        assert re.search(r"\\(boxed|fbox)\s{0,10}\{" + re.escape(inside) + r"\}", text)
+        bare = re.sub(r"\\.", "", inside, flags=re.DOTALL)
+        assert bare.count("{") == bare.count("}")
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,7 @@ time.sleep(600)
     process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
     try:
         pid = int(process.stdout.readline())
+        assert not is_gone(pid)
     finally:
         process.kill()
         process.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -130,8 +131,8 @@ class FunctionTool(Tool):
         value = await self._run({str(fields[field].alias): getattr(given, field) for field in given.model_fields_set})
         return value if isinstance(value, ToolResult) else ToolResult(self._text(value))
 
-    async def _run(self, arguments: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    async def _run(self, arguments: Mapping[str, Any]) -> Any: ...
 
     def _text(self, value: object) -> str:
         if value is None or isinstance(value, str):

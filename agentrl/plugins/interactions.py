@@ -16,12 +16,14 @@ class InteractionReply:
     """The partner's answer, with an optional reward for the assistant's last turn.
 
     When `is_done`, the text is not appended and the trajectory ends. `metrics` are added up over the trajectory.
+    `state` describes the environment that the next turn is taken in, as in ToolResult.
     """
 
     text: str
     is_done: bool
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    state: str | None = None
 
 
 class Interaction(ABC):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from agentrl.errors import PluginError
 from agentrl.plugins.agents import AGENT_ALIASES, AgentLoop
@@ -26,7 +26,16 @@ from agentrl.plugins.sources import Reference, import_source
 from agentrl.plugins.tools import Tool, tools_for
 from agentrl.types import JsonObject, Task
 
-P = TypeVar("P")
+
+class Named(Protocol):
+    """What every plugin class has: a name, and a constructor that takes its config."""
+
+    name: ClassVar[str]
+
+    def __init__(self, config: JsonObject | None = None) -> None: ...
+
+
+P = TypeVar("P", bound=Named)
 
 
 class Registry(Generic[P]):
@@ -91,11 +100,11 @@ class Registry(Generic[P]):
     def own_name(self, name: str) -> str:
         """Return the name that the plugin gives itself, by which a model calls it; a registered name is its own."""
         name = self.resolve(name)
-        return self.get(name).name if name in self._references else name  # type: ignore[attr-defined]
+        return self.get(name).name if name in self._references else name
 
     def create(self, name: str, configs: Mapping[str, JsonObject]) -> P:
         """Return an instance with its config: what stands under the plugin's own name."""
-        return self.get(name)(configs.get(self.own_name(name)))  # type: ignore[call-arg]
+        return self.get(name)(configs.get(self.own_name(name)))
 
     def add(self, plugin: type[P] | Callable[..., Any], *, name: str | None = None) -> type[P]:
         """Register a class (or a function, where the kind allows it) and return the class.
@@ -104,7 +113,7 @@ class Registry(Generic[P]):
             PluginError: it is neither.
         """
         cls = self._as_class(plugin, shown=name or repr(plugin))
-        name = name or cls.name  # type: ignore[attr-defined]
+        name = name or cls.name
         self._classes[name] = cls
         self._origins[name] = getattr(inspect.getmodule(cls), "__file__", None) or cls.__module__
         return cls

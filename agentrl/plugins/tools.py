@@ -24,7 +24,8 @@ class ToolResult:
 
     `is_error` marks a call the model got wrong (bad arguments, division by zero): the text tells it how to do better.
     A tool may raise `WrongCall` for that; one whose infrastructure breaks raises ToolError instead. `is_final` ends the
-    trajectory with this turn.
+    trajectory with this turn. `state` describes the environment after the call, for estimators that compare turns taken in the same
+    state (gigpo); None: it is told by what the model is shown.
     """
 
     text: str
@@ -32,6 +33,7 @@ class ToolResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     is_error: bool = False
     is_final: bool = False
+    state: str | None = None
 
 
 class WrongCall(Exception):

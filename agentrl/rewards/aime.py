@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
-from agentrl.plugins.options import Options, read_options
+from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.boxed import last_boxed
+from agentrl.rewards.boxed import BoxOptions, last_boxed
 from agentrl.types import JsonObject, Task
 
 MAX_TAIL_CHARS = 2000
@@ -52,14 +52,6 @@ def parse_integer(value: Any) -> int | None:
     return int(bare) if re.fullmatch(r"0*[0-9]{1,3}", bare) else None
 
 
-class AimeOptions(Options):
-    r"""`strict`: only \boxed{...} counts. `format_score`: for a wrong answer in a box. `wrong_score`: for anything else."""
-
-    strict: bool = False
-    format_score: float | None = None  # None: as wrong_score
-    wrong_score: float = 0.0
-
-
 class Aime(Reward):
     """1 for the right integer in the last assistant message. Metrics: accuracy, format (there is a box)."""
 
@@ -68,7 +60,7 @@ class Aime(Reward):
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
-        self._options = read_options(AimeOptions, self.config, plugin=f"reward {self.name!r}")
+        self._options = read_options(BoxOptions, self.config, plugin=f"reward {self.name!r}")
 
     def check(self, task: Task) -> None:
         if parse_integer(task.ground_truth) is None:
@@ -82,6 +74,6 @@ class Aime(Reward):
         answer = extract_integer(text, strict=options.strict and attempt.handed_in is None)
         accuracy = float(answer is not None and answer == parse_integer(attempt.task.ground_truth))
         has_format = last_boxed(text[-MAX_TAIL_CHARS:]) is not None
-        wrong = options.format_score if has_format and options.format_score is not None else options.wrong_score
+        wrong = options.score_wrong(has_box=has_format)
         metrics = {"accuracy": accuracy, "format": float(has_format)}
         return RewardResult(1.0 if accuracy else wrong, metrics, {"answer": answer})

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import re
 
+from agentrl.plugins.options import Options
+
 _TOKENS = re.compile(r"(?P<box>\\(?:boxed|fbox)\s{0,10}\{)|\\.|(?P<brace>[{}])", re.DOTALL)  # \{ and \} are characters, not braces
+
+
+class BoxOptions(Options):
+    r"""`strict`: only \boxed{...} counts. `format_score`: for a wrong answer in a box. `wrong_score`: for anything else."""
+
+    strict: bool = False
+    format_score: float | None = None  # None: as wrong_score
+    wrong_score: float = 0.0
+
+    def score_wrong(self, *, has_box: bool) -> float:
+        """Return the score of a wrong answer."""
+        return self.format_score if has_box and self.format_score is not None else self.wrong_score
 
 
 def last_boxed(text: str) -> str | None:

@@ -9,22 +9,14 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 
 from agentrl.errors import DataError, RewardError
 from agentrl.plugins import Attempted, Reward, RewardResult
-from agentrl.plugins.options import Options, read_options
+from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.boxed import last_boxed
+from agentrl.rewards.boxed import BoxOptions, last_boxed
 from agentrl.types import JsonObject, Task
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time-outs are off: the deadline is ours
 
 MAX_DETAIL_CHARS = 200
-
-
-class MathOptions(Options):
-    r"""`strict`: only \boxed{...} counts. `format_score`: for a wrong answer in a box. `wrong_score`: for anything else."""
-
-    strict: bool = False
-    format_score: float | None = None  # None: as wrong_score
-    wrong_score: float = 0.0
 
 
 class Math(Reward):
@@ -39,7 +31,7 @@ class Math(Reward):
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
-        self._options = read_options(MathOptions, self.config, plugin=f"reward {self.name!r}")
+        self._options = read_options(BoxOptions, self.config, plugin=f"reward {self.name!r}")
 
     def check(self, task: Task) -> None:
         if not _truth(task.ground_truth):
@@ -60,7 +52,7 @@ class Math(Reward):
         if boxed is None and not (options.strict and attempt.handed_in is None):
             answer = _parse(text, LatexExtractionConfig(), ExprExtractionConfig())
         accuracy = float(is_equal(answer, attempt.task.ground_truth))
-        wrong = options.format_score if boxed is not None and options.format_score is not None else options.wrong_score
+        wrong = options.score_wrong(has_box=boxed is not None)
         metrics = {"accuracy": accuracy, "format": float(boxed is not None)}
         return RewardResult(1.0 if accuracy else wrong, metrics, {"answer": str(answer[-1])[:MAX_DETAIL_CHARS] if answer else None})
 

@@ -104,14 +104,18 @@ class InteractionContract:
         async def main(partner: Interaction) -> None:
             return None
 
-        self._live(main)
+        recorded, log = self._recorded()
+        self._live(main, recorded)
+        assert log == ["start", "finalize"]
 
     def test_it_can_be_cancelled_and_finalized(self) -> None:
         async def main(partner: Interaction) -> None:
             messages = [Message("user", "?"), Message("assistant", self.says[0])]
             await cancelled_at_first_wait(partner.runtime, functools.partial(partner.respond, messages))
 
-        self._live(main)
+        recorded, log = self._recorded()
+        self._live(main, recorded)
+        assert log == ["start", "respond", "finalize"]
 
     def test_no_task_is_left_behind(self) -> None:
         async def main() -> int:
@@ -152,9 +156,9 @@ class InteractionContract:
     def _new(self) -> Interaction:
         return self._class()(dict(self.config))
 
-    def _live(self, main: Callable[[Interaction], Awaitable[Any]]) -> Any:
+    def _live(self, main: Callable[[Interaction], Awaitable[Any]], interaction: type[Interaction] | None = None) -> Any:
         """Run `main(partner)` between `start` and `finalize`."""
-        partner = self._new()
+        partner = (interaction or self._class())(dict(self.config))
 
         async def whole() -> Any:
             try:

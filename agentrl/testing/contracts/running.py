@@ -70,7 +70,7 @@ async def side_by_side(runtime: Runtime, *functions: Callable[[], Awaitable[T]])
 
 
 async def cancelled_at_first_wait(runtime: Runtime, function: Callable[[], Awaitable[Any]]) -> None:
-    """Begin `function()` and cancel it where it waits for the first time; it may also just end."""
+    """Begin `function()`, cancel it where it waits for the first time, and assert that it ended by that; it may also just return."""
     if runtime == "trio":
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -80,6 +80,8 @@ async def cancelled_at_first_wait(runtime: Runtime, function: Callable[[], Await
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([task])
+    problem = None if task.cancelled() else task.exception()
+    assert problem is None, f"a cancelled call raised {type(problem).__name__}: {problem}; let asyncio.CancelledError pass"
 
 
 def left_tasks() -> set[asyncio.Task[Any]]:

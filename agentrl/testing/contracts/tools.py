@@ -8,8 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import jsonschema
-from jsonschema.exceptions import SchemaError
+import jsonschema_rs
 
 from agentrl.errors import ToolError
 from agentrl.plugins import Tool, ToolResult, load_plugins
@@ -59,10 +58,9 @@ class ToolContract:
 
     def test_parameters_are_a_json_schema_of_an_object(self) -> None:
         parameters = dict(self._class().parameters)
-        validator = jsonschema.validators.validator_for(parameters, default=jsonschema.Draft202012Validator)
         try:
-            validator.check_schema(parameters)
-        except SchemaError as error:
+            jsonschema_rs.meta.validate(parameters)
+        except jsonschema_rs.ValidationError as error:
             raise AssertionError(f"`parameters` is no JSON schema: {error.message}") from error
         assert parameters.get("type") == "object", 'the arguments are an object: "type": "object"'
         unknown = set(parameters.get("required", ())) - set(parameters.get("properties", {}))
@@ -79,7 +77,7 @@ class ToolContract:
     def test_valid_calls_fit_the_schema(self) -> None:
         assert self.valid_calls, "give at least one example in `valid_calls`"
         for arguments in self.valid_calls:
-            jsonschema.validate(dict(arguments), dict(self._class().parameters))
+            jsonschema_rs.validate(dict(self._class().parameters), dict(arguments))
 
     # ------------------------------------------------------------------------------------------------------------ calls
 
@@ -126,7 +124,9 @@ class ToolContract:
         async def main(tool: Tool) -> None:
             return None
 
-        self._live(main)
+        recorded, log = self._recorded()
+        self._live(main, recorded)
+        assert log == ["start", "close"]
 
     def test_it_can_be_cancelled_and_closed(self) -> None:
         """A deadline passes within a call: the call ends where it waits, and `close` works afterwards."""
@@ -134,7 +134,9 @@ class ToolContract:
         async def main(tool: Tool) -> None:
             await cancelled_at_first_wait(tool.runtime, functools.partial(tool.call, self.valid_calls[0]))
 
-        self._live(main)
+        recorded, log = self._recorded()
+        self._live(main, recorded)
+        assert log == ["start", "call", "close"]
 
     def test_no_task_is_left_behind(self) -> None:
         async def main() -> int:
@@ -195,9 +197,9 @@ class ToolContract:
     def _new(self) -> Tool:
         return self._class()(dict(self.config))
 
-    def _live(self, main: Callable[[Tool], Awaitable[Any]]) -> Any:
+    def _live(self, main: Callable[[Tool], Awaitable[Any]], tool_class: type[Tool] | None = None) -> Any:
         """Run `main(tool)` between `start` and `close`."""
-        tool = self._new()
+        tool = (tool_class or self._class())(dict(self.config))
 
         async def whole() -> Any:
             await tool.start(**self.create_kwargs)
@@ -268,7 +270,7 @@ def vars_of(cls: type, attribute: str) -> Any:
 
 
 def is_valid(arguments: Arguments, schema: Mapping[str, Any]) -> bool:
-    return jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema).is_valid(dict(arguments))
+    return jsonschema_rs.is_valid(dict(schema), dict(arguments))
 
 
 def check_result(result: Any) -> None:
