@@ -267,6 +267,20 @@ def data_gsm8k(
     typer.echo(f"wrote train.parquet and test.parquet to {out}")
 
 
+@data_app.command("aime")
+def data_aime(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
+    source: Annotated[Path, typer.Option("--in", help="Folder with JSON lines of {problem, answer}, such as aime_2024.jsonl.")],
+    debug: Debug = False,
+) -> None:
+    """Write AIME's problems, or others with whole numbers from 0 to 999 as answers, from JSON lines."""
+    _options(debug)
+    from agentrl.data.prepare import write_aime
+
+    written = write_aime(out, source)
+    typer.echo(f"wrote {', '.join(f'{name}.parquet' for name in written)} to {out}")
+
+
 @config_app.command("show")
 def config_show(config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False) -> None:
     """Print the resolved config, defaults included."""

@@ -63,6 +63,7 @@ def load_rm_config(path: str, overrides: Sequence[str] = ()) -> RMConfig:
 def load_section(schema: type[S], path: str, overrides: Sequence[str] = ()) -> S:
     """Compose the YAML file at `path` with `overrides` and check the result against `schema`.
 
+    Where there is no such file, `path` may name a packaged one, with or without its ending: `recipes/gsm8k_grpo`.
     Overrides follow Hydra's grammar; a plain `key=value` also sets a key that the file does not write. Interpolations
     (`${trainer.seed}`, `${oc.env:HOME}`) see the schema's defaults. Paths in values are left as written: relative to the
     working directory.
@@ -112,6 +113,9 @@ def _writable(value: Any) -> Any:
 
 def _existing_file(path: str) -> Path:
     file = Path(path)
+    packaged = _packaged(path if file.suffix == ".yaml" else f"{path}.yaml")
+    if not file.exists() and not file.is_absolute() and packaged.is_file():
+        return packaged.absolute()
     if file.is_dir():
         raise ConfigError(f"config {path!r} is a folder; name a YAML file in it{_nearest(file, file)}")
     if not file.is_file():
@@ -122,11 +126,13 @@ def _existing_file(path: str) -> Path:
 
 
 def _nearest(file: Path, folder: Path) -> str:
-    """Name the YAML files that may be meant: of `folder`, the working directory or its `configs`."""
+    """Name the YAML files that may be meant: of `folder`, the working directory or its `configs`, and the packaged recipes."""
     found: dict[str, str] = {}
     for place in (folder, Path(), Path("configs")):
         for candidate in sorted(place.glob("*.yaml")):
             found.setdefault(candidate.name, str(candidate))
+    for recipe in sorted(_packaged("recipes").glob("*.yaml")):
+        found.setdefault(recipe.name, f"recipes/{recipe.stem}")
     names = difflib.get_close_matches(file.name, found, n=3, cutoff=0.4) or list(found)[:5]
     return f"; nearest: {', '.join(found[name] for name in names)}" if names else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,9 @@ KINDS = ("single_turn_agent", "tool_agent", "interaction_agent")
 
 GSM8K_INSTRUCTION = "Solve the problem step by step. End with a last line of the form `#### answer`, where answer is one number."
 GSM8K_TOOL_INSTRUCTION = GSM8K_INSTRUCTION + " Use the calculator for every computation."
+
+AIME_ANSWER = re.compile(r"0*[0-9]{1,3}")
+AIME_INSTRUCTION = "Solve the problem step by step. The answer is a whole number from 0 to 999; put it into \\boxed{}."
 
 _TEXT = pa.string()
 _CREATE_KWARGS = pa.struct([("create_kwargs", pa.struct([("ground_truth", _TEXT)]))])
@@ -39,6 +43,16 @@ GSM8K_SCHEMA = pa.schema(
                 ]
             ),
         ),
+        ("agent_name", _TEXT),
+    ]
+)
+AIME_SCHEMA = pa.schema(
+    [
+        ("data_source", _TEXT),
+        ("prompt", pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))),
+        ("ability", _TEXT),
+        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
+        ("extra_info", pa.struct([("split", _TEXT), ("index", pa.int64()), ("id", _TEXT)])),
         ("agent_name", _TEXT),
     ]
 )
@@ -89,3 +103,37 @@ def _gsm8k_row(agent: str, split: str, index: int, *, question: str, answer: str
         },
         "agent_name": agent,
     }
+
+
+def write_aime(out_dir: str | Path, source_dir: str | Path) -> dict[str, int]:
+    """Write a Parquet file for each JSON-lines file of `source_dir`, of the same name; return rows per file.
+
+    Raises:
+        DataError: the folder has no such file, or a line is not `{problem, answer}` with a whole number from 0 to 999 as the answer.
+    """
+    files = sorted(Path(source_dir).glob("*.jsonl"))
+    if not files:
+        raise DataError(f"{str(source_dir)!r} has no JSON-lines file; it must hold files such as aime_2024.jsonl")
+    written = {}
+    for file in files:
+        source = open_rows(str(file))
+        assert isinstance(source, JsonRows)
+        written[file.stem] = write_rows(Path(out_dir) / f"{file.stem}.parquet", _aime_rows(source, file.stem), AIME_SCHEMA)
+    return written
+
+
+def _aime_rows(source: JsonRows, split: str) -> Iterator[dict[str, Any]]:
+    for index, raw in enumerate(source.rows(len(source))):
+        problem, answer = raw.get("problem"), str(raw.get("answer"))
+        if not isinstance(problem, str) or not AIME_ANSWER.fullmatch(answer):
+            raise DataError(
+                f"{source.path}: line {source.line(index)}: needs a `problem` and an `answer` from 0 to 999 (got {answer[:80]!r})"
+            )
+        yield {
+            "data_source": "aime",
+            "prompt": [{"role": "system", "content": AIME_INSTRUCTION}, {"role": "user", "content": problem}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": answer},
+            "extra_info": {"split": split, "index": index, "id": str(raw.get("id", index))},
+            "agent_name": "single_turn_agent",
+        }
