@@ -1,0 +1,57 @@
+"""The critic's loss: how far its values are from the returns, per action token, before aggregation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueLoss:
+    """losses_A: f[A], with gradient. is_clipped_A: bool[A], where the bound decided the loss."""
+
+    losses_A: Tensor
+    is_clipped_A: Tensor
+
+
+def value_loss(values_A: Tensor, old_values_A: Tensor, returns_A: Tensor, *, cliprange: float | None) -> ValueLoss:
+    """Return (V - R)^2 / 2, or with a bound the larger of that and (clip(V, V_old - c, V_old + c) - R)^2 / 2.
+
+    So a value that has gone further than c from where the step began has no gradient, unless it leads back.
+
+    Args:
+        values_A: f[A], with gradient, in the reward's unit. old_values_A: f[A], of the critic at the start of the step.
+        returns_A: f[A], what the values should have been.
+        cliprange: c > 0 in the reward's unit; None: no bound.
+
+    Source: Schulman et al. 2017, OpenAI Baselines PPO2; Huang et al. 2022, "The 37 implementation details of PPO", detail 9.
+    """
+    plain = (values_A - returns_A).square() / 2
+    if cliprange is None:
+        return ValueLoss(plain, torch.zeros_like(plain, dtype=torch.bool))
+    bounded = old_values_A + (values_A - old_values_A).clamp(-cliprange, cliprange)
+    clipped = (bounded - returns_A).square() / 2
+    return ValueLoss(torch.maximum(plain, clipped), clipped.detach() > plain.detach())
+
+
+def value_moments(values_A: Tensor, returns_A: Tensor) -> dict[str, Tensor]:
+    """Return the sums over tokens that `explained_variance` needs, 0-d in float64; they add up over microbatches and ranks."""
+    returns = returns_A.detach().double()
+    errors = returns - values_A.detach().double()
+    return {
+        "error_mean": errors.sum(),
+        "error_square": errors.square().sum(),
+        "return_mean": returns.sum(),
+        "return_square": returns.square().sum(),
+    }
+
+
+def explained_variance(*, error_mean: float, error_square: float, return_mean: float, return_square: float) -> float:
+    """Return 1 - Var(R - V) / Var(R) from means over all tokens: 1 is perfect, 0 no better than a constant; NaN where R is constant."""
+    variance = return_square - return_mean**2
+    if variance <= 1e-12 * max(return_square, 1e-300):  # what is left of equal numbers is rounding
+        return math.nan
+    return 1.0 - (error_square - error_mean**2) / variance
