@@ -302,10 +302,18 @@ class FSDPConfig(Section):
 class LearnerConfig(Section):
     """FSDP ranks and the optimizer step."""
 
-    world_size: int = Field(1, ge=1, description="Data-parallel FSDP ranks.")
+    world_size: int = Field(1, ge=1, description="FSDP ranks; each learns from microbatches of its own, unless ranks share them.")
+    sequence_parallel: int = Field(
+        1,
+        ge=1,
+        description="Ranks that share each microbatch, a part of its tokens each, for long contexts (Ulysses); divides `world_size` and "
+        "the model's attention heads. 1: none do.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda when Ray grants a GPU.")
     threads: int = Field(1, ge=1, description="CPU threads of torch per rank.")
-    microbatch_tokens: int = Field(16384, ge=1, description="Packed tokens per forward and rank.")
+    microbatch_tokens: int = Field(
+        16384, ge=1, description="Packed tokens per forward and rank; of a microbatch that ranks share, of all of them together."
+    )
     minibatches_per_step: int = Field(1, ge=1, description="Optimizer updates per epoch over the batch, cut by groups.")
     epochs_per_step: int = Field(1, ge=1, description="Passes over the batch.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
@@ -321,6 +329,25 @@ class LearnerConfig(Section):
     fsdp: FSDPConfig = FSDPConfig()
     collective_timeout_s: float = Field(300.0, gt=0, description="A collective that takes longer lost a rank.")
     optimizer: OptimizerConfig = OptimizerConfig()
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same microbatches."""
+        return self.sequence_parallel
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel ranks: ranks with microbatches of their own; of those that share them, one counts."""
+        return self.world_size // self.num_replicas
+
+    @model_validator(mode="after")
+    def _rows_are_shared_evenly(self) -> LearnerConfig:
+        if self.world_size % self.sequence_parallel:
+            raise ValueError(
+                f"sequence_parallel={self.sequence_parallel} does not divide world_size={self.world_size}; "
+                "every microbatch is shared by as many ranks as the others"
+            )
+        return self
 
     @model_validator(mode="after")
     def _copies_are_even(self) -> LearnerConfig:

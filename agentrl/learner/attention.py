@@ -12,21 +12,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.errors import ConfigError
+from agentrl.learner.sequence_parallel import heads_to_tokens, tokens_to_heads
 
 SEGMENT_SDPA = "segment_sdpa"
 _FLASH = "flash_attention_2"
 
 
-def choose_attention(requested: str, *, device: str) -> str:
-    """Resolve `model.attention` for a device type (`cpu`, `cuda`).
+def choose_attention(requested: str, *, device: str, shares_rows: bool = False) -> str:
+    """Resolve `model.attention` for a device type (`cpu`, `cuda`); `shares_rows`: with sequence parallelism.
 
     Raises:
-        ConfigError: flash attention is asked for and not installed.
+        ConfigError: flash attention is asked for and not installed, or ranks share rows and the attention cannot.
     """
+    if shares_rows:
+        if requested not in ("auto", SEGMENT_SDPA):
+            raise ConfigError(f"model.attention={requested} does not share a row between ranks; with learner.sequence_parallel use auto")
+        return SEGMENT_SDPA
     has_flash = importlib.util.find_spec("flash_attn") is not None
     if requested == _FLASH and not has_flash:
         raise ConfigError("model.attention=flash_attention_2 needs the package flash-attn; install it or use model.attention=auto")
@@ -37,13 +43,17 @@ def choose_attention(requested: str, *, device: str) -> str:
     return _FLASH if has_flash else "flex_attention"
 
 
-def packed_arguments(attention: str, segment_lengths: Sequence[int], *, device: torch.device) -> dict[str, Any]:
+def packed_arguments(
+    attention: str, segment_lengths: Sequence[int], *, device: torch.device, sequence_group: ProcessGroup | None = None
+) -> dict[str, Any]:
     """Return the keyword arguments of the model's forward that tell its attention where sequences start.
 
-    FlexAttention and dense SDPA need none: transformers reads the restarts of the position ids.
+    FlexAttention and dense SDPA need none: transformers reads the restarts of the position ids. `sequence_group`: the ranks that share
+    the row, each with a part of it in its forward; None: the row is whole.
     """
     if attention == SEGMENT_SDPA:
-        return {"segment_lengths": torch.tensor(segment_lengths)}
+        return {"segment_lengths": torch.tensor(segment_lengths), "sequence_group": sequence_group}
+    assert sequence_group is None, f"{attention} computes whole rows"
     if attention == _FLASH:
         starts = torch.tensor([0, *segment_lengths], device=device).cumsum(0, dtype=torch.int32)
         longest = max(segment_lengths)
@@ -71,6 +81,7 @@ def segment_sdpa(
     attention_mask: Tensor | None,
     *,
     segment_lengths: Tensor | None = None,
+    sequence_group: ProcessGroup | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -81,16 +92,22 @@ def segment_sdpa(
     Args:
         query: f[1, H, T, D]; key, value: f[1, K, T, D] with H a multiple of K.
         segment_lengths: i64[G], lengths that sum to T; a tensor, because a compiled layer is bound to the length of a tuple.
+        sequence_group: N ranks that share the row: query, key, value and the result hold T/N tokens of it.
 
     Returns:
         f[1, T, H, D], and no attention weights.
     """
     assert segment_lengths is not None, f"{type(module).__name__} does not pass segment_lengths on to its attention"
+    if sequence_group is not None:
+        query, key, value = tokens_to_heads((query, key, value), sequence_group)
     outputs = [
         scaled_dot_product_attention(q, k, v, **_causal(q, sliding_window), dropout_p=dropout, scale=scaling, enable_gqa=True)
         for q, k, v in zip(*(t.split(segment_lengths.tolist(), dim=2) for t in (query, key, value)), strict=True)
     ]
-    return torch.cat(outputs, dim=2).transpose(1, 2), None
+    attended = torch.cat(outputs, dim=2)
+    if sequence_group is not None:
+        attended = heads_to_tokens(attended, sequence_group)
+    return attended.transpose(1, 2), None
 
 
 def _causal(query: Tensor, sliding_window: int | None) -> dict[str, Any]:

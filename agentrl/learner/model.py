@@ -16,17 +16,20 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel, Qwen2Config
 
 from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError
 from agentrl.learner import sharding
-from agentrl.learner.attention import choose_attention, packed_arguments
+from agentrl.learner.attention import choose_attention
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.lora import LowRank, add_adapter, gather, low_ranks, published_name, switched_off
+from agentrl.learner.packed_row import PackedRow
 from agentrl.learner.ranks import Place
 from agentrl.learner.score_head import ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
+from agentrl.learner.sequence_parallel import check_sequence_parallel
 from agentrl.plugins.sources import import_source
 
 
@@ -37,6 +40,7 @@ class Policy:
     tensors: its weights by their published names, tied ones once, by the name that comes first.
     adapters: the LoRA adapters of those that have one, by the same names.
     uses_adapters: False computes without them.
+    sequence_group: the ranks that share each microbatch (sequence parallelism); None: none do.
     """
 
     module: PreTrainedModel
@@ -47,6 +51,7 @@ class Policy:
     tensors: Mapping[str, Tensor]
     adapters: Mapping[str, LowRank] = field(default_factory=dict)
     uses_adapters: bool = True
+    sequence_group: ProcessGroup | None = None
 
     def without_adapters(self) -> Policy:
         """Return the policy as it was before its adapters were trained: the same weights, no copy."""
@@ -57,16 +62,15 @@ class Policy:
 
         No logits are computed for other positions, and for these no more than a chunk at once (see `answer_scores`).
         """
+        row = self.row(microbatch, positions_A)
+        request = ScoreRequest(row.positions, row.own(targets_A), temperature)
         with nullcontext() if self.uses_adapters else switched_off(self.module):
-            logprobs, entropies = self.module(
-                input_ids=torch.tensor(microbatch.token_ids, device=self.device)[None],
-                position_ids=torch.tensor(microbatch.position_ids, device=self.device)[None],
-                # A cache would make transformers ignore the restarts of the position ids in eval mode: sequences would see each other.
-                use_cache=False,
-                score=ScoreRequest(positions_A, targets_A, temperature),
-                **packed_arguments(self.attention, microbatch.segment_lengths.tolist(), device=self.device),
-            )
-        return logprobs, entropies
+            logprobs, entropies = self.module(score=request, **row.arguments)
+        return row.join(logprobs), row.join(entropies)
+
+    def row(self, microbatch: Microbatch, positions_P: Tensor) -> PackedRow:
+        """Return the microbatch as the module's forward takes it on this rank, of which `positions_P` (i64[P]) are read."""
+        return PackedRow.of(microbatch, positions_P, attention=self.attention, device=self.device, group=self.sequence_group)
 
     def reshard(self) -> None:
         """Free gathered weights after a forward without backward: they would go stale at the next optimizer step."""
@@ -97,15 +101,16 @@ def build_policy(
     With `score_head` its forward gives one score per segment (`reward_model.score_segments`) and no log-probabilities.
 
     Raises:
-        ConfigError: there is no such model, or its sizes are wrong.
+        ConfigError: there is no such model, its sizes are wrong, or its rows cannot be shared as `learner` says.
     """
-    attention = choose_attention(model.attention, device=place.device.type)
+    attention = choose_attention(model.attention, device=place.device.type, shares_rows=place.sequence_group is not None)
     published_dtype = getattr(torch, model.dtype)
     compute_dtype = published_dtype if published_dtype != torch.float32 else None
     # Frozen weights need no master copy: nothing is ever added to them.
     dtype = master_dtype if model.lora.rank == 0 else compute_dtype or master_dtype
     module = load_module(model, attention, dtype, from_scratch=from_scratch, has_score_head=score_head is not None)
     class_name = type(module).__name__
+    check_sequence_parallel(module.config, learner.sequence_parallel)
     if score_head is None:
         answer_scores(module, chunk_tokens=learner.logprob_chunk_tokens)
     if model.lora.rank > 0:
@@ -113,7 +118,8 @@ def build_policy(
     if score_head is not None:
         attach_score_head(module, score_head, dtype=master_dtype)
     sharding.shard(module, place.mesh, learner, compute_dtype=compute_dtype, has_backward=has_backward)
-    return as_policy(module, class_name, attention, place.device, published_dtype)
+    policy = as_policy(module, class_name, attention, place.device, published_dtype)
+    return replace(policy, sequence_group=place.sequence_group)
 
 
 def as_policy(module: PreTrainedModel, class_name: str, attention: str, device: torch.device, published_dtype: torch.dtype) -> Policy:

@@ -11,21 +11,29 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.config.schema import LearnerConfig
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.sharding import open_mesh
 
+_data_group: ProcessGroup | None = None
+"""Like torch's default group one per process: ranks of which no two hold the same microbatches, in which sums are formed. None: all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one rank stands."""
+    """Where one rank stands.
+
+    mesh: over which FSDP shards the weights. sequence_group: the ranks that share this rank's microbatches; None: it has its own.
+    """
 
     rank: int
     world_size: int
     device: torch.device
     mesh: DeviceMesh
+    sequence_group: ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -55,17 +63,22 @@ def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int) -> 
     except (RuntimeError, ValueError) as error:
         raise LearnerError(f"rank {rank} of {config.world_size} could not join the others at {address}:{port}: {error}") from error
     mesh = open_mesh(device.type, world_size=config.world_size, shard_size=config.fsdp.shard_size)
-    return Place(rank, config.world_size, device, mesh)
+    return Place(rank, config.world_size, device, mesh, _share_rows(config))
 
 
 def leave_ranks() -> None:
     """Leave the default process group."""
+    global _data_group
+    _data_group = None
     dist.destroy_process_group()
 
 
 def add_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
-    """Return each value summed over all ranks, in float64. A collective: every rank gives the same names."""
-    return _reduce(values, dist.ReduceOp.SUM)
+    """Return each value summed over all ranks, in float64. A collective: every rank gives the same names.
+
+    Ranks that share their microbatches give the same values, and count once.
+    """
+    return _reduce(values, dist.ReduceOp.SUM, _data_group)
 
 
 def largest_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
@@ -74,21 +87,35 @@ def largest_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def gather_over_ranks(values: Tensor) -> Tensor:
-    """Return the values (f64[n], n may differ) of all ranks end to end, in order of rank, on the CPU. A collective."""
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(counts, torch.tensor([len(values)]))
+    """Return the values (f64[n], n may differ) of all ranks end to end, in order of rank, on the CPU. A collective.
+
+    Of ranks that share their microbatches one counts.
+    """
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(_data_group))]
+    dist.all_gather(counts, torch.tensor([len(values)]), group=_data_group)
     longest = max(int(count) for count in counts)
     padded = torch.zeros(longest, dtype=torch.float64)
     padded[: len(values)] = values
     rows = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(rows, padded)
+    dist.all_gather(rows, padded, group=_data_group)
     return torch.cat([row[: int(count)] for row, count in zip(rows, counts, strict=True)])
 
 
-def _reduce(values: Mapping[str, float], operation: dist.ReduceOp.RedOpType) -> dict[str, float]:
+def _share_rows(config: LearnerConfig) -> ProcessGroup | None:
+    """Form the groups of neighbours that share their microbatches, and those in which each microbatch counts once. A collective."""
+    global _data_group
+    size = config.sequence_parallel
+    if size == 1:
+        return None
+    neighbours, _ = dist.new_subgroups(size)
+    _data_group, _ = dist.new_subgroups_by_enumeration([list(range(index, config.world_size, size)) for index in range(size)])
+    return neighbours
+
+
+def _reduce(values: Mapping[str, float], operation: dist.ReduceOp.RedOpType, group: ProcessGroup | None = None) -> dict[str, float]:
     names = sorted(values)
     tensor = torch.tensor([values[name] for name in names], dtype=torch.float64)
-    dist.all_reduce(tensor, op=operation)
+    dist.all_reduce(tensor, op=operation, group=group)
     return dict(zip(names, tensor.tolist(), strict=True))
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from agentrl.algorithms.aggregation import UpdateCounts
-from agentrl.learner.attention import packed_arguments
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.loss import LossPart
 from agentrl.learner.model import Policy
@@ -19,14 +18,8 @@ from agentrl.learner.score_head import segment_ends
 
 def score_segments(model: Policy, microbatch: Microbatch) -> Tensor:
     """Return the score of each segment, f[G], by a model with a scalar head; empty for a filler, and with a gradient of 0."""
-    scores_G: Tensor = model.module(
-        input_ids=torch.tensor(microbatch.token_ids, device=model.device)[None],
-        position_ids=torch.tensor(microbatch.position_ids, device=model.device)[None],
-        use_cache=False,  # with a cache transformers would ignore the restarts of the positions in eval mode
-        positions_G=torch.tensor(segment_ends(microbatch), device=model.device),
-        **packed_arguments(model.attention, microbatch.segment_lengths.tolist(), device=model.device),
-    )
-    return scores_G
+    row = model.row(microbatch, torch.tensor(segment_ends(microbatch), device=model.device))
+    return row.join(model.module(positions_G=row.positions, **row.arguments))
 
 
 def bradley_terry(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:

@@ -1,0 +1,156 @@
+"""Sequence parallelism: N ranks share each packed row, a part of the tokens each, and trade tokens for heads around the attention.
+
+Everything but attention works token by token, so a rank needs no more than its part. Before the attention one all-to-all gives each rank
+all tokens of H/N heads, and another one behind it gives each rank all heads of its part back. What is read out of the row
+(log-probabilities, scores) is put together on all N ranks, which then compute one loss.
+
+t tokens of a rank's part, T = N t of the padded row, H query heads, K key-value heads, D their width, P positions that are read.
+
+Source: Jacobs et al. 2023 (DeepSpeed-Ulysses), arXiv:2309.14509.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from transformers import PretrainedConfig
+
+from agentrl.errors import ConfigError
+
+_PER_TOKEN_LAYERS = {"full_attention", "sliding_attention"}
+_LENGTH_BOUND_ROPES = {"dynamic", "longrope"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowPart:
+    """What one rank computes of a packed row: [start, start + length) of it, padded behind its end.
+
+    is_own: bool[P], True where a position to read lies in the part. positions: i64[P'], those positions, counted from `start`.
+    """
+
+    start: int
+    length: int
+    padding: int
+    is_own: Tensor
+    positions: Tensor
+    group: ProcessGroup
+
+    @classmethod
+    def of(cls, positions_P: Tensor, *, num_tokens: int, group: ProcessGroup) -> RowPart:
+        """Return this rank's part of a row of `num_tokens`, of which `positions_P` (i64[P]) are read."""
+        length = -(-num_tokens // group.size())
+        start = group.rank() * length
+        is_own = (positions_P >= start) & (positions_P < start + length)
+        return cls(start, length, length * group.size() - num_tokens, is_own, positions_P[is_own] - start, group)
+
+    def cut(self, row_T: Tensor) -> Tensor:
+        """Return this rank's part of one number per token, i64[T] to i64[t]; 0 stands in the padding."""
+        padded = torch.cat([row_T, row_T.new_zeros(self.padding)])
+        return padded[self.start : self.start + self.length]
+
+    def join(self, values: Tensor) -> Tensor:
+        """Return the values of all positions, f[P], on every rank of the group, each rank giving those of its own, f[P']. A collective.
+
+        Every rank computes the same loss of them, so the gradient of its own values is not summed over the ranks.
+        """
+        joined: Tensor = _Join.apply(values, self.is_own, self.group)
+        return joined
+
+
+def tokens_to_heads(heads: tuple[Tensor, ...], group: ProcessGroup) -> tuple[Tensor, ...]:
+    """Trade this rank's tokens of all heads for all tokens of its heads, f[1, H, t, D] to f[1, H/N, T, D] each, in one all-to-all.
+
+    Of fewer heads than ranks (shared keys and values) several ranks get the same one.
+    """
+    size = group.size()
+    blocks = [_repeat(h, size).unflatten(1, (size, -1)) for h in heads]  # [1, N, H/N, t, D]
+    shapes = [b.shape[2:] for b in blocks]
+    received = _Exchange.apply(torch.cat([b[0].flatten(1) for b in blocks], dim=1), group)
+    pieces = received.split([shape.numel() for shape in shapes], dim=1)
+    # By the rank that sent it: [N, H/N, t, D] to [1, H/N, N t, D].
+    return tuple(p.unflatten(1, shape).transpose(0, 1).flatten(1, 2)[None] for p, shape in zip(pieces, shapes, strict=True))
+
+
+def heads_to_tokens(heads: Tensor, group: ProcessGroup) -> Tensor:
+    """Undo `tokens_to_heads` of the attention's output, f[1, H/N, T, D] to f[1, H, t, D]."""
+    blocks = heads[0].unflatten(1, (group.size(), -1)).transpose(0, 1)  # [N, H/N, t, D]
+    received: Tensor = _Exchange.apply(blocks.flatten(1), group)
+    return received.view(blocks.shape).flatten(0, 1)[None]
+
+
+def check_sequence_parallel(config: PretrainedConfig, size: int) -> None:
+    """Refuse a model whose row cannot be shared by `size` ranks.
+
+    Raises:
+        ConfigError: the heads cannot be dealt evenly, or something beside the attention looks at other tokens.
+    """
+    if size == 1:
+        return
+    config = config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    name = f"learner.sequence_parallel={size}"
+    if heads % size:
+        raise ConfigError(f"{name} does not divide the {heads} attention heads of the model; use a divisor of {heads}")
+    if kv_heads % size and size % kv_heads:
+        raise ConfigError(f"{name} does not go with the {kv_heads} key-value heads of the model; use a divisor or a multiple of {kv_heads}")
+    mixers = sorted(set(getattr(config, "layer_types", None) or ()) - _PER_TOKEN_LAYERS)
+    if mixers:
+        raise ConfigError(f"{name} knows layers of attention alone, but the model has {mixers[0]!r}; use learner.sequence_parallel=1")
+    ropes = sorted(_LENGTH_BOUND_ROPES & _rope_types(getattr(config, "rope_parameters", None) or {}))
+    if ropes:
+        raise ConfigError(
+            f"{name}: rotary embeddings of type {ropes[0]!r} depend on the length of the whole row; use learner.sequence_parallel=1"
+        )
+
+
+def _rope_types(parameters: dict[str, Any]) -> set[str]:
+    """Types of rotary embeddings: of the model, or of each kind of layer."""
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return {str(p["rope_type"]) for p in (parameters, *nested) if "rope_type" in p}
+
+
+def _repeat(heads: Tensor, size: int) -> Tensor:
+    num_heads = heads.shape[1]
+    return heads if num_heads >= size else heads.repeat_interleave(size // num_heads, dim=1)
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all of N equal rows, f[N, X]: row j goes to rank j and becomes its row i. Its own inverse, and its own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _exchange(rows, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _exchange(gradients[0], ctx.group), None
+
+
+def _exchange(rows: Tensor, group: ProcessGroup) -> Tensor:
+    received = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(received, rows.contiguous(), group=group)
+    return received
+
+
+class _Join(torch.autograd.Function):
+    """Values of which each rank has some (see `RowPart.join`); a sum over ranks with zeros elsewhere, so it is exact."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, is_own: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.save_for_backward(is_own)
+        joined = values.new_zeros(is_own.shape)
+        joined[is_own] = values
+        dist.all_reduce(joined, group=group)
+        return joined
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (is_own,) = ctx.saved_tensors
+        return gradients[0][is_own], None, None
