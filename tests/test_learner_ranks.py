@@ -54,6 +54,14 @@ SELECTIVE = {  # statistics over all ranks: order statistics of covariances and 
     "clip_cov": AlgorithmConfig(policy_loss="clip_cov", clip_cov=ClipCovConfig(share=0.2, lower=-9.0, upper=9.0), correction=CHAIN),
 }
 
+WHOLE = AlgorithmConfig(
+    policy_loss="gspo",
+    aggregation="sequence_mean_token_mean",
+    clip_low=0.2,
+    clip_high=0.2,
+    correction=CorrectionConfig(weight="geometric", reject={"far": RejectionConfig(level="sequence_mean", lower=0.3, upper=3.0)}),
+)
+
 
 def spec(world_size, *, dtype=torch.float64, dump_folder=None, algorithm=PLAIN):
     learner = LearnerConfig(world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2))
@@ -75,9 +83,16 @@ def samples(count, *, advantage=None, is_rejected=lambda index: False):
     return found
 
 
+def starts_of(one):
+    """A row begins at every context token that follows an action."""
+    mask = one.action_mask
+    return (0, *(np.flatnonzero(mask[1:-1] & ~mask[2:]) + 2).tolist())
+
+
 BATCH = samples(7)
 LONELY = samples(1)  # the other rank has a filler
 HALF_REJECTED = samples(2, is_rejected=lambda index: index == 0)  # one sample for each rank, one of them rejected
+WIDE = [dataclasses.replace(s, segment_starts=starts_of(s)) for s in samples(5)]  # rows of one sequence on both ranks
 POISONED = samples(7)
 POISONED[3] = dataclasses.replace(POISONED[3], advantages=POISONED[3].advantages * np.nan)  # on one rank only
 
@@ -101,6 +116,11 @@ def play(rank, world_size, ports, folder):
         with ExitStack() as stack:
             learner = start(stack, algorithm=algorithm)
             facts[name] = [learner.update(learner.score(shard_of(BATCH))) for _ in range(2)]
+    with ExitStack() as stack:
+        learner = start(stack, algorithm=WHOLE)
+        shard = learner.score(pack(WIDE, max_tokens=1000 if world_size == 1 else 8, world_size=world_size)[rank])
+        facts["split"] = [learner.update(shard) for _ in range(2)]
+        facts["num_elsewhere"] = sum(len(scored.correction.elsewhere.sequence_ids) for scored in shard)
     with ExitStack() as stack:
         learner = start(stack, dump_folder=str(folder / "bad"))
         facts["updates"] = [learner.update(learner.score(shard_of(BATCH))) for _ in range(NUM_UPDATES)]
@@ -144,14 +164,14 @@ def free_ports(count):
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one_rank")
-    play(0, 1, free_ports(4), folder)
+    play(0, 1, free_ports(5), folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
-    ports = free_ports(5)
+    ports = free_ports(6)
     arguments = [sys.executable, __file__, str(folder), *map(str, ports)]
     ranks = [subprocess.Popen([*arguments, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     try:
@@ -204,6 +224,14 @@ def test_two_ranks_learn_as_one(one_rank, two_ranks):
     ours, theirs = load_file(one_rank / "weights.safetensors"), load_file(two_ranks / "weights.safetensors")
     for name in ours:
         np.testing.assert_allclose(theirs[name], ours[name], atol=1e-10, err_msg=name)
+
+
+def test_rows_of_a_sequence_on_two_ranks_learn_as_one_sequence(one_rank, two_ranks):
+    one, two = facts_of(one_rank), facts_of(two_ranks)
+    assert (one["num_elsewhere"], two["num_elsewhere"] > 0) == (0, True)
+    assert one["split"][0]["num_sequences"] == len(WIDE)
+    for step, other in zip(one["split"], two["split"], strict=True):
+        assert other == pytest.approx(step, rel=1e-9, abs=1e-11)
 
 
 @pytest.mark.parametrize("name", SELECTIVE)

@@ -36,40 +36,65 @@ def make_sample(index, length, rng):
     )
 
 
-@given(samples(), st.integers(8, 64), st.integers(1, 4))
-def test_packing_keeps_every_token_and_its_facts(batch, max_tokens, world_size):
-    shards = pack(batch, max_tokens=max_tokens, world_size=world_size)
-    seen = []
-    for microbatch in (m for shard in shards for m in shard if not m.is_filler):
-        lengths = [batch[index].num_tokens for index in microbatch.sample_indices]
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        assert microbatch.segment_lengths.tolist() == [n for index in microbatch.sample_indices for n in batch[index].segment_lengths]
-        for place, index in enumerate(microbatch.sample_indices):
-            sample, mask = batch[index], batch[index].action_mask
-            own = slice(starts[place], starts[place + 1])
-            columns = microbatch.sequence_ids == place
-            np.testing.assert_array_equal(microbatch.token_ids[own], sample.token_ids)
-            rows = np.split(np.arange(sample.num_tokens), sample.segment_starts[1:])
-            np.testing.assert_array_equal(microbatch.position_ids[own], np.concatenate([row - row[0] for row in rows]))
-            np.testing.assert_array_equal(microbatch.predictor_positions[columns] + 1 - starts[place], np.flatnonzero(mask))
-            np.testing.assert_array_equal(microbatch.targets[columns], sample.token_ids[mask])
-            np.testing.assert_array_equal(microbatch.loss_mask[columns], sample.loss_mask[mask])
-            np.testing.assert_array_equal(microbatch.behavior_logprobs[columns], sample.behavior_logprobs[mask])
-            np.testing.assert_array_equal(microbatch.advantages[columns], sample.advantages[mask])
-            seen.append(index)
-    assert sorted(seen) == list(range(len(batch)))
+@given(samples(), st.integers(1, 64), st.integers(1, 4))
+def test_packing_keeps_every_row_and_what_is_known_of_its_tokens(batch, max_tokens, world_size):
+    microbatches = [m for shard in pack(batch, max_tokens=max_tokens, world_size=world_size) for m in shard if not m.is_filler]
+    packed = [row.tolist() for m in microbatches for row in np.split(m.token_ids, np.cumsum(m.segment_lengths)[:-1])]
+    assert sorted(packed) == sorted(row.token_ids.tolist() for sample in batch for row in sample.rows())
+    for m in microbatches:
+        np.testing.assert_array_equal(m.position_ids, np.concatenate([np.arange(n) for n in m.segment_lengths]))
+        np.testing.assert_array_equal(m.targets, m.token_ids[m.predictor_positions + 1])
+        assert (m.position_ids[m.predictor_positions + 1] > 0).all()  # predictor and target stand in one row
+    for name, facts in facts_by_sample(microbatches).items():
+        for sample in batch:
+            np.testing.assert_array_equal(facts.get(sample.index, []), getattr(sample, name)[sample.action_mask])
 
 
-@given(samples(), st.integers(8, 64), st.integers(1, 4))
+def facts_by_sample(microbatches):
+    """{column: {index: values of the sample's action tokens in order}}, found by the microbatches' own labels."""
+    columns = {"token_ids": "targets", "loss_mask": "loss_mask", "behavior_logprobs": "behavior_logprobs", "advantages": "advantages"}
+    found = {name: {} for name in columns}
+    for name, column in columns.items():
+        for m in microbatches:
+            for index, place, value in zip(m.sample_indices[m.sequence_ids], m.action_places, getattr(m, column), strict=True):
+                assert found[name].setdefault(index, {}).setdefault(place, value) is value, "a token stands twice"
+    return {name: {index: [own[place] for place in range(len(own))] for index, own in facts.items()} for name, facts in found.items()}
+
+
+@given(samples(), st.integers(1, 64), st.integers(1, 4))
 def test_ranks_have_as_many_microbatches_within_the_budget(batch, max_tokens, world_size):
     shards = pack(batch, max_tokens=max_tokens, world_size=world_size)
     assert len(shards) == world_size
     assert len({len(shard) for shard in shards}) == 1
     for microbatch in (m for shard in shards for m in shard):
-        assert microbatch.num_tokens <= max_tokens or len(microbatch.sample_indices) == 1
+        assert microbatch.num_tokens <= max_tokens or len(microbatch.segment_lengths) == 1
     fillers = [m for shard in shards for m in shard if m.is_filler]
     assert len(fillers) < world_size
     assert sum(m.num_action_tokens + m.num_sequences + m.num_tokens for m in fillers) == 0
+
+
+@given(samples(), st.integers(1, 64), st.integers(1, 4))
+def test_a_sequence_counts_once_and_is_split_only_where_it_exceeds_a_microbatch(batch, max_tokens, world_size):
+    microbatches = [m for shard in pack(batch, max_tokens=max_tokens, world_size=world_size) for m in shard if not m.is_filler]
+    counted = [index for m in microbatches for index in m.sample_indices[m.is_counted]]
+    assert sorted(counted) == [sample.index for sample in batch if sample.action_mask.any()]
+    assert sum(m.num_sequences for m in microbatches) == len(counted)
+    for m in microbatches:
+        for index, is_split in zip(m.sample_indices, m.is_split, strict=True):
+            sample = batch[index]
+            assert is_split == (sample.num_tokens > max_tokens and len(sample.segment_starts) > 1)
+
+
+def test_pairs_stay_together_whatever_their_length_and_a_sample_given_twice_is_two_sequences():
+    rng = np.random.default_rng(0)
+    pair = make_sample(7, 30, rng)
+    while len(pair.segment_starts) == 1:
+        pair = make_sample(7, 30, rng)
+    shards = pack([pair, pair], max_tokens=4, world_size=1, may_split=False)
+    assert [m.sample_indices.tolist() for m in shards[0]] == [[7], [7]]
+    [[together]] = pack([pair, pair], max_tokens=100, world_size=1)
+    assert together.sample_indices.tolist() == [7, 7]
+    assert together.num_sequences == 2
 
 
 @pytest.mark.parametrize("parity_tokens", [1e9, 40.0])

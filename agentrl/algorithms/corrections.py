@@ -51,8 +51,8 @@ def _per_token(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
 
 
 def _per_sequence(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
-    labels, index = torch.unique(sequence_ids, return_inverse=True)
-    return log_ratios.new_zeros(len(labels)).index_add_(0, index, log_ratios)[index]
+    index = torch.unique(sequence_ids, return_inverse=True)[1]
+    return log_products(log_ratios, sequence_ids)[index]
 
 
 def _geometric(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
@@ -72,20 +72,24 @@ class CorrectionStatistics:
     maxima: Mapping[str, Tensor]
 
 
-def correction_statistics(proximal_A: Tensor, behavior_A: Tensor, sequence_ids_A: Tensor, *, cap: float) -> CorrectionStatistics:
+def log_products(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
+    """Return f64[S], the sum of `log_ratios` (f64[A]) over each sequence; `sequence_ids` (i64[A]) are any labels."""
+    labels, index = torch.unique(sequence_ids, return_inverse=True)
+    return log_ratios.new_zeros(len(labels)).index_add_(0, index, log_ratios)
+
+
+def correction_statistics(proximal_A: Tensor, behavior_A: Tensor, log_products_S: Tensor, *, cap: float) -> CorrectionStatistics:
     """Sum what `correction_metrics` needs over the tokens of one microbatch, on raw weights (before truncation).
 
-    `sequence_ids_A` (i64[A], any labels) tells which tokens share a sequence; a sequence never spans two calls.
+    `log_products_S`: f64[S], the log of the product of weights over each sequence (see `log_products`), each in one call alone.
     """
     log_ratios = (proximal_A - behavior_A).detach().double()
     weights = _bounded_exp(log_ratios)
     truncated = weights.clamp(max=cap)
-    labels, index = torch.unique(sequence_ids_A, return_inverse=True)
-    log_products = log_ratios.new_zeros(len(labels)).index_add_(0, index, log_ratios)
-    sequence_weights = _bounded_exp(log_products)
+    sequence_weights = _bounded_exp(log_products_S)
     sums = {
         "tokens": weights.new_tensor(len(weights)),
-        "sequences": weights.new_tensor(len(labels)),
+        "sequences": weights.new_tensor(len(log_products_S)),
         "behavior": behavior_A.double().sum(),
         "proximal": proximal_A.detach().double().sum(),
         "k3": (weights - 1 - log_ratios).sum(),

@@ -1,15 +1,15 @@
 """Policy losses per action token, before aggregation.
 
 rho = exp(policy - proximal) throughout; sg(x) is x without gradient. The weight of the off-policy correction is not in here: it
-multiplies what these functions return. A loss may look at whole sequences (a sequence is never cut over two microbatches) but at
-nothing wider, or it would depend on how the batch was packed; what needs the whole batch is settled before the update
-(`agentrl.algorithms.selection`).
+multiplies what these functions return. A loss may look at whole sequences (`sequence_ids`; tokens that stand in other microbatches are
+given as constants) but at nothing wider, or it would depend on how the batch was packed; what needs the whole batch is settled before
+the update (`agentrl.algorithms.selection`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -29,10 +29,11 @@ class ClipConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyTokens:
-    """The loss tokens of one microbatch, all of length A.
+    """The loss tokens of one microbatch and those of its sequences that stand in others, all of length A.
 
-    policy: f[A], log-probabilities of the current policy, with gradient. proximal: f[A], of the proximal policy, without.
-    advantages: f[A]. sequence_ids: i64[A], any labels, equal for the tokens of one sequence; a sequence is here as a whole.
+    policy: f[A], log-probabilities of the current policy, with gradient where the token stands here. proximal: f[A], of the proximal
+    policy, without. advantages: f[A]. sequence_ids: i64[A], any labels, equal for the tokens of one sequence; a sequence is here as a
+    whole.
     is_selected: bool[A], tokens that a rule over the whole batch chose before the update; None for a loss without such a rule.
     """
 
@@ -67,6 +68,10 @@ class PolicyLoss:
         """Return a loss without a dual clip; None: that bound does not exist."""
         never = torch.zeros_like(ratios, dtype=torch.bool)
         return cls(losses, ratios.detach(), never if low is None else low, never if high is None else high, never)
+
+    def first(self, count: int) -> PolicyLoss:
+        """Return the loss of the first `count` tokens."""
+        return PolicyLoss(*(getattr(self, field.name)[:count] for field in fields(self)))
 
 
 PolicyLossFunction = Callable[..., PolicyLoss]

@@ -189,6 +189,7 @@ class Loop:
             max_tokens=config.microbatch_tokens,
             world_size=config.world_size,
             parity_tokens=self._learner.parity_tokens,
+            may_split=self._job.score_head is None,  # a pair is compared within one forward
         )
 
     def _is_due(self, step: int, every: int, *, at_end: bool) -> bool:

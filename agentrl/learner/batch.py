@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ class Sample:
     action_mask: bool, True where the policy sampled the token (never at the start of a segment: nothing predicts it).
     loss_mask: bool, a subset of action_mask: the tokens accepted for the loss.
     behavior_logprobs, advantages: f32, read where action_mask is True. index: its place in the batch.
+    values, returns: f32, what the critic said at the start of the step and what it should have said; None without a critic.
     segment_starts: where each training row begins. Rows see nothing of each other, but count as one sequence.
     """
 
@@ -35,9 +37,12 @@ class Sample:
     behavior_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
     segment_starts: tuple[int, ...] = (0,)
+    values: NDArray[np.float32] | None = None
+    returns: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
-        lengths = {len(a) for a in (self.token_ids, self.action_mask, self.loss_mask, self.behavior_logprobs, self.advantages)}
+        columns = (self.token_ids, self.action_mask, self.loss_mask, self.behavior_logprobs, self.advantages, self.values, self.returns)
+        lengths = {len(a) for a in columns if a is not None}
         assert len(lengths) == 1, f"per-token arrays disagree in length: {sorted(lengths)}"
         assert len(self.token_ids) > 0, "a sample without tokens"
         bounds = (*self.segment_starts, len(self.token_ids))
@@ -53,6 +58,13 @@ class Sample:
     @property
     def segment_lengths(self) -> NDArray[np.int64]:
         return np.diff([*self.segment_starts, self.num_tokens]).astype(np.int64)
+
+    def rows(self) -> list[Sample]:
+        """Return each training row as a sample of its own, of the same index."""
+        bounds = itertools.pairwise((*self.segment_starts, self.num_tokens))
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        per_token = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
+        return [Sample(**columns | {name: c[a:b] for name, c in per_token.items()} | {"segment_starts": (0,)}) for a, b in bounds]
 
     @classmethod
     def supervised(
@@ -79,12 +91,15 @@ def _sample_from(index: int, trajectory: Trajectory, advantage: float | Floats) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Microbatch:
-    """Whole sequences one after the other, without padding: what one rank puts through the model at once.
+    """Rows of sequences one after the other, without padding: what one rank puts through the model at once.
 
     token_ids, position_ids: i64[T], positions restart at each segment. segment_lengths: i64[G].
     predictor_positions: i64[A], the position whose logits predict the action token; targets: i64[A], that token.
-    sequence_ids: i64[A], place of the token's sequence in sample_indices. loss_mask: bool[A].
-    behavior_logprobs, advantages: f32[A]. sample_indices: i64[S], -1 for a filler that only keeps ranks in step.
+    sequence_ids: i64[A], place of the token's sequence in sample_indices; action_places: i64[A], the token's number among all action
+    tokens of its sequence. loss_mask: bool[A]. behavior_logprobs, advantages: f32[A].
+    sample_indices: i64[S], -1 for a filler that only keeps ranks in step. is_split: bool[S], True where other rows of the sequence
+    stand in other microbatches. is_counted: bool[S], True in one microbatch of each sequence that has action tokens.
+    values, returns: f32[A], None without a critic.
     """
 
     token_ids: NDArray[np.int64]
@@ -93,10 +108,15 @@ class Microbatch:
     predictor_positions: NDArray[np.int64]
     targets: NDArray[np.int64]
     sequence_ids: NDArray[np.int64]
+    action_places: NDArray[np.int64]
     loss_mask: NDArray[np.bool_]
     behavior_logprobs: Floats
     advantages: Floats
     sample_indices: NDArray[np.int64]
+    is_split: NDArray[np.bool_]
+    is_counted: NDArray[np.bool_]
+    values: Floats | None = None
+    returns: Floats | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -113,12 +133,29 @@ class Microbatch:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences with at least one action token."""
-        return len(np.unique(self.sequence_ids))
+        """Sequences with at least one action token; one that stands in several microbatches counts in one of them."""
+        return int(self.is_counted.sum())
 
     @property
     def is_filler(self) -> bool:
         return bool((self.sample_indices < 0).all())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elsewhere:
+    """The action tokens of a microbatch's sequences that stand in other microbatches or on other ranks, E of them: mostly none.
+
+    sequence_ids: i64[E], place in the microbatch's sample_indices. accepted, is_selected: bool[E]. weights, advantages,
+    behavior_logprobs, proximal_logprobs: f64[E]; the last are those of the behavior policy where no others were computed.
+    """
+
+    sequence_ids: NDArray[np.int64]
+    accepted: NDArray[np.bool_]
+    is_selected: NDArray[np.bool_]
+    weights: Floats
+    advantages: Floats
+    behavior_logprobs: Floats
+    proximal_logprobs: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,13 +164,16 @@ class Correction:
 
     accepted: bool[A], the tokens of the loss: the microbatch's loss_mask without what was rejected. weights: f[A], factor of the
     policy's and the reference's terms. is_selected: bool[A], tokens that the policy loss singles out; None when it has no such rule.
-    rejected: stage -> tokens that it alone would reject.
+    rejected: stage -> tokens that it alone would reject. log_products: f64[.], the log of the product of proximal / behavior over each
+    sequence that is counted here.
     """
 
     accepted: NDArray[np.bool_]
     weights: Floats
     is_selected: NDArray[np.bool_] | None
     rejected: Mapping[str, int]
+    log_products: Floats
+    elsewhere: Elsewhere
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,8 +18,9 @@ from agentrl.algorithms.corrections import WeightRule, importance_weights
 from agentrl.algorithms.rejection import RejectionRule, accepts, second_moment_cut
 from agentrl.algorithms.selection import covariances, fair_keys, num_selected, smallest_cut
 from agentrl.config.schema import AlgorithmConfig
-from agentrl.learner.batch import Correction, Floats, Microbatch
+from agentrl.learner.batch import Correction, Elsewhere, Floats, Microbatch
 from agentrl.learner.ranks import add_over_ranks, gather_over_ranks
+from agentrl.learner.spanning import Spanning
 
 MAX_LAG = "max_lag"
 M2PO = "m2po"
@@ -27,12 +28,20 @@ M2PO = "m2po"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Facts:
-    """One microbatch: log rho' (f64[A], 0 where the proximal policy is no other), and what is known of its tokens so far."""
+    """One microbatch: log rho' (f64[A], 0 where the proximal policy is no other), and what is known of its tokens so far.
+
+    whole_ratios, whole_ids: f64, i64[A + E], log rho' and sequences of its tokens and, behind them, of those elsewhere.
+    """
 
     microbatch: Microbatch
     log_ratios: Tensor
-    sequence_ids: Tensor
+    whole_ratios: Tensor
+    whole_ids: Tensor
     logprobs: Tensor
+
+    def own(self, values: Tensor) -> Tensor:
+        """Return the part of `values` (f[A + E]) that is of the microbatch's own tokens."""
+        return values[: len(self.log_ratios)]
 
 
 class Corrector:
@@ -49,13 +58,17 @@ class Corrector:
         proximal: f[A] per microbatch; None where the proximal policy is the behavior or the current policy itself: nothing is
         corrected, every weight is 1.
         """
-        facts = [_facts(m, p) for m, p in zip(microbatches, proximal, strict=True)]
+        spanning = Spanning.find(microbatches)
+        facts = _find_facts(microbatches, proximal, spanning)
         accepted, rejected = self._reject(facts)
         weights = self._weigh(facts, accepted, is_corrected=all(p is not None for p in proximal))
         selected = self._select(facts, accepted)
+        elsewhere = _look_elsewhere(facts, spanning, accepted, weights, selected)
+        dtypes = [m.behavior_logprobs.dtype if p is None else p.dtype for m, p in zip(microbatches, proximal, strict=True)]
+        columns = zip(facts, dtypes, accepted, weights, selected, rejected, elsewhere, strict=True)
         return [
-            Correction(a.numpy(), w.numpy().astype(f.microbatch.behavior_logprobs.dtype if p is None else p.dtype), s, r)
-            for f, p, a, w, s, r in zip(facts, proximal, accepted, weights, selected, rejected, strict=True)
+            Correction(a.numpy(), w.numpy().astype(dtype), s, r, log_products=_products_of(f), elsewhere=e)
+            for f, dtype, a, w, s, r, e in columns
         ]
 
     # ----------------------------------------------------------------------------------------------------- rejection
@@ -66,7 +79,7 @@ class Corrector:
         if self._config.max_lag is not None:  # laid on the loss mask where versions are known
             for f, counts in zip(facts, rejected, strict=True):
                 counts[MAX_LAG] = f.microbatch.num_action_tokens - f.microbatch.num_loss_tokens
-        kept_by = {name: [accepts(f.log_ratios, f.sequence_ids, rule) for f in facts] for name, rule in self._rules.items()}
+        kept_by = {name: [f.own(accepts(f.whole_ratios, f.whole_ids, rule)) for f in facts] for name, rule in self._rules.items()}
         for name, kept in kept_by.items():
             for f, counts, own in zip(facts, rejected, kept, strict=True):
                 counts[name] = int((torch.tensor(f.microbatch.loss_mask) & ~own).sum())
@@ -94,7 +107,7 @@ class Corrector:
         if config.weight == "none" or not is_corrected:
             return [torch.ones_like(f.log_ratios) for f in facts]
         rule = WeightRule(config.weight, config.cap, config.floor, config.outside)
-        weights = [importance_weights(f.log_ratios, f.sequence_ids, rule) for f in facts]
+        weights = [f.own(importance_weights(f.whole_ratios, f.whole_ids, rule)) for f in facts]
         if not config.self_normalize:
             return weights
         local = {"weight": _sum(weights, accepted), "tokens": float(sum(int(a.sum()) for a in accepted))}
@@ -137,17 +150,44 @@ def _select_by_covariance(facts: Sequence[_Facts], accepted: Sequence[Tensor], s
     return [chosen.numpy() for chosen in select(facts, covariance, accepted, int(sums["tokens"]))]
 
 
-def _facts(microbatch: Microbatch, proximal: Floats | None) -> _Facts:
-    behavior = torch.tensor(microbatch.behavior_logprobs).double()
-    logprobs = behavior if proximal is None else torch.tensor(proximal).double()
-    return _Facts(microbatch, logprobs - behavior, torch.tensor(microbatch.sequence_ids), logprobs)
+def _find_facts(microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None], spanning: Spanning) -> list[_Facts]:
+    behavior = [torch.tensor(m.behavior_logprobs).double() for m in microbatches]
+    logprobs = [b if p is None else torch.tensor(p).double() for b, p in zip(behavior, proximal, strict=True)]
+    ratios = [p - b for p, b in zip(logprobs, behavior, strict=True)]
+    elsewhere = spanning.gather([r[:, None] for r in ratios])
+    whole = [torch.cat([r, e[:, 0]]) for r, e in zip(ratios, elsewhere, strict=True)]
+    ids = [torch.tensor(np.concatenate([m.sequence_ids, e])) for m, e in zip(microbatches, spanning.sequence_ids, strict=True)]
+    return [_Facts(*columns) for columns in zip(microbatches, ratios, whole, ids, logprobs, strict=True)]
+
+
+def _look_elsewhere(
+    facts: Sequence[_Facts],
+    spanning: Spanning,
+    accepted: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    selected: Sequence[NDArray[np.bool_] | None],
+) -> list[Elsewhere]:
+    tables = []
+    for f, a, w, s in zip(facts, accepted, weights, selected, strict=True):
+        is_selected = torch.zeros_like(w) if s is None else torch.tensor(s).double()
+        advantages = torch.tensor(f.microbatch.advantages).double()
+        tables.append(torch.stack([a.double(), is_selected, w, advantages, f.logprobs - f.log_ratios, f.logprobs], dim=1))
+    found = []
+    for ids, table in zip(spanning.sequence_ids, spanning.gather(tables), strict=True):
+        accepted_E, is_selected_E, *others = table.numpy().T
+        found.append(Elsewhere(ids, accepted_E > 0, is_selected_E > 0, *others))
+    return found
+
+
+def _products_of(facts: _Facts) -> NDArray[np.float64]:
+    microbatch = facts.microbatch
+    sums = torch.zeros(len(microbatch.sample_indices), dtype=torch.float64).index_add_(0, facts.whole_ids, facts.whole_ratios)
+    products: NDArray[np.float64] = sums.numpy()[microbatch.is_counted]
+    return products
 
 
 def _keys(microbatch: Microbatch) -> NDArray[np.float64]:
-    ids = microbatch.sequence_ids
-    # Tokens of a sequence stand together: their places count from where the sequence begins.
-    places = np.arange(len(ids)) - np.searchsorted(ids, ids) if len(ids) else ids
-    return fair_keys(microbatch.sample_indices[ids] if len(ids) else ids, places, microbatch.targets)
+    return fair_keys(microbatch.sample_indices[microbatch.sequence_ids], microbatch.action_places, microbatch.targets)
 
 
 def _gather(columns: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:

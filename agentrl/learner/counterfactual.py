@@ -113,8 +113,8 @@ class _Gradients:
             return {"loss": 0.0, "grad_norm": 0.0}, []
         objective = PolicyObjective(algorithm, mode, temperature=self._temperature)
         loss = 0.0
-        for item in items:
-            part = objective.part(self._policy, item, counts)
+        for item, elsewhere in zip(items, objective.look_elsewhere(self._policy, items), strict=True):
+            part = objective.part(self._policy, item, counts, elsewhere)
             (part.loss * self._place.world_size).backward()
             loss += float(part.loss.detach())
         parameters = [p for p in self._policy.module.parameters() if p.grad is not None]

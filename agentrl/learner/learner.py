@@ -106,7 +106,10 @@ class Learner:
         self._policy.module.train()
         counts = count_update(minibatch)
         with self._meter.phase("update", num_tokens=_count_tokens([scored.microbatch for scored in minibatch])):
-            return self._stepper.run(minibatch, lambda index: self._objective.part(self._policy, minibatch[index], counts), counts)
+            elsewhere = self._objective.look_elsewhere(self._policy, minibatch)
+            return self._stepper.run(
+                minibatch, lambda index: self._objective.part(self._policy, minibatch[index], counts, elsewhere[index]), counts
+            )
 
     def supervised_update(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
         """Make one optimizer update by cross-entropy on the loss tokens, or with a score head by the Bradley-Terry loss of pairs.

@@ -5,7 +5,7 @@ A loss tokens of the microbatch. `behavior`, `proximal`, `policy` and `ref` are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scales
-from agentrl.algorithms.corrections import CorrectionStatistics, correction_metrics, correction_statistics
+from agentrl.algorithms.corrections import CorrectionStatistics, correction_metrics, correction_statistics, log_products
 from agentrl.algorithms.kl import KL_ESTIMATORS, off_policy_kl
 from agentrl.algorithms.policy_losses import PolicyLoss, PolicyTokens, opsm_keeps
 from agentrl.config.schema import AlgorithmConfig
-from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
+from agentrl.learner.batch import Correction, Elsewhere, Floats, Microbatch, ScoredMicrobatch
 from agentrl.learner.model import Policy
-from agentrl.learner.policy_loss import bind_policy_loss
+from agentrl.learner.policy_loss import bind_policy_loss, sees_sequences
+from agentrl.learner.spanning import Spanning
 
 Mode = Literal["decoupled", "bypass", "on_policy"]
 
@@ -42,25 +43,42 @@ class LossPart:
 @dataclass(frozen=True, slots=True, eq=False)
 class LossTokens:
     """The loss tokens of a microbatch on the device. Tokens out of the loss are not masked but absent: no logits are computed for
-    them, so whatever they hold (an infinite logit times 0 is NaN) cannot reach a gradient."""
+    them, so whatever they hold (an infinite logit times 0 is NaN) cannot reach a gradient.
+
+    chosen: bool[all action tokens]. elsewhere: what stands in other microbatches of the same sequences; None: no token is.
+    """
 
     predictors: Tensor
     targets: Tensor
     sequence_ids: Tensor
-    chosen: Tensor  # bool[all action tokens]
+    chosen: Tensor
+    elsewhere: Elsewhere | None = None
 
     @classmethod
-    def of(cls, microbatch: Microbatch, device: torch.device, accepted: NDArray[np.bool_] | None = None) -> LossTokens:
+    def of(cls, microbatch: Microbatch, device: torch.device, correction: Correction | None = None) -> LossTokens:
         """Return the tokens of the microbatch's loss_mask, or those that a correction accepted."""
-        chosen = torch.tensor(microbatch.loss_mask if accepted is None else accepted)
+        chosen = torch.tensor(microbatch.loss_mask if correction is None else correction.accepted)
+        elsewhere = None if correction is None else correction.elsewhere
 
         def to_device(column: NDArray[np.int64]) -> Tensor:
             return torch.tensor(column)[chosen].to(device)
 
-        return cls(to_device(microbatch.predictor_positions), to_device(microbatch.targets), to_device(microbatch.sequence_ids), chosen)
+        predictors, targets = to_device(microbatch.predictor_positions), to_device(microbatch.targets)
+        return cls(predictors, targets, to_device(microbatch.sequence_ids), chosen, elsewhere)
 
     def select(self, column: Floats, like: Tensor) -> Tensor:
         return torch.tensor(column)[self.chosen].to(like)
+
+    def whole_ids(self) -> Tensor:
+        """Return i64[A + E], the sequence of each loss token here and of those elsewhere."""
+        if self.elsewhere is None:
+            return self.sequence_ids
+        return torch.cat([self.sequence_ids, torch.tensor(self.elsewhere.sequence_ids[self.elsewhere.accepted]).to(self.sequence_ids)])
+
+    def whole(self, own: Tensor, column: Floats | NDArray[np.bool_] | Tensor) -> Tensor:
+        """Return f[A + E], `own` (f[A]) and behind it the loss tokens of a column of `elsewhere`."""
+        assert self.elsewhere is not None
+        return torch.cat([own, torch.as_tensor(column)[torch.from_numpy(self.elsewhere.accepted)].to(own)])
 
 
 class PolicyObjective:
@@ -73,25 +91,54 @@ class PolicyObjective:
         self._mode = mode
         self._temperature = temperature
 
-    def part(self, policy: Policy, scored: ScoredMicrobatch, counts: UpdateCounts) -> LossPart:
-        """Run the forward and return the microbatch's part of the loss of the update that `counts` describes."""
+    @torch.no_grad()
+    def look_elsewhere(self, policy: Policy, minibatch: Sequence[ScoredMicrobatch]) -> list[Tensor | None]:
+        """Return for each microbatch the current policy's log-probabilities at the tokens of `elsewhere`, f64[E]. A collective.
+
+        None where there are no such tokens on any rank, or the loss looks at single tokens; else this costs one more forward.
+        """
+        nothing: list[Tensor | None] = [None for _ in minibatch]
+        if not sees_sequences(self._algorithm):
+            return nothing
+        spanning = Spanning.find([scored.microbatch for scored in minibatch])
+        if spanning.is_empty:
+            return nothing
+        devices = [policy.device] if policy.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):  # the forwards with gradient draw the same dropout
+            own = [self._logprobs(policy, scored.microbatch) for scored in minibatch]
+        policy.reshard()
+        return [table[:, 0] for table in spanning.gather(own)]
+
+    def part(self, policy: Policy, scored: ScoredMicrobatch, counts: UpdateCounts, policy_elsewhere: Tensor | None = None) -> LossPart:
+        """Run the forward and return the microbatch's part of the loss of the update that `counts` describes.
+
+        policy_elsewhere: see `look_elsewhere`.
+        """
         microbatch = scored.microbatch
-        tokens = LossTokens.of(microbatch, policy.device, scored.correction.accepted)
+        tokens = LossTokens.of(microbatch, policy.device, scored.correction)
         logprobs, entropies = policy.score(microbatch, tokens.predictors, tokens.targets, temperature=self._temperature)
         behavior = tokens.select(microbatch.behavior_logprobs, logprobs)
         proximal = self._proximal(scored, tokens, logprobs, behavior)
         weights = tokens.select(scored.correction.weights, logprobs)
-        policy_tokens = self._policy_tokens(scored, tokens, logprobs, proximal)
-        policy_loss = self._policy_loss(policy_tokens)
+        whole_scales = self._scales(scored, tokens, counts, dtype=logprobs.dtype)
+        scales = whole_scales[: len(logprobs)]
+        if policy_elsewhere is None:
+            policy_tokens, whole_weights = self._policy_tokens(scored, tokens, logprobs, proximal), scales * weights
+        else:
+            policy_tokens = self._whole_tokens(scored, tokens, logprobs, proximal, policy_elsewhere)
+            whole_weights = whole_scales * tokens.whole(weights, scored.correction.elsewhere.weights)
+        whole_loss = self._policy_loss(policy_tokens)
         kept = self._kept(policy_tokens)
         kl = self._kl(scored, tokens, logprobs, proximal)
 
-        original_ids = torch.tensor(microbatch.sequence_ids, device=policy.device)
-        scales = token_scales(self._aggregation, tokens.sequence_ids, counts, dtype=logprobs.dtype, original_ids=original_ids)
-        policy_part = (scales * weights * torch.where(kept, policy_loss.losses_A, 0.0)).sum()
+        terms = whole_weights * torch.where(kept, whole_loss.losses_A, 0.0)
+        policy_part, others = terms[: len(logprobs)].sum(), terms[len(logprobs) :].sum()
+        policy_loss, kept = whole_loss.first(len(logprobs)), kept[: len(logprobs)]
         # The tokens were sampled by the behavior policy: what corrects the policy term corrects an expectation over them here.
         kl_part = self._algorithm.kl.coefficient * (scales * weights * kl).sum()
         loss = policy_part + kl_part - self._algorithm.entropy_coefficient * (scales * entropies).sum()
+        # The loss of a token elsewhere is counted there, but what it owes to the tokens here has its gradient here.
+        loss = loss + (others - others.detach())
         mismatch = (logprobs.detach() - behavior).abs()
         statistics = self._statistics(scored, tokens, proximal, behavior)
         sums = {
@@ -107,6 +154,18 @@ class PolicyObjective:
         }
         maxima = {"ratio_max": _largest(policy_loss.ratios_A), "mismatch_max": _largest(mismatch), **_prefixed(statistics.maxima)}
         return LossPart(loss, sums, maxima)
+
+    def _logprobs(self, policy: Policy, microbatch: Microbatch) -> Tensor:
+        predictors = torch.tensor(microbatch.predictor_positions, device=policy.device)
+        targets = torch.tensor(microbatch.targets, device=policy.device)
+        logprobs, _ = policy.score(microbatch, predictors, targets, temperature=self._temperature)
+        return logprobs.cpu()[:, None]
+
+    def _scales(self, scored: ScoredMicrobatch, tokens: LossTokens, counts: UpdateCounts, *, dtype: torch.dtype) -> Tensor:
+        """Return f[A + E], the scale of each loss token here and elsewhere."""
+        original = np.concatenate([scored.microbatch.sequence_ids, scored.correction.elsewhere.sequence_ids])
+        ids = tokens.whole_ids()
+        return token_scales(self._aggregation, ids, counts, dtype=dtype, original_ids=torch.tensor(original).to(ids))
 
     def _proximal(self, scored: ScoredMicrobatch, tokens: LossTokens, logprobs: Tensor, behavior: Tensor) -> Tensor:
         if self._mode == "bypass":
@@ -126,6 +185,19 @@ class PolicyObjective:
             is_selected=None if selected is None else torch.tensor(selected)[tokens.chosen].to(logprobs.device),
         )
 
+    def _whole_tokens(
+        self, scored: ScoredMicrobatch, tokens: LossTokens, logprobs: Tensor, proximal: Tensor, policy_elsewhere: Tensor
+    ) -> PolicyTokens:
+        own, elsewhere = self._policy_tokens(scored, tokens, logprobs, proximal), scored.correction.elsewhere
+        is_selected = own.is_selected
+        return PolicyTokens(
+            policy=tokens.whole(own.policy, policy_elsewhere),
+            proximal=tokens.whole(own.proximal, policy_elsewhere if self._mode == "on_policy" else elsewhere.proximal_logprobs),
+            advantages=tokens.whole(own.advantages, elsewhere.advantages),
+            sequence_ids=tokens.whole_ids(),
+            is_selected=None if is_selected is None else tokens.whole(is_selected, elsewhere.is_selected),
+        )
+
     def _kept(self, tokens: PolicyTokens) -> Tensor:
         delta = self._algorithm.correction.opsm_delta
         return torch.ones_like(tokens.advantages, dtype=torch.bool) if delta is None else opsm_keeps(tokens, delta=delta)
@@ -142,10 +214,13 @@ class PolicyObjective:
         """Measure all action tokens where they are scored: over the accepted ones alone, rejection would look like agreement."""
         cap = self._algorithm.correction.cap
         if self._mode != "decoupled":
-            return correction_statistics(proximal, behavior, tokens.sequence_ids, cap=cap)
-        columns = (scored.proximal_logprobs, scored.microbatch.behavior_logprobs, scored.microbatch.sequence_ids)
-        proximal, behavior, ids = (torch.tensor(column, device=proximal.device) for column in columns)
-        return correction_statistics(proximal, behavior, ids, cap=cap)
+            # Before the last microbatch nobody knows the product over a sequence that is split: it is left out.
+            is_whole = ~torch.tensor(scored.microbatch.is_split, device=proximal.device)[tokens.sequence_ids]
+            products = log_products((proximal - behavior).detach().double()[is_whole], tokens.sequence_ids[is_whole])
+            return correction_statistics(proximal, behavior, products, cap=cap)
+        columns = (scored.proximal_logprobs, scored.microbatch.behavior_logprobs, scored.correction.log_products)
+        proximal, behavior, products = (torch.tensor(column, device=proximal.device) for column in columns)
+        return correction_statistics(proximal, behavior, products, cap=cap)
 
     def _rejected(self, scored: ScoredMicrobatch, is_dropped: Tensor, *, like: Tensor) -> dict[str, Tensor]:
         """Count tokens by stage, of all action tokens."""

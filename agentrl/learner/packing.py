@@ -1,9 +1,10 @@
-"""Cut samples into microbatches: whole sequences, no padding, as many for every rank, and as even in compute as can be."""
+"""Cut samples into microbatches: whole rows, no padding, as many for every rank, and as even in compute as can be."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,26 @@ def segment_cost(lengths: NDArray[np.int64], parity_tokens: float) -> float:
     return float(lengths.sum() + np.square(lengths, dtype=np.float64).sum() / parity_tokens)
 
 
-def pack(samples: Sequence[Sample], *, max_tokens: int, world_size: int, parity_tokens: float = PARITY_TOKENS) -> list[list[Microbatch]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Rows of one sequence that stand together: all of them, or one.
+
+    rows: the sample, or the part of it. first_place: action tokens of the sequence before these rows. is_counted: see `Microbatch`.
+    """
+
+    rows: Sample
+    first_place: int
+    is_split: bool
+    is_counted: bool
+
+
+def pack(
+    samples: Sequence[Sample], *, max_tokens: int, world_size: int, parity_tokens: float = PARITY_TOKENS, may_split: bool = True
+) -> list[list[Microbatch]]:
     """Return the microbatches of each rank: `world_size` lists of one length.
 
-    No microbatch exceeds `max_tokens`, but that a longer sequence stands alone; within that they cost alike (`segment_cost`). Ranks get
+    No microbatch exceeds `max_tokens`, but that a longer row stands alone; within that they cost alike (`segment_cost`). A sequence
+    that exceeds it is cut into its rows, which may go to several microbatches and ranks, unless `may_split` is False. Ranks get
     fillers where there is too little to learn: every forward and backward is a collective, so a rank with fewer of them would leave
     the others waiting.
 
@@ -34,34 +51,43 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, world_size: int, parity_
     """
     if not samples:
         raise ValueError("nothing to pack: the batch holds no samples")
-    costs = [segment_cost(s.segment_lengths, parity_tokens) for s in samples]
-    ordered = sorted(zip(samples, costs, strict=True), key=lambda pair: -pair[1])
-    num_bins = _round_up(-(-sum(s.num_tokens for s in samples) // max_tokens), world_size)
+    pieces = [piece for sample in samples for piece in _cut(sample, max_tokens if may_split else sample.num_tokens)]
+    costs = [segment_cost(p.rows.segment_lengths, parity_tokens) for p in pieces]
+    ordered = sorted(zip(pieces, costs, strict=True), key=lambda pair: -pair[1])
+    num_bins = _round_up(-(-sum(p.rows.num_tokens for p in pieces) // max_tokens), world_size)
     while (bins := _spread(ordered, num_bins, max_tokens)) is None:
         num_bins = _round_up(max(num_bins + 1, int(num_bins * 1.1)), world_size)
     return _deal([_concatenate(members) for members in bins if members], world_size, parity_tokens)
+
+
+def _cut(sample: Sample, max_tokens: int) -> list[Piece]:
+    rows = [sample] if sample.num_tokens <= max_tokens else sample.rows()
+    ends = np.cumsum([row.action_mask.sum() for row in rows])
+    first_with_actions = int(np.searchsorted(ends, 1))  # past the last row where there are none
+    starts = [0, *ends.tolist()]
+    return [Piece(row, starts[i], len(rows) > 1, i == first_with_actions) for i, row in enumerate(rows)]
 
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _spread(ordered: Sequence[tuple[Sample, float]], num_bins: int, max_tokens: int) -> list[list[Sample]] | None:
-    """Put each sample, the costliest first, into the cheapest bin with room for its tokens; None when there is none.
+def _spread(ordered: Sequence[tuple[Piece, float]], num_bins: int, max_tokens: int) -> list[list[Piece]] | None:
+    """Put each piece, the costliest first, into the cheapest bin with room for its tokens; None when there is none.
 
     Source: Graham 1969, where without a bound on tokens the costliest bin is within 4/3 of even.
     """
-    bins: list[list[Sample]] = [[] for _ in range(num_bins)]
+    bins: list[list[Piece]] = [[] for _ in range(num_bins)]
     loads = [(0.0, 0, index) for index in range(num_bins)]  # cost, tokens
-    for sample, cost in ordered:
+    for piece, cost in ordered:
         full = []
-        while loads and bins[loads[0][2]] and loads[0][1] + sample.num_tokens > max_tokens:
+        while loads and bins[loads[0][2]] and loads[0][1] + piece.rows.num_tokens > max_tokens:
             full.append(heapq.heappop(loads))
         if not loads:
             return None
         load, tokens, index = heapq.heappop(loads)
-        bins[index].append(sample)
-        for entry in (*full, (load + cost, tokens + sample.num_tokens, index)):
+        bins[index].append(piece)
+        for entry in (*full, (load + cost, tokens + piece.rows.num_tokens, index)):
             heapq.heappush(loads, entry)
     return bins
 
@@ -86,23 +112,50 @@ def filler() -> Microbatch:
     none = np.zeros(0, np.int64)
     floats = np.zeros(0, np.float32)
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-    return Microbatch(zero, zero, one, none, none, none, np.zeros(0, np.bool_), floats, floats, -one)
+    no, nothing = np.zeros(1, np.bool_), np.zeros(0, np.bool_)
+    return Microbatch(zero, zero, one, none, none, none, none, nothing, floats, floats, -one, no, no, floats, floats)
 
 
-def _concatenate(samples: Sequence[Sample]) -> Microbatch:
+def _concatenate(pieces: Sequence[Piece]) -> Microbatch:
+    samples = [p.rows for p in pieces]
     segment_lengths = np.concatenate([s.segment_lengths for s in samples])
     mask = np.concatenate([s.action_mask for s in samples])
     actions = np.flatnonzero(mask)
     token_ids = np.concatenate([s.token_ids for s in samples]).astype(np.int64)
+    places = _sequence_places(pieces)
+    firsts = [pieces[i] for i in np.unique(places, return_index=True)[1]]
+    counted = {place for place, piece in zip(places, pieces, strict=True) if piece.is_counted}
     return Microbatch(
         token_ids=token_ids,
         position_ids=np.concatenate([np.arange(n, dtype=np.int64) for n in segment_lengths]),
         segment_lengths=segment_lengths,
         predictor_positions=actions - 1,  # position 0 of a segment is never an action, so this stays within it
         targets=token_ids[actions],
-        sequence_ids=np.repeat(np.arange(len(samples)), [s.num_tokens for s in samples])[actions],
+        sequence_ids=np.repeat(places, [s.num_tokens for s in samples])[actions],
+        action_places=np.concatenate([p.first_place + np.arange(p.rows.action_mask.sum()) for p in pieces]),
         loss_mask=np.concatenate([s.loss_mask for s in samples])[actions],
         behavior_logprobs=np.concatenate([s.behavior_logprobs for s in samples])[actions],
         advantages=np.concatenate([s.advantages for s in samples])[actions],
-        sample_indices=np.array([s.index for s in samples], np.int64),
+        sample_indices=np.array([p.rows.index for p in firsts], np.int64),
+        is_split=np.array([p.is_split for p in firsts], np.bool_),
+        is_counted=np.array([place in counted for place in range(len(firsts))], np.bool_),
+        values=_join([s.values for s in samples], actions),
+        returns=_join([s.returns for s in samples], actions),
     )
+
+
+def _join(columns: Sequence[NDArray[np.float32] | None], actions: NDArray[np.int64]) -> NDArray[np.float32] | None:
+    present = [column for column in columns if column is not None]
+    return np.concatenate(present)[actions] if present else None
+
+
+def _sequence_places(pieces: Sequence[Piece]) -> list[int]:
+    """Number the sequences in order of appearance: pieces of a split one are one sequence, and a sample given twice is two."""
+    seen: dict[tuple[bool, int], int] = {}
+    for position, piece in enumerate(pieces):
+        seen.setdefault(_sequence_key(piece, position), len(seen))
+    return [seen[_sequence_key(piece, position)] for position, piece in enumerate(pieces)]
+
+
+def _sequence_key(piece: Piece, position: int) -> tuple[bool, int]:
+    return (True, piece.rows.index) if piece.is_split else (False, position)

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.algorithms.policy_losses import POLICY_LOSSES, ClipConfig, PolicyLoss, PolicyTokens
 from agentrl.algorithms.registry import find_function
-from agentrl.config.schema import AlgorithmConfig
+from agentrl.config.schema import SEQUENCE_LOSSES, AlgorithmConfig
 
 GROUP = "agentrl.policy_losses"
 """Entry points of installed packages: name -> function."""
@@ -23,6 +23,12 @@ def bind_policy_loss(algorithm: AlgorithmConfig) -> Callable[[PolicyTokens], Pol
     function = find_function("policy loss", algorithm.policy_loss, POLICY_LOSSES, group=GROUP)
     options_of = _OPTIONS.get(algorithm.policy_loss, lambda a: a.loss_options)
     return partial(function, **options_of(algorithm))
+
+
+def sees_sequences(algorithm: AlgorithmConfig) -> bool:
+    """Tell whether the loss of a token depends on the current policy at other tokens of its sequence; of your own loss that is assumed."""
+    sees_tokens = algorithm.policy_loss in POLICY_LOSSES and algorithm.policy_loss not in SEQUENCE_LOSSES
+    return not sees_tokens or algorithm.correction.opsm_delta is not None
 
 
 def _clip(algorithm: AlgorithmConfig) -> Mapping[str, Any]:

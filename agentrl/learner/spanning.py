@@ -1,0 +1,79 @@
+"""Sequences that stand in several microbatches, on one rank or on many: what each microbatch must know of the tokens elsewhere.
+
+A loss, weight or rejection may look at a whole sequence, and an attempt with several training rows may be longer than a microbatch. So
+the tokens of such sequences, few as they are, are exchanged as constants; what is computed over a microbatch's own tokens and these
+together is what one microbatch with the whole sequence would compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.learner.batch import Microbatch
+from agentrl.learner.ranks import add_over_ranks, gather_over_ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Window:
+    """Of one microbatch: which of its tokens are sent, bool[A], which of all that were sent it reads, i64[E], and their sequences."""
+
+    sent: Tensor
+    read: Tensor
+    sequence_ids: NDArray[np.int64]
+
+
+class Spanning:
+    """The exchange between the microbatches of all ranks of ONE update; without split sequences nothing is sent."""
+
+    def __init__(self, windows: Sequence[_Window], *, is_empty: bool) -> None:
+        self._windows = windows
+        self.is_empty = is_empty
+
+    @classmethod
+    def find(cls, microbatches: Sequence[Microbatch]) -> Spanning:
+        """Find out which tokens stand elsewhere. A collective."""
+        sent = [m.is_split[m.sequence_ids] for m in microbatches]
+        if add_over_ranks({"sent": float(sum(s.sum() for s in sent))})["sent"] == 0:
+            nothing = torch.zeros(0, dtype=torch.int64)
+            return cls([_Window(torch.from_numpy(s), nothing, nothing.numpy()) for s in sent], is_empty=True)
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        homes = [rank + world_size * i for i in range(len(microbatches))]
+        labels = _gather([m.sample_indices[m.sequence_ids][s] for m, s in zip(microbatches, sent, strict=True)])
+        origins = _gather([np.full(s.sum(), home) for s, home in zip(sent, homes, strict=True)])
+        return cls(
+            [_window(m, s, labels, origins, home) for m, s, home in zip(microbatches, sent, homes, strict=True)],
+            is_empty=False,
+        )
+
+    @property
+    def sequence_ids(self) -> list[NDArray[np.int64]]:
+        """Of each microbatch i64[E]: the place in its sample_indices of the tokens elsewhere."""
+        return [w.sequence_ids for w in self._windows]
+
+    def gather(self, tables: Sequence[Tensor]) -> list[Tensor]:
+        """Return f64[E, C] of each microbatch, the rows elsewhere of `tables` (f64[A, C] of each). A collective."""
+        num_columns = tables[0].shape[1]
+        if self.is_empty:
+            return [table.new_zeros(0, num_columns, dtype=torch.float64) for table in tables]
+        own = torch.cat([table.double()[w.sent] for table, w in zip(tables, self._windows, strict=True)])
+        rows = gather_over_ranks(own.flatten()).view(-1, num_columns)
+        return [rows[w.read] for w in self._windows]
+
+
+def _gather(columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    gathered: NDArray[np.int64] = gather_over_ranks(torch.from_numpy(np.concatenate(columns)).double()).long().numpy()
+    return gathered
+
+
+def _window(microbatch: Microbatch, sent: NDArray[np.bool_], labels: NDArray[np.int64], origins: NDArray[np.int64], home: int) -> _Window:
+    own = {int(index): place for place, index in enumerate(microbatch.sample_indices) if microbatch.is_split[place]}
+    read = np.flatnonzero(np.isin(labels, list(own)) & (origins != home))
+    ids = np.array([own[int(label)] for label in labels[read]], np.int64)
+    return _Window(torch.from_numpy(sent), torch.from_numpy(read), ids)
