@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,26 @@ def test_well_known_keys(key: str, ours: str, tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(ConfigError, match=rf"^{key} is a key of verl; here it is {ours}\b.* \(override '{key}=1'\)$"):
         load_config(str(path), [f"{key}=1"])
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("actor_rollout_ref.actor.ppo_epochs", "learner.epochs_per_step"),
+        ("actor_rollout_ref.actor.use_kl_loss", "algorithm.kl.coefficient"),
+        ("actor_rollout_ref.actor.clip_ratio_high", "algorithm.clip_high"),
+        ("actor_rollout_ref.actor.loss_agg_mode", "algorithm.aggregation"),
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", "learner.sequence_parallel"),
+        ("actor_rollout_ref.actor.fsdp_config.fsdp_size", "learner.fsdp.shard_size"),
+        ("actor_rollout_ref.actor.fsdp_config.param_offload", "learner.offload"),
+        ("actor_rollout_ref.model.lora_rank", "model.lora.rank"),
+        ("actor_rollout_ref.model.lora_alpha", "model.lora.alpha"),
+        ("actor_rollout_ref.model.target_modules", "model.lora.target_modules"),
+        ("actor_rollout_ref.model.external_lib", "model.external_lib"),
+    ],
+)
+def test_keys_of_the_learner(key: str, ours: str) -> None:
+    assert re.match(rf"here it is {ours}\b", str(answer(key, KNOWN)))
 
 
 def test_the_longest_beginning_says_why_there_is_none() -> None:
