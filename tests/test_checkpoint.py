@@ -14,6 +14,7 @@ from agentrl.controller.checkpoint import find_checkpoint, read_checkpoint, tidy
 from agentrl.controller.run_dir import write_atomically
 from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.errors import CheckpointError, ConfigError, LearnerError
+from agentrl.workers.workers import LocalWorker
 
 
 class Writing:
@@ -46,7 +47,7 @@ def save(parent: Path, step: int, *, learner: Writing | None = None, metric: flo
 
 
 def start(writer, step, learner, metric=None):
-    writer.save(learner, step=step, version=step + 1, buffer_state=b"buffer", metric=metric)
+    writer.save(LocalWorker(learner), step=step, version=step + 1, buffer_state=b"buffer", metric=metric)
 
 
 def names(folder: Path) -> list[str]:

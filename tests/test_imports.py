@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 ROWS = [
     {"types", "errors", "guard"},
-    {"config", "plugins", "tracking", "http", "sandbox"},
+    {"config", "plugins", "tracking", "http", "sandbox", "workers"},
     {"data", "chat", "sglang", "algorithms", "rewards", "adapters"},
     {"rollout", "serving", "buffer", "learner", "weights"},
     {"evaluation", "testing"},
@@ -28,7 +28,7 @@ ALLOWED_TO_PLUGINS = {"types", "errors", "plugins", "http", "sandbox", "rewards"
 
 WITH_TORCH = {"algorithms", "learner", "serving", "evaluation", "controller"}
 TORCH_FILES = {"agentrl/sglang/process_group.py"}
-WITH_RAY = {"controller", "evaluation", "cli"}
+WITH_RAY = {"workers", "controller", "evaluation", "cli"}
 IMPORTERS = {"import_module", "importlib.import_module", "__import__"}
 HEAVY = {"torch", "transformers", "ray"}
 

@@ -8,10 +8,10 @@ import pytest
 import ray
 
 from agentrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.controller.learner import LearnerWeights, pack_for, start_learner
 from agentrl.errors import ConfigError, LearnerError
-from agentrl.learner.actor import LearnerGroup
 from agentrl.learner.batch import Sample
-from agentrl.learner.packing import pack
+from agentrl.learner.learner import Learner, LearnerSpec
 
 SIZES = {
     "vocab_size": 32,
@@ -31,41 +31,43 @@ def cluster():
 
 
 def start(**changes):
-    options = {"model": ModelConfig(), "learner": LearnerConfig(world_size=2), "algorithm": AlgorithmConfig()}
+    options = {"model": ModelConfig(), "learner": LearnerConfig(world_size=2, microbatch_tokens=4), "algorithm": AlgorithmConfig()}
     options |= {"seed": 0, "temperature": 1.0, "total_updates": 10, "mode": "decoupled"}
     options |= {"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)}
-    return LearnerGroup.start(**(options | changes))
+    return start_learner(LearnerSpec(**(options | changes)), gpus_per_learner=0.0)
 
 
-def shards():
+def samples():
     mask = np.array([False, True, True, True])
     floats = np.full(4, -3.0, np.float32)
-    batch = [Sample(i, np.array([1, 2, 3, 4 + i], np.int32), mask, mask, floats, (i - 1) * np.ones(4, np.float32)) for i in range(3)]
-    return pack(batch, max_tokens=8, world_size=2)
+    return [Sample(i, np.array([1, 2, 3, 4 + i], np.int32), mask, mask, floats, (i - 1) * np.ones(4, np.float32)) for i in range(3)]
 
 
 def test_the_group_learns_exports_and_names_a_lost_rank(tmp_path):
     group = start()
     try:
-        assert group.backend == "gloo"
-        scored = group.score(shards())
-        first, second = group.update(scored), group.update(scored)  # a second epoch over the same scores
+        assert group.run(Learner.collective_backend) == "gloo"
+        batch = pack_for(group, samples(), LearnerConfig(world_size=2, microbatch_tokens=4))
+        assert len(batch) == 4  # three samples of four tokens and a filler, two for each rank
+        scored = group.run(Learner.score, batch)
+        first, second = (group.run(Learner.update, scored) for _ in range(2))  # a second epoch over the same scores
         assert first["ratio_max"] == pytest.approx(1.0, abs=1e-6)
         assert (first["num_tokens"], first["num_sequences"], first["is_skipped"]) == (9.0, 3.0, 0.0)
         assert second["mismatch_max"] != first["mismatch_max"]
-        assert group.supervised_update(shards())["loss"] > 0
-        group.export(str(tmp_path / "policy"))
+        assert group.run(Learner.supervised_update, batch)["loss"] > 0
+        weights = LearnerWeights(group)
+        weights.export(str(tmp_path / "policy"))
         assert (tmp_path / "policy" / "model.safetensors").is_file()
-        assert {s.name for s in group.tensor_specs()} == set(group.checksums())
-        group.save(str(tmp_path / "state"))
-        group.load(str(tmp_path / "state"))
-        address, port = group.open_rendezvous()
+        assert {s.name for s in weights.tensor_specs()} == set(weights.checksums())
+        group.run(Learner.save, str(tmp_path / "state"))
+        group.run(Learner.load, str(tmp_path / "state"))
+        address, port = weights.open_rendezvous()
         assert address
         assert 0 < port < 65536
 
-        os.kill(ray.get(group._actors[1].pid.remote()), signal.SIGKILL)
+        os.kill(group.pids()[1], signal.SIGKILL)
         with pytest.raises(LearnerError, match="learner rank 1 was lost during 'update'"):
-            group.update(scored)
+            group.run(Learner.update, scored)
     finally:
         group.stop()
 

@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.config.schema import Config, ModelFromScratchConfig
 from agentrl.controller.credit import group_trajectories
-from agentrl.controller.local_learner import LocalLearner, learner_spec
+from agentrl.controller.learner import learner_spec, open_local_learner
 from agentrl.controller.train import learn
 from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
 from agentrl.types import Outcome, RewardEvent, Trajectory
@@ -124,11 +124,11 @@ def learn_by_framework(config, dtype, batches):
         from_scratch=ModelFromScratchConfig(architecture="qwen2", sizes=SIZES),
         master_dtype=dtype,
     )
-    learner = LocalLearner(spec)
+    learner = open_local_learner(spec)
     try:
-        names = dict(learner.rank._policy.module.named_parameters())
+        names = dict(learner.worker._policy.module.named_parameters())
         initial = {name: whole(p) for name, p in names.items()}
-        recorded = Recorded(learner.rank._stepper.optimizer, names)
+        recorded = Recorded(learner.worker._stepper.optimizer, names)
         metrics = []
         for step, batch in enumerate(batches):
             metrics += learn(

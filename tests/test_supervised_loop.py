@@ -14,6 +14,7 @@ from agentrl.learner.batch import Sample
 from agentrl.tracking.console import QuietConsole
 from agentrl.tracking.metrics import MetricsFile
 from agentrl.tracking.tracker import Trackers
+from agentrl.workers.workers import LocalWorker
 
 SAMPLES = tuple(Sample.supervised(i, np.arange(2, dtype=np.int32), np.array([False, True])) for i in range(3))
 
@@ -25,10 +26,11 @@ class Stopped(Exception):
 class CountingLearner:
     """Its weights are the number of updates made; their validation loss is given. Dies in the update behind `stop`."""
 
-    parity_tokens = 1.0
-
     def __init__(self, losses, stop=None):
         self.losses, self.stop, self.num_updates = losses, stop, 0
+
+    def parity_tokens(self):
+        return 1.0
 
     def supervised_update(self, shards):
         if self.num_updates == self.stop:
@@ -64,7 +66,7 @@ def run(folder, losses, *, export, test_freq, save_freq, stop=None):
         learner.load(checkpoint.learner)
     trackers = Trackers(MetricsFile(job.run_dir / "metrics.jsonl"), QuietConsole())
     with trackers:
-        Loop(job, Order.of(3, config.trainer), learner, trackers, progress).run(checkpoint.step if checkpoint else 0)
+        Loop(job, Order.of(3, config.trainer), LocalWorker(learner), trackers, progress).run(checkpoint.step if checkpoint else 0)
     return int((folder / "policy" / "config.json").read_text())
 
 

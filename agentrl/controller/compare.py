@@ -19,12 +19,12 @@ from rich.table import Table
 
 from agentrl.config.schema import AlgorithmConfig, Config, CorrectionConfig
 from agentrl.controller.credit import credit, leave_out_old
-from agentrl.controller.local_learner import ReplayLearner
+from agentrl.controller.learner import pack_for
 from agentrl.controller.run_dir import write_atomically
 from agentrl.controller.stored import StoredStep, is_fresh
-from agentrl.learner.batch import Sample
 from agentrl.learner.counterfactual import Counterfactual
-from agentrl.learner.packing import pack
+from agentrl.learner.learner import Learner
+from agentrl.workers.workers import Workers
 
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
     "none": {"weight": "none"},
@@ -52,7 +52,7 @@ class CorrectionsReport:
         self.is_empty = not kept
         write_atomically(self._lines, "".join(json.dumps(line) + "\n" for line in kept))
 
-    def observe(self, learner: ReplayLearner, batch: StoredStep) -> None:
+    def observe(self, learner: Workers[Learner], batch: StoredStep) -> None:
         """Compare all corrections on one step. Nothing that the learner holds changes."""
         algorithm = self._config.algorithm
         groups = credit(batch.groups, algorithm, group_size=self._config.rollout.group_size)
@@ -60,9 +60,9 @@ class CorrectionsReport:
         samples = [sample for group in groups for sample in group]
         trajectories = [t for group in batch.groups for t in group.trajectories]
         fresh = [s for s, t in zip(samples, trajectories, strict=True) if is_fresh(t, batch.learned_by)]
-        found = learner.compare(
-            self._pack(learner, samples), self._pack(learner, fresh or samples), variants(self._config.algorithm_in_use)
-        )
+        microbatches, reference = (pack_for(learner, chosen, self._config.learner) for chosen in (samples, fresh or samples))
+        others = variants(self._config.algorithm_in_use)
+        found = learner.patient(len(others) + 1).run(Learner.compare, microbatches, reference, others)
         facts = {"step": batch.step, "reference": "fresh" if fresh else "proximal := policy", "fresh": len(fresh) / len(samples)}
         with self._lines.open("a", encoding="utf-8") as file:
             for name, one in found.items():
@@ -80,10 +80,6 @@ class CorrectionsReport:
         draw(lines, summary, self._folder / "corrections.png")
         say(_console(summary))
         return markdown
-
-    def _pack(self, learner: ReplayLearner, samples: Sequence[Sample]) -> list[list[Any]]:
-        config = self._config.learner
-        return pack(samples, max_tokens=config.microbatch_tokens, world_size=config.world_size, parity_tokens=learner.parity_tokens)
 
     def _read(self) -> Iterator[dict[str, Any]]:
         if self._lines.is_file():

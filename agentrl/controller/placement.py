@@ -3,7 +3,7 @@
 driver
  ├─ BufferActor        no GPU        ledger, Arrow store, place in the data
  ├─ RolloutActor x R   no GPU        agent loops on trio
- ├─ LearnerActor x W   1 GPU each    FSDP ranks
+ ├─ WorkerHost x W     1 GPU each    FSDP ranks
  └─ ServerActor x S    t GPUs each   starts and watches one server process, or none for attached URLs
 """
 
@@ -24,6 +24,7 @@ from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get
 from agentrl.controller.checkpoint import find_checkpoint, tidy
 from agentrl.controller.cluster import interruptible, ray_session
+from agentrl.controller.learner import learner_spec, start_learner
 from agentrl.controller.observe import Observer
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run import Run
@@ -35,7 +36,7 @@ from agentrl.controller.validation import Validation
 from agentrl.data.build import build_dataset
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
-from agentrl.learner.actor import LearnerGroup
+from agentrl.learner.learner import Learner
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
@@ -84,24 +85,16 @@ def open_run(config: Config) -> Iterator[Run]:
             observer.say(plan.template_note)
         for line in plan.sandboxes:
             observer.say(line)
-        learner = LearnerGroup.start(
-            config.model,
-            config.learner,
-            config.algorithm_in_use,
-            seed=config.trainer.seed,
-            temperature=config.rollout.temperature,
-            total_updates=plan.total_steps * config.learner.minibatches_per_step * config.learner.epochs_per_step,
-            mode=config.policy_mode,
-            dump_folder=str(run_dir.root / "non_finite"),
-            gpus_per_learner=config.cluster.gpus_per_learner,
-        )
+        total_updates = plan.total_steps * config.learner.minibatches_per_step * config.learner.epochs_per_step
+        spec = learner_spec(config, total_updates=total_updates, dump_folder=str(run_dir.root / "non_finite"))
+        learner = start_learner(spec, gpus_per_learner=config.cluster.gpus_per_learner)
         checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer)
         stack.callback(checkpoints.close)  # after the learner is stopped: an interrupted run does not wait for its data
         stack.callback(learner.stop)
         rollouts = RolloutFleet(config, buffer)
         stack.callback(rollouts.close)
         if checkpoint is not None:
-            learner.load(str(checkpoint.learner))
+            learner.run(Learner.load, str(checkpoint.learner))
             get(buffer.restore.remote(checkpoint.buffer_state()), timeout_s=DATA_TIMEOUT_S, who="the replay buffer")
             observer.say(f"resumed from {checkpoint.folder.name}")
         servers.wait_until_ready(timeout_s=config.rollout.server_start_timeout_s)

@@ -18,14 +18,15 @@ from agentrl.config.schema import Config
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
 from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.compare import CorrectionsReport
-from agentrl.controller.local_learner import LocalLearner, ReplayLearner, learner_spec
+from agentrl.controller.learner import learner_spec, open_local_learner, start_learner
 from agentrl.controller.observe import Observer
 from agentrl.controller.run_dir import RunDir, write_atomically
 from agentrl.controller.stored import StoredSteps
 from agentrl.controller.train import learn
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
-from agentrl.learner.actor import LearnerGroup
+from agentrl.learner.learner import Learner
+from agentrl.workers.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def replay(folder: Path, config: Config, *, last_step: int | None = None, report
         located = config.model_copy(update={"model": resolve_model(config.model)})
         learner = stack.enter_context(_open_learner(located, run_dir, num_steps=stored.num_steps))
         if checkpoint is not None:
-            learner.load(str(checkpoint.learner))
+            learner.run(Learner.load, str(checkpoint.learner))
             observer.say(f"resumed from {checkpoint.folder.name}")
         run = _Replay(config, stored, learner, observer, run_dir, checkpoint)
         if report:
@@ -100,7 +101,7 @@ class _Replay:
         self,
         config: Config,
         stored: StoredSteps,
-        learner: ReplayLearner,
+        learner: Workers[Learner],
         observer: Observer,
         run_dir: RunDir,
         checkpoint: Checkpoint | None,
@@ -147,14 +148,14 @@ class _Replay:
                 self._dir.checkpoints,
                 step=self.step,
                 version=self.step,
-                save_learner=self._learner.save,
+                save_learner=lambda folder: self._learner.run(Learner.save, folder),
                 buffer_state=b"",  # a replay's place in the data is its step
                 keep_last=self._config.trainer.keep_last,
             )
 
     def _finish(self) -> ReplayResult:
         policy = self._dir.root / "policy"
-        self._learner.export(str(policy))
+        self._learner.run(Learner.export, str(policy))
         weights = _digest(self._learner)
         write_atomically(self._dir.root / "result.json", json.dumps({"step": self.step, "weights_sha256": weights}, indent=1))
         self._observer.say(f"replayed {self.step} steps; weights sha256 {weights}")
@@ -169,35 +170,20 @@ def _trajectories(folder: Path, config: Config) -> Path:
 
 
 @contextmanager
-def _open_learner(config: Config, run_dir: RunDir, *, num_steps: int) -> Iterator[ReplayLearner]:
+def _open_learner(config: Config, run_dir: RunDir, *, num_steps: int) -> Iterator[Workers[Learner]]:
     """Yield the learner: in this process for one rank, as Ray actors for several."""
     updates_per_step = config.learner.minibatches_per_step * config.learner.epochs_per_step
     total_updates = (config.trainer.steps or num_steps) * updates_per_step
-    dump_folder = str(run_dir.root / "non_finite")
-    if config.learner.world_size == 1:
-        local = LocalLearner(learner_spec(config, total_updates=total_updates, dump_folder=dump_folder))
-        try:
-            yield local
-        finally:
-            local.stop()
-        return
-    with ray_session(config.cluster):
-        group = LearnerGroup.start(
-            config.model,
-            config.learner,
-            config.algorithm_in_use,
-            seed=config.trainer.seed,
-            temperature=config.rollout.temperature,
-            total_updates=total_updates,
-            mode=config.policy_mode,
-            dump_folder=dump_folder,
-            gpus_per_learner=config.cluster.gpus_per_learner,
-        )
-        try:
-            yield group
-        finally:
-            group.stop()
+    spec = learner_spec(config, total_updates=total_updates, dump_folder=str(run_dir.root / "non_finite"))
+    with ExitStack() as stack:
+        if config.learner.world_size == 1:
+            learner: Workers[Learner] = open_local_learner(spec)
+        else:
+            stack.enter_context(ray_session(config.cluster))
+            learner = start_learner(spec, gpus_per_learner=config.cluster.gpus_per_learner)
+        stack.callback(learner.stop)
+        yield learner
 
 
-def _digest(learner: ReplayLearner) -> str:
-    return hashlib.sha256(json.dumps(sorted(learner.checksums().items())).encode()).hexdigest()
+def _digest(learner: Workers[Learner]) -> str:
+    return hashlib.sha256(json.dumps(sorted(learner.run(Learner.checksums).items())).encode()).hexdigest()

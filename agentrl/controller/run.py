@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import ray
 from ray import ObjectRef
@@ -16,6 +16,7 @@ from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get, in_trio
 from agentrl.controller.checkpoint import Checkpoint
 from agentrl.controller.credit import group_trajectories
+from agentrl.controller.learner import LearnerWeights
 from agentrl.controller.observe import Observer
 from agentrl.controller.result import RunResult
 from agentrl.controller.rollouts import RolloutFleet
@@ -25,9 +26,10 @@ from agentrl.controller.servers import ServerFleet
 from agentrl.controller.validation import Validation
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import InfrastructureError, RewardError
-from agentrl.learner.actor import LearnerGroup
+from agentrl.learner.learner import Learner
 from agentrl.types import BufferCounts, Group, Outcome
 from agentrl.weights.publish import Publisher, PublishReport
+from agentrl.workers.group import WorkerGroup
 
 CALL_TIMEOUT_S = 60.0
 POLL_S = 1.0
@@ -45,7 +47,7 @@ class Run:
         run_dir: RunDir,
         *,
         buffer: ActorHandle,
-        learner: LearnerGroup,
+        learner: WorkerGroup[Learner],
         servers: ServerFleet,
         rollouts: RolloutFleet,
         validation: Validation | None,
@@ -71,24 +73,29 @@ class Run:
         self.step = checkpoint.step if checkpoint else 0
         self.version = -1
         self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
+        weights = config.rollout.weights
         self._publisher = Publisher(
-            learner,
-            config.rollout.weights,
-            folder=run_dir.weights(config.rollout.weights),
+            LearnerWeights(learner),
+            weights,
+            folder=run_dir.weights(weights),
             pause_mode=config.rollout.pause_mode_in_use,
-            backend=learner.backend if config.rollout.weights.backend == "auto" else config.rollout.weights.backend,
+            backend=weights.backend if weights.backend != "auto" else learner.run(Learner.collective_backend),
         )
 
     def timer(self, phase: str) -> AbstractContextManager[None]:
         """Measure a phase of the step."""
         return self.observer.timer(phase)
 
-    def traced(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def traced(self) -> Iterator[None]:
         """Record the learner's part of the step that comes with torch's profiler, if it is one of `trainer.profile_steps`."""
         step = self.step + 1
         if step not in self.config.trainer.profile_steps:
-            return nullcontext()
-        return self.learner.traced(str(self.dir.root / "traces" / f"step_{step:06d}"))
+            yield
+            return
+        self.learner.run(Learner.start_trace)
+        yield
+        self.learner.run(Learner.write_trace, str(self.dir.root / "traces" / f"step_{step:06d}"))
 
     # -------------------------------------------------------------------------------------------------- publish
 
@@ -266,7 +273,7 @@ class Run:
             learned_by=learned_by,
             version=self.version,
             groups=groups,
-            updates=[*updates, self.learner.usage()],
+            updates=[*updates, self.learner.run(Learner.usage)],
             rollout_stats=self.rollouts.stats(),
             buffer_stats=buffer_stats,
         )
@@ -282,7 +289,7 @@ class Run:
         """Complete the last checkpoint, export the policy, draw the report, show the closing table."""
         self.checkpoints.finish()
         policy = self.dir.root / "policy"
-        self.learner.export(str(policy))
+        self.learner.run(Learner.export, str(policy))
         counts = self.counts()
         self.observer.finish(self.results, step=self.step, version=self.version, counts=counts)
         return RunResult(self.dir.root, policy, self.step, self.version, counts, self.results)

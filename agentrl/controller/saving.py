@@ -6,19 +6,12 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 from agentrl.config.schema import TrainerConfig
 from agentrl.controller.checkpoint import Checkpoint, begin, complete, prune
 from agentrl.errors import AgentRLError, ConfigError
-
-
-class SavedLearner(Protocol):
-    """What of the learner is needed: `start_save` returns when a copy is made, `finish_save` when it is written."""
-
-    def start_save(self, folder: str) -> None: ...
-
-    def finish_save(self) -> None: ...
+from agentrl.learner.learner import Learner
+from agentrl.workers.workers import Workers
 
 
 class CheckpointWriter:
@@ -33,7 +26,7 @@ class CheckpointWriter:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Checkpoint] | None = None
 
-    def save(self, learner: SavedLearner, *, step: int, version: int, buffer_state: bytes, metric: float | None) -> None:
+    def save(self, learner: Workers[Learner], *, step: int, version: int, buffer_state: bytes, metric: float | None) -> None:
         """Begin the checkpoint of `step`, after the one before is complete; complete it at once without `save_in_background`.
 
         Args:
@@ -45,7 +38,7 @@ class CheckpointWriter:
         self.finish()
         partial = begin(self._parent, step=step, buffer_state=buffer_state)
         try:
-            learner.start_save(str(partial / "learner"))
+            learner.run(Learner.start_save, str(partial / "learner"))
         except AgentRLError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -72,9 +65,9 @@ class CheckpointWriter:
         """Wait until nothing is being written, whatever becomes of it: for a run that ends early."""
         self._executor.shutdown(wait=True)
 
-    def _complete(self, learner: SavedLearner, partial: Path, step: int, version: int, metric: float | None) -> Checkpoint:
+    def _complete(self, learner: Workers[Learner], partial: Path, step: int, version: int, metric: float | None) -> Checkpoint:
         try:
-            learner.finish_save()
+            learner.run(Learner.finish_save)
         except AgentRLError:
             shutil.rmtree(partial, ignore_errors=True)
             raise

@@ -25,16 +25,18 @@ from agentrl.config.compose import dump_config
 from agentrl.config.schema import Config, ModelConfig, RMConfig, SFTConfig, SFTTrainerConfig, TrainerConfig
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
 from agentrl.controller.cluster import interruptible, ray_session
+from agentrl.controller.learner import pack_for, start_learner
 from agentrl.controller.run_dir import write_atomically
 from agentrl.controller.supervised_data import Examples
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
-from agentrl.learner.actor import LearnerGroup
 from agentrl.learner.batch import Microbatch, Sample
-from agentrl.learner.packing import pack
+from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.score_head import ScoreHead
 from agentrl.tracking.job import JobConsole
 from agentrl.tracking.tracker import Trackers, open_trackers
+from agentrl.workers.group import WorkerGroup
+from agentrl.workers.workers import Workers
 
 AnyConfig = SFTConfig | RMConfig
 
@@ -150,9 +152,9 @@ def run_job(job: Job) -> Path:
         learner = _start(job, order)
         try:
             if checkpoint is not None:
-                learner.load(str(checkpoint.learner))
+                learner.run(Learner.load, str(checkpoint.learner))
             elif trainer.untrained_output:
-                learner.export(trainer.untrained_output)
+                learner.run(Learner.export, trainer.untrained_output)
             trackers.console.set_total_steps(order.num_updates)  # from here on it takes the time
             Loop(job, order, learner, trackers, progress).run(start)
         finally:
@@ -163,7 +165,7 @@ def run_job(job: Job) -> Path:
 class Loop:
     """Updates from a batch to its record, the validations and checkpoints between them, and the export at the end."""
 
-    def __init__(self, job: Job, order: Order, learner: LearnerGroup, trackers: Trackers, progress: Progress) -> None:
+    def __init__(self, job: Job, order: Order, learner: Workers[Learner], trackers: Trackers, progress: Progress) -> None:
         self._job, self._order, self._learner, self._trackers = job, order, learner, trackers
         self._trainer = job.config.trainer
         self._progress = progress
@@ -172,7 +174,7 @@ class Loop:
     def run(self, start: int) -> None:
         """Make the updates behind the first `start`, and leave the model in `trainer.output`."""
         for step, indices in enumerate(self._order.batches(made_updates=start), start=start + 1):
-            metrics = self._learner.supervised_update(self._pack([self._job.train.samples[index] for index in indices]))
+            metrics = self._learner.run(Learner.supervised_update, self._pack([self._job.train.samples[index] for index in indices]))
             self._record_update(step, metrics)
             if self._is_due(step, self._trainer.test_freq, at_end=True):
                 self._validate(step)
@@ -180,17 +182,11 @@ class Loop:
                 self._save(step)
         # A best model stands there already, unless a resumed run had nothing left to do and someone removed it.
         if self._trainer.export == "last" or not (Path(self._trainer.output) / "config.json").is_file():
-            self._learner.export(self._trainer.output)
+            self._learner.run(Learner.export, self._trainer.output)
 
-    def _pack(self, samples: Sequence[Sample]) -> list[list[Microbatch]]:
-        config = self._job.config.learner
-        return pack(
-            samples,
-            max_tokens=config.microbatch_tokens,
-            world_size=config.world_size,
-            parity_tokens=self._learner.parity_tokens,
-            may_split=self._job.score_head is None,  # a pair is compared within one forward
-        )
+    def _pack(self, samples: Sequence[Sample]) -> list[Microbatch]:
+        is_of_pairs = self._job.score_head is not None  # a pair is compared within one forward
+        return pack_for(self._learner, samples, self._job.config.learner, may_split=not is_of_pairs)
 
     def _is_due(self, step: int, every: int, *, at_end: bool) -> bool:
         return (every > 0 and step % every == 0) or (at_end and step == self._order.num_updates)
@@ -208,7 +204,7 @@ class Loop:
     def _validate(self, step: int) -> None:
         if self._held_out is None:
             return
-        metrics: Mapping[str, float] = self._learner.measure(self._held_out)
+        metrics: Mapping[str, float] = self._learner.run(Learner.measure, self._held_out)
         if self._job.score_head is None:
             metrics = {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}  # exp(710) overflows
         values = {f"val/{name}": metrics[name] for name in SHOWN if name in metrics}
@@ -216,14 +212,14 @@ class Loop:
         if metrics["loss"] < self._progress.best_loss:
             self._progress = Progress(self._progress.data, step, metrics["loss"])
             if self._trainer.export == "best":
-                self._learner.export(self._trainer.output)
+                self._learner.run(Learner.export, self._trainer.output)
 
     def _save(self, step: int) -> None:
         save_checkpoint(
             self._job.run_dir / "checkpoints",
             step=step,
             version=step,
-            save_learner=self._learner.save,
+            save_learner=lambda folder: self._learner.run(Learner.save, folder),
             buffer_state=self._progress.to_bytes(),
             keep_last=self._trainer.keep_last,
         )
@@ -281,20 +277,21 @@ def _open_trackers(job: Job, order: Order, checkpoint: Checkpoint | None) -> Tra
     )
 
 
-def _start(job: Job, order: Order) -> LearnerGroup:
+def _start(job: Job, order: Order) -> WorkerGroup[Learner]:
     config = job.config
-    return LearnerGroup.start(
+    spec = LearnerSpec(
         job.model,
         config.learner,
         Config().algorithm,
+        "on_policy",
         seed=config.trainer.seed,
         temperature=1.0,
         total_updates=order.num_updates,
         dump_folder=str(job.run_dir / "non_finite"),
         from_scratch=config.from_scratch if config.from_scratch.architecture != "none" else None,
-        gpus_per_learner=config.cluster.gpus_per_learner,
         score_head=job.score_head,
     )
+    return start_learner(spec, gpus_per_learner=config.cluster.gpus_per_learner)
 
 
 def _digest(samples: Sequence[Sample], trainer: SFTTrainerConfig) -> str:

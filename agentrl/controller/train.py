@@ -20,13 +20,14 @@ import numpy as np
 
 from agentrl.config.schema import Config
 from agentrl.controller.credit import credit, leave_out_old, split_minibatches
-from agentrl.controller.local_learner import Scored, StepLearner
+from agentrl.controller.learner import pack_for
 from agentrl.controller.placement import open_run
 from agentrl.controller.result import RunResult
 from agentrl.controller.run import Run
 from agentrl.learner.batch import Sample
-from agentrl.learner.packing import pack
+from agentrl.learner.learner import Learner
 from agentrl.types import Group
+from agentrl.workers.workers import Workers
 
 Timer = Callable[[str], AbstractContextManager[None]]
 """Measures a named phase of the step: `with timer("score"): ...`."""
@@ -73,7 +74,7 @@ def train_step(run: Run, config: Config) -> None:
 
 
 def learn(
-    learner: StepLearner[Scored], groups: Sequence[Group], config: Config, *, step: int, version: int, timer: Timer
+    learner: Workers[Learner], groups: Sequence[Group], config: Config, *, step: int, version: int, timer: Timer
 ) -> list[dict[str, float]]:
     """Make the updates of one step and return the metrics of each. `version`: of the weights that learn, from which lag is counted.
 
@@ -84,23 +85,13 @@ def learn(
         samples = leave_out_old(samples, groups, version=version, max_lag=config.algorithm.correction.max_lag)
     rng = np.random.default_rng((config.trainer.seed, step))
     with timer("score"):
-        minibatches = [_score(learner, config, m) for m in _cut(samples, config, rng)]
+        minibatches = [learner.run(Learner.score, pack_for(learner, m, config.learner)) for m in _cut(samples, config, rng)]
     with timer("update"):
-        return [learner.update(minibatch) for _ in range(config.learner.epochs_per_step) for minibatch in minibatches]
+        return [learner.run(Learner.update, minibatch) for _ in range(config.learner.epochs_per_step) for minibatch in minibatches]
 
 
 def _cut(samples: Sequence[Sequence[Sample]], config: Config, rng: np.random.Generator) -> list[list[Sample]]:
     return split_minibatches(samples, num_minibatches=config.learner.minibatches_per_step, rng=rng)
-
-
-def _score(learner: StepLearner[Scored], config: Config, minibatch: Sequence[Sample]) -> Scored:
-    shards = pack(
-        minibatch,
-        max_tokens=config.learner.microbatch_tokens,
-        world_size=config.learner.world_size,
-        parity_tokens=learner.parity_tokens,
-    )
-    return learner.score(shards)
 
 
 def _is_due(step: int, frequency: int, total_steps: int) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.step import Stepper, count_update
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
 from agentrl.types import TensorSpec
+from agentrl.workers.dispatch import dispatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,15 @@ class LearnerSpec:
     master_dtype: torch.dtype = torch.float32
     score_head: ScoreHead | None = None
 
+    def on_device(self, device: Literal["cpu", "cuda"]) -> LearnerSpec:
+        """Return it with `learner.device=auto` resolved."""
+        if self.learner.device != "auto":
+            return self
+        return replace(self, learner=self.learner.model_copy(update={"device": device}))
+
 
 class Learner:
-    """One FSDP rank: the policy, its optimizer and, with KL, the frozen reference.
+    """One FSDP rank: the policy, its optimizer and, with KL, the frozen reference. Its marked methods are what a group of ranks runs.
 
     Raises:
         ConfigError: model, device or attention cannot be had.
@@ -83,7 +91,8 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------------------ learn
 
-    def score(self, microbatches: Sequence[Microbatch]) -> list[ScoredMicrobatch]:
+    @dispatch("dp", join="kept")
+    def score(self, microbatches: Sequence[Microbatch]) -> Sequence[ScoredMicrobatch]:
         """Return the microbatches of ONE update with proximal log-probabilities (mode decoupled), reference ones (with KL), and what the
         correction makes of them. A collective."""
         needs_proximal = self._spec.mode == "decoupled"
@@ -94,6 +103,7 @@ class Learner:
             corrections = self._corrector.correct(microbatches, proximal)
         return [ScoredMicrobatch(*columns) for columns in zip(microbatches, proximal, ref, corrections, strict=True)]
 
+    @dispatch("dp")
     def update(self, minibatch: Sequence[ScoredMicrobatch]) -> dict[str, float]:
         """Make one optimizer update of all microbatches of all ranks and return its metrics, equal on every rank.
 
@@ -111,6 +121,7 @@ class Learner:
                 minibatch, lambda index: self._objective.part(self._policy, minibatch[index], counts, elsewhere[index]), counts
             )
 
+    @dispatch("dp")
     def supervised_update(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
         """Make one optimizer update by cross-entropy on the loss tokens, or with a score head by the Bradley-Terry loss of pairs.
 
@@ -122,26 +133,32 @@ class Learner:
         with self._meter.phase("update", num_tokens=_count_tokens(microbatches)):
             return self._stepper.run(microbatches, lambda index: objective.part(self._policy, microbatches[index], counts), counts)
 
+    @dispatch("dp")
     def measure(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
         """Return what `supervised_update` would report of these microbatches of all ranks, without learning from them."""
         return measure(self._policy, self._supervised, microbatches)
 
+    @dispatch("all")
     def usage(self) -> dict[str, float]:
         """Return what the phases `score` and `update` took since the last call (see `Meter.finish`). A collective."""
         return self._meter.finish()
 
+    @dispatch("all")
     def start_trace(self) -> None:
         """Begin to record this rank with torch's profiler."""
         self._meter.start_trace()
 
+    @dispatch("all")
     def write_trace(self, folder: str) -> None:
         """End the recording and write it into `folder`, one file per rank."""
         self._meter.write_trace(Path(folder))
 
+    @dispatch("rank0")
     def parity_tokens(self) -> float:
         """Return what `pack` weighs attention by, of the policy's sizes (see `attention_parity`)."""
         return attention_parity(self._policy.module)
 
+    @dispatch("dp")
     def compare(
         self, microbatches: Sequence[Microbatch], reference: Sequence[Microbatch], variants: Mapping[str, AlgorithmConfig]
     ) -> dict[str, Counterfactual]:
@@ -151,18 +168,27 @@ class Learner:
 
     # ---------------------------------------------------------------------------------------------------- weights
 
+    @dispatch("rank0")
+    def collective_backend(self) -> str:
+        """Return what collectives of this rank's weights run on: `gloo` on a CPU, `nccl` on a GPU."""
+        return "gloo" if self._place.device.type == "cpu" else "nccl"
+
+    @dispatch("all")
     def tensor_specs(self) -> list[TensorSpec]:
         """Return the published weights by their Hugging Face names; of tied ones, one."""
         return weights.tensor_specs(self._policy)
 
+    @dispatch("all")
     def checksums(self) -> dict[str, str]:
         """Return {name: sha256 of the bytes} of the published weights."""
         return weights.checksums(self._policy)
 
+    @dispatch("all")
     def export(self, folder: str) -> None:
         """Write the policy as a folder that transformers and SGLang load; rank 0 writes."""
         weights.export(self._policy, self._place, self._spec.model, Path(folder))
 
+    @dispatch("all")
     def join_weights_group(self, address: str, port: int, world_size: int, name: str, backend: str) -> None:
         """Open the group to the servers: rank 0 of the learner is its rank 0; blocks until all servers have come."""
         self.leave_weights_group()
@@ -172,10 +198,12 @@ class Learner:
                 address=address, port=port, rank=0, world_size=world_size, name=name, backend=backend, timeout_s=timeout_s
             )
 
+    @dispatch("all")
     def send_bucket(self, names: Sequence[str]) -> None:
         """Send the named weights, end to end in this order, to all servers of the group."""
         weights.send_bucket(self._policy, self._place, names, self._weights_group)
 
+    @dispatch("all")
     def leave_weights_group(self) -> None:
         """Close the group to the servers, if one is open."""
         if self._weights_group is not None:
@@ -184,22 +212,26 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
+    @dispatch("all")
     def start_save(self, folder: str) -> None:
         """Copy model, optimizer, schedule and random state, and begin to write the copy into `folder`; one at a time."""
         assert self._saving is None, "finish_save comes before the next start_save"
         self._saving = self._saver.start(self._policy, self._stepper, self._place, Path(folder))
 
+    @dispatch("all", thread="saving")
     def finish_save(self) -> None:
         """Wait until what `start_save` began is written; may be called by another thread than all else."""
         assert self._saving is not None, "start_save comes before finish_save"
         saving, self._saving = self._saving, None
         saving.finish()
 
+    @dispatch("all")
     def save(self, folder: str) -> None:
         """Write model, optimizer, schedule and random state into `folder`."""
         self.start_save(folder)
         self.finish_save()
 
+    @dispatch("all")
     def load(self, folder: str) -> None:
         """Read what `save` wrote; the world size may differ."""
         checkpoint.load(self._policy, self._stepper, self._place, Path(folder))

@@ -1,0 +1,85 @@
+"""The learner as the controller holds it: what its ranks are told, where they start, what they are given, and whose weights they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentrl.config.schema import Config, LearnerConfig
+from agentrl.learner.batch import Microbatch, Sample
+from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.packing import pack
+from agentrl.types import TensorSpec
+from agentrl.workers.group import Patience, WorkerGroup
+from agentrl.workers.pools import Seat
+from agentrl.workers.workers import LocalWorker, Workers
+
+
+def learner_spec(config: Config, *, total_updates: int, dump_folder: str | None = None) -> LearnerSpec:
+    """Return what every rank of this config is told."""
+    return LearnerSpec(
+        config.model,
+        config.learner,
+        config.algorithm_in_use,
+        config.policy_mode,
+        config.trainer.seed,
+        config.rollout.temperature,
+        total_updates,
+        dump_folder,
+    )
+
+
+def start_learner(spec: LearnerSpec, *, gpus_per_learner: float) -> WorkerGroup[Learner]:
+    """Start the ranks as Ray actors and wait until the model stands on all of them; `auto` is a GPU where they ask for one.
+
+    Raises:
+        ConfigError: the model, device or attention cannot be had.
+        LearnerError: the ranks did not come together.
+    """
+    seats = [Seat(num_gpus=gpus_per_learner)] * spec.learner.world_size
+    resolved = spec.on_device("cuda" if gpus_per_learner > 0 else "cpu")
+    patience = Patience(spec.learner.collective_timeout_s)
+    return WorkerGroup.start(Learner, resolved, seats=seats, patience=patience, num_replicas=spec.learner.num_replicas)
+
+
+def open_local_learner(spec: LearnerSpec) -> LocalWorker[Learner]:
+    """Return a learner of one rank in this process; `auto` is a GPU where there is one.
+
+    Raises:
+        ConfigError: the model, device or attention cannot be had.
+    """
+    return LocalWorker(Learner(spec, rank=0, address="127.0.0.1", port=0), close=Learner.close)
+
+
+def pack_for(learner: Workers[Learner], samples: Sequence[Sample], config: LearnerConfig, *, may_split: bool = True) -> list[Microbatch]:
+    """Return the microbatches of all ranks end to end, as methods of the learner take them. may_split: see `pack`."""
+    parity_tokens = learner.run(Learner.parity_tokens)
+    shards = pack(
+        samples, max_tokens=config.microbatch_tokens, world_size=learner.dp_size, parity_tokens=parity_tokens, may_split=may_split
+    )
+    return [microbatch for shard in shards for microbatch in shard]
+
+
+class LearnerWeights:
+    """The learner's weights as `weights.publish.WeightSource` reads them."""
+
+    def __init__(self, learner: WorkerGroup[Learner]) -> None:
+        self._learner = learner
+        self.open_rendezvous = learner.find_address
+
+    def export(self, folder: str) -> None:
+        self._learner.run(Learner.export, folder)
+
+    def tensor_specs(self) -> list[TensorSpec]:
+        return self._learner.run(Learner.tensor_specs)
+
+    def join_weights_group(self, address: str, port: int, world_size: int, name: str, backend: str) -> None:
+        self._learner.run(Learner.join_weights_group, address, port, world_size, name, backend)
+
+    def send_bucket(self, names: Sequence[str]) -> None:
+        self._learner.run(Learner.send_bucket, list(names))
+
+    def leave_weights_group(self) -> None:
+        self._learner.run(Learner.leave_weights_group)
+
+    def checksums(self) -> Mapping[str, str]:
+        return self._learner.run(Learner.checksums)

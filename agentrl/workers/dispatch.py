@@ -1,0 +1,122 @@
+"""Mark a worker's methods with how arguments are split over its ranks and how their results become one; no Ray here.
+
+A *worker* is a plain class, made once per rank. Ranks that hold the same part of the data (sequence or tensor parallel) are *replicas*
+of one data-parallel rank.
+
+```python
+class Learner:
+    @dispatch("dp", join="kept")
+    def score(self, microbatches: Sequence[Microbatch]) -> Sequence[ScoredMicrobatch]: ...
+
+    @dispatch("all")
+    def load(self, folder: str) -> None: ...
+```
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+Split = Literal["dp", "all", "rank0"]
+"""dp: every positional list holds the items of all data-parallel ranks end to end, equally many each, and is cut into as many parts.
+all: every rank gets the arguments as they are. rank0: rank 0 alone is called."""
+
+Join = Literal["first", "concat", "sum", "mean", "max", "kept"]
+"""first: rank 0's result. concat: the lists of all ranks, end to end. sum, mean, max: of numbers, or of dicts of them by key.
+kept: a sequence whose items stay with the ranks until someone reads them. Of replicas, the first one's result counts."""
+
+_MARK = "__dispatch__"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """How one method is spread. thread: name of the thread it runs in beside the others; None: in the one of all methods."""
+
+    split: Split
+    join: Join
+    thread: str | None = None
+
+
+def dispatch(split: Split, join: Join = "first", *, thread: str | None = None) -> Callable[[F], F]:
+    """Mark a method; called directly it is what it was.
+
+    Args:
+        thread: let it run beside the other methods of its rank, one call at a time, instead of after those sent before it.
+
+    Raises:
+        TypeError: split and join are unknown or do not go together, or the method has nothing to split.
+    """
+    _check(split, join)
+
+    def mark(method: F) -> F:
+        if inspect.iscoroutinefunction(method):
+            raise TypeError(f"@dispatch: {method.__qualname__} is async; methods of workers are synchronous")
+        if split == "dp" and len(_positional(method)) < 2:
+            raise TypeError(f"@dispatch('dp'): {method.__qualname__} has no positional parameter whose items could be split")
+        setattr(method, _MARK, Dispatch(split, join, thread))
+        return method
+
+    return mark
+
+
+def dispatch_of(method: Callable[..., Any]) -> Dispatch:
+    """Return how a method is spread.
+
+    Raises:
+        TypeError: it is not marked.
+    """
+    found = getattr(method, _MARK, None)
+    if not isinstance(found, Dispatch):
+        raise TypeError(f"{getattr(method, '__qualname__', method)} is not marked by @dispatch, so a group cannot run it")
+    return found
+
+
+def threads_of(worker: type) -> list[str]:
+    """Return the names of all threads that methods of a worker class have beside the common one."""
+    marks = (getattr(getattr(worker, name), _MARK, None) for name in dir(worker))
+    return sorted({mark.thread for mark in marks if isinstance(mark, Dispatch) and mark.thread is not None})
+
+
+def cut(items: Sequence[Any], num_parts: int, *, what: str) -> list[list[Any]]:
+    """Return `items` in `num_parts` equal parts, in order.
+
+    Raises:
+        ValueError: the parts would not be equal; ranks with fewer items would leave the others waiting in a collective.
+    """
+    size, rest = divmod(len(items), num_parts)
+    if rest:
+        raise ValueError(f"{what}: {len(items)} items do not split into equal parts for {num_parts} data-parallel ranks")
+    return [list(items[start : start + size]) for start in range(0, size * num_parts, size)] if size else [[] for _ in range(num_parts)]
+
+
+def join_results(results: Sequence[Any], join: Join) -> Any:
+    """Return what the results of the ranks, in order of rank, are together. `kept` is not for values, but for where they lie."""
+    if join == "first" or join == "kept":
+        return results[0]
+    if join == "concat":
+        return [item for result in results for item in result]
+    if isinstance(results[0], Mapping):
+        return {name: join_results([result[name] for result in results], join) for name in results[0]}
+    if join == "max":
+        return max(results)
+    return sum(results) if join == "sum" else sum(results) / len(results)
+
+
+def _check(split: str, join: str) -> None:
+    if split not in get_args(Split):
+        raise TypeError(f"@dispatch: unknown split {split!r}; there are: {', '.join(get_args(Split))}")
+    if join not in get_args(Join):
+        raise TypeError(f"@dispatch: unknown join {join!r}; there are: {', '.join(get_args(Join))}")
+    if split == "rank0" and join != "first":
+        raise TypeError(f"@dispatch('rank0', join={join!r}): there is one result only; use join='first'")
+    if join == "kept" and split != "dp":
+        raise TypeError(f"@dispatch({split!r}, join='kept'): only what was split by data is kept by its ranks; use split='dp'")
+
+
+def _positional(method: Callable[..., Any]) -> list[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return [p for p in inspect.signature(method).parameters.values() if p.kind in kinds]

@@ -1,0 +1,223 @@
+"""A group of ranks, each a Ray actor around one worker, called as if they were one object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
+
+from agentrl.errors import AgentRLError, LearnerError
+from agentrl.workers.dispatch import Dispatch, cut, dispatch_of, join_results
+from agentrl.workers.host import host_class
+from agentrl.workers.pools import Seat
+from agentrl.workers.workers import Handle, Workers
+
+W = TypeVar("W")
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_GRACE_S = 5.0
+"""A lost rank breaks the collective of the others, who may report first: so long the death itself is waited for."""
+
+
+class Kept(Sequence[T]):
+    """Items that stay with the ranks they were made by. A group passes them on as they lie; whoever reads one fetches them all."""
+
+    def __init__(self, parts: Sequence[ObjectRef], sizes: Sequence[int]) -> None:
+        self.parts = tuple(parts)
+        self.sizes = tuple(sizes)
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[T]:
+        return chain.from_iterable(ray.get(list(self.parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a call may take: `collective_s` per item of a rank, and two more.
+
+    Each item holds at least one collective, and a rank in a collective that takes longer gives up by itself. key: of the config.
+    """
+
+    collective_s: float
+    key: str = "learner.collective_timeout_s"
+    times: float = 1.0
+
+    def deadline_s(self, num_items: int) -> float:
+        return self.collective_s * self.times * (num_items + 2)
+
+
+class WorkerGroup(Workers[W]):
+    """All ranks of one role. Rank r is a replica of data-parallel rank r // num_replicas.
+
+    Every method raises LearnerError when a rank is lost, fails or does not answer in time; the group is of no use after that.
+    """
+
+    def __init__(self, hosts: Sequence[ActorHandle], *, name: str, patience: Patience, num_replicas: int = 1) -> None:
+        assert len(hosts) % num_replicas == 0, f"{len(hosts)} ranks are no multiple of {num_replicas} replicas"
+        self.dp_size = len(hosts) // num_replicas
+        self._hosts = tuple(hosts)
+        self._num_replicas = num_replicas
+        self._name = name
+        self._patience = patience
+
+    @classmethod
+    def start(
+        cls,
+        worker: Callable[..., W],
+        *args: Any,
+        seats: Sequence[Seat],
+        name: str = "learner",
+        patience: Patience,
+        num_replicas: int = 1,
+    ) -> WorkerGroup[W]:
+        """Start a rank per seat, make `worker(*args, rank=, address=, port=)` on each, and wait until all of them stand.
+
+        Args:
+            name: what a rank is called in errors: `learner rank 1 was lost ...`.
+
+        Raises:
+            AgentRLError: what a worker raised.
+            LearnerError: the ranks did not come together.
+        """
+        assert isinstance(worker, type), "a worker is a class"
+        host = host_class(worker)
+        hosts: list[Any] = [host.options(**seat.ray_options()).remote() for seat in seats]
+        group = cls(hosts, name=name, patience=patience, num_replicas=num_replicas)
+        try:
+            address, port = group.find_address()
+            starts = [host.start.remote(worker, args, rank=rank, address=address, port=port) for rank, host in enumerate(hosts)]
+            group._wait("start", dict(enumerate(starts)), patience.deadline_s(0))
+        except AgentRLError:
+            group.stop()
+            raise
+        return group
+
+    def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+        how, what = dispatch_of(method), method.__name__
+        per_rank, num_items = self._split(how, what, args)
+        remote = "call" if how.join != "kept" else "call_kept"
+        options: dict[str, Any] = {"name": method.__qualname__, "num_returns": 1 if how.join != "kept" else 2}
+        if how.thread is not None:
+            options["concurrency_group"] = how.thread
+        refs = [getattr(self._hosts[rank], remote).options(**options).remote(what, *own, **kwargs) for rank, own in per_rank.items()]
+        return _Call(self, what, how, dict(zip(per_rank, refs, strict=True)), self._patience.deadline_s(num_items))
+
+    def patient(self, times: float) -> WorkerGroup[W]:
+        patience = Patience(self._patience.collective_s, self._patience.key, times)
+        return WorkerGroup(self._hosts, name=self._name, patience=patience, num_replicas=self._num_replicas)
+
+    def find_address(self) -> tuple[str, int]:
+        """Return a free (address, port) of the host of rank 0."""
+        ref: ObjectRef = self._hosts[0].find_address.remote()
+        self._wait("find_address", {0: ref}, self._patience.deadline_s(0))
+        return ray.get(ref)
+
+    def pids(self) -> list[int]:
+        """Return the process id of each rank."""
+        refs = [host.pid.remote() for host in self._hosts]
+        self._wait("pid", dict(enumerate(refs)), self._patience.deadline_s(0))
+        return ray.get(refs)
+
+    def stop(self) -> None:
+        """End all ranks at once."""
+        for host in self._hosts:
+            ray.kill(host)
+
+    # ----------------------------------------------------------------------------------------------------- private
+
+    def _split(self, how: Dispatch, what: str, args: Sequence[Any]) -> tuple[dict[int, list[Any]], int]:
+        """Return the arguments of each rank that is called, and how many items a rank gets."""
+        if how.split != "dp":
+            ranks = range(len(self._hosts)) if how.split == "all" else range(1)
+            return {rank: list(args) for rank in ranks}, 0
+        columns = [self._cut(argument, what) for argument in args]
+        num_items = sum(size for _, size in columns)
+        if not any(isinstance(argument, (list, Kept)) for argument in args):
+            raise TypeError(f"{what}: there is no list among the positional arguments to split over the ranks")
+        dp_rank = {rank: rank // self._num_replicas for rank in range(len(self._hosts))}
+        return {rank: [column[index] for column, _ in columns] for rank, index in dp_rank.items()}, num_items
+
+    def _cut(self, argument: Any, what: str) -> tuple[list[Any], int]:
+        """Return what each data-parallel rank gets of one argument, and of how many items it is."""
+        if isinstance(argument, Kept):
+            assert len(argument.parts) == self.dp_size, f"{what}: kept by {len(argument.parts)} ranks, and here are {self.dp_size}"
+            return list(argument.parts), max(argument.sizes)
+        if isinstance(argument, list):
+            parts = cut(argument, self.dp_size, what=what)
+            return [ray.put(part) for part in parts], len(parts[0])  # put once, however many replicas read it
+        return [argument] * self.dp_size, 0
+
+    def _is_counted(self, rank: int, how: Dispatch) -> bool:
+        """Return whether a rank's result is part of the joined one: of replicas, only the first's is."""
+        return how.split != "dp" or rank % self._num_replicas == 0
+
+    def _wait(self, what: str, refs: Mapping[int, ObjectRef], timeout_s: float) -> None:
+        """Wait for one reference per rank; the first failure ends the wait."""
+        deadline = time.monotonic() + timeout_s
+        pending: dict[ObjectRef, int] = {ref: rank for rank, ref in refs.items()}
+        while pending:
+            done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
+            if not done:
+                ranks, limit = ", ".join(str(rank) for rank in pending.values()), f"{self._patience.key}={self._patience.collective_s:g}"
+                raise LearnerError(f"{self._name} rank {ranks} did not finish {what!r} in time ({limit})")
+            rank = pending.pop(done[0])
+            try:
+                ray.get(done[0])
+            except RayActorError as error:
+                raise self._lost(rank, what) from error
+            except RayTaskError as error:
+                if isinstance(error.cause, AgentRLError) and not isinstance(error.cause, LearnerError):
+                    raise error.cause from None
+                self._raise_if_lost(what, pending)
+                raise LearnerError(f"{self._name} rank {rank} failed in {what!r}: {error.cause!r}") from error
+
+    def _raise_if_lost(self, what: str, pending: Mapping[ObjectRef, int]) -> None:
+        done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_GRACE_S) if pending else ([], [])
+        for ref in done:
+            try:
+                ray.get(ref)
+            except RayActorError as error:
+                raise self._lost(pending[ref], what) from error
+            except RayTaskError:
+                continue  # it failed as the first one did
+
+    def _lost(self, rank: int, what: str) -> LearnerError:
+        return LearnerError(f"{self._name} rank {rank} was lost during {what!r}: resume from the last checkpoint")
+
+
+class _Call(Handle[R], Generic[R]):
+    """A call that the ranks make; refs: of each rank that was called, a pair of (how many, items) where they are kept."""
+
+    def __init__(self, group: WorkerGroup[Any], what: str, how: Dispatch, refs: Mapping[int, Any], timeout_s: float) -> None:
+        self._group, self._what, self._how, self._refs = group, what, how, refs
+        self._deadline = time.monotonic() + timeout_s
+        self._result: list[R] = []
+
+    def wait(self) -> R:
+        if not self._result:
+            is_kept = self._how.join == "kept"
+            waited = {rank: ref[0] if is_kept else ref for rank, ref in self._refs.items()}
+            self._group._wait(self._what, waited, max(0.0, self._deadline - time.monotonic()))
+            counted = [rank for rank in self._refs if self._group._is_counted(rank, self._how)]
+            values = ray.get([waited[rank] for rank in counted])
+            joined: Any = Kept([self._refs[rank][1] for rank in counted], values) if is_kept else join_results(values, self._how.join)
+            self._result.append(joined)
+        return self._result[0]

@@ -1,0 +1,44 @@
+"""The Ray actor around one rank: it finds an address, makes the worker, and calls its methods by name."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import ray
+
+from agentrl.workers.dispatch import threads_of
+
+
+class WorkerHost:
+    """Synchronous: calls run one after the other, in the order in which the group sent them, but for methods with a thread of their own."""
+
+    def find_address(self) -> tuple[str, int]:
+        """Return this host's address and a port that is free at this moment."""
+        with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as listener:
+            listener.bind(("", 0))
+            return ray.util.get_node_ip_address(), listener.getsockname()[1]
+
+    def pid(self) -> int:
+        """Return the process id of this rank."""
+        return os.getpid()
+
+    def start(self, worker: type, args: Sequence[Any], *, rank: int, address: str, port: int) -> None:
+        """Make the worker; ranks of a group meet at address:port."""
+        self._worker = worker(*args, rank=rank, address=address, port=port)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._worker, method)(*args, **kwargs)
+
+    def call_kept(self, method: str, *args: Any, **kwargs: Any) -> tuple[int, Any]:
+        """Return how many items came out, and the items: two references, of which the group fetches the first only."""
+        items = getattr(self._worker, method)(*args, **kwargs)
+        return len(items), items
+
+
+def host_class(worker: type) -> Any:
+    """Return the actor class of a worker's ranks, with a thread for each name that its methods ask for."""
+    return ray.remote(num_cpus=0, concurrency_groups=dict.fromkeys(threads_of(worker), 1))(WorkerHost)  # type: ignore[call-overload]  # not in ray's stubs
