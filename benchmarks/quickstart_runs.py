@@ -21,7 +21,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "runs" / "quickstart" / "data"
 WARM_START = ROOT / "runs" / "quickstart" / "warm_start"
-AGENTRL = [sys.executable, "-m", "agentrl.cli"]
+AGENTRL = (sys.executable, "-m", "agentrl.cli")
+TRAIN = (*AGENTRL, "train")
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,16 @@ class RunFailed(Exception):
     """A run ended with an error; the message names its log."""
 
 
-def measure_all(plans: Sequence[Plan], results: Results, *, commit: str, runs: Path) -> Iterator[Figures]:
-    """Yield the figures of each plan in turn: the stored ones, or those of a fresh run. A failed run is told and left out."""
+def measure_all(plans: Sequence[Plan], results: Results, *, commit: str, runs: Path, program: Sequence[str] = TRAIN) -> Iterator[Figures]:
+    """Yield the figures of each plan in turn: the stored ones, or those of a fresh run of `program CONFIG KEY=VALUE ...`.
+
+    A failed run is told and left out.
+    """
     for plan in plans:
         figures = results.find(plan, commit)
         try:
             if figures is None:
-                figures = measure(plan, commit=commit, runs=runs)
+                figures = measure(plan, commit=commit, runs=runs, program=program)
                 results.add(figures)
         except RunFailed as error:
             print(f"{plan.name} seed {plan.seed}: {error}", flush=True)
@@ -104,7 +108,7 @@ def measure_all(plans: Sequence[Plan], results: Results, *, commit: str, runs: P
         yield figures
 
 
-def measure(plan: Plan, *, commit: str, runs: Path) -> Figures:
+def measure(plan: Plan, *, commit: str, runs: Path, program: Sequence[str] = TRAIN) -> Figures:
     """Make one run, from the warm start to the last validation.
 
     Raises:
@@ -117,7 +121,7 @@ def measure(plan: Plan, *, commit: str, runs: Path) -> Figures:
     common = [f"trainer.seed={plan.seed}", f"trainer.steps={plan.steps}", f"trainer.run_dir={run_dir}", "trainer.save_freq=-1"]
     common += ["trainer.keep_trajectories=false", "~tracking.baselines.untrained", "tracking.report=false"]
     started = time.monotonic()
-    command(["train", "configs/quickstart.yaml", *plan.overrides, *common], log=run_dir / "output.log")
+    command([*program, "configs/quickstart.yaml", *plan.overrides, *common], log=run_dir / "output.log")
     return read_figures(plan, run_dir, commit=commit, wall_s=time.monotonic() - started)
 
 
@@ -153,27 +157,25 @@ def _accuracies(validation: dict[str, float]) -> dict[str, float]:
 def prepare() -> None:
     """Write the quickstart's rows and warm start, if they are not there."""
     if not (DATA / "val.parquet").exists():
-        command(["data", "arithmetic", str(DATA)])
+        command([*AGENTRL, "data", "arithmetic", str(DATA)])
     if not (WARM_START / "config.json").exists():
-        command(["sft", "configs/quickstart_sft.yaml"])
+        command([*AGENTRL, "sft", "configs/quickstart_sft.yaml"])
 
 
 def command(arguments: Sequence[str], *, log: Path | None = None) -> None:
-    """Run `agentrl ARGUMENTS` in the root of the project, its output in `log`; paths in the configs are relative to there.
+    """Run a program in the root of the project, its output in `log`; paths in the configs are relative to there.
 
     Raises:
         RunFailed: its exit code is not 0.
     """
     output = log.open("w") if log else None
     try:
-        code = subprocess.run(
-            [*AGENTRL, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
-        ).returncode
+        code = subprocess.run(arguments, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False).returncode
     finally:
         if output:
             output.close()
     if code != 0:
-        raise RunFailed(f"`agentrl {arguments[0]}` ended with exit code {code}" + (f"; see {log}" if log else ""))
+        raise RunFailed(f"`{' '.join(arguments[1:4])} ...` ended with exit code {code}" + (f"; see {log}" if log else ""))
 
 
 def current_commit() -> str:

@@ -1,0 +1,81 @@
+"""What old tokens cost, and what correcting for them gives back: the quickstart task with a lag of 8 versions, several seeds.
+
+    python benchmarks/lag.py --seeds 0,1,2 --out docs/results/lag.json
+
+Four rows: `on_policy` waits for every publish; the others learn from tokens of `--max-staleness` versions ago, `decoupled` with the
+importance weight of the proximal policy over the one that sampled, `bypass` by the clipped ratio to the one that sampled, `uncorrected` as
+if they were fresh. The servers are kept so far ahead on purpose (see train_behind.py), so the lag is the same on every machine.
+Runs that are in the JSON, for the same overrides and commit, are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+from quickstart_runs import ROOT, Figures, Plan, Results, current_commit, measure_all
+
+CORRECTIONS = {
+    "decoupled": ("algorithm.mode=decoupled",),
+    "bypass": ("algorithm.mode=bypass",),
+    "uncorrected": ("algorithm.mode=decoupled", "algorithm.correction.weight=none"),
+}
+BASELINE = "on_policy"
+PROGRAM = (sys.executable, str(Path(__file__).with_name("train_behind.py")))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default=",".join([BASELINE, *CORRECTIONS]), help="which of them, separated by commas")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--max-staleness", type=int, default=8)
+    parser.add_argument("--eval-n", type=int, default=4, help="attempts at each of the validation rows")
+    parser.add_argument("--within", type=float, default=0.03, help="how far the mean of `decoupled` may be below that of `on_policy`")
+    parser.add_argument("--commit", help="name of the measured state; by default the hash of what is checked out")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "lag.json")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bench" / "lag", help="where the runs' own folders go")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for all runs")
+    args = parser.parse_args()
+    plans = [
+        Plan(row, int(seed), args.steps, (*overrides_of(row, args), *args.overrides))
+        for seed in args.seeds.split(",")
+        for row in args.rows.split(",")
+    ]
+    results = Results(args.out, what="benchmarks/lag.py: the quickstart task, servers kept buffer.max_staleness steps ahead")
+    measured = list(measure_all(plans, results, commit=args.commit or current_commit(), runs=args.runs.resolve(), program=PROGRAM))
+    print("\n" + table(measured))
+    return int(len(measured) < len(plans) or not is_recovered(measured, within=args.within))
+
+
+def overrides_of(row: str, args: argparse.Namespace) -> tuple[str, ...]:
+    own = ("buffer.max_staleness=0",) if row == BASELINE else (f"buffer.max_staleness={args.max_staleness}", *CORRECTIONS[row])
+    return (*own, f"eval.n={args.eval_n}", f"trainer.test_freq={max(1, args.steps // 3)}")
+
+
+def mean_accuracy(measured: list[Figures], row: str) -> float | None:
+    values = [figures.accuracy for figures in measured if figures.name == row]
+    return statistics.mean(values) if values else None
+
+
+def is_recovered(measured: list[Figures], *, within: float) -> bool:
+    """Say whether `decoupled` reaches what `on_policy` does, where both were measured."""
+    fresh, old = mean_accuracy(measured, BASELINE), mean_accuracy(measured, "decoupled")
+    return fresh is None or old is None or old >= fresh - within
+
+
+def table(measured: list[Figures]) -> str:
+    """Return a Markdown table: one row per kind of run, the seeds side by side."""
+    rows = ["| | final accuracy (by seed) | mean | lag mean | lag max | s per step |", "|---|---|---|---|---|---|"]
+    for name in dict.fromkeys(figures.name for figures in measured):
+        runs = [figures for figures in measured if figures.name == name]
+        final, mean = ", ".join(f"{run.accuracy:.3f}" for run in runs), statistics.mean(run.accuracy for run in runs)
+        lag, per_step = statistics.mean(run.lag_mean for run in runs), statistics.mean(run.steps_s / run.steps for run in runs)
+        rows.append(f"| `{name}` | {final} | {mean:.3f} | {lag:.2f} | {max(run.lag_max for run in runs):g} | {per_step:.2f} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
