@@ -81,12 +81,21 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right and duty to play one group; `version` is the learner's at the moment of leasing."""
+    """The right and duty to play one group; `version` is the learner's at the moment of leasing.
+
+    group_size: attempts to sample. has_greedy: one more is played, at temperature 0, as member `group_size`.
+    """
 
     group_id: int
     task: Task
     group_size: int
     version: int
+    has_greedy: bool = False
+
+    @property
+    def num_attempts(self) -> int:
+        """All attempts of the group, the greedy one included."""
+        return self.group_size + self.has_greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,8 @@ class Trajectory:
     thinking, an agent that rewrites its history): then tokens that no longer extend the former ones begin a new row, a fork.
     `metrics` are facts about the attempt (num_turns, num_tool_calls, generate_s, ...), one name one unit.
     `failure` is one line for a person, None when the outcome is scored.
+    is_greedy: played at temperature 0; its reward is a baseline, and nothing is ever learned from its tokens.
+    anchors: i64[K], one per assistant turn: a hash of the state that the turn was taken in (docs/algorithms.md); K=0: not recorded.
     """
 
     group_id: int
@@ -141,6 +152,8 @@ class Trajectory:
     metrics: Mapping[str, float] = field(default_factory=dict)
     extra_info: JsonObject = field(default_factory=dict)
     segment_starts: tuple[int, ...] = (0,)
+    is_greedy: bool = False
+    anchors: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
         lengths = {len(a) for a in (self.token_ids, self.action_mask, self.behavior_logprobs, self.versions, self.turn_ids)}
@@ -178,14 +191,20 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """All trajectories of one Task taken in one visit, ordered by member."""
+    """All trajectories of one Task taken in one visit, ordered by member; `greedy` is not one of them, and nobody learns from it."""
 
     group_id: int
     trajectories: tuple[Trajectory, ...]
+    greedy: Trajectory | None = None
+
+    @property
+    def attempts(self) -> tuple[Trajectory, ...]:
+        """All that was played, the greedy attempt last."""
+        return self.trajectories if self.greedy is None else (*self.trajectories, self.greedy)
 
     @property
     def min_version(self) -> int:
-        versions = [t.min_version for t in self.trajectories if t.min_version != NO_VERSION]
+        versions = [t.min_version for t in self.attempts if t.min_version != NO_VERSION]
         return min(versions, default=NO_VERSION)
 
 

@@ -112,6 +112,44 @@ def test_groups_without_variance_are_replaced_and_the_counts_balance():
     assert target.stats()["stored_bytes"] == 0
 
 
+def test_a_group_with_a_greedy_attempt_is_complete_with_it():
+    target = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=1, group_size=2, has_greedy=True)
+    target.advance(0)
+    [lease, _] = target.lease("a", 9, 0.0)
+    assert (lease.group_size, lease.has_greedy, lease.num_attempts) == (2, True, 3)
+    finish(target, lease)
+    assert target.take(1, 0.0) is None
+    target.add("a", wire(play(lease, 2).replace(is_greedy=True)))
+    resumed = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=1, group_size=2, has_greedy=True)
+    resumed.restore(target.state(), 0)
+    for one in (target, resumed):
+        batch = one.take(1, 0.0)
+        assert batch is not None
+        assert [(t.member, t.is_greedy) for t in decode(from_ipc(batch))] == [(0, False), (1, False), (2, True)]
+        assert one.counts().is_balanced
+
+
+def test_an_old_greedy_attempt_makes_its_group_old():
+    target = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=0, group_size=1, has_greedy=True)
+    target.advance(3)
+    [lease] = target.lease("a", 1, 0.0)
+    finish(target, lease)
+    target.add("a", wire(play(lease, 1, version=2).replace(is_greedy=True)))
+    assert target.take(1, 0.0) is None
+    assert target.counts().dropped == {"stale": 1}
+
+
+@pytest.mark.parametrize(("greedy_reward", "is_dropped"), [(0.5, True), (1.0, False)])
+def test_a_group_teaches_something_when_it_differs_from_its_greedy_attempt(greedy_reward, is_dropped):
+    target = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=0, group_size=1, has_greedy=True, drop_constant_groups=True)
+    target.advance(0)
+    [lease] = target.lease("a", 1, 0.0)
+    finish(target, lease, reward=0.5)
+    target.add("a", wire(play(lease, 1, reward=greedy_reward).replace(is_greedy=True)))
+    assert (target.take(1, 0.0) is None) == is_dropped
+    assert target.counts().dropped == ({"no_variance": 1} if is_dropped else {})
+
+
 def test_groups_without_variance_are_kept_unless_they_are_to_be_dropped():
     target = buffer(groups_per_step=1)
     [lease] = target.lease("a", 1, 0.0)

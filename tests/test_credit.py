@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agentrl.algorithms.advantages import ESTIMATORS, estimate
-from agentrl.config.schema import ADVANTAGES, UNMET_ADVANTAGES, AlgorithmConfig, Config
-from agentrl.controller.credit import action_batch, advantage_options, credit, lay_on_tokens
+from agentrl.config.schema import ADVANTAGES, GROUP_ADVANTAGES, UNMET_ADVANTAGES, AlgorithmConfig, Config
+from agentrl.controller.credit import action_batch, advantage_options, credit, group_trajectories, lay_on_tokens
+from agentrl.data.trajectories import decode, encode
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
@@ -34,8 +35,8 @@ def context(length: int) -> Piece:
     return Piece(None, length)
 
 
-def trajectory(rows: list[list[Piece]], *, group: int = 0, member: int = 0) -> Trajectory:
-    """Return an attempt of these rows."""
+def trajectory(rows: list[list[Piece]], *, group: int = 0, member: int = 0, **fields) -> Trajectory:
+    """Return an attempt of these rows; the state of a turn is its number, unless `anchors` says otherwise."""
     pieces = [piece for row in rows for piece in row]
     turns = np.concatenate([np.full(p.length, -1 if p.turn is None else p.turn, np.int16) for p in pieces])
     mask = turns >= 0
@@ -48,7 +49,12 @@ def trajectory(rows: list[list[Piece]], *, group: int = 0, member: int = 0) -> T
     return Trajectory(
         *(group, member, "t", "d", "a", tokens, mask, logprobs, versions, turns, (), rewards, Outcome.COMPLETED),
         segment_starts=tuple(int(s) for s in starts),
+        **{"anchors": np.arange(turns.max(initial=-1) + 1, dtype=np.int64), **fields},
     )
+
+
+def greedy(reward: float, *, group: int = 0) -> Trajectory:
+    return trajectory([[context(1), Piece(0, 1, reward)]], group=group, member=99, is_greedy=True)
 
 
 def played(rng: np.random.Generator) -> list[Piece]:
@@ -99,7 +105,7 @@ def test_context_anywhere_changes_no_advantage_and_loses_no_reward(name, seed):
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_rejecting_the_last_token_keeps_the_reward(name):
     pair = [trajectory([[context(2), Piece(0, 3, reward), context(1)]], member=member) for member, reward in enumerate((1.0, 0.0))]
-    [samples] = credit([Group(0, tuple(pair))], AlgorithmConfig(advantage=name, passk_k=2), group_size=2)
+    [samples] = credit([Group(0, tuple(pair), greedy(0.5))], AlgorithmConfig(advantage=name, passk_k=2), group_size=2)
     rejected = [replace(s, loss_mask=s.action_mask & (np.arange(s.num_tokens) != 4)) for s in samples]
     [[whole]], [[partial]] = (pack(s, max_tokens=100, world_size=1) for s in (samples, rejected))
     assert partial.num_loss_tokens == whole.num_loss_tokens - 2
@@ -145,6 +151,49 @@ def test_every_option_matters(key, value):
     assert not np.allclose(values(base), values(base.model_copy(update={key: value})))
 
 
+def test_remax_compares_each_attempt_with_the_greedy_one_of_its_group():
+    outcomes = {3: [1.0, 0.0], 5: [0.25], 8: [1.0, 1.0]}
+    baselines = {3: 0.5, 5: 1.0, 8: 1.0}
+    played = [
+        trajectory([[context(1), Piece(0, 2, reward)]], group=group, member=member)
+        for group, rewards in outcomes.items()
+        for member, reward in enumerate(rewards)
+    ]
+    stored = decode(encode([*(greedy(reward, group=group) for group, reward in baselines.items()), *reversed(played)]))
+    groups = sorted(group_trajectories(stored), key=lambda group: group.group_id)
+    assert [[t.member for t in group.trajectories] for group in groups] == [[0, 1], [0], [0, 1]]
+    samples = credit(groups, AlgorithmConfig(advantage="remax"), group_size=None)
+    assert [[s.advantages[1:].tolist() for s in members] for members in samples] == [
+        [[0.5] * 2, [-0.5] * 2],
+        [[-0.75] * 2],
+        [[0.0] * 2] * 2,
+    ]
+
+
+def test_a_greedy_attempt_is_no_member_of_its_group():
+    pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, 0.0))]
+    for name in GROUP_ADVANTAGES:
+        algorithm = AlgorithmConfig(advantage=name, passk_k=1)
+        [alone], [beside] = (
+            credit([group], algorithm, group_size=2) for group in (Group(0, tuple(pair)), Group(0, tuple(pair), greedy(9.0)))
+        )
+        np.testing.assert_array_equal([s.advantages for s in beside], [s.advantages for s in alone])
+
+
+def test_gigpo_compares_turns_by_their_anchors_in_the_order_of_sampling():
+    """Two rows that grow in turn; a turn without tokens has an anchor too."""
+    rows = [[context(1), Piece(0, 1), context(1), Piece(3, 1, 1.0)], [context(2), Piece(1, 2)]]
+    first = trajectory(rows, anchors=np.array([7, 5, -1, 6]))
+    second = trajectory([[context(1), Piece(0, 1), Piece(1, 1)]], member=1, anchors=np.array([7, 6]))
+    batch = action_batch([first, second], group_size=2)
+    assert batch.anchors_K is not None
+    assert batch.anchors_K.tolist() == [7, 5, 6, 7, 6]
+    [[one, other]] = credit([Group(0, (first, second))], AlgorithmConfig(advantage="gigpo"), group_size=2)
+    half = 0.5 / (0.5**0.5 + 1e-6)  # a pair that earned 1 and 0: over the attempts, over state 7 and over state 6 alike; 5 was met once
+    np.testing.assert_allclose(one.advantages[one.action_mask], [2 * half, 2 * half, half, half], rtol=1e-6)
+    np.testing.assert_allclose(other.advantages[other.action_mask], [-2 * half, -2 * half], rtol=1e-6)
+
+
 # --------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -160,11 +209,11 @@ def test_rewards_that_an_estimator_is_not_made_for_end_with_one_line():
         credit([Group(0, tuple(pair))], AlgorithmConfig(advantage="max_rl"), group_size=2)
 
 
-def test_the_config_knows_every_estimator_and_serves_those_that_need_rewards_alone():
+def test_the_config_knows_every_estimator_and_serves_those_that_need_what_rollouts_bring():
     assert {*ADVANTAGES, *UNMET_ADVANTAGES} == set(ESTIMATORS)
     pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, 0.0))]
     for name in ADVANTAGES:
-        [[best, worst]] = credit([Group(0, tuple(pair))], AlgorithmConfig(advantage=name, passk_k=1), group_size=2)
+        [[best, worst]] = credit([Group(0, tuple(pair), greedy(0.5))], AlgorithmConfig(advantage=name, passk_k=1), group_size=2)
         assert best.advantages[1] > worst.advantages[1]
 
 
@@ -173,14 +222,35 @@ def test_the_config_knows_every_estimator_and_serves_those_that_need_rewards_alo
     [
         ("gae", "gae needs a critic"),
         ("gae_turn", "gae_turn needs a critic"),
-        ("remax", "remax needs a greedy attempt"),
-        ("gigpo", "gigpo needs a hash of the environment's state"),
         ("grop", "there is no estimator 'grop'; use one of grpo, .*, or file.py:function"),
     ],
 )
 def test_what_a_run_cannot_serve_is_refused(name, message):
     with pytest.raises(ValidationError, match=message):
         AlgorithmConfig(advantage=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("remax", "remax needs greedy_rewards_N, the reward of a greedy attempt"), ("gigpo", "gigpo needs anchors_K")],
+)
+def test_trajectories_without_what_an_estimator_reads_end_with_one_line(name, message):
+    pair = [trajectory([[context(1), Piece(0, 1, float(m))]], member=m, anchors=np.empty(0, np.int64)) for m in (0, 1)]
+    with pytest.raises(ConfigError, match=rf"algorithm.advantage={name}: {message}"):
+        credit([Group(0, tuple(pair))], AlgorithmConfig(advantage=name), group_size=2)
+
+
+def test_which_groups_have_a_greedy_attempt():
+    def attempts(**groups) -> int:
+        return Config(rollout={"group_size": 3, **groups.pop("rollout", {})}, **groups).attempts_per_group
+
+    assert attempts() == 3
+    assert attempts(algorithm={"advantage": "remax"}) == 4
+    assert attempts(rollout={"greedy_baseline": "always"}) == 4
+    one = {"rollout": {"group_size": 1}, "buffer": {"drop_constant_groups": True}}
+    assert attempts(**one, algorithm={"advantage": "remax"}) == 2  # it differs from its greedy attempt, or teaches nothing
+    with pytest.raises(ValidationError, match="one attempt has no variance"):
+        attempts(**one)
 
 
 def test_pass_at_k_needs_groups_of_k():

@@ -59,6 +59,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         metrics=draw(st.dictionaries(TEXT, FINITE, max_size=3)),
         extra_info=draw(OBJECTS),
         segment_starts=(0, *sorted(draw(st.sets(st.integers(1, size - 1))))) if size > 1 else (0,),
+        is_greedy=draw(st.booleans()),
+        anchors=rng.integers(-(2**63), 2**63 - 1, int(rng.integers(4)), dtype=np.int64),
     )
 
 

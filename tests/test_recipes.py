@@ -48,7 +48,13 @@ def trajectory(group: int, member: int, rng: np.random.Generator) -> Trajectory:
         messages=(),
         rewards=(RewardEvent("answer", float(member % 2), len(mask) - 1),),
         outcome=Outcome.COMPLETED,
+        anchors=np.arange(2),
     )
+
+
+def group_of(number: int, rng: np.random.Generator) -> Group:
+    members = tuple(trajectory(number, member, rng) for member in range(GROUP_SIZE))
+    return Group(number, members, greedy=trajectory(number, GROUP_SIZE, rng).replace(is_greedy=True))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -59,7 +65,7 @@ def test_a_recipe_explains_itself_and_learns(recipe):
     assert config.algorithm.aggregation in text
     assert "No warnings" in text
     rng = np.random.default_rng(0)
-    groups = [Group(g, tuple(trajectory(g, member, rng) for member in range(GROUP_SIZE))) for g in range(3)]
+    groups = [group_of(g, rng) for g in range(3)]
     samples = [sample for group in credit(groups, config.algorithm, group_size=GROUP_SIZE) for sample in group]
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))

@@ -116,6 +116,7 @@ class BufferActor:
             max_staleness=config.buffer.max_staleness,
             group_size=config.rollout.group_size,
             total_groups=steps * config.buffer.groups_per_step,
+            has_greedy=config.has_greedy,
             drop_constant_groups=config.buffer.drop_constant_groups,
         )
         return BufferPlan(

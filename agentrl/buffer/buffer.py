@@ -47,18 +47,22 @@ class ReplayBuffer:
         max_staleness: int,
         group_size: int,
         total_groups: int | None = None,
+        has_greedy: bool = False,
         drop_constant_groups: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start empty; the arguments are those of `Ledger`, `clock` returns seconds.
 
-        drop_constant_groups: a group whose members all earned the same is dropped when it is complete, and another leased.
+        has_greedy: a group is complete with one greedy attempt more, its last member; the bound on staleness holds for it as well.
+        drop_constant_groups: a group whose attempts all earned the same, the greedy one included, is dropped when it is complete, and
+            another leased.
         """
         self._tasks = tasks
         self._drop_constant_groups = drop_constant_groups
         self._group_size = group_size
+        self._has_greedy = has_greedy
         self._ledger = Ledger(
-            groups_per_step=groups_per_step, max_staleness=max_staleness, group_size=group_size, total_groups=total_groups
+            groups_per_step=groups_per_step, max_staleness=max_staleness, group_size=group_size + has_greedy, total_groups=total_groups
         )
         self._members: dict[int, dict[int, pa.RecordBatch]] = {}  # of leased and ready groups: member -> one row
         self._changed = threading.Condition()
@@ -83,7 +87,7 @@ class ReplayBuffer:
                 group_ids.append(self._ledger.lease(owner))
             version = self._ledger.version
         # Outside of the lock: reading a row may decode a whole row group.
-        return [Lease(group_id, self._tasks.task(group_id), self._group_size, version) for group_id in group_ids]
+        return [Lease(group_id, self._tasks.task(group_id), self._group_size, version, self._has_greedy) for group_id in group_ids]
 
     def add(self, owner: str, data: bytes) -> None:
         """Keep finished trajectories (an Arrow IPC stream of `agentrl.data.trajectories`).

@@ -116,7 +116,8 @@ def _loss_lines(config: Config) -> Lines:
 def _advantage(config: Config) -> str:
     algorithm, size = config.algorithm, config.rollout.group_size
     scope = f"over groups of {size:,}" if algorithm.advantage in GROUP_ADVANTAGES else f"over {_count(size, 'attempt')} per task"
-    return f"{algorithm.advantage} {scope}" + (", whitened over the batch" if algorithm.whiten else "")
+    beside = " and a greedy one" if config.has_greedy else ""
+    return f"{algorithm.advantage} {scope}{beside}" + (", whitened over the batch" if algorithm.whiten else "")
 
 
 def _run_lines(config: Config, num_train_rows: int | None) -> Lines:
@@ -216,10 +217,10 @@ def _learner_warnings(config: Config) -> Iterator[str]:
 
 
 READERS: Mapping[str, tuple[str, ...]] = {
-    "gamma": ("reinforce_plus_plus", "turn_group"),
+    "gamma": ("reinforce_plus_plus", "turn_group", "gigpo"),
     "lam": (),
     "bootstrap_truncated": (),
-    "step_weight": (),
+    "step_weight": ("gigpo",),
     "passk_k": ("pass_at_k",),
     "solved_reward": ("pass_at_k",),
     "singleton": GROUP_ADVANTAGES,
@@ -231,6 +232,8 @@ def _advantage_warnings(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.advantage not in ADVANTAGES:
         return  # the user's own may read any of them
+    if config.rollout.greedy_baseline == "always" and algorithm.advantage != "remax":
+        yield f"rollout.greedy_baseline=always has no effect with algorithm.advantage={algorithm.advantage}: it compares nothing with it"
     for key, readers in READERS.items():
         value = getattr(algorithm, key)
         if value != type(algorithm).model_fields[key].default and algorithm.advantage not in readers:

@@ -210,6 +210,11 @@ class RolloutConfig(Section):
     num_servers: int = Field(1, ge=1, description="Servers to start.")
     num_actors: int = Field(1, ge=1, description="Rollout actors (processes that run agent loops).")
     group_size: int = Field(8, ge=1, description="Trajectories per task (GRPO's n).")
+    greedy_baseline: Literal["auto", "always"] = Field(
+        "auto",
+        description="One more attempt per task at temperature 0, whose reward is a baseline and whose tokens nobody learns from; "
+        "auto: for algorithm.advantage=remax; always: also for an estimator of your own.",
+    )
     max_concurrent_trajectories: int = Field(256, ge=1, description="Trajectories in flight per rollout actor.")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature; the learner divides its logits by it.")
     top_p: float = Field(1.0, gt=0, le=1, description="Must stay 1 in training: the kept set is unknown to the learner.")
@@ -259,7 +264,9 @@ class BufferConfig(Section):
     sampler: Literal["fifo"] = Field("fifo", description="Order in which ready groups are taken; fifo: oldest lease first.")
     stall_timeout_s: float = Field(600.0, gt=0, description="No finished trajectory for so long ends the run with a report.")
     drop_constant_groups: bool = Field(
-        False, description="Drop a complete group whose members all earned the same, and lease another in its place (dynamic sampling)."
+        False,
+        description="Drop a complete group whose attempts all earned the same, a greedy one included, and lease another in its place "
+        "(dynamic sampling).",
     )
     max_constant_batches: int = Field(
         10,
@@ -555,18 +562,16 @@ class DPPOConfig(Section):
 
 GROUP_ADVANTAGES = (
     *("grpo", "dr_grpo", "rloo", "opo", "gpg", "max_rl", "grpo_passk", "pass_at_k"),
-    *("reinforce_plus_plus_baseline", "turn_group"),
+    *("reinforce_plus_plus_baseline", "turn_group", "gigpo"),
 )
 """Estimators that compare the attempts of a group."""
 
-ADVANTAGES = (*GROUP_ADVANTAGES, "reinforce_plus_plus")
-"""Estimators that rewards alone suffice for."""
+ADVANTAGES = (*GROUP_ADVANTAGES, "reinforce_plus_plus", "remax")
+"""Estimators that need nothing but what rollouts bring."""
 
 UNMET_ADVANTAGES: dict[str, str] = {
     "gae": "a critic, and the run has no such role",
     "gae_turn": "a critic, and the run has no such role",
-    "remax": "a greedy attempt at each task, and the rollouts play none",
-    "gigpo": "a hash of the environment's state before each turn, and trajectories hold none",
 }
 """Estimators that a run cannot serve, with what they need."""
 
@@ -584,7 +589,7 @@ class AlgorithmConfig(Section):
         "grpo",
         description=f"Advantage estimator: {', '.join(ADVANTAGES)}; your own: `file.py:function`, or an entry point of agentrl.advantages.",
     )
-    gamma: float = Field(1.0, ge=0, le=1, description="Discount per action token (reinforce_plus_plus) or per turn (turn_group).")
+    gamma: float = Field(1.0, ge=0, le=1, description="Discount per action token (reinforce_plus_plus) or per turn (turn_group, gigpo).")
     lam: float = Field(1.0, ge=0, le=1, description="Lambda of generalized advantage estimation, for estimators with a critic.")
     bootstrap_truncated: bool = Field(False, description="With a critic: a truncated attempt goes on in value instead of ending at 0.")
     singleton: Literal["zero", "raw"] = Field(
@@ -770,6 +775,16 @@ class Config(Section):
         return "on_policy" if self.buffer.max_staleness == 0 and updates == 1 else "decoupled"
 
     @property
+    def has_greedy(self) -> bool:
+        """Whether each group has a greedy attempt beside the sampled ones."""
+        return self.rollout.greedy_baseline == "always" or self.algorithm.advantage == "remax"
+
+    @property
+    def attempts_per_group(self) -> int:
+        """Attempts played per group, the greedy one included."""
+        return self.rollout.group_size + self.has_greedy
+
+    @property
     def algorithm_in_use(self) -> AlgorithmConfig:
         """`algorithm` with what it takes from other groups."""
         length = self.algorithm.constant_length or self.agent.max_response_tokens
@@ -777,7 +792,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_constant_groups(self) -> Config:
-        if self.buffer.drop_constant_groups and self.rollout.group_size == 1:
+        if self.buffer.drop_constant_groups and self.attempts_per_group == 1:
             raise ValueError(
                 "buffer.drop_constant_groups with rollout.group_size=1 would drop every group: one attempt has no variance; use group_size>=2"
             )

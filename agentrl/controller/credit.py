@@ -15,7 +15,7 @@ from agentrl.algorithms.compact import ActionBatch, AdvantageOptions
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample, samples_from
-from agentrl.types import Group, Outcome, Trajectory
+from agentrl.types import Group, Outcome, Trajectory, member_tuple
 
 
 def credit(groups: Sequence[Group], algorithm: AlgorithmConfig, *, group_size: int | None) -> list[list[Sample]]:
@@ -30,7 +30,7 @@ def credit(groups: Sequence[Group], algorithm: AlgorithmConfig, *, group_size: i
     trajectories = [t for group in groups for t in group.trajectories]
     estimator = find_estimator(algorithm.advantage)
     try:
-        batch = action_batch(trajectories, group_size=group_size)
+        batch = replace(action_batch(trajectories, group_size=group_size), greedy_rewards_N=greedy_rewards(groups))
         advantages_A = estimate(estimator, batch, advantage_options(algorithm)).advantages_A
     except ValueError as error:
         raise ConfigError(f"algorithm.advantage={algorithm.advantage}: {error}") from error
@@ -56,7 +56,16 @@ def action_batch(trajectories: Sequence[Trajectory], *, group_size: int | None) 
         group_N=torch.tensor([t.group_id for t in trajectories], dtype=torch.int64),
         is_truncated_N=torch.tensor([t.outcome is Outcome.TRUNCATED for t in trajectories], dtype=torch.bool),
         group_size=group_size,
+        anchors_K=_anchors(trajectories),
     )
+
+
+def greedy_rewards(groups: Sequence[Group]) -> torch.Tensor | None:
+    """Return f64[N]: for each trajectory what the greedy attempt of its group earned; None unless every group has one."""
+    rewards = [group.greedy.reward for group in groups if group.greedy is not None]
+    if not groups or len(rewards) < len(groups):
+        return None
+    return torch.from_numpy(np.repeat(np.array(rewards), [len(group.trajectories) for group in groups]))
 
 
 def lay_on_tokens(trajectories: Sequence[Trajectory], values_A: NDArray[np.float64]) -> list[NDArray[np.float32]]:
@@ -118,11 +127,27 @@ def split_minibatches(per_group: Sequence[Sequence[Sample]], *, num_minibatches:
 
 
 def group_trajectories(trajectories: Sequence[Trajectory]) -> list[Group]:
-    """Return the groups of a batch in order of first appearance, members in order."""
+    """Return the groups of a batch in order of first appearance, members in order, greedy attempts apart from the others."""
     members: dict[int, list[Trajectory]] = {}
+    greedy: dict[int, Trajectory] = {}
     for trajectory in trajectories:
-        members.setdefault(trajectory.group_id, []).append(trajectory)
-    return [Group(group_id, tuple(sorted(m, key=lambda t: t.member))) for group_id, m in members.items()]
+        sampled = members.setdefault(trajectory.group_id, [])
+        if trajectory.is_greedy:
+            greedy[trajectory.group_id] = trajectory
+        else:
+            sampled.append(trajectory)
+    return [Group(group_id, member_tuple(sampled), greedy.get(group_id)) for group_id, sampled in members.items()]
+
+
+def _anchors(trajectories: Sequence[Trajectory]) -> torch.Tensor | None:
+    """Return i64[K]: the anchors of turns with an action token, in order of trajectory and turn; None where one recorded none."""
+    found = [np.empty(0, np.int64)]
+    for trajectory in trajectories:
+        turns = np.unique(trajectory.turn_ids[trajectory.action_mask])
+        if len(turns) and turns[-1] >= len(trajectory.anchors):
+            return None
+        found.append(trajectory.anchors[turns])
+    return torch.from_numpy(np.concatenate(found))
 
 
 def _rewards(trajectory: Trajectory) -> NDArray[np.float64]:

@@ -90,6 +90,7 @@ class Observer:
         step_s = max(times["time/step_s"], 1e-9)
         values = {
             **summarise_trajectories(trajectories, version=learned_by, prefix="rollout/"),
+            **_greedy(groups),
             "rollout/constant_groups": constant_group_share(groups),
             **{f"learner/{name}": value for name, value in _combine(updates).items()},
             **times,
@@ -106,7 +107,8 @@ class Observer:
         }
         self._trackers.write("train", step=step, version=version, values=values)
         if self._config.trainer.keep_trajectories:
-            write_parquet(self._dir.rollout_data / f"step_{step:06d}.parquet", encode(trajectories), step=step, learned_by=learned_by)
+            played = encode([t for group in groups for t in group.attempts])
+            write_parquet(self._dir.rollout_data / f"step_{step:06d}.parquet", played, step=step, learned_by=learned_by)
         self._watch(step, values, groups)
 
     def validation(self, step: int, version: int, metrics: Mapping[str, float], *, baseline: str | None) -> None:
@@ -122,7 +124,7 @@ class Observer:
             kept = evidence(groups, rule, limit=self._config.tracking.alarms.dump_groups)
             if kept:
                 path = self._dir.root / "alarms" / f"step_{step:06d}_{rule.name}.parquet"
-                write_parquet(path, encode([t for group in kept for t in group.trajectories]), step=step)
+                write_parquet(path, encode([t for group in kept for t in group.attempts]), step=step)
             self.say(alarm.line())
 
     # -------------------------------------------------------------------------------------------------------- end
@@ -142,6 +144,12 @@ class Observer:
 
     def close(self) -> None:
         self._trackers.close()
+
+
+def _greedy(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the mean reward of the greedy attempts; nothing where none was played."""
+    rewards = [group.greedy.reward for group in groups if group.greedy is not None]
+    return {"rollout/greedy_reward_mean": sum(rewards) / len(rewards)} if rewards else {}
 
 
 def _combine(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:

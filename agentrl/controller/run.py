@@ -162,8 +162,8 @@ class Run:
 
     def _score(self, groups: Sequence[Group]) -> list[Group]:
         tasks = get(self.buffer.tasks.remote([g.group_id for g in groups]), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
-        per_member = [task for task, group in zip(tasks, groups, strict=True) for _ in group.trajectories]
-        return group_trajectories(self.batch_rewards.score(per_member, [t for group in groups for t in group.trajectories]))
+        per_member = [task for task, group in zip(tasks, groups, strict=True) for _ in group.attempts]
+        return group_trajectories(self.batch_rewards.score(per_member, [t for group in groups for t in group.attempts]))
 
     def _take_groups(self) -> list[Group]:
         """Wait for `buffer.groups_per_step` complete groups within the bound on staleness."""

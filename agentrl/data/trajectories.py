@@ -70,17 +70,21 @@ SCHEMA = pa.schema(
         pa.field("failure", pa.large_string()),
         pa.field("metrics", pa.map_(pa.string(), pa.float64()), nullable=False),
         pa.field("extra_info", pa.large_string(), nullable=False),  # JSON text
+        pa.field("is_greedy", pa.bool_(), nullable=False),
+        pa.field("anchors", pa.large_list(pa.int64()), nullable=False),  # one per turn
     ],
     metadata={b"agentrl.trajectories": FORMAT},
 )
 
-_TOKEN_DTYPES: Mapping[str, DTypeLike] = {
+_ARRAY_DTYPES: Mapping[str, DTypeLike] = {
     "token_ids": np.int32,
     "action_mask": np.bool_,
     "behavior_logprobs": np.float32,
     "versions": np.int32,
     "turn_ids": np.int16,
+    "anchors": np.int64,
 }
+"""Columns of arrays: one value per token, or per turn."""
 
 
 # -------------------------------------------------------------------------------------------- trajectories <-> Arrow
@@ -92,7 +96,7 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
     Text that is no valid Unicode (lone surrogates a tool or a model's JSON escape may bring) is written with `?`
     in their place: messages are a view, the tokens stay exact.
     """
-    columns: dict[str, pa.Array] = {name: _encode_tokens(trajectories, name) for name in _TOKEN_DTYPES}
+    columns: dict[str, pa.Array] = {name: _encode_arrays(trajectories, name) for name in _ARRAY_DTYPES}
     values: Mapping[str, Callable[[Trajectory], Any]] = {
         "group_id": lambda t: t.group_id,
         "member": lambda t: t.member,
@@ -106,6 +110,7 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         "failure": lambda t: _unicode(t.failure),
         "metrics": lambda t: list(t.metrics.items()),
         "extra_info": lambda t: json.dumps(t.extra_info) if t.extra_info else "{}",
+        "is_greedy": lambda t: t.is_greedy,
     }
     for name, value_of in values.items():
         columns[name] = pa.array([value_of(t) for t in trajectories], type=SCHEMA.field(name).type)
@@ -115,10 +120,10 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
 def decode(batch: pa.RecordBatch) -> list[Trajectory]:
     """Return the trajectories of a batch that has at least the columns of SCHEMA.
 
-    The per-token arrays are read-only views of the batch's memory.
+    The arrays are read-only views of the batch's memory.
     """
-    tokens = {name: _decode_tokens(batch, name) for name in _TOKEN_DTYPES}
-    plain = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in _TOKEN_DTYPES}
+    columns = {name: _decode_arrays(batch, name) for name in _ARRAY_DTYPES}
+    plain = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in _ARRAY_DTYPES}
     return [
         Trajectory(
             group_id=plain["group_id"][row],
@@ -133,7 +138,8 @@ def decode(batch: pa.RecordBatch) -> list[Trajectory]:
             failure=plain["failure"][row],
             metrics=dict(plain["metrics"][row]),
             extra_info=json.loads(plain["extra_info"][row]),
-            **{name: arrays[row] for name, arrays in tokens.items()},  # type: ignore[arg-type]
+            is_greedy=plain["is_greedy"][row],
+            **{name: arrays[row] for name, arrays in columns.items()},  # type: ignore[arg-type]
         )
         for row in range(batch.num_rows)
     ]
@@ -142,7 +148,7 @@ def decode(batch: pa.RecordBatch) -> list[Trajectory]:
 def min_versions(batch: pa.RecordBatch) -> NDArray[np.int32]:
     """Return i32[N]: the version of each trajectory's oldest action token, NO_VERSION where there is none."""
     oldest = np.full(batch.num_rows, NO_VERSION, dtype=np.int32)
-    masks, versions = _decode_tokens(batch, "action_mask"), _decode_tokens(batch, "versions")
+    masks, versions = _decode_arrays(batch, "action_mask"), _decode_arrays(batch, "versions")
     for row, (mask, version) in enumerate(zip(masks, versions, strict=True)):
         if mask.any():
             oldest[row] = version[mask].min()
@@ -155,16 +161,16 @@ def reward_sums(batch: pa.RecordBatch) -> NDArray[np.float64]:
     return np.array([float(sum(event["value"] for event in row)) for row in rows], dtype=np.float64)
 
 
-def _encode_tokens(trajectories: Sequence[Trajectory], name: str) -> pa.LargeListArray:
+def _encode_arrays(trajectories: Sequence[Trajectory], name: str) -> pa.LargeListArray:
     arrays: list[NDArray[Any]] = [getattr(t, name) for t in trajectories]
     offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
     # The empty first piece gives the dtype when there are no trajectories; `casting="no"` refuses a wrong one.
-    flat = np.concatenate([np.empty(0, _TOKEN_DTYPES[name]), *arrays], dtype=_TOKEN_DTYPES[name], casting="no")
+    flat = np.concatenate([np.empty(0, _ARRAY_DTYPES[name]), *arrays], dtype=_ARRAY_DTYPES[name], casting="no")
     return pa.LargeListArray.from_arrays(offsets, pa.array(flat), type=SCHEMA.field(name).type)
 
 
-def _decode_tokens(batch: pa.RecordBatch, name: str) -> list[NDArray[Any]]:
+def _decode_arrays(batch: pa.RecordBatch, name: str) -> list[NDArray[Any]]:
     column = batch.column(name)
     offsets = column.offsets.to_numpy()
     # `column.values` ignores that the batch may be a slice; the offsets do not. Only booleans (bits in Arrow) are copied.

@@ -95,6 +95,7 @@ class RolloutPart:
             router=self._router,
             host=self._host,
             prompt=PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts),
+            attempts_per_group=config.attempts_per_group,
         )
         self._calls: set[trio.CancelScope] = set()
         self._is_started = threading.Event()

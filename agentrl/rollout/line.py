@@ -8,6 +8,7 @@ from typing import Literal
 
 from agentrl.chat.conversation import Conversation
 from agentrl.errors import DataError
+from agentrl.rollout.anchors import anchor
 from agentrl.rollout.recorder import Row, TrajectoryRecorder
 from agentrl.types import Generation, Message, Turn
 
@@ -38,11 +39,13 @@ class Line:
     another row.
     """
 
-    def __init__(self, conversation: Conversation, recorder: TrajectoryRecorder) -> None:
+    def __init__(self, conversation: Conversation, recorder: TrajectoryRecorder, *, task_id: str) -> None:
         self.conversation = conversation
+        self.reported_states: list[str] = []  # what the environment said of itself since the last turn
         self.max_tokens: int | None = None  # of a row; None until the first prompt is known
         self.is_sampling = False
         self.is_interrupted = False  # a turn was begun and broke off: only the same turn may follow
+        self._task_id = task_id
         self._recorder = recorder
         self._row: Row | None = None
         self._context: list[int] = []  # shown to the model, and not recorded yet
@@ -103,6 +106,8 @@ class Line:
 
     def _record(self, generation: Generation) -> Turn:
         is_truncated = generation.finish_reason == "length"
+        state = anchor(self._task_id, self.conversation.messages[self._num_recorded_messages :], self.reported_states)
+        self.reported_states = []
         message = self.conversation.add_generation(generation.token_ids.tolist(), is_truncated=is_truncated)
         if self._row is None:
             self._row = self._recorder.row()
@@ -110,4 +115,4 @@ class Line:
             self._row.append_context(self._context)
             self._context = []
         self._num_recorded_messages = len(self.conversation.messages)
-        return Turn(self._row.append_generation(generation), message, is_truncated)
+        return Turn(self._row.append_generation(generation, anchor=state), message, is_truncated)

@@ -16,6 +16,7 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.player import Player, one_line
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.router import Router
+from agentrl.rollout.sampling import GreedySampling
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import PromptLimits, Sampling
 from agentrl.rollout.stats import RolloutStats
@@ -56,7 +57,8 @@ Shipment = Trajectory | DroppedGroup
 class AgentLoopManager:
     """Runs agent loops. `run` plays what a source leases, for ever; `play` plays given groups once.
 
-    A lease ends in all its members added, or in its group dropped with the outcome that exhausted the retries.
+    A lease ends in all its attempts added, or in its group dropped with the outcome that exhausted the retries. Where it asks for
+    a greedy attempt, that one is the last member, retried, dropped and scored like the others.
     """
 
     def __init__(
@@ -70,8 +72,11 @@ class AgentLoopManager:
         router: Router,
         host: AsyncioHost,
         prompt: PromptLimits,
+        attempts_per_group: int | None = None,
     ) -> None:
+        """`attempts_per_group`: what leases will ask for, so that no more are claimed than there is room; None: group_size."""
         self._rollout = rollout
+        self._attempts_per_group = attempts_per_group or rollout.group_size
         self._router = router
         self._scorer = Scorer(reward, RewardTable(reward, plugins), host=host, max_response_tokens=agent.max_response_tokens)
         self._player = Player(agent, plugins=plugins, chat=chat, router=router, host=host, scorer=self._scorer, prompt=prompt)
@@ -96,7 +101,7 @@ class AgentLoopManager:
             room = await self._room()
             leases = await source.lease(room)
             for lease in leases:
-                self._claimed += lease.group_size
+                self._claimed += lease.num_attempts
                 nursery.start_soon(self._play_group, lease, out)
             if not leases:
                 await trio.sleep(EMPTY_LEASE_PAUSE_S)
@@ -105,8 +110,8 @@ class AgentLoopManager:
         """Wait until a whole group has room, and return for how many groups there is."""
         while True:
             free = self._rollout.max_concurrent_trajectories - self._claimed
-            if free >= self._rollout.group_size:
-                return free // self._rollout.group_size
+            if free >= self._attempts_per_group:
+                return free // self._attempts_per_group
             if self._claimed == 0:  # a group larger than the limit: its members take turns
                 return 1
             await self._settled.wait()
@@ -116,13 +121,13 @@ class AgentLoopManager:
 
         Members are shipped as they finish, unless a reward compares them: then they wait for each other.
         """
-        unsettled = lease.group_size
+        unsettled = lease.num_attempts
         dropped: list[str] = []
         waiting: list[Trajectory] | None = [] if self._scorer.has_group_rewards(lease.task) else None
 
         async def play(member: int) -> None:
             nonlocal unsettled
-            trajectory = await self._play_member(Attempt(lease.group_id, member, lease.task))
+            trajectory = await self._play_member(Attempt(lease.group_id, member, lease.task, is_greedy=member == lease.group_size))
             if self._rollout.on_outcome[trajectory.outcome] != "train":
                 dropped.append(trajectory.outcome.value)
                 nursery.cancel_scope.cancel()
@@ -135,7 +140,7 @@ class AgentLoopManager:
             self._settle(1)
 
         async with trio.open_nursery() as nursery:
-            for member in range(lease.group_size):
+            for member in range(lease.num_attempts):
                 nursery.start_soon(play, member)
         if waiting and not dropped:
             waiting = await self._score_group(lease.task, waiting, self._rollout.max_retries)
@@ -163,8 +168,9 @@ class AgentLoopManager:
     async def _play_member(self, attempt: Attempt) -> Trajectory:
         """Play until an outcome need not be retried, or the retries are used up."""
         retries_left = self._rollout.max_retries
+        sampling = GreedySampling() if attempt.is_greedy else self._rollout
         while True:
-            trajectory = await self._play_once(attempt, self._rollout)
+            trajectory = await self._play_once(attempt, sampling)
             if self._rollout.on_outcome[trajectory.outcome] != "retry" or retries_left == 0:
                 return trajectory
             retries_left -= 1

@@ -17,7 +17,7 @@ CONTEXT_TURN = -1
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Which attempt this is: member `member` of the group that plays `task`.
+    """Which attempt this is: member `member` of the group that plays `task`, sampled or greedy.
 
     `key` names it in routing and request ids. It is unique: validation counts its groups anew, and several processes ask
     the same servers.
@@ -26,6 +26,7 @@ class Attempt:
     group_id: int
     member: int
     task: Task
+    is_greedy: bool = False
     key: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
 
 
@@ -48,12 +49,15 @@ class Row:
         count = len(ids)
         self._append(np.asarray(ids, np.int32), np.zeros(count, np.float32), np.full(count, NO_VERSION, np.int32), CONTEXT_TURN)
 
-    def append_generation(self, generation: Generation) -> int:
-        """Append one assistant turn exactly as the server sampled it, and return its number within the attempt."""
+    def append_generation(self, generation: Generation, *, anchor: int) -> int:
+        """Append one assistant turn exactly as the server sampled it, and return its number within the attempt.
+
+        `anchor`: hash of the state that the turn was taken in.
+        """
         assert self.num_tokens > 0, "a row begins with context: nothing predicts its first token"
         turn = self._recorder.num_turns
         self._append(generation.token_ids, generation.logprobs, generation.versions, turn)
-        self._recorder.num_turns += 1
+        self._recorder.anchors.append(anchor)
         self._recorder.num_action_tokens += len(generation.token_ids)
         return turn
 
@@ -75,13 +79,17 @@ class TrajectoryRecorder:
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
-        self.num_turns = 0
+        self.anchors: list[int] = []  # one per turn
         self.num_action_tokens = 0
 
     def row(self) -> Row:
         """Begin a row; it is part of the trajectory once it holds a token."""
         self._rows.append(Row(self))
         return self._rows[-1]
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.anchors)
 
     @property
     def num_rows(self) -> int:
@@ -124,6 +132,8 @@ class TrajectoryRecorder:
             metrics=dict(metrics),
             extra_info=task.extra_info,
             segment_starts=tuple(starts),
+            is_greedy=attempt.is_greedy,
+            anchors=np.array(self.anchors, np.int64),
         )
 
     def _begun(self) -> list[Row]:

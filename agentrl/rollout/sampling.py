@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from agentrl.types import Generation, SamplingParams
@@ -19,6 +20,16 @@ class Sampling(Protocol):
     def top_k(self) -> int: ...
     @property
     def min_p(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GreedySampling:
+    """Always the most likely token."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
 
 
 class Generator(Protocol):

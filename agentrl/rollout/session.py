@@ -82,7 +82,8 @@ class TrajectorySession:
         self._gateway = gateway
         self._recorder = TrajectoryRecorder()
         # The agent loop's own line, until a program behind the gateway opens another: the one that was sampled last.
-        self._line = Line(chat.open(prompt_messages, toolbox.schemas if shows_tools else []), self._recorder)
+        conversation = chat.open(prompt_messages, toolbox.schemas if shows_tools else [])
+        self._line = Line(conversation, self._recorder, task_id=attempt.task.task_id)
         self._num_sampling = 0
         self._is_cut = False  # the last turn ended at a token limit
         self._ended: Outcome | None = None
@@ -148,6 +149,8 @@ class TrajectorySession:
                 self._metrics[f"{call.name}/{name}"] += value
             if result.reward is not None:
                 self.turn_rewards.append(GivenReward("tool", call.name, result.reward, self._recorder.num_turns - 1))
+            if result.state is not None:
+                self._line.reported_states.append(result.state)
             self._is_finished = self._is_finished or result.is_final
         return results
 
@@ -178,6 +181,8 @@ class TrajectorySession:
             self.turn_rewards.append(GivenReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1))
         for name, value in reply.metrics.items():
             self._metrics[f"{self._partner.name}/{name}"] += value
+        if reply.state is not None:
+            self._line.reported_states.append(reply.state)
         if not reply.is_done:
             self._line.conversation.add_messages([Message("user", reply.text)])
         return reply
@@ -228,7 +233,7 @@ class TrajectorySession:
 
     def open_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Line:
         """Begin another line of conversation, with a budget for itself: its prompt may hold all that was said so far."""
-        line = Line(self._chat.open(messages, tools), self._recorder)
+        line = Line(self._chat.open(messages, tools), self._recorder, task_id=self._attempt.task.task_id)
         line.max_tokens = self._prompt.max_tokens + self._agent.max_response_tokens
         return line
 

@@ -62,7 +62,9 @@ class Stage:
         reward: RewardConfig,
         prompt: PromptLimits,
         context_tokens: int | None = None,
+        attempts_per_group: int | None = None,
     ) -> None:
+        self._attempts_per_group = attempts_per_group
         self.model, self.chat, self.plugins = model, model.chat, plugins
         self.agent, self.rollout, self.reward, self.prompt = agent, rollout, reward, prompt
         self.router = Router(lambda url: model, vocab_size=model.chat.vocab_size, context_tokens=context_tokens)
@@ -82,6 +84,7 @@ class Stage:
                     router=self.router,
                     host=host,
                     prompt=self.prompt,
+                    attempts_per_group=self._attempts_per_group,
                 )
                 try:
                     return await main(manager)

@@ -172,7 +172,7 @@ def constant_group_share(groups: Sequence[Group]) -> float:
 
 def is_constant(group: Group) -> float:
     """Return 1.0 where all attempts earned the same, else 0.0."""
-    return float(len({t.reward for t in group.trajectories}) <= 1)
+    return float(len({t.reward for t in group.attempts}) <= 1)
 
 
 def staleness(group: Group) -> float:

@@ -27,7 +27,19 @@ def scripted_client(chat: Chat, script: Script, **options) -> ScriptedModel:
 class World(Stage):
     """One scripted server, the real stack, and the tasks to play on it."""
 
-    def __init__(self, chat: Chat, script: Script, *, agent=None, rollout=None, reward=None, plugins=(), prompt=None, **client) -> None:
+    def __init__(
+        self,
+        chat: Chat,
+        script: Script,
+        *,
+        agent=None,
+        rollout=None,
+        reward=None,
+        plugins=(),
+        prompt=None,
+        attempts_per_group=None,
+        **client,
+    ) -> None:
         registered = load_plugins()
         for plugin in plugins:
             registered.add_module(SimpleNamespace(__name__=plugin.__module__, plugin=plugin))
@@ -41,6 +53,7 @@ class World(Stage):
             reward=RewardConfig(**{"timeout_s": math.inf, **(reward or {})}),
             prompt=prompt or PromptLimits(512, "filter"),
             context_tokens=1024,
+            attempts_per_group=attempts_per_group,
         )
 
     def run(self, main: Callable, *, real_time: bool = False):

@@ -19,11 +19,11 @@ from agentrl.types import Lease, Outcome, Trajectory
 
 
 class Book:
-    """Source and sink: leases `groups` of `size` in order, then nothing; keeps what came back."""
+    """Source and sink: leases groups of `size` in order, and a greedy attempt with each, then nothing; keeps what came back."""
 
-    def __init__(self, tasks: Sequence, size: int) -> None:
-        self.waiting = [Lease(index, task, size, 0) for index, task in enumerate(tasks)]
-        self.size = size
+    def __init__(self, tasks: Sequence, size: int, *, has_greedy: bool = False) -> None:
+        self.waiting = [Lease(index, task, size, 0, has_greedy) for index, task in enumerate(tasks)]
+        self.size = size + has_greedy
         self.leased: list[int] = []
         self.added: list[Trajectory] = []
         self.dropped: dict[int, str] = {}
@@ -115,19 +115,20 @@ def set_luck(seed: int, weights: Sequence[float]) -> None:
 
 
 @settings(max_examples=5, deadline=None)
-@given(seed=st.integers(0, 999), size=st.integers(1, 5), limit=st.integers(1, 200))
-def test_every_lease_is_settled_whatever_fails(stage, seed, size, limit):
+@given(seed=st.integers(0, 999), size=st.integers(1, 5), limit=st.integers(1, 200), has_greedy=st.booleans())
+def test_every_lease_is_settled_whatever_fails(stage, seed, size, limit, has_greedy):
     set_luck(seed, (0.7, 0.05, 0.1, 0.1, 0.05))
     rollout = {"group_size": size, "max_concurrent_trajectories": limit, "max_retries": 1}
     world = stage.World(lambda *_: "#### 42", rollout=rollout, plugins=[Unlucky], agent={"trajectory_timeout_s": 20.0})
-    book = Book([stage.task(agent="unlucky", task_id=f"t:{i}") for i in range(60)], size)
+    book = Book([stage.task(agent="unlucky", task_id=f"t:{i}") for i in range(60)], size, has_greedy=has_greedy)
     stats = play_all(world, book)
     members = book.members()
+    assert all(t.is_greedy == (t.member == size) for t in book.added)
     for group in range(60):
         if group in book.dropped:
             assert book.dropped[group] in {"timeout", "tool_error", "model_error", "aborted"}
         else:
-            assert sorted(members[group]) == list(range(size))
+            assert sorted(members[group]) == list(range(book.size))
     assert all(t.outcome is Outcome.COMPLETED and t.reward == 1.0 for t in book.added)
     assert Unlucky.most <= limit
     assert Unlucky.running == stats["in_flight"] == 0
@@ -191,6 +192,58 @@ def test_a_retried_member_counts_once(stage):
     stats = play_all(world, book)
     assert [(t.member, t.outcome) for t in book.added] == [(0, Outcome.COMPLETED)]
     assert (stats["finished"], stats["retried/tool_error"]) == (2, 1)
+
+
+def test_one_attempt_of_a_group_is_greedy_and_the_others_are_sampled(stage):
+    world = stage.World(lambda *_: "#### 42", rollout={"group_size": 2})
+    book = Book([stage.task() for _ in range(5)], 2, has_greedy=True)
+    play_all(world, book)
+    assert sorted((t.group_id, t.member, t.is_greedy) for t in book.added) == [(g, m, m == 2) for g in range(5) for m in range(3)]
+    assert Counter(params.temperature for params in world.client.params) == {1.0: 10, 0.0: 5}
+    assert all(t.reward == 1.0 for t in book.added)
+
+
+class BrokenWhenGreedy(Unlucky):
+    """Fails the attempts whose first token came at temperature 0, `failures` times."""
+
+    name: ClassVar[str] = "broken_when_greedy"
+    failures: ClassVar[int] = 0
+    client: ClassVar = None
+
+    async def run(self, task, session) -> None:
+        await session.generate()
+        self.played["all"] += 1
+        if self.client.params[-1].temperature == 0.0 and type(self).failures:
+            type(self).failures -= 1
+            raise ToolError("once more")
+
+
+@pytest.mark.parametrize(("failures", "is_dropped", "plays"), [(2, False, 5), (9, True, 5)])
+def test_a_greedy_attempt_that_fails_is_tried_again_and_drops_its_group_at_last(stage, failures, is_dropped, plays):
+    set_luck(0, ())
+    world = stage.World(lambda *_: "hm", rollout={"group_size": 2, "max_concurrent_trajectories": 1}, plugins=[BrokenWhenGreedy])
+    BrokenWhenGreedy.failures, BrokenWhenGreedy.client = failures, world.client
+    book = Book([stage.task(agent="broken_when_greedy")], 2, has_greedy=True)
+    stats = play_all(world, book)
+    assert book.dropped == ({0: "tool_error"} if is_dropped else {})
+    assert BrokenWhenGreedy.played["all"] == plays
+    assert stats["retried"] == 2
+    if not is_dropped:
+        assert sorted((t.member, t.is_greedy) for t in book.added) == [(0, False), (1, False), (2, True)]
+
+
+@pytest.mark.parametrize(("limit", "most"), [(8, 4), (9, 4), (2, 1), (1, 1)])
+def test_groups_are_claimed_only_when_their_greedy_attempts_have_room_too(stage, limit, most):
+    """Attempts that never end: what is leased is what had room."""
+    world = stage.World(lambda *_: "hm", rollout={"max_concurrent_trajectories": limit}, latency_s=1000.0, attempts_per_group=2)
+    book = Book([stage.task() for _ in range(20)], 1, has_greedy=True)
+
+    async def main(manager):
+        with trio.move_on_after(10):
+            await manager.run(book, book)
+
+    world.run(main)
+    assert len(book.leased) == most
 
 
 class Hotel(Tool):

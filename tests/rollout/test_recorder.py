@@ -27,7 +27,7 @@ def record(drawn) -> TrajectoryRecorder:
 
 def extend(row, is_generation, ids, version=0) -> None:
     if is_generation:
-        row.append_generation(Generation(ids, -ids.astype(np.float32) - 1, np.full(len(ids), version, np.int32), "stop"))
+        row.append_generation(Generation(ids, -ids.astype(np.float32) - 1, np.full(len(ids), version, np.int32), "stop"), anchor=7)
     else:
         row.append_context(ids.tolist())
 
@@ -110,6 +110,6 @@ def test_a_generation_of_another_dtype_is_refused_not_rounded():
     recorder = TrajectoryRecorder()
     row = recorder.row()
     row.append_context([0])
-    row.append_generation(Generation(np.array([1], np.int64), np.zeros(1, np.float32), np.zeros(1, np.int32), "stop"))
+    row.append_generation(Generation(np.array([1], np.int64), np.zeros(1, np.float32), np.zeros(1, np.int32), "stop"), anchor=7)
     with pytest.raises(TypeError):
         finish(recorder)

@@ -1,30 +1,76 @@
-"""Groups without variance are replaced, in a whole run."""
+"""A whole run that replaces groups without variance and plays a greedy attempt beside each group; what it stored is replayed."""
 
+import numpy as np
 import pytest
 
 import agentrl
 from agentrl.config.schema import BufferConfig
+from agentrl.controller.credit import group_trajectories
+from agentrl.controller.replay import load_replay_config, replay
 from agentrl.controller.run import check_variance
+from agentrl.controller.stored import StoredSteps
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import InfrastructureError
 
 
-def test_dapo_learns_from_groups_with_variance_alone(world, tmp_path):
-    (tmp_path / "parity.py").write_text(
+@pytest.fixture(scope="module")
+def run(world, tmp_path_factory: pytest.TempPathFactory):
+    """DAPO with the greedy attempt as the baseline, and a reward that random answers differ in: their length is even or odd."""
+    folder = tmp_path_factory.mktemp("dapo")
+    (folder / "parity.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return float(len(solution_str) % 2)\n"
     )
-    run_dir = world.folder / "dapo"
-    overrides = ["algorithm=dapo", f"trainer.run_dir={run_dir}", "trainer.steps=2", f"reward.custom_function.path={tmp_path}/parity.py"]
-    config = agentrl.load_config(str(world.config), [*overrides, "reward.terms.length_penalty.weight=0"])
-    result = agentrl.train(config)
+    overrides = ["algorithm=dapo", "algorithm.advantage=remax", f"trainer.run_dir={folder}/run", "trainer.steps=2"]
+    overrides += [f"reward.custom_function.path={folder}/parity.py", "reward.terms.length_penalty.weight=0"]
+    config = agentrl.load_config(str(world.config), overrides)
+    return config, agentrl.train(config)
+
+
+def stored_groups(result, step):
+    return group_trajectories(decode(read_parquet(result.run_dir / f"trajectories/step_{step:06d}.parquet")))
+
+
+def test_only_groups_with_variance_are_learned_from(run):
+    config, result = run
     assert result.step == 2
     assert result.counts.is_balanced
     assert result.counts.consumed == 2 * config.buffer.groups_per_step
-    for step in (1, 2):
-        earned: dict[int, set[float]] = {}
-        for trajectory in decode(read_parquet(run_dir / f"trajectories/step_{step:06d}.parquet")):
-            earned.setdefault(trajectory.group_id, set()).add(trajectory.reward)
-        assert all(rewards == {0.0, 1.0} for rewards in earned.values())  # half of all groups of two would not differ
+    for step in (1, 2):  # half of all pairs would not differ, and a quarter not from their greedy attempt either
+        assert all({t.reward for t in group.attempts} == {0.0, 1.0} for group in stored_groups(result, step))
+
+
+def test_each_group_has_its_greedy_attempt_and_metrics_are_of_the_others(run, world):
+    config, result = run
+    for step, record in enumerate(world.records(result.run_dir).train, 1):
+        groups = stored_groups(result, step)
+        sampled = [t.reward for group in groups for t in group.trajectories]
+        assert len(sampled) == record["rollout/trajectories"] == config.buffer.groups_per_step * config.rollout.group_size
+        assert record["rollout/reward_mean"] == pytest.approx(np.mean(sampled))
+        assert all(group.greedy is not None and group.greedy.is_greedy for group in groups)
+        assert record["rollout/greedy_reward_mean"] == np.mean([group.greedy.reward for group in groups])
+
+
+def test_each_turn_has_its_anchor_and_members_begin_in_the_same_state(run):
+    for group in StoredSteps.find(run[1].run_dir).read(1).groups:
+        assert all(len(t.anchors) == t.turn_ids.max() + 1 for t in group.attempts)
+        assert len({t.anchors[0] for t in group.attempts}) == 1
+
+
+def test_a_replay_knows_the_baselines(run, tmp_path):
+    result = run[1]
+    replayed = replay(result.run_dir, load_replay_config(result.run_dir, out=tmp_path))
+    assert replayed.step == 2
+    assert weights(replayed.model_path) == weights(result.model_path)
+
+
+def test_the_same_attempts_teach_an_estimator_that_reads_anchors(run, tmp_path):
+    result = run[1]
+    changed = load_replay_config(result.run_dir, ["algorithm.advantage=gigpo"], out=tmp_path)
+    assert weights(replay(result.run_dir, changed).model_path) != weights(result.model_path)
+
+
+def weights(folder) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.safetensors")))
 
 
 def test_a_run_whose_rewards_never_differ_ends_and_says_why():
