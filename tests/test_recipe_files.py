@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,12 @@ def test_a_copy_of_a_recipe_works_in_a_folder_of_ones_own(tmp_path):
     assert load_config(str(copy)) == load_config("recipes/aime_dapo.yaml")
 
 
+def test_the_page_lists_recipes_and_sizes():
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    listed = re.findall(r"^\| `([\w.]+)` \|", page, flags=re.MULTILINE)
+    assert sorted(listed) == sorted([*RECIPES, *SIZES])
+
+
 def test_recipes_are_named_where_a_config_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="nearest: recipes/gsm8k_grpo"):
@@ -113,10 +120,12 @@ def test_the_commands_of_a_script_exist_and_compose(name, tmp_path):
     assert names[0].startswith("data ")
     assert names[1:4] == ["config explain", "train", "train"]
     assert set(names[4:]) <= {"export"}
-    plain, training, evaluation = (call.config for call in calls[1:4])
-    assert "No warnings" in explain(plain)
-    for config in (plain, training, evaluation):
-        assert (config.trainer.steps, config.trainer.logger) == (7, ("console", "wandb"))  # what follows the script's name reaches all
+    assert [call.values["config"] for call in calls[1:4]] == [f"recipes/{name}"] * 3
+    training, evaluation = (call.config for call in calls[2:4])
+    assert "No warnings" in explain(training)
+    assert calls[1].values["overrides"] == ["trainer.steps=7", "trainer.logger=[console,wandb]"]
+    for config in (training, evaluation):  # what follows the script's name reaches all
+        assert (config.trainer.steps, config.trainer.logger) == (7, ("console", "wandb"))
     written = calls[0].values["out"]
     assert all(Path(file).parent == written for file in training.data.val_files)
     assert calls[0].values["source"] == Path("aime" if name.startswith("aime") else "gsm8k source")
