@@ -80,6 +80,8 @@ def test_a_sequence_counts_once_and_is_split_only_where_it_exceeds_a_microbatch(
     assert sorted(counted) == [sample.index for sample in batch if sample.action_mask.any()]
     assert sum(m.num_sequences for m in microbatches) == len(counted)
     for m in microbatches:
+        assert m.loss_lengths.tolist() == [batch[index].loss_mask.sum() for index in m.sample_indices]
+    for m in microbatches:
         for index, is_split in zip(m.sample_indices, m.is_split, strict=True):
             sample = batch[index]
             assert is_split == (sample.num_tokens > max_tokens and len(sample.segment_starts) > 1)

@@ -51,7 +51,7 @@ def token_scales(
     """Return f[A], the scale of each loss token.
 
     Args:
-        sequence_ids_A: i64[A], label of the sequence of each loss token; a sequence is never cut over two calls.
+        sequence_ids_A: i64[A], label of the sequence of each loss token; what stands elsewhere of a sequence is here as well.
         counts: of the whole update.
         original_ids: i64[any], the same of all action tokens, rejected ones included; None: none was rejected.
     """

@@ -321,6 +321,11 @@ class LearnerConfig(Section):
     microbatch_tokens: int = Field(
         16384, ge=1, description="Packed tokens per forward and rank; of a microbatch that ranks share, of all of them together."
     )
+    shared_prefix: bool = Field(
+        False,
+        description="Compute a prompt that attempts of a group share once per microbatch; pays where prompts are not much shorter than "
+        "responses. Attention is then `segment_sdpa`.",
+    )
     minibatches_per_step: int = Field(1, ge=1, description="Optimizer updates per epoch over the batch, cut by groups.")
     epochs_per_step: int = Field(1, ge=1, description="Passes over the batch.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
@@ -791,6 +796,11 @@ class Config(Section):
         return self.algorithm.model_copy(update={"constant_length": length})
 
     @model_validator(mode="after")
+    def _check_shared_prefix(self) -> Config:
+        _refuse_shared_prefix(self.model, self.learner)
+        return self
+
+    @model_validator(mode="after")
     def _check_constant_groups(self) -> Config:
         if self.buffer.drop_constant_groups and self.attempts_per_group == 1:
             raise ValueError(
@@ -922,7 +932,22 @@ class SFTConfig(Section):
     @model_validator(mode="after")
     def _has_what_best_needs(self) -> SFTConfig:
         _refuse_best_without_validation(self.trainer, self.data.val_files)
+        _refuse_shared_prefix(self.model, self.learner)
         return self
+
+
+def _refuse_shared_prefix(model: ModelConfig, learner: LearnerConfig) -> None:
+    if not learner.shared_prefix:
+        return
+    if model.attention not in ("auto", "segment_sdpa"):
+        raise ValueError(
+            f"learner.shared_prefix needs an attention in which several segments read one prompt, which {model.attention} is not; "
+            "use model.attention=segment_sdpa"
+        )
+    if learner.sequence_parallel > 1:
+        raise ValueError(
+            f"learner.shared_prefix does not go with learner.sequence_parallel={learner.sequence_parallel}; use sequence_parallel=1"
+        )
 
 
 def _refuse_best_without_validation(trainer: SFTTrainerConfig, val_files: tuple[str, ...]) -> None:

@@ -54,7 +54,12 @@ def pack_for(learner: Workers[Learner], samples: Sequence[Sample], config: Learn
     """Return the microbatches of all ranks end to end, as methods of the learner take them. may_split: see `pack`."""
     parity_tokens = learner.run(Learner.parity_tokens)
     shards = pack(
-        samples, max_tokens=config.microbatch_tokens, world_size=learner.dp_size, parity_tokens=parity_tokens, may_split=may_split
+        samples,
+        max_tokens=config.microbatch_tokens,
+        world_size=learner.dp_size,
+        parity_tokens=parity_tokens,
+        may_split=may_split,
+        shared_prefix=config.shared_prefix,
     )
     return [microbatch for shard in shards for microbatch in shard]
 

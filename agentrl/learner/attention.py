@@ -1,4 +1,4 @@
-"""Attention over packed sequences: each segment sees itself alone.
+"""Attention over packed sequences: each segment sees itself alone, or itself behind one other, the prompt that it shares.
 
 On a CPU one call of SDPA per segment is exact and costs the sum of squares of the lengths, where a dense block mask costs the
 square of their sum. On a GPU flash attention (varlen) or FlexAttention do the same in one kernel.
@@ -23,12 +23,15 @@ SEGMENT_SDPA = "segment_sdpa"
 _FLASH = "flash_attention_2"
 
 
-def choose_attention(requested: str, *, device: str, shares_rows: bool = False) -> str:
-    """Resolve `model.attention` for a device type (`cpu`, `cuda`); `shares_rows`: with sequence parallelism.
+def choose_attention(requested: str, *, device: str, shares_rows: bool = False, shares_prefixes: bool = False) -> str:
+    """Resolve `model.attention` for a device type (`cpu`, `cuda`); `shares_rows`: with sequence parallelism; `shares_prefixes`: with
+    prompts that several segments continue.
 
     Raises:
         ConfigError: flash attention is asked for and not installed, or ranks share rows and the attention cannot.
     """
+    if shares_prefixes:
+        return SEGMENT_SDPA
     if shares_rows:
         if requested not in ("auto", SEGMENT_SDPA):
             raise ConfigError(f"model.attention={requested} does not share a row between ranks; with learner.sequence_parallel use auto")
@@ -44,16 +47,24 @@ def choose_attention(requested: str, *, device: str, shares_rows: bool = False) 
 
 
 def packed_arguments(
-    attention: str, segment_lengths: Sequence[int], *, device: torch.device, sequence_group: ProcessGroup | None = None
+    attention: str,
+    segment_lengths: Sequence[int],
+    *,
+    device: torch.device,
+    sequence_group: ProcessGroup | None = None,
+    prefix_segments: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Return the keyword arguments of the model's forward that tell its attention where sequences start.
 
     FlexAttention and dense SDPA need none: transformers reads the restarts of the position ids. `sequence_group`: the ranks that share
-    the row, each with a part of it in its forward; None: the row is whole.
+    the row, each with a part of it in its forward; None: the row is whole. `prefix_segments`: see `Microbatch`; none: no segment has one.
     """
+    has_prefixes = any(segment >= 0 for segment in prefix_segments)
     if attention == SEGMENT_SDPA:
-        return {"segment_lengths": torch.tensor(segment_lengths), "sequence_group": sequence_group}
+        prefixes = torch.tensor(prefix_segments) if has_prefixes else None
+        return {"segment_lengths": torch.tensor(segment_lengths), "prefix_segments": prefixes, "sequence_group": sequence_group}
     assert sequence_group is None, f"{attention} computes whole rows"
+    assert not has_prefixes, f"{attention} knows no segment that continues another"
     if attention == _FLASH:
         starts = torch.tensor([0, *segment_lengths], device=device).cumsum(0, dtype=torch.int32)
         longest = max(segment_lengths)
@@ -81,6 +92,7 @@ def segment_sdpa(
     attention_mask: Tensor | None,
     *,
     segment_lengths: Tensor | None = None,
+    prefix_segments: Tensor | None = None,
     sequence_group: ProcessGroup | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -92,6 +104,7 @@ def segment_sdpa(
     Args:
         query: f[1, H, T, D]; key, value: f[1, K, T, D] with H a multiple of K.
         segment_lengths: i64[G], lengths that sum to T; a tensor, because a compiled layer is bound to the length of a tuple.
+        prefix_segments: i64[G], the segment whose keys and values stand before a segment's own, -1 for none; None: no segment has one.
         sequence_group: N ranks that share the row: query, key, value and the result hold T/N tokens of it.
 
     Returns:
@@ -100,9 +113,12 @@ def segment_sdpa(
     assert segment_lengths is not None, f"{type(module).__name__} does not pass segment_lengths on to its attention"
     if sequence_group is not None:
         query, key, value = tokens_to_heads((query, key, value), sequence_group)
+    queries, keys, values = (t.split(segment_lengths.tolist(), dim=2) for t in (query, key, value))
+    if prefix_segments is not None:
+        keys, values = (_behind_prefixes(t, prefix_segments.tolist()) for t in (keys, values))
     outputs = [
-        scaled_dot_product_attention(q, k, v, **_causal(q, sliding_window), dropout_p=dropout, scale=scaling, enable_gqa=True)
-        for q, k, v in zip(*(t.split(segment_lengths.tolist(), dim=2) for t in (query, key, value)), strict=True)
+        scaled_dot_product_attention(q, k, v, **_causal(q, k, sliding_window), dropout_p=dropout, scale=scaling, enable_gqa=True)
+        for q, k, v in zip(queries, keys, values, strict=True)
     ]
     attended = torch.cat(outputs, dim=2)
     if sequence_group is not None:
@@ -110,13 +126,19 @@ def segment_sdpa(
     return attended.transpose(1, 2), None
 
 
-def _causal(query: Tensor, sliding_window: int | None) -> dict[str, Any]:
-    length = query.shape[2]
-    if sliding_window is None or length <= sliding_window:
+def _behind_prefixes(segments: Sequence[Tensor], prefix_segments: Sequence[int]) -> list[Tensor]:
+    return [own if prefix < 0 else torch.cat([segments[prefix], own], dim=2) for own, prefix in zip(segments, prefix_segments, strict=True)]
+
+
+def _causal(query: Tensor, key: Tensor, sliding_window: int | None) -> dict[str, Any]:
+    """Return how SDPA is told that each query, of the last ones of the keys, sees what stands before it."""
+    length, num_keys = query.shape[2], key.shape[2]
+    window = num_keys if sliding_window is None else sliding_window
+    if length == num_keys <= window:
         return {"is_causal": True}
-    positions = torch.arange(length, device=query.device)
-    distance = positions[:, None] - positions[None, :]
-    return {"attn_mask": (distance >= 0) & (distance < sliding_window)}
+    ends = torch.arange(num_keys - length, num_keys, device=query.device)
+    distance = ends[:, None] - torch.arange(num_keys, device=query.device)[None, :]
+    return {"attn_mask": (distance >= 0) & (distance < window)}
 
 
 AttentionInterface.register(SEGMENT_SDPA, segment_sdpa)

@@ -94,17 +94,20 @@ class Microbatch:
     """Rows of sequences one after the other, without padding: what one rank puts through the model at once.
 
     token_ids, position_ids: i64[T], positions restart at each segment. segment_lengths: i64[G].
+    prefix_segments: i64[G], the segment that this one continues, whose tokens it attends to before its own; -1: none.
     predictor_positions: i64[A], the position whose logits predict the action token; targets: i64[A], that token.
     sequence_ids: i64[A], place of the token's sequence in sample_indices; action_places: i64[A], the token's number among all action
     tokens of its sequence. loss_mask: bool[A]. behavior_logprobs, advantages: f32[A].
     sample_indices: i64[S], -1 for a filler that only keeps ranks in step. is_split: bool[S], True where other rows of the sequence
     stand in other microbatches. is_counted: bool[S], True in one microbatch of each sequence that has action tokens.
+    loss_lengths: i64[S], tokens in loss_mask of the whole sequence, here and elsewhere.
     values, returns: f32[A], None without a critic.
     """
 
     token_ids: NDArray[np.int64]
     position_ids: NDArray[np.int64]
     segment_lengths: NDArray[np.int64]
+    prefix_segments: NDArray[np.int64]
     predictor_positions: NDArray[np.int64]
     targets: NDArray[np.int64]
     sequence_ids: NDArray[np.int64]
@@ -115,6 +118,7 @@ class Microbatch:
     sample_indices: NDArray[np.int64]
     is_split: NDArray[np.bool_]
     is_counted: NDArray[np.bool_]
+    loss_lengths: NDArray[np.int64]
     values: Floats | None = None
     returns: Floats | None = None
 

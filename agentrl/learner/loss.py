@@ -45,40 +45,51 @@ class LossTokens:
     """The loss tokens of a microbatch on the device. Tokens out of the loss are not masked but absent: no logits are computed for
     them, so whatever they hold (an infinite logit times 0 is NaN) cannot reach a gradient.
 
-    chosen: bool[all action tokens]. elsewhere: what stands in other microbatches of the same sequences; None: no token is.
+    chosen: bool[all action tokens]. ids_elsewhere: i64[E], sequences of the loss tokens that stand in other microbatches; elsewhere: what
+    is known of them, None where nothing was corrected.
     """
 
     predictors: Tensor
     targets: Tensor
     sequence_ids: Tensor
     chosen: Tensor
+    ids_elsewhere: Tensor
     elsewhere: Elsewhere | None = None
 
     @classmethod
     def of(cls, microbatch: Microbatch, device: torch.device, correction: Correction | None = None) -> LossTokens:
         """Return the tokens of the microbatch's loss_mask, or those that a correction accepted."""
         chosen = torch.tensor(microbatch.loss_mask if correction is None else correction.accepted)
-        elsewhere = None if correction is None else correction.elsewhere
+        if correction is None:
+            ids_elsewhere, elsewhere = _ids_elsewhere(microbatch), None
+        else:
+            elsewhere = correction.elsewhere
+            ids_elsewhere = elsewhere.sequence_ids[elsewhere.accepted]
 
         def to_device(column: NDArray[np.int64]) -> Tensor:
             return torch.tensor(column)[chosen].to(device)
 
         predictors, targets = to_device(microbatch.predictor_positions), to_device(microbatch.targets)
-        return cls(predictors, targets, to_device(microbatch.sequence_ids), chosen, elsewhere)
+        ids = to_device(microbatch.sequence_ids)
+        return cls(predictors, targets, ids, chosen, torch.from_numpy(ids_elsewhere).to(device), elsewhere)
 
     def select(self, column: Floats, like: Tensor) -> Tensor:
         return torch.tensor(column)[self.chosen].to(like)
 
     def whole_ids(self) -> Tensor:
         """Return i64[A + E], the sequence of each loss token here and of those elsewhere."""
-        if self.elsewhere is None:
-            return self.sequence_ids
-        return torch.cat([self.sequence_ids, torch.tensor(self.elsewhere.sequence_ids[self.elsewhere.accepted]).to(self.sequence_ids)])
+        return torch.cat([self.sequence_ids, self.ids_elsewhere])
 
     def whole(self, own: Tensor, column: Floats | NDArray[np.bool_] | Tensor) -> Tensor:
         """Return f[A + E], `own` (f[A]) and behind it the loss tokens of a column of `elsewhere`."""
         assert self.elsewhere is not None
         return torch.cat([own, torch.as_tensor(column)[torch.from_numpy(self.elsewhere.accepted)].to(own)])
+
+
+def _ids_elsewhere(microbatch: Microbatch) -> NDArray[np.int64]:
+    num_sequences = len(microbatch.sample_indices)
+    own = np.bincount(microbatch.sequence_ids[microbatch.loss_mask], minlength=num_sequences)
+    return np.repeat(np.arange(num_sequences), microbatch.loss_lengths - own)
 
 
 class PolicyObjective:

@@ -103,7 +103,12 @@ def build_policy(
     Raises:
         ConfigError: there is no such model, its sizes are wrong, or its rows cannot be shared as `learner` says.
     """
-    attention = choose_attention(model.attention, device=place.device.type, shares_rows=place.sequence_group is not None)
+    attention = choose_attention(
+        model.attention,
+        device=place.device.type,
+        shares_rows=place.sequence_group is not None,
+        shares_prefixes=learner.shared_prefix,
+    )
     published_dtype = getattr(torch, model.dtype)
     compute_dtype = published_dtype if published_dtype != torch.float32 else None
     # Frozen weights need no master copy: nothing is ever added to them.

@@ -43,7 +43,9 @@ class PackedRow:
             "position_ids": position_ids[None],
             # A cache would make transformers ignore the restarts of the position ids in eval mode: sequences would see each other.
             "use_cache": False,
-            **packed_arguments(attention, lengths, device=device, sequence_group=group),
+            **packed_arguments(
+                attention, lengths, device=device, sequence_group=group, prefix_segments=microbatch.prefix_segments.tolist()
+            ),
         }
         return cls(arguments, positions_P, part)
 

@@ -4,47 +4,43 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.learner.batch import Microbatch, Sample
+from agentrl.learner.shared_prefix import Bundle, Piece, share_prefixes
 
 PARITY_TOKENS = 16384.0
 """Of a model of unknown sizes; that of 0.5 B to 8 B parameters is 20,000 to 60,000, and the quickstart's is 1,000."""
 
 
-def segment_cost(lengths: NDArray[np.int64], parity_tokens: float) -> float:
+def segment_cost(lengths: NDArray[np.int64], prefix_segments: NDArray[np.int64], parity_tokens: float) -> float:
     """Return what segments of these lengths cost, in tokens put through the matrices alone.
 
-    Attention grows with the square of a segment: at `parity_tokens` it costs as much as all matrices (see `attention_parity`).
+    Attention grows with the square of a segment: at `parity_tokens` it costs as much as all matrices (see `attention_parity`). To each
+    token of the segment that it continues (`prefix_segments`, see `Microbatch`) a segment attends twice as often as to its own.
     """
-    return float(lengths.sum() + np.square(lengths, dtype=np.float64).sum() / parity_tokens)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """Rows of one sequence that stand together: all of them, or one.
-
-    rows: the sample, or the part of it. first_place: action tokens of the sequence before these rows. is_counted: see `Microbatch`.
-    """
-
-    rows: Sample
-    first_place: int
-    is_split: bool
-    is_counted: bool
+    prefixes = np.where(prefix_segments >= 0, lengths[prefix_segments], 0).astype(np.float64)
+    return float(lengths.sum() + (lengths * (lengths + 2 * prefixes)).sum() / parity_tokens)
 
 
 def pack(
-    samples: Sequence[Sample], *, max_tokens: int, world_size: int, parity_tokens: float = PARITY_TOKENS, may_split: bool = True
+    samples: Sequence[Sample],
+    *,
+    max_tokens: int,
+    world_size: int,
+    parity_tokens: float = PARITY_TOKENS,
+    may_split: bool = True,
+    shared_prefix: bool = False,
 ) -> list[list[Microbatch]]:
     """Return the microbatches of each rank: `world_size` lists of one length.
 
     No microbatch exceeds `max_tokens`, but that a longer row stands alone; within that they cost alike (`segment_cost`). A sequence
-    that exceeds it is cut into its rows, which may go to several microbatches and ranks, unless `may_split` is False. Ranks get
-    fillers where there is too little to learn: every forward and backward is a collective, so a rank with fewer of them would leave
-    the others waiting.
+    that exceeds it is cut into its rows, which may go to several microbatches and ranks, unless `may_split` is False. With
+    `shared_prefix` a prompt that several rows begin with stands once in a microbatch (see `share_prefixes`). Ranks get fillers where
+    there is too little to learn: every forward and backward is a collective, so a rank with fewer of them would leave the others
+    waiting.
 
     Raises:
         ValueError: there are no samples.
@@ -52,9 +48,13 @@ def pack(
     if not samples:
         raise ValueError("nothing to pack: the batch holds no samples")
     pieces = [piece for sample in samples for piece in _cut(sample, max_tokens if may_split else sample.num_tokens)]
-    costs = [segment_cost(p.rows.segment_lengths, parity_tokens) for p in pieces]
-    ordered = sorted(zip(pieces, costs, strict=True), key=lambda pair: -pair[1])
-    num_bins = _round_up(-(-sum(p.rows.num_tokens for p in pieces) // max_tokens), world_size)
+    if shared_prefix:
+        bundles = share_prefixes(pieces, max_tokens=max_tokens, world_size=world_size)
+    else:
+        bundles = [Bundle((piece,)) for piece in pieces]
+    costs = [segment_cost(*b.segments, parity_tokens) for b in bundles]
+    ordered = sorted(zip(bundles, costs, strict=True), key=lambda pair: -pair[1])
+    num_bins = _round_up(-(-sum(b.num_tokens for b in bundles) // max_tokens), world_size)
     while (bins := _spread(ordered, num_bins, max_tokens)) is None:
         num_bins = _round_up(max(num_bins + 1, int(num_bins * 1.1)), world_size)
     return _deal([_concatenate(members) for members in bins if members], world_size, parity_tokens)
@@ -65,29 +65,30 @@ def _cut(sample: Sample, max_tokens: int) -> list[Piece]:
     ends = np.cumsum([row.action_mask.sum() for row in rows])
     first_with_actions = int(np.searchsorted(ends, 1))  # past the last row where there are none
     starts = [0, *ends.tolist()]
-    return [Piece(row, starts[i], len(rows) > 1, i == first_with_actions) for i, row in enumerate(rows)]
+    length = int(sample.loss_mask.sum())
+    return [Piece(row, starts[i], len(rows) > 1, i == first_with_actions, length) for i, row in enumerate(rows)]
 
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _spread(ordered: Sequence[tuple[Piece, float]], num_bins: int, max_tokens: int) -> list[list[Piece]] | None:
-    """Put each piece, the costliest first, into the cheapest bin with room for its tokens; None when there is none.
+def _spread(ordered: Sequence[tuple[Bundle, float]], num_bins: int, max_tokens: int) -> list[list[Bundle]] | None:
+    """Put each bundle, the costliest first, into the cheapest bin with room for its tokens; None when there is none.
 
     Source: Graham 1969, where without a bound on tokens the costliest bin is within 4/3 of even.
     """
-    bins: list[list[Piece]] = [[] for _ in range(num_bins)]
+    bins: list[list[Bundle]] = [[] for _ in range(num_bins)]
     loads = [(0.0, 0, index) for index in range(num_bins)]  # cost, tokens
-    for piece, cost in ordered:
+    for bundle, cost in ordered:
         full = []
-        while loads and bins[loads[0][2]] and loads[0][1] + piece.rows.num_tokens > max_tokens:
+        while loads and bins[loads[0][2]] and loads[0][1] + bundle.num_tokens > max_tokens:
             full.append(heapq.heappop(loads))
         if not loads:
             return None
         load, tokens, index = heapq.heappop(loads)
-        bins[index].append(piece)
-        for entry in (*full, (load + cost, tokens + piece.rows.num_tokens, index)):
+        bins[index].append(bundle)
+        for entry in (*full, (load + cost, tokens + bundle.num_tokens, index)):
             heapq.heappush(loads, entry)
     return bins
 
@@ -96,14 +97,14 @@ def _deal(microbatches: Sequence[Microbatch], world_size: int, parity_tokens: fl
     """Give each rank one of the `world_size` costliest, then of the next: ranks wait for each other at every microbatch."""
     shards: list[list[Microbatch]] = [[] for _ in range(world_size)]
     loads = [0.0] * world_size
-    ordered = sorted(microbatches, key=lambda m: -segment_cost(m.segment_lengths, parity_tokens))
+    ordered = sorted(microbatches, key=lambda m: -segment_cost(m.segment_lengths, m.prefix_segments, parity_tokens))
     for start in range(0, len(ordered), world_size):
         row = ordered[start : start + world_size]
         row += [filler() for _ in range(world_size - len(row))]
         # The costliest of a row goes to the rank that had the least so far.
         for microbatch, rank in zip(row, sorted(range(world_size), key=loads.__getitem__), strict=True):
             shards[rank].append(microbatch)
-            loads[rank] += segment_cost(microbatch.segment_lengths, parity_tokens)
+            loads[rank] += segment_cost(microbatch.segment_lengths, microbatch.prefix_segments, parity_tokens)
     return shards
 
 
@@ -113,24 +114,31 @@ def filler() -> Microbatch:
     floats = np.zeros(0, np.float32)
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
     no, nothing = np.zeros(1, np.bool_), np.zeros(0, np.bool_)
-    return Microbatch(zero, zero, one, none, none, none, none, nothing, floats, floats, -one, no, no, floats, floats)
+    return Microbatch(zero, zero, one, -one, none, none, none, none, nothing, floats, floats, -one, no, no, zero, floats, floats)
 
 
-def _concatenate(pieces: Sequence[Piece]) -> Microbatch:
+def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
+    pieces = [p for bundle in bundles for p in bundle.pieces]
     samples = [p.rows for p in pieces]
-    segment_lengths = np.concatenate([s.segment_lengths for s in samples])
+    starts = np.cumsum([0, *(bundle.num_tokens for bundle in bundles)])
+    # Where each token of each piece stands; a shared prompt is the same place for several.
+    stands = [start + places for bundle, start in zip(bundles, starts[:-1], strict=True) for places in bundle.places()]
+    token_ids, position_ids = np.zeros((2, starts[-1]), np.int64)
+    for sample, own in zip(samples, stands, strict=True):
+        token_ids[own] = sample.token_ids
+        position_ids[own] = np.concatenate([np.arange(n) for n in sample.segment_lengths])
     mask = np.concatenate([s.action_mask for s in samples])
     actions = np.flatnonzero(mask)
-    token_ids = np.concatenate([s.token_ids for s in samples]).astype(np.int64)
     places = _sequence_places(pieces)
     firsts = [pieces[i] for i in np.unique(places, return_index=True)[1]]
     counted = {place for place, piece in zip(places, pieces, strict=True) if piece.is_counted}
     return Microbatch(
         token_ids=token_ids,
-        position_ids=np.concatenate([np.arange(n, dtype=np.int64) for n in segment_lengths]),
-        segment_lengths=segment_lengths,
-        predictor_positions=actions - 1,  # position 0 of a segment is never an action, so this stays within it
-        targets=token_ids[actions],
+        position_ids=position_ids,
+        segment_lengths=np.concatenate([bundle.segments[0] for bundle in bundles]),
+        prefix_segments=_prefix_segments(bundles),
+        predictor_positions=np.concatenate(stands)[actions - 1],  # position 0 of a row is never an action, so this stays within it
+        targets=np.concatenate([s.token_ids for s in samples]).astype(np.int64)[actions],
         sequence_ids=np.repeat(places, [s.num_tokens for s in samples])[actions],
         action_places=np.concatenate([p.first_place + np.arange(p.rows.action_mask.sum()) for p in pieces]),
         loss_mask=np.concatenate([s.loss_mask for s in samples])[actions],
@@ -139,9 +147,16 @@ def _concatenate(pieces: Sequence[Piece]) -> Microbatch:
         sample_indices=np.array([p.rows.index for p in firsts], np.int64),
         is_split=np.array([p.is_split for p in firsts], np.bool_),
         is_counted=np.array([place in counted for place in range(len(firsts))], np.bool_),
+        loss_lengths=np.array([p.loss_length for p in firsts], np.int64),
         values=_join([s.values for s in samples], actions),
         returns=_join([s.returns for s in samples], actions),
     )
+
+
+def _prefix_segments(bundles: Sequence[Bundle]) -> NDArray[np.int64]:
+    per_bundle = [bundle.segments[1] for bundle in bundles]
+    starts = np.cumsum([0, *(len(own) for own in per_bundle)])[:-1]
+    return np.concatenate([np.where(own >= 0, own + start, -1) for own, start in zip(per_bundle, starts, strict=True)])
 
 
 def _join(columns: Sequence[NDArray[np.float32] | None], actions: NDArray[np.int64]) -> NDArray[np.float32] | None:
