@@ -154,6 +154,22 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(folder, config)
 
 
+@pytest.fixture(scope="session")
+def quickstart(world: World) -> Path:
+    """The quickstart's data and warm start, as `make quickstart` makes them."""
+    folder = world.folder / "quickstart"
+    write_arithmetic(folder / "data", seed=0, num_train=3000, num_val=192, num_sft=6000)
+    sft = world.start(
+        "sft",
+        "configs/quickstart_sft.yaml",
+        f"data.train_files=[{folder}/data/sft.parquet]",
+        f"trainer.output={folder}/warm_start",
+        f"trainer.untrained_output={folder}/untrained",
+    )
+    assert sft.wait(600) == 0, sft.output()
+    return folder
+
+
 def write_tiny_model(folder: Path) -> None:
     """Write a random Qwen2 of 2 x 32 with the byte-level tokenizer."""
     write_tiny_tokenizer(folder)

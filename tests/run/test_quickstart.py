@@ -4,24 +4,6 @@ import json
 
 import pytest
 
-from agentrl.data.arithmetic import write_arithmetic
-
-
-@pytest.fixture(scope="module")
-def quickstart(world):
-    """The quickstart's data and warm start, as `make quickstart` makes them."""
-    folder = world.folder / "quickstart"
-    write_arithmetic(folder / "data", seed=0, num_train=3000, num_val=192, num_sft=6000)
-    sft = world.start(
-        "sft",
-        "configs/quickstart_sft.yaml",
-        f"data.train_files=[{folder}/data/sft.parquet]",
-        f"trainer.output={folder}/warm_start",
-        f"trainer.untrained_output={folder}/untrained",
-    )
-    assert sft.wait(600) == 0, sft.output()
-    return folder
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
