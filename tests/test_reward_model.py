@@ -16,7 +16,8 @@ from agentrl.controller.supervised_data import pair_sample
 from agentrl.errors import ConfigError
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import filler, pack
-from agentrl.learner.reward_model import bradley_terry, score_segments
+from agentrl.learner.preference import bradley_terry
+from agentrl.learner.reward_model import score_segments
 from agentrl.learner.score_head import ScoreHead, attach_score_head
 
 VOCABULARY = 61
@@ -63,7 +64,7 @@ def pairs(count, seed=0):
 
 
 def microbatches(some_pairs, max_tokens=1000):
-    [shard] = pack([pair_sample(i, *pair) for i, pair in enumerate(some_pairs)], max_tokens=max_tokens, world_size=1)
+    [shard] = pack([pair_sample(i, *pair) for i, pair in enumerate(some_pairs)], max_tokens=max_tokens, world_size=1, may_split=False)
     return shard
 
 

@@ -104,6 +104,16 @@ class Chat:
             raise DataError("the conversation has no assistant message to imitate")
         return replay(self._renderer, messages[: turns[-1] + 1], tools, edits=self._edits)
 
+    def render_whole(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """Return the tokens of a finished conversation as the template shows it, to be judged: those of `apply_chat_template`.
+
+        Raises:
+            ConfigError: the template refuses these messages.
+        """
+        renderer = self._renderer
+        text = renderer.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=False)
+        return renderer.codec.encode_rendered(text)
+
     def check_template(
         self, tools: Tools, *, has_user_turns: bool = True, has_system: bool = True, num: int = QUICK_CHECK, seed: int = 0
     ) -> TemplateReport:

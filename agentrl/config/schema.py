@@ -458,6 +458,51 @@ class RewardConfig(Section):
         return self
 
 
+# --------------------------------------------------------------------------------------------------- reward model
+
+REWARD_MODEL = "reward_model"
+"""The registered reward that asks the reward model."""
+
+
+class RewardModelConfig(Section):
+    """The reward model of a run: a role of its own, asked by the terms with `reward: reward_model` once per batch."""
+
+    model: ModelConfig = ModelConfig()
+    max_tokens: int | None = Field(None, ge=1, description="Longest conversation; None: as many tokens as the model has positions.")
+    overlong: Literal["truncate", "skip"] = Field(
+        "truncate",
+        description="A longer one loses its beginning (share: `reward/<term>/truncated`), or the term does not apply to it (`reward/<term>/applied`).",
+    )
+    render: Literal["turns", "template"] = Field(
+        "turns",
+        description="The text that is scored. turns: as `agentrl rm` trains, each turn as a model would have sampled it, up to the token that "
+        "ends the last one; template: what apply_chat_template gives, for models that were trained on that.",
+    )
+    world_size: int = Field(1, ge=1, description="Ranks, over which weights and conversations are spread.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda when Ray grants a GPU.")
+    threads: int = Field(1, ge=1, description="CPU threads of torch per rank.")
+    microbatch_tokens: int = Field(16384, ge=1, description="Packed tokens per forward and rank; a longer conversation stands alone.")
+    offload: Literal["none", "parameters"] = Field("none", description="parameters: the weights wait on the CPU for each forward.")
+    fsdp: FSDPConfig = FSDPConfig()
+    collective_timeout_s: float = Field(300.0, gt=0, description="A collective that takes longer lost a rank.")
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self.model.path)
+
+    @property
+    def as_learner(self) -> LearnerConfig:
+        """What ranks and sharding read of a learner."""
+        shared = ("world_size", "device", "threads", "microbatch_tokens", "offload", "fsdp", "collective_timeout_s")
+        return LearnerConfig(**{name: getattr(self, name) for name in shared})
+
+    @model_validator(mode="after")
+    def _is_frozen(self) -> RewardModelConfig:
+        if self.model.lora.rank > 0:
+            raise ValueError(f"reward_model.model.lora.rank={self.model.lora.rank}: the reward model is not trained here; leave it 0")
+        return self
+
+
 # ------------------------------------------------------------------------------------------------------ algorithm
 
 
@@ -765,6 +810,7 @@ class Config(Section):
     learner: LearnerConfig = LearnerConfig()
     critic: CriticConfig = CriticConfig()
     reward: RewardConfig = RewardConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     cluster: ClusterConfig = ClusterConfig()
@@ -811,6 +857,22 @@ class Config(Section):
                 "buffer.drop_constant_groups needs rewards when a group is complete, but reward.custom_function.scope=batch scores later; "
                 "use scope=trajectory"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reward_model_is_asked(self) -> Config:
+        terms = {f"reward.terms.{name}": term for name, term in self.reward.terms.items() if (term.reward or name) == REWARD_MODEL}
+        asking = [*terms, *(f"reward.sources.{source}" for source, name in self.reward.sources.items() if name == REWARD_MODEL)]
+        if asking and not self.reward_model.is_used:
+            raise ValueError(f"{asking[0]} asks the reward model, but reward_model.model.path is empty; name a folder or hub id there")
+        if self.reward_model.is_used and not asking:
+            raise ValueError(
+                f"reward_model.model.path={self.reward_model.model.path!r} is asked by nothing; "
+                "add a term, such as reward.terms.helpful={reward: reward_model}"
+            )
+        late = next((name for name, term in terms.items() if term.timeout_s is not None), None)
+        if late is not None:
+            raise ValueError(f"{late}.timeout_s: the reward model has deadlines of its own; use reward_model.collective_timeout_s")
         return self
 
     def _stages_without_ratio(self) -> str | None:

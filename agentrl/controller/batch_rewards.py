@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from agentrl.config.schema import Config
 from agentrl.controller.calls import in_trio
 from agentrl.plugins import Plugins
+from agentrl.rewards.reward_model import Ask, RewardModel
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.scoring import Scorer
@@ -29,6 +30,11 @@ class BatchRewards:
     def is_any(self) -> bool:
         """Whether there is such a reward at all."""
         return self._table.may_score("batch")
+
+    def connect(self, ask: Ask) -> None:
+        """Let the terms of the reward model score by `ask`."""
+        for reward in self._table.find(RewardModel):
+            reward.connect(ask)
 
     def score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Return the trajectories of a batch with these rewards; `tasks` are theirs, one each.

@@ -24,8 +24,10 @@ from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get
 from agentrl.controller.checkpoint import find_checkpoint, tidy
 from agentrl.controller.cluster import interruptible, ray_session
+from agentrl.controller.conversations import Conversations
 from agentrl.controller.learner import learner_spec, start_learner
 from agentrl.controller.observe import Observer
+from agentrl.controller.reward_role import resolve_reward_model, start_reward_role
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run import Run
 from agentrl.controller.run_dir import RunDir
@@ -54,7 +56,7 @@ def open_run(config: Config) -> Iterator[Run]:
         InfrastructureError: something did not come up; the message says what.
     """
     given = config
-    config = config.model_copy(update={"model": resolve_model(config.model)})
+    config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
     find_estimator(config.algorithm.advantage)
     bind_policy_loss(config.algorithm)
     plugins = open_plugins(config.agent)
@@ -69,6 +71,7 @@ def open_run(config: Config) -> Iterator[Run]:
             raise ConfigError(
                 "buffer.drop_constant_groups needs rewards when a group is complete, but a reward of scope batch scores later"
             )
+        conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
         validation = _open_validation(config, run_dir, plugins, chat)
         observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
         stack.callback(observer.close)
@@ -91,6 +94,10 @@ def open_run(config: Config) -> Iterator[Run]:
         checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer)
         stack.callback(checkpoints.close)  # after the learner is stopped: an interrupted run does not wait for its data
         stack.callback(learner.stop)
+        if conversations is not None:
+            reward_role = start_reward_role(config, conversations)
+            stack.callback(reward_role.stop)
+            batch_rewards.connect(reward_role.score)
         rollouts = RolloutFleet(config, buffer)
         stack.callback(rollouts.close)
         if checkpoint is not None:

@@ -21,8 +21,8 @@ from agentrl.learner.held_out import Objective, measure
 from agentrl.learner.loss import Mode, PolicyObjective, SupervisedObjective
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
+from agentrl.learner.preference import PreferenceObjective
 from agentrl.learner.ranks import join_ranks, leave_ranks
-from agentrl.learner.reward_model import PreferenceObjective
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.step import Stepper, count_update
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group

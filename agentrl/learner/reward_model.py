@@ -1,51 +1,120 @@
-"""Training of a reward model: the Bradley-Terry loss of pairs, of which the first segment is the preferred one.
+"""A reward model: a frozen classifier with one label, sharded like the learner, that scores whole conversations.
 
-P pairs of the microbatch, G = 2 P segments (see `controller.supervised_data.read_pairs`).
+It is transformers' `AutoModelForSequenceClassification` or `AutoModelForTokenClassification` on a causal model, and gives a
+conversation the score that transformers gives it alone: the number behind its last token.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid
+from collections.abc import Sequence
 
-from agentrl.algorithms.aggregation import UpdateCounts
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
+
+from agentrl.config.schema import ModelConfig, RewardModelConfig
+from agentrl.errors import ConfigError
+from agentrl.learner import sharding
+from agentrl.learner.attention import attention_parity, choose_attention
 from agentrl.learner.batch import Microbatch
-from agentrl.learner.loss import LossPart
-from agentrl.learner.model import Policy
-from agentrl.learner.score_head import segment_ends
+from agentrl.learner.model import Policy, as_policy
+from agentrl.learner.ranks import join_ranks, leave_ranks
+from agentrl.learner.score_head import answer_with_scores, segment_ends
+from agentrl.plugins.sources import import_source
+from agentrl.workers.dispatch import dispatch
+
+_CLASSIFIERS = {
+    "ForSequenceClassification": AutoModelForSequenceClassification,
+    "ForTokenClassification": AutoModelForTokenClassification,
+}
+
+
+class RewardModel:
+    """One rank of a reward model: all ranks call the same methods in the same order, each with its own microbatches.
+
+    Raises:
+        ConfigError: the model, the device or the attention cannot be had, or the model is no classifier with one label.
+        LearnerError: the other ranks did not come.
+    """
+
+    def __init__(self, config: RewardModelConfig, *, rank: int, address: str, port: int) -> None:
+        learner = config.as_learner
+        place = join_ranks(learner, rank=rank, address=address, port=port)
+        attention = choose_attention(config.model.attention, device=place.device.type)
+        module = load_classifier(config.model, attention)
+        class_name = type(module).__name__
+        module.requires_grad_(False)
+        sharding.shard(module, place.mesh, learner, compute_dtype=None, has_backward=False)
+        self._model = as_policy(module.eval(), class_name, attention, place.device, getattr(torch, config.model.dtype))
+
+    @dispatch("dp", join="concat")
+    @torch.no_grad()
+    def score(self, microbatches: Sequence[Microbatch]) -> list[NDArray[np.floating]]:
+        """Return the scores of each microbatch, f[S], in the order of its `sample_indices`; none of a filler. A collective."""
+        scores = [score_segments(self._model, microbatch).cpu().numpy() for microbatch in microbatches]
+        self._model.reshard()
+        return scores
+
+    @dispatch("all")
+    def parity_tokens(self) -> float:
+        """Return what `pack` weighs attention by, of the model's sizes (see `attention_parity`)."""
+        return attention_parity(self._model.module)
+
+    def close(self) -> None:
+        """Leave the process group."""
+        leave_ranks()
 
 
 def score_segments(model: Policy, microbatch: Microbatch) -> Tensor:
     """Return the score of each segment, f[G], by a model with a scalar head; empty for a filler, and with a gradient of 0."""
-    row = model.row(microbatch, torch.tensor(segment_ends(microbatch), device=model.device))
+    return scores_at(model, microbatch, segment_ends(microbatch))
+
+
+def scores_at(model: Policy, microbatch: Microbatch, positions: NDArray[np.int64]) -> Tensor:
+    """Return what a scalar head says of the tokens at `positions` (i64[any], into the packed row) and all before them."""
+    row = model.row(microbatch, torch.tensor(positions, device=model.device))
     return row.join(model.module(positions_G=row.positions, **row.arguments))
 
 
-def bradley_terry(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
-    """Return -log sigmoid(s_chosen - s_rejected) of each pair, f[P]: minus the log-probability that the chosen one wins.
+def load_classifier(model: ModelConfig, attention: str) -> PreTrainedModel:
+    """Return the classifier with one label in `model.path`, on the CPU, in `model.dtype`; it answers with scores.
 
-    Source: Bradley & Terry 1952; Ouyang et al. 2022, arXiv:2203.02155, eq. 1.
+    Raises:
+        ConfigError: there is none, it has another number of labels, or its head is not among the weights.
+        PluginError: `model.external_lib` cannot be imported.
     """
-    return -logsigmoid(chosen_P - rejected_P)
+    if model.external_lib is not None:
+        import_source(model.external_lib)
+    named = f"reward_model.model.path={model.path!r}"
+    options = {"trust_remote_code": model.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(model.path, **options)
+        kind = _find_classifier(named, config.architectures or [])
+        if config.num_labels != 1:
+            raise ConfigError(f"{named} has {config.num_labels} labels; a reward model has one, the score")
+        module: PreTrainedModel
+        module, info = kind.from_pretrained(
+            model.path, dtype=getattr(torch, model.dtype), attn_implementation=attention, output_loading_info=True, **options
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{named} cannot be loaded: {error}") from error
+    if info["missing_keys"]:
+        # transformers fills in random numbers, and random scores look like scores.
+        raise ConfigError(f"{named} lacks the weight {min(info['missing_keys'])!r}; was the model saved with its head?")
+    answer_with_scores(module)
+    return module
 
 
-class PreferenceObjective:
-    """The Bradley-Terry loss, averaged over all pairs of the update."""
-
-    def part(self, policy: Policy, microbatch: Microbatch, counts: UpdateCounts) -> LossPart:
-        """Run the forward and return the microbatch's part of the loss of the update that `counts` describes.
-
-        A pair is whole within a microbatch and counted once, so that neither split nor ranks nor order matter.
-        """
-        scores_P2 = score_segments(policy, microbatch).view(-1, 2)
-        chosen, rejected = scores_P2.unbind(dim=1)
-        loss = bradley_terry(chosen, rejected).sum() / counts.sequences
-        sums = {
-            "loss": loss,
-            "accuracy": (chosen > rejected).sum(),  # a tie is no preference, so it is wrong
-            "margin": (chosen - rejected).sum(),
-            "chosen_score": chosen.sum(),
-            "rejected_score": rejected.sum(),
-        }
-        return LossPart(loss, sums, {})
+def _find_classifier(
+    named: str, architectures: Sequence[str]
+) -> type[AutoModelForSequenceClassification | AutoModelForTokenClassification]:
+    for architecture in architectures:
+        for suffix, kind in _CLASSIFIERS.items():
+            if architecture.endswith(suffix):
+                return kind
+    raise ConfigError(
+        f"{named} is no reward model: its config names {', '.join(architectures) or 'no architecture'}; "
+        "train one of it by `agentrl rm`, or name a ...ForSequenceClassification or ...ForTokenClassification"
+    )

@@ -24,15 +24,26 @@ SCORE_HEAD = "score"
 
 @dataclass(frozen=True, slots=True)
 class ScoreHead:
-    """pad_token_id: written into the exported config; transformers pools at the last token that is not it, so no sequence ends in it."""
+    """pad_token_id: written into the exported config; transformers pools at the last token that is not it, so no sequence ends in it.
+    None: as the model has it, for a head that is read at many tokens."""
 
-    pad_token_id: int
+    pad_token_id: int | None
 
 
 def attach_score_head(module: PreTrainedModel, head: ScoreHead, *, dtype: torch.dtype) -> None:
-    """Let the forward of a sequence classifier return the scores at given positions. Before sharding: FSDP's hooks surround a forward.
+    """Let a sequence classifier answer with scores, and train its head in `dtype`: beside an adapter, too, for it is new.
 
-    The head is always trained, in `dtype`: beside an adapter, too, for it is new.
+    Raises:
+        ConfigError: see `answer_with_scores`.
+    """
+    answer_with_scores(module)
+    module.score.to(dtype).requires_grad_(True)
+    if head.pad_token_id is not None:
+        module.config.get_text_config().pad_token_id = head.pad_token_id
+
+
+def answer_with_scores(module: PreTrainedModel) -> None:
+    """Let the forward of a classifier return the scores at given positions. Before sharding: FSDP's hooks surround a forward.
 
     Raises:
         ConfigError: the architecture keeps its head under another name.
@@ -41,8 +52,6 @@ def attach_score_head(module: PreTrainedModel, head: ScoreHead, *, dtype: torch.
         raise ConfigError(
             f"{type(module).__name__} has no scalar head {SCORE_HEAD!r} on a causal model; use a decoder such as Llama or Qwen"
         )
-    module.score.to(dtype).requires_grad_(True)
-    module.config.get_text_config().pad_token_id = head.pad_token_id
     module.forward = partial(_scores_at, module)
 
 

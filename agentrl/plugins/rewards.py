@@ -88,6 +88,8 @@ class AnyReward(ABC):
     """
     max_concurrent: int | None = None
     """Calls at once per rollout actor; None: any number. Waiting for a free place does not count into the deadline."""
+    has_own_deadlines: bool = False
+    """Its calls end by deadlines of its own, whatever `reward.timeout_s` is."""
 
     def __init__(self, config: JsonObject | None = None) -> None:
         self.config: JsonObject = dict(config or {})

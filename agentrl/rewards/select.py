@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl.config.schema import REWARD_PRESETS, RewardConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.plugins import Plugins
-from agentrl.plugins.rewards import Scope
+from agentrl.plugins.rewards import AnyReward, Scope
 from agentrl.plugins.sources import function_reference
 from agentrl.rewards.calls import Term
 from agentrl.rewards.custom import load_function
 from agentrl.rewards.recipes import Recipe, recipe_of_class
 from agentrl.types import Task
+
+R = TypeVar("R", bound=AnyReward)
 
 RESERVED = frozenset({"tool", "interaction", "agent"})
 """Names of the rewards given during an attempt (`reward/tool`, ...)."""
@@ -75,6 +78,11 @@ class RewardTable:
         own = [self._custom] if self._custom is not None else list(self._by_reward.values())
         return any(term.scope == scope for term in (*own, *self._terms))
 
+    def find(self, kind: type[R]) -> list[R]:
+        """Return the configured rewards of a class."""
+        own = [self._custom] if self._custom is not None else list(self._by_reward.values())
+        return [term.reward for term in (*own, *self._terms) if isinstance(term.reward, kind)]
+
     def check(self, task: Task) -> None:
         """Raise DataError when the task cannot be scored: unknown source, missing ground truth. Called before any rollout."""
         own = self.own(task)
@@ -121,6 +129,8 @@ class RewardTable:
         cls = self._plugins.rewards.get(name)
         merged = {**self._config.reward_config.get(self._plugins.rewards.own_name(name), {}), **config}
         reward = cls(merged)
+        if reward.has_own_deadlines:
+            fields["timeout_s"] = math.inf
         return Term(shown, reward, recipe=recipe_of_class(cls, merged) if reward.runs_in == "process" else None, **fields)
 
 

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from agentrl.config.compose import load_rm_config, load_sft_config
+from agentrl.config.compose import load_sft_config
 from agentrl.config.schema import ClusterConfig
 from agentrl.controller.cluster import ray_session
-from agentrl.controller.reward_model import train_reward_model
 from agentrl.controller.sft import supervise
 from agentrl.errors import ConfigError
 
@@ -94,46 +91,3 @@ def test_the_best_policy_is_that_of_the_lowest_validation_loss(world):
     assert step < 4
     upto = supervised(world, "upto", *options, f"trainer.steps={step}")
     assert is_same(best.weights, upto.weights)
-
-
-def write_pairs(path, rng, count):
-    """The answer with a digit is preferred."""
-
-    def row():
-        words = ["".join(rng.choice(list("abcde"), size=4)) for _ in range(2)]
-        return {"prompt": "Say.", "chosen": f"{words[0]}{rng.integers(10)}", "rejected": words[1]}
-
-    path.write_text("".join(f"{json.dumps(row())}\n" for _ in range(count)))
-    return path
-
-
-def test_a_reward_model_learns_and_scores_elsewhere_as_here(world):
-    rng = np.random.default_rng(0)
-    train, held_out = (write_pairs(world.folder / f"{name}.jsonl", rng, count) for name, count in (("pairs", 256), ("held_out", 64)))
-    output = world.folder / "judge"
-    config = world.folder / "rm.yaml"
-    config.write_text(
-        f"""
-data: {{train_files: [{train}], val_files: [{held_out}]}}
-from_scratch: {{architecture: qwen2, sizes: {SIZES}}}
-learner: {{world_size: 2, microbatch_tokens: 512, optimizer: {{lr: 1.0e-2}}}}
-trainer: {{total_epochs: 6, batch_size: 32, test_freq: 12, output: {output}}}
-"""
-    )
-    run = Run(train_reward_model(load_rm_config(str(config))))
-    assert list(run.metrics("validation", "val/loss")) == [12, 24, 36, 48]
-    assert run.metrics("validation", "val/accuracy")[48] > 0.9
-    tokenizer = AutoTokenizer.from_pretrained(output)
-    model = AutoModelForSequenceClassification.from_pretrained(output).eval()
-    assert model.config.pad_token_id == tokenizer.pad_token_id
-    rows = [json.loads(line) for line in held_out.read_text().splitlines()]
-    margins = [score(model, tokenizer, row, "chosen") - score(model, tokenizer, row, "rejected") for row in rows]
-    assert np.mean(np.array(margins) > 0) == run.metrics("validation", "val/accuracy")[48]
-    assert np.mean(margins) == pytest.approx(run.metrics("validation", "val/margin")[48], rel=1e-5)
-
-
-@torch.no_grad()
-def score(model, tokenizer, row, key):
-    messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[key]}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n")  # the score is read at the end of the turn
-    return model(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).logits[0, 0].item()

@@ -1,0 +1,99 @@
+"""Finished attempts as a reward model reads them: in its own chat template and tokens, whatever the policy's are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.renderer import Tools
+from agentrl.config.schema import AgentConfig, RewardModelConfig
+from agentrl.data.build import OfferedTools
+from agentrl.errors import ConfigError
+from agentrl.plugins import Attempted, Plugins
+from agentrl.rollout.limits import model_limits
+from agentrl.types import Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rendered:
+    """One conversation. token_ids: i32[T]; is_truncated: its beginning was cut off."""
+
+    token_ids: NDArray[np.int32]
+    is_truncated: bool
+
+
+class Conversations:
+    """Renders attempts up to their last assistant message, with the tools that the policy was shown."""
+
+    def __init__(self, config: RewardModelConfig, agent: AgentConfig, plugins: Plugins) -> None:
+        """Read the tokenizer and the chat template, and try them on a conversation.
+
+        Raises:
+            ConfigError: there is none, it refuses messages that a run may have, or `max_tokens` exceeds the model's positions.
+        """
+        try:
+            self._chat = Chat.of(config.model)
+        except ConfigError as error:
+            raise _of_section(error) from error
+        _, positions = model_limits(config.model, self._chat)
+        if config.max_tokens is not None and positions is not None and config.max_tokens > positions:
+            raise ConfigError(f"reward_model.max_tokens={config.max_tokens} exceeds the {positions} positions of reward_model.model.path")
+        self._max_tokens = config.max_tokens or positions
+        self._config = config
+        self._agent = agent
+        self._plugins = plugins
+        self._offered = OfferedTools(agent, plugins)
+        self._try(_PLAIN)
+        if agent.tools or plugins.served_tools:
+            self._try(_WITH_TOOLS)
+
+    def render(self, attempt: Attempted) -> Rendered | None:
+        """Return an attempt's conversation, None where it is too long and `overlong` is skip, or holds no assistant message.
+
+        It ends with the assistant's last message: what follows (the result of a tool at the limit of turns) nobody answered. That of a
+        truncated attempt is closed by the template, as if it were whole. Of parallel lines it is the first, of edited histories the last.
+
+        Raises:
+            ConfigError: the chat template refuses it.
+        """
+        last = next((i for i in reversed(range(len(attempt.messages))) if attempt.messages[i].role == "assistant"), None)
+        if last is None:
+            return None
+        agent = self._plugins.agents.create(attempt.task.agent_name, self._agent.agent_config)
+        tools = self._offered.schemas(attempt.task) if agent.template_shows_tools else []
+        token_ids = self._tokens(attempt.messages[: last + 1], tools)
+        is_long = self._max_tokens is not None and len(token_ids) > self._max_tokens
+        if is_long and self._config.overlong == "skip":
+            return None
+        # The score is read behind the last token, so that the end has to stay.
+        return Rendered(token_ids[-self._max_tokens :] if is_long and self._max_tokens else token_ids, is_long)
+
+    def _tokens(self, messages: Sequence[Message], tools: Tools) -> NDArray[np.int32]:
+        try:
+            if self._config.render == "template":
+                return np.array(self._chat.render_whole(messages, tools), np.int32)
+            replay = self._chat.render_training(messages, tools)
+        except ConfigError as error:
+            raise _of_section(error) from error
+        return replay.token_ids[replay.segment_starts[-1] :]
+
+    def _try(self, messages: Sequence[Message]) -> None:
+        self._tokens(messages, [])
+
+
+def _of_section(error: ConfigError) -> ConfigError:
+    return ConfigError(f"reward_model: {error}")
+
+
+_CALL = ToolCall("call00000", "search", {"query": "?"})
+_PLAIN = (Message("user", "?"), Message("assistant", "!"), Message("user", "?"), Message("assistant", "!"))
+_WITH_TOOLS = (
+    Message("user", "?"),
+    Message("assistant", "", (_CALL,)),
+    Message("tool", "!", tool_call_id=_CALL.id, name=_CALL.name),
+    Message("assistant", "!"),
+)

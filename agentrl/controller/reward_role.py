@@ -1,0 +1,104 @@
+"""The reward model of a run as its terms see it: attempts in, scores out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.config.schema import Config, RewardModelConfig
+from agentrl.controller.conversations import Conversations
+from agentrl.data.model_source import resolve_model
+from agentrl.errors import ConfigError
+from agentrl.learner.batch import Microbatch, Sample
+from agentrl.learner.packing import pack
+from agentrl.learner.reward_model import RewardModel
+from agentrl.plugins import Attempted, RewardResult
+from agentrl.workers.group import Patience, WorkerGroup
+from agentrl.workers.pools import Seat
+from agentrl.workers.workers import Workers
+
+
+class RewardRole:
+    """Scores the attempts of a batch by the ranks of the reward model, packed and spread like a batch of the learner."""
+
+    def __init__(self, ranks: Workers[RewardModel], conversations: Conversations, config: RewardModelConfig) -> None:
+        self._ranks = ranks
+        self._conversations = conversations
+        self._config = config
+        self._parity_tokens = ranks.run(RewardModel.parity_tokens)
+        self._lock = threading.Lock()  # ranks that got the calls of two terms in different orders would wait for each other
+
+    def score(self, attempts: Sequence[Attempted]) -> list[RewardResult | None]:
+        """Return what the model says of each attempt; None of one that it is not asked about (see `Conversations.render`).
+
+        Raises:
+            ConfigError: the chat template refuses a conversation.
+            LearnerError: a rank was lost, failed or did not answer in time.
+        """
+        rendered = [self._conversations.render(attempt) for attempt in attempts]
+        samples = [_sample(index, one.token_ids) for index, one in enumerate(rendered) if one is not None]
+        scores = self._score(samples) if samples else {}
+        return [
+            None if one is None else RewardResult(scores[index], {"truncated": float(one.is_truncated)})
+            for index, one in enumerate(rendered)
+        ]
+
+    def stop(self) -> None:
+        """End the ranks."""
+        self._ranks.stop()
+
+    def _score(self, samples: Sequence[Sample]) -> dict[int, float]:
+        """Return the score of each sample by its index."""
+        shards = pack(
+            samples,
+            max_tokens=self._config.microbatch_tokens,
+            world_size=self._ranks.dp_size,
+            parity_tokens=self._parity_tokens,
+        )
+        microbatches = [microbatch for shard in shards for microbatch in shard]
+        with self._lock:
+            scores = self._ranks.run(RewardModel.score, microbatches)
+        return dict(_by_index(microbatches, scores))
+
+
+def start_reward_role(config: Config, conversations: Conversations) -> RewardRole:
+    """Start the ranks as Ray actors and wait until the model stands on all of them; `auto` is a GPU where they ask for one.
+
+    Raises:
+        ConfigError: the model cannot be had, or is no reward model.
+        LearnerError: the ranks did not come together.
+    """
+    own, gpus = config.reward_model, config.cluster.gpus_per_learner
+    if own.device == "auto":
+        own = own.model_copy(update={"device": "cuda" if gpus > 0 else "cpu"})
+    patience = Patience(own.collective_timeout_s, "reward_model.collective_timeout_s")
+    seats = [Seat(num_gpus=gpus)] * own.world_size
+    return RewardRole(WorkerGroup.start(RewardModel, own, seats=seats, name="reward model", patience=patience), conversations, own)
+
+
+def resolve_reward_model(config: RewardModelConfig) -> RewardModelConfig:
+    """Return the section with local folders in the place of hub ids; as it is when there is no reward model.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    if not config.is_used:
+        return config
+    try:
+        return config.model_copy(update={"model": resolve_model(config.model)})
+    except ConfigError as error:
+        raise ConfigError(f"reward_model.{error}") from error
+
+
+def _sample(index: int, token_ids: NDArray[np.int32]) -> Sample:
+    """Return a conversation as `pack` takes it: there is nothing to learn from it."""
+    return Sample.supervised(index, token_ids, np.zeros(len(token_ids), np.bool_))
+
+
+def _by_index(microbatches: Sequence[Microbatch], scores: Sequence[NDArray[np.floating]]) -> Iterator[tuple[int, float]]:
+    for microbatch, values in zip(microbatches, scores, strict=True):
+        if not microbatch.is_filler:
+            yield from zip(microbatch.sample_indices.tolist(), values.tolist(), strict=True)
