@@ -1,5 +1,8 @@
 """A whole run that replaces groups without variance and plays a greedy attempt beside each group; what it stored is replayed."""
 
+import math
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,6 +14,9 @@ from agentrl.controller.run import check_variance
 from agentrl.controller.stored import StoredSteps
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import InfrastructureError
+from agentrl.tracking.metrics import read_metrics
+
+RECIPES = sorted(file.stem for file in (Path(__file__).parents[2] / "configs" / "algorithm").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +73,20 @@ def test_the_same_attempts_teach_an_estimator_that_reads_anchors(run, tmp_path):
     result = run[1]
     changed = load_replay_config(result.run_dir, ["algorithm.advantage=gigpo"], out=tmp_path)
     assert weights(replay(result.run_dir, changed).model_path) != weights(result.model_path)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_learns_from_them(run, world, tmp_path, recipe):
+    """Real attempts of several turns, through credit, correction and updates; whole runs of some are in test_recipes_learn.py."""
+    result = run[1]
+    replayed = replay(result.run_dir, load_replay_config(result.run_dir, [f"algorithm={recipe}"], file=world.config, out=tmp_path))
+    for record in read_metrics(tmp_path / "metrics.jsonl"):
+        learned = {name: value for name, value in record.values.items() if name.startswith("learner/")}
+        assert learned["learner/is_skipped"] == 0.0
+        assert learned["learner/grad_norm"] > 0.0
+        assert all(math.isfinite(value) for value in learned.values())
+    assert replayed.step == 2
+    assert weights(replayed.model_path) != weights(world.folder / "model")
 
 
 def weights(folder) -> bytes:
