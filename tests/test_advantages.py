@@ -20,7 +20,7 @@ from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import PluginError
 
 OPTIONS = AdvantageOptions(gamma=0.9, lam=0.8, bootstrap_truncated=True, singleton="zero", passk_k=2, solved_reward=0.5, step_weight=0.7)
-GROUPED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "max_rl", "grpo_passk", "pass_at_k", "reinforce_plus_plus_baseline")
+GROUPED = [name for name in ESTIMATORS if name not in {"reinforce_plus_plus", "remax", "gae", "gae_turn"}]  # these compare nothing
 REWARDS = (0.0, 0.1, 0.3, 1.0)
 
 
@@ -359,7 +359,7 @@ def test_a_constant_group_has_advantage_exactly_0(name, reward, size, seed):
         assert row == [0.0] * len(row)
 
 
-@pytest.mark.parametrize("name", [*GROUPED, "turn_group", "gigpo"])
+@pytest.mark.parametrize("name", GROUPED)
 def test_a_group_of_one_has_0_or_its_raw_reward(name):
     alone = [Attempt(group, [[0.0, reward]], [0.0] * 2, 0.0, False, 0.0, [0]) for group, reward in ((1, 0.25), (2, 0.75))]
     assert advantages(name, alone) == [[0.0, 0.0], [0.0, 0.0]]
@@ -390,9 +390,10 @@ def test_pass_at_k_refuses_a_group_smaller_than_k():
 def test_outcomes_that_differ_by_rounding_are_equal(name):
     sums = [0.1 + 0.2, 0.3, 0.2 + 0.1, 0.3]
     assert len(set(sums)) == 2
-    batch = replace(batch_of([1.0] * 4, [0] * 4), rewards_A=torch.tensor(sums, dtype=torch.float64))
+    places = replace(batch_of([1.0] * 4, [0] * 4), anchors_K=torch.zeros(4, dtype=torch.int64))
+    batch = replace(places, rewards_A=torch.tensor(sums, dtype=torch.float64))
     assert ESTIMATORS[name](batch, replace(OPTIONS, solved_reward=0.1 + 0.2)).advantages_A.tolist() == [0.0] * 4
-    one_better = replace(batch_of([1.0] * 4, [0] * 4), rewards_A=torch.tensor([*sums[:3], 0.4], dtype=torch.float64))
+    one_better = replace(places, rewards_A=torch.tensor([*sums[:3], 0.4], dtype=torch.float64))
     assert ESTIMATORS[name](one_better, replace(OPTIONS, solved_reward=0.35)).advantages_A[3] > 0
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from agentrl.algorithms.aggregation import RULES, Aggregation, UpdateCounts, token_scales
-from agentrl.algorithms.kl import KL_ESTIMATORS, k1, k2, k3
+from agentrl.algorithms.kl import KL_ESTIMATORS, k1
 
 seeds = st.integers(0, 2**31)
 
@@ -34,9 +34,9 @@ def test_kl_estimators_equal_their_formulas(seed):
         np.testing.assert_allclose(estimator(f64(policy), f64(ref)), expected[name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("estimator", [k1, k2, k3, KL_ESTIMATORS["abs"]])
-def test_gradients_of_kl_by_finite_differences(estimator):
-    rng = np.random.default_rng(1)
+@pytest.mark.parametrize("name", sorted({"k1", *KL_ESTIMATORS} - {"k3_k2grad"}))  # whose gradient is another's, on purpose
+def test_gradients_of_kl_by_finite_differences(name):
+    rng, estimator = np.random.default_rng(1), {"k1": k1, **KL_ESTIMATORS}[name]
     ref = f64(rng.normal(-2, 1, 10))
     assert gradcheck(lambda p: estimator(p, ref), f64(rng.normal(-2, 1, 10)).requires_grad_())
 
