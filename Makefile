@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 QUICKSTART := runs/quickstart
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
-BENCH ?= sync_vs_async rollout_overhead advantages learner_step logprob_memory
+BENCH ?= sync_vs_async rollout_overhead advantages learner_step logprob_memory learner_memory
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-slow test-sglang lint type bench docs templates clean
