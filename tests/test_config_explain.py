@@ -111,6 +111,8 @@ def test_every_stage_of_the_correction_is_said() -> None:
         ({"algorithm": {"sapo": {"tau_negative": 2.0}}}, "algorithm.sapo have no effect with algorithm.policy_loss=ppo_clip"),
         ({"algorithm": {"kl": {"off_policy_ratio": True}}}, "algorithm.kl.off_policy_ratio has no effect"),
         ({"eval": {"n": 4}}, "greedy attempts"),
+        ({"rollout": {"greedy_baseline": "always"}}, "grpo: it compares nothing with it"),
+        ({"algorithm": {"step_weight": 2.0}}, "step_weight=2.0 has no effect with algorithm.advantage=grpo"),
         ({"eval": {"top_p": 0.9}}, "no effect on greedy validation"),
         ({"trainer": {"test_freq": 5}}, "nothing to validate on"),
         ({"trainer": {"val_only": True}}, "nothing to do"),

@@ -89,7 +89,7 @@ def _step_lines(config: Config, numbers: Arithmetic) -> Lines:
 
 def _asynchrony_lines(config: Config, numbers: Arithmetic) -> Lines:
     staleness = config.buffer.max_staleness
-    admitted = numbers.admitted_groups * config.rollout.group_size
+    admitted = numbers.admitted_groups * config.attempts_per_group
     overlap = "rollouts wait while the learner works" if staleness == 0 else "rollouts go on while the learner works"
     return [
         ("bound on lag", f"{_count(staleness, 'version')}: no older token is trained on; {overlap}"),
@@ -173,9 +173,10 @@ def find_warnings(config: Config, *, num_train_rows: int | None = None) -> Itera
 
 def _rollout_warnings(config: Config) -> Iterator[str]:
     rollout, agent, numbers = config.rollout, config.agent, Arithmetic.of(config)
-    if rollout.group_size > rollout.max_concurrent_trajectories:
+    if config.attempts_per_group > rollout.max_concurrent_trajectories:
         yield (
-            f"rollout.group_size={rollout.group_size} exceeds rollout.max_concurrent_trajectories={rollout.max_concurrent_trajectories}:"
+            f"a group of {config.attempts_per_group} attempts exceeds "
+            f"rollout.max_concurrent_trajectories={rollout.max_concurrent_trajectories}:"
             " an actor cannot play one group at once, its members wait for each other"
         )
     elif numbers.capacity < numbers.trajectories:

@@ -304,9 +304,9 @@ class Book:
         self.is_done.set()
 
 
-def run_group(world, stage) -> Book:
+def run_group(world, stage, *, has_greedy: bool = False) -> Book:
     async def main(manager):
-        book = Book([Lease(0, stage.task(), 4, 0)])
+        book = Book([Lease(0, stage.task(), 4 - has_greedy, 0, has_greedy)])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(manager.run, book, book)
             await book.is_done.wait()
@@ -322,9 +322,11 @@ def lengths():
     return lambda *_: "x" * next(calls)
 
 
-def test_a_group_is_compared_when_all_its_members_are_there(stage):
+@pytest.mark.parametrize("has_greedy", [False, True])
+def test_a_group_is_compared_when_all_its_members_are_there(stage, has_greedy):
     world = stage.World(lengths(), plugins=PLUGINS, rollout={"group_size": 4}, reward={"terms": {"rank": {}}})
-    book = run_group(world, stage)
+    book = run_group(world, stage, has_greedy=has_greedy)
+    assert [t.is_greedy for t in book.added] == [False, False, False, has_greedy]
     ranks = {len(t.messages[-1].content): sum_of(t, "rank") for t in book.added}
     assert ranks == {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}
     assert [t.member for t in book.added] == [0, 1, 2, 3]
