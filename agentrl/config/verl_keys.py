@@ -146,6 +146,16 @@ RENAMED: Mapping[str, str] = {
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": "learner.microbatch_tokens; microbatches are packed by tokens",
     # critic
     "critic.enable": "critic.enabled; GRPO needs no critic",
+    # reward model
+    "reward_model.max_length": "reward_model.max_tokens",
+    "reward_model.forward_max_token_len_per_gpu": "reward_model.microbatch_tokens",
+    "reward_model.micro_batch_size": "reward_model.microbatch_tokens; microbatches are packed by tokens",
+    "reward_model.micro_batch_size_per_gpu": "reward_model.microbatch_tokens; microbatches are packed by tokens",
+    "reward_model.n_gpus_per_node": "reward_model.world_size; its ranks in all",
+    "reward_model.nnodes": "reward_model.world_size; its ranks in all",
+    "reward_model.model.fsdp_config.param_offload": "reward_model.offload; parameters",
+    "reward_model.model.fsdp_config.fsdp_size": "reward_model.fsdp.shard_size",
+    "reward.reward_model.model_path": "reward_model.model.path",
     # reward
     "custom_reward_function.path": "reward.custom_function.path",
     "custom_reward_function.name": "reward.custom_function.name",
@@ -281,8 +291,13 @@ MEANINGLESS: Mapping[str, str] = {
     "data.sampler": "order comes from data.shuffle and trainer.seed",
     "data.datagen": "rows come from files or data.reader",
     "critic": "GRPO needs no critic",
-    "reward_model": "rewards are functions (reward.sources, reward.custom_function); there is no reward model",
-    "reward.reward_model": "rewards are functions (reward.sources, reward.custom_function); there is no reward model",
+    "reward_model.enable": "it is asked by each term of the reward with `reward: reward_model` (reward.terms)",
+    "reward_model.strategy": "the reward model is always sharded by FSDP2",
+    "reward_model.use_dynamic_bsz": "microbatches are always packed by tokens (reward_model.microbatch_tokens)",
+    "reward_model.enable_resource_pool": "its ranks are processes of their own (reward_model.world_size)",
+    "reward_model.launch_reward_fn_async": "rewards are always computed while others play, the reward model's once per batch",
+    "reward_model.model.input_tokenizer": "the reward model reads conversations by its own tokenizer and template (reward_model.model)",
+    "reward.reward_model": "see the section reward_model; each term of the reward with `reward: reward_model` asks it (reward.terms)",
     "reward.reward_manager": "each reward has a scope, and terms stand beside it (reward.sources, reward.terms, "
     "reward.custom_function.scope); docs/rewards.md goes through verl's managers",
     "reward.reward_kwargs": "the DAPO length penalty is a term: reward.terms.length_penalty with config.buffer_tokens",
