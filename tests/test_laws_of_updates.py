@@ -4,9 +4,11 @@ The policy of these tests has no context: a token's log-probability is an entry 
 is the algorithm, not attention, and the laws hold to rounding. Between trajectories and loss stand the real packing and correction.
 """
 
+import re
 import socket
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,3 +238,11 @@ def test_on_policy_the_ratio_is_1_and_ppo_kl_exactly_0(name):
     assert sums["ppo_kl"] == 0.0
     assert sums["ratio_mean"] == num_tokens
     assert (sums["clip_low"], sums["clip_high"], sums["clip_dual"]) == (0.0, 0.0, 0.0)
+
+
+def test_the_documented_laws_name_tests_that_exist():
+    text = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", text)
+    assert len(named) > 20
+    for file, name in named:
+        assert f"def {name}(" in (Path(__file__).parent / file).read_text(), f"{file}::{name}"
