@@ -243,9 +243,10 @@ async def _replies(partner: Interaction, says: Sequence[str]) -> list[Interactio
 
 
 def check_reply(reply: Any) -> None:
-    """Assert that a reply has text, says whether it is done, and has a finite reward and finite metrics."""
+    """Assert that a reply has text, says whether it is done, has a finite reward and finite metrics, and text for a state if any."""
     assert isinstance(reply, InteractionReply), f"`respond` returned {type(reply).__name__}; return agentrl.plugins.InteractionReply"
     assert isinstance(reply.text, str), f"the reply's text is {reply.text!r}"
     assert isinstance(reply.is_done, bool), f"is_done is {reply.is_done!r}"
+    assert reply.state is None or isinstance(reply.state, str), f"the reply's state is {reply.state!r}"
     check_number(reply.reward, "the reply's reward")
     check_metrics(reply.metrics)

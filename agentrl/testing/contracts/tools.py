@@ -274,8 +274,9 @@ def is_valid(arguments: Arguments, schema: Mapping[str, Any]) -> bool:
 
 
 def check_result(result: Any) -> None:
-    """Assert that a call gave a ToolResult with text, a finite reward and finite metrics."""
+    """Assert that a call gave a ToolResult with text, a finite reward, finite metrics, and a state that is text if there is one."""
     assert isinstance(result, ToolResult), f"`call` returned {type(result).__name__}; return agentrl.plugins.ToolResult"
     assert isinstance(result.text, str), f"the result's text is {result.text!r}"
+    assert result.state is None or isinstance(result.state, str), f"the result's state is {result.state!r}"
     check_number(result.reward, "the result's reward")
     check_metrics(result.metrics)
