@@ -166,6 +166,11 @@ def test_evidence_is_what_the_rule_is_about():
     assert constant_group_share(groups) == pytest.approx(1 / 3)
 
 
+def test_a_group_that_differs_from_its_greedy_attempt_is_not_constant():
+    compared = Group(0, group(0, (1.0,)).trajectories, greedy=trajectory(0, 1, reward=0.0).replace(is_greedy=True))
+    assert constant_group_share([compared, group(1, (1.0,))]) == 0.5
+
+
 def test_a_run_says_the_alarm_and_keeps_the_groups(tmp_path, capsys):
     config = Config.model_validate(
         {"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}, "tracking": {"alarms": {"min_ess": 0.5, "dump_groups": 1}}}
