@@ -2,7 +2,7 @@
 
     python benchmarks/recipes.py --recipes grpo,rloo --seeds 0,1 --out docs/results/recipes.json
 
-Each run is `agentrl train configs/quickstart.yaml algorithm=NAME`, one after the other. The exit code is 1 when a run failed, or
+Each run is `agentrl train configs/quickstart.yaml algorithm=NAME` with what ON_THIS_TASK adds, one after the other. The exit code is 1 when a run failed, or
 ended below `--at-least`. What is in the JSON, for the same recipe, seed, steps, overrides and commit, is not run again.
 """
 
@@ -16,6 +16,11 @@ from pathlib import Path
 from quickstart_runs import ROOT, Figures, Plan, Results, current_commit, measure_all
 
 RECIPES = "ppo,grpo,rloo,reinforce_plus_plus,dapo,gspo,cispo"
+ON_THIS_TASK = {
+    "ppo": ("critic.optimizer.lr=1e-3",),  # the recipe's is for large models, as quickstart.yaml's own rate is for this one
+    "dapo": ("buffer.max_constant_batches=100",),  # towards the end nearly all groups are solved by every attempt
+}
+"""What a recipe needs beside its name."""
 
 
 def main() -> int:
@@ -30,7 +35,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for all runs")
     args = parser.parse_args()
     plans = [
-        Plan(recipe, int(seed), args.steps, (f"algorithm={recipe}", *args.overrides))
+        Plan(recipe, int(seed), args.steps, (f"algorithm={recipe}", *ON_THIS_TASK.get(recipe, ()), *args.overrides))
         for recipe in args.recipes.split(",")
         for seed in args.seeds.split(",")
     ]
