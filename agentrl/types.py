@@ -261,3 +261,17 @@ class BufferCounts:
 def member_tuple(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
     """Return trajectories of one group ordered by member."""
     return tuple(sorted(trajectories, key=lambda t: t.member))
+
+
+# ------------------------------------------------------------------------------------------------------- placement
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a pool of nodes reserves of Ray: groups of bundles, each bundle {resource: amount}, all of one kind.
+
+    strategy: the bundles of a group stand on one node (`STRICT_PACK`), or each on a node of its own (`STRICT_SPREAD`).
+    """
+
+    groups: tuple[tuple[Mapping[str, float], ...], ...]
+    strategy: Literal["STRICT_PACK", "STRICT_SPREAD"]

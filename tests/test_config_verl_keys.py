@@ -52,7 +52,7 @@ def test_no_key_that_kept_its_name_is_listed(key: str) -> None:
         ("algorithm.adv_estimator", "algorithm.advantage"),
         ("algorithm.rollout_correction.rollout_is_threshold", "algorithm.correction.cap"),
         ("custom_reward_function.path", "reward.custom_function.path"),
-        ("trainer.n_gpus_per_node", "learner.world_size"),
+        ("trainer.n_gpus_per_node", "placement.pools"),
         ("async_training.staleness_threshold", "buffer.max_staleness"),
     ],
 )

@@ -12,6 +12,7 @@ from agentrl.controller.learner import LearnerWeights, pack_for, start_learner
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.workers.pools import Seat
 
 SIZES = {
     "vocab_size": 32,
@@ -34,7 +35,8 @@ def start(**changes):
     options = {"model": ModelConfig(), "learner": LearnerConfig(world_size=2, microbatch_tokens=4), "algorithm": AlgorithmConfig()}
     options |= {"seed": 0, "temperature": 1.0, "total_updates": 10, "mode": "decoupled"}
     options |= {"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)}
-    return start_learner(LearnerSpec(**(options | changes)), gpus_per_learner=0.0)
+    spec = LearnerSpec(**(options | changes))
+    return start_learner(spec, [Seat()] * spec.learner.world_size)
 
 
 def samples():

@@ -87,7 +87,7 @@ def test_a_recipe_composes_from_anywhere_and_without_a_gpu(name, tmp_path, monke
 @pytest.mark.parametrize("size", SIZES)
 def test_a_size_is_a_model_and_its_gpus(size):
     config = load_config(str(FOLDER / "gsm8k_grpo.yaml"), [f"size={size}"])
-    num_gpus = config.learner.world_size * config.cluster.gpus_per_learner + config.rollout.num_servers * config.cluster.gpus_per_server
+    num_gpus = sum(pool.num_gpus for pool in config.placement.pools.values())
     assert num_gpus == {"tiny": 0, "0.5b": 2, "1.5b": 2, "3b": 4, "7b": 8}[size]
     assert config.model.path == ("" if size == "tiny" else f"Qwen/Qwen2.5-{size.upper()}-Instruct")
 

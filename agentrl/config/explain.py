@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agentrl.config.explain_loss import loss_lines, loss_warnings
+from agentrl.config.explain_placement import placement_lines
 from agentrl.config.schema import ADVANTAGES, GROUP_ADVANTAGES, Config
 
 LABEL_WIDTH = 26
@@ -53,6 +54,7 @@ def explain(config: Config, *, num_train_rows: int | None = None) -> str:
         ("Asynchrony", _asynchrony_lines(config, numbers)),
         ("Loss", _loss_lines(config)),
         ("Run", _run_lines(config, num_train_rows)),
+        ("Placement", list(placement_lines(config.placement, config.num_ranks))),
     ]
     text = "\n\n".join(f"{title}\n" + "\n".join(f"  {label:<{LABEL_WIDTH}}{value}" for label, value in lines) for title, lines in parts)
     warnings = list(find_warnings(config, num_train_rows=num_train_rows))

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from agentrl.config.schema import Section
+from agentrl.config.section import Section
 
 Key = tuple[str, ...]
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from agentrl.config.fields import Key, iter_keys, iter_sections
 from agentrl.config.origins import Origins
-from agentrl.config.schema import Section
+from agentrl.config.section import Section
 from agentrl.config.verl_keys import answer
 
 MAX_SHOWN_CHARACTERS = 80

@@ -5,19 +5,15 @@ Units are suffixes (`_s` seconds, `_tokens`, `_bytes`). `docs/config.md` is gene
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from agentrl.config.placement import PlacementConfig, Role
+from agentrl.config.section import Section
 from agentrl.types import SCORED_OUTCOMES, Outcome
-
-
-class Section(BaseModel):
-    """A group of keys: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
 
 # ----------------------------------------------------------------------------------------------------------- data
 
@@ -316,7 +312,6 @@ class LearnerConfig(Section):
         description="Ranks that share each microbatch, a part of its tokens each, for long contexts (Ulysses); divides `world_size` and "
         "the model's attention heads. 1: none do.",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda when Ray grants a GPU.")
     threads: int = Field(1, ge=1, description="CPU threads of torch per rank.")
     microbatch_tokens: int = Field(
         16384, ge=1, description="Packed tokens per forward and rank; of a microbatch that ranks share, of all of them together."
@@ -479,7 +474,6 @@ class RewardModelConfig(Section):
         "ends the last one; template: what apply_chat_template gives, for models that were trained on that.",
     )
     world_size: int = Field(1, ge=1, description="Ranks, over which weights and conversations are spread.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda when Ray grants a GPU.")
     threads: int = Field(1, ge=1, description="CPU threads of torch per rank.")
     microbatch_tokens: int = Field(16384, ge=1, description="Packed tokens per forward and rank; a longer conversation stands alone.")
     offload: Literal["none", "parameters"] = Field("none", description="parameters: the weights wait on the CPU for each forward.")
@@ -493,7 +487,7 @@ class RewardModelConfig(Section):
     @property
     def as_learner(self) -> LearnerConfig:
         """What ranks and sharding read of a learner."""
-        shared = ("world_size", "device", "threads", "microbatch_tokens", "offload", "fsdp", "collective_timeout_s")
+        shared = ("world_size", "threads", "microbatch_tokens", "offload", "fsdp", "collective_timeout_s")
         return LearnerConfig(**{name: getattr(self, name) for name in shared})
 
     @model_validator(mode="after")
@@ -755,8 +749,6 @@ class ClusterConfig(Section):
 
     address: str | None = Field(None, description="None: start Ray on this machine; `auto` or an address joins a cluster.")
     num_cpus: int | None = Field(None, ge=1, description="CPUs of a started Ray; None: what this process may use.")
-    gpus_per_learner: float = Field(0.0, ge=0, description="GPUs each learner rank asks for.")
-    gpus_per_server: float = Field(0.0, ge=0, description="GPUs each server asks for.")
 
 
 class AlarmsConfig(Section):
@@ -799,6 +791,15 @@ class EvalConfig(Section):
     timeout_s: float = Field(1800.0, gt=0, description="Deadline of one whole validation.")
 
 
+def _refuse_impossible_layout(placement: PlacementConfig, num_ranks: Mapping[Role, int], cluster: ClusterConfig) -> None:
+    placement.layout(num_ranks)
+    for name, pool in placement.pools.items():
+        if pool.nodes > 1 and cluster.address is None:
+            raise ValueError(
+                f"placement.pools.{name}.nodes={pool.nodes}, but a Ray of this machine has one; set cluster.address to join a cluster"
+            )
+
+
 class Config(Section):
     """A whole run."""
 
@@ -814,6 +815,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     cluster: ClusterConfig = ClusterConfig()
+    placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
     eval: EvalConfig = EvalConfig()
 
@@ -836,6 +838,16 @@ class Config(Section):
         return self.rollout.group_size + self.has_greedy
 
     @property
+    def num_ranks(self) -> dict[Role, int]:
+        """The roles that this run has, and how many ranks (or servers) each of them."""
+        ranks: dict[Role, int] = {"actor": self.learner.world_size}
+        if self.reward_model.is_used:
+            ranks["reward_model"] = self.reward_model.world_size
+        if not self.rollout.urls:
+            ranks["servers"] = self.rollout.num_servers
+        return ranks
+
+    @property
     def algorithm_in_use(self) -> AlgorithmConfig:
         """`algorithm` with what it takes from other groups."""
         length = self.algorithm.constant_length or self.agent.max_response_tokens
@@ -844,6 +856,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_shared_prefix(self) -> Config:
         _refuse_shared_prefix(self.model, self.learner)
+        return self
+
+    @model_validator(mode="after")
+    def _check_placement(self) -> Config:
+        _refuse_impossible_layout(self.placement, self.num_ranks, self.cluster)
         return self
 
     @model_validator(mode="after")
@@ -990,11 +1007,17 @@ class SFTConfig(Section):
     learner: LearnerConfig = LearnerConfig()
     trainer: SFTTrainerConfig = SFTTrainerConfig()
     cluster: ClusterConfig = ClusterConfig()
+    placement: PlacementConfig = PlacementConfig()
 
     @model_validator(mode="after")
     def _has_what_best_needs(self) -> SFTConfig:
         _refuse_best_without_validation(self.trainer, self.data.val_files)
         _refuse_shared_prefix(self.model, self.learner)
+        return self
+
+    @model_validator(mode="after")
+    def _check_placement(self) -> SFTConfig:
+        _refuse_impossible_layout(self.placement, {"actor": self.learner.world_size}, self.cluster)
         return self
 
 
@@ -1052,8 +1075,14 @@ class RMConfig(Section):
     learner: LearnerConfig = LearnerConfig()
     trainer: RMTrainerConfig = RMTrainerConfig()
     cluster: ClusterConfig = ClusterConfig()
+    placement: PlacementConfig = PlacementConfig()
 
     @model_validator(mode="after")
     def _has_what_best_needs(self) -> RMConfig:
         _refuse_best_without_validation(self.trainer, self.data.val_files)
+        return self
+
+    @model_validator(mode="after")
+    def _check_placement(self) -> RMConfig:
+        _refuse_impossible_layout(self.placement, {"actor": self.learner.world_size}, self.cluster)
         return self

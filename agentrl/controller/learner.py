@@ -25,24 +25,23 @@ def learner_spec(config: Config, *, total_updates: int, dump_folder: str | None 
         config.rollout.temperature,
         total_updates,
         dump_folder,
+        device=config.placement.device_of("actor"),
     )
 
 
-def start_learner(spec: LearnerSpec, *, gpus_per_learner: float) -> WorkerGroup[Learner]:
-    """Start the ranks as Ray actors and wait until the model stands on all of them; `auto` is a GPU where they ask for one.
+def start_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:
+    """Start the ranks as Ray actors in their seats and wait until the model stands on all of them.
 
     Raises:
         ConfigError: the model, device or attention cannot be had.
         LearnerError: the ranks did not come together.
     """
-    seats = [Seat(num_gpus=gpus_per_learner)] * spec.learner.world_size
-    resolved = spec.on_device("cuda" if gpus_per_learner > 0 else "cpu")
     patience = Patience(spec.learner.collective_timeout_s)
-    return WorkerGroup.start(Learner, resolved, seats=seats, patience=patience, num_replicas=spec.learner.num_replicas)
+    return WorkerGroup.start(Learner, spec, seats=seats, patience=patience, num_replicas=spec.learner.num_replicas)
 
 
 def open_local_learner(spec: LearnerSpec) -> LocalWorker[Learner]:
-    """Return a learner of one rank in this process; `auto` is a GPU where there is one.
+    """Return a learner of one rank in this process.
 
     Raises:
         ConfigError: the model, device or attention cannot be had.

@@ -3,8 +3,8 @@
 driver
  ├─ BufferActor        no GPU        ledger, Arrow store, place in the data
  ├─ RolloutActor x R   no GPU        agent loops on trio
- ├─ WorkerHost x W     1 GPU each    FSDP ranks
- └─ ServerActor x S    t GPUs each   starts and watches one server process, or none for attached URLs
+ ├─ WorkerHost x W     as placed     FSDP ranks, each around one worker
+ └─ ServerActor x S    as placed     starts and watches one server process, or none for attached URLs
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run import Run
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter
+from agentrl.controller.seats import reserve_seats
 from agentrl.controller.servers import ServerFleet
 from agentrl.controller.shipping import user_files
 from agentrl.controller.validation import Validation
@@ -79,8 +80,9 @@ def open_run(config: Config) -> Iterator[Run]:
         started = time.monotonic()
         observer.say("starting Ray, servers, learner and rollout actors ...")
         stack.enter_context(ray_session(config.cluster, user_files(config)))
+        seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
 
-        servers = ServerFleet.launch(config, run_dir=run_dir.root)
+        servers = ServerFleet.launch(config, seats.get("servers", ()), run_dir=run_dir.root)
         stack.callback(servers.close)
         buffer, plan = _open_buffer(config)
         observer.set_total_steps(plan.total_steps)
@@ -90,12 +92,12 @@ def open_run(config: Config) -> Iterator[Run]:
             observer.say(line)
         total_updates = plan.total_steps * config.learner.minibatches_per_step * config.learner.epochs_per_step
         spec = learner_spec(config, total_updates=total_updates, dump_folder=str(run_dir.root / "non_finite"))
-        learner = start_learner(spec, gpus_per_learner=config.cluster.gpus_per_learner)
+        learner = start_learner(spec, seats["actor"])
         checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer)
         stack.callback(checkpoints.close)  # after the learner is stopped: an interrupted run does not wait for its data
         stack.callback(learner.stop)
         if conversations is not None:
-            reward_role = start_reward_role(config, conversations)
+            reward_role = start_reward_role(config, conversations, seats["reward_model"])
             stack.callback(reward_role.stop)
             batch_rewards.connect(reward_role.score)
         rollouts = RolloutFleet(config, buffer)

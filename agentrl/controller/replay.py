@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config.compose import load_config
+from agentrl.config.placement import Role
 from agentrl.config.schema import Config
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
 from agentrl.controller.cluster import interruptible, ray_session
@@ -21,12 +22,16 @@ from agentrl.controller.compare import CorrectionsReport
 from agentrl.controller.learner import learner_spec, open_local_learner, start_learner
 from agentrl.controller.observe import Observer
 from agentrl.controller.run_dir import RunDir, write_atomically
+from agentrl.controller.seats import reserve_seats
 from agentrl.controller.stored import StoredSteps
 from agentrl.controller.train import learn
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.learner.learner import Learner
 from agentrl.workers.workers import Workers
+
+_ROLES: tuple[Role, ...] = ("actor",)
+"""What a replay runs of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,8 @@ def _open_learner(config: Config, run_dir: RunDir, *, num_steps: int) -> Iterato
             learner: Workers[Learner] = open_local_learner(spec)
         else:
             stack.enter_context(ray_session(config.cluster))
-            learner = start_learner(spec, gpus_per_learner=config.cluster.gpus_per_learner)
+            seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks, roles=_ROLES))
+            learner = start_learner(spec, seats["actor"])
         stack.callback(learner.stop)
         yield learner
 

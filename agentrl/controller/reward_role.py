@@ -64,19 +64,17 @@ class RewardRole:
         return dict(_by_index(microbatches, scores))
 
 
-def start_reward_role(config: Config, conversations: Conversations) -> RewardRole:
-    """Start the ranks as Ray actors and wait until the model stands on all of them; `auto` is a GPU where they ask for one.
+def start_reward_role(config: Config, conversations: Conversations, seats: Sequence[Seat]) -> RewardRole:
+    """Start the ranks as Ray actors in their seats and wait until the model stands on all of them.
 
     Raises:
         ConfigError: the model cannot be had, or is no reward model.
         LearnerError: the ranks did not come together.
     """
-    own, gpus = config.reward_model, config.cluster.gpus_per_learner
-    if own.device == "auto":
-        own = own.model_copy(update={"device": "cuda" if gpus > 0 else "cpu"})
+    own, device = config.reward_model, config.placement.device_of("reward_model")
     patience = Patience(own.collective_timeout_s, "reward_model.collective_timeout_s")
-    seats = [Seat(num_gpus=gpus)] * own.world_size
-    return RewardRole(WorkerGroup.start(RewardModel, own, seats=seats, name="reward model", patience=patience), conversations, own)
+    ranks = WorkerGroup.start(RewardModel, own, device, seats=seats, name="reward model", patience=patience)
+    return RewardRole(ranks, conversations, own)
 
 
 def resolve_reward_model(config: RewardModelConfig) -> RewardModelConfig:

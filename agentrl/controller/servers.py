@@ -18,6 +18,7 @@ from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
 from agentrl.serving.actor import ServerActor
 from agentrl.serving.supervisor import ServerStatus, probe
 from agentrl.sglang.client import SGLangClient
+from agentrl.workers.pools import Seat
 
 POLL_TIMEOUT_S = 30.0
 UNPUBLISHED = "default"
@@ -41,16 +42,16 @@ class ServerFleet:
         self._api_key = api_key
 
     @classmethod
-    def launch(cls, config: Config, *, run_dir: Path) -> ServerFleet:
-        """Begin to start every server (or attach to those of rollout.urls); `wait_until_ready` ends it."""
+    def launch(cls, config: Config, seats: Sequence[Seat], *, run_dir: Path) -> ServerFleet:
+        """Begin to start a server in every seat (or attach to those of rollout.urls); `wait_until_ready` ends it."""
         rollout = config.rollout
         api_key = _api_key(rollout.api_key_env)
         if rollout.urls:
             statuses = [probe(url, api_key=api_key, timeout_s=rollout.server_start_timeout_s) for url in rollout.urls]
             return cls([_Server(None, status) for status in statuses], api_key=api_key)
         servers = []
-        for index in range(rollout.num_servers):
-            options = ServerActor.options(num_cpus=0, num_gpus=config.cluster.gpus_per_server)  # type: ignore[attr-defined]  # ray's stubs keep the plain class
+        for index, seat in enumerate(seats):
+            options = ServerActor.options(**seat.ray_options())  # type: ignore[attr-defined]  # ray's stubs keep the plain class
             actor = options.remote(f"server_{index}", rollout, config.model, run_dir=str(run_dir))
             servers.append(_Server(actor, ServerStatus("", "starting"), actor.start.remote(config.model.path, UNPUBLISHED)))
         return cls(servers, api_key=api_key)

@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_chec
 from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.learner import pack_for, start_learner
 from agentrl.controller.run_dir import write_atomically
+from agentrl.controller.seats import reserve_seats
 from agentrl.controller.supervised_data import Examples
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
@@ -35,7 +37,6 @@ from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.score_head import ScoreHead
 from agentrl.tracking.job import JobConsole
 from agentrl.tracking.tracker import Trackers, open_trackers
-from agentrl.workers.group import WorkerGroup
 from agentrl.workers.workers import Workers
 
 AnyConfig = SFTConfig | RMConfig
@@ -149,16 +150,13 @@ def run_job(job: Job) -> Path:
         trackers.console.say(job.train.summary(job.noun) + (f", from checkpoint {checkpoint.folder}" if checkpoint is not None else ""))
         if job.validation is not None:
             trackers.console.say(f"held out: {job.validation.summary(job.noun)}")
-        learner = _start(job, order)
-        try:
+        with _open_learner(job, order) as learner:
             if checkpoint is not None:
                 learner.run(Learner.load, str(checkpoint.learner))
             elif trainer.untrained_output:
                 learner.run(Learner.export, trainer.untrained_output)
             trackers.console.set_total_steps(order.num_updates)  # from here on it takes the time
             Loop(job, order, learner, trackers, progress).run(start)
-        finally:
-            learner.stop()
     return Path(trainer.output)
 
 
@@ -277,7 +275,8 @@ def _open_trackers(job: Job, order: Order, checkpoint: Checkpoint | None) -> Tra
     )
 
 
-def _start(job: Job, order: Order) -> WorkerGroup[Learner]:
+@contextmanager
+def _open_learner(job: Job, order: Order) -> Iterator[Workers[Learner]]:
     config = job.config
     spec = LearnerSpec(
         job.model,
@@ -290,8 +289,14 @@ def _start(job: Job, order: Order) -> WorkerGroup[Learner]:
         dump_folder=str(job.run_dir / "non_finite"),
         from_scratch=config.from_scratch if config.from_scratch.architecture != "none" else None,
         score_head=job.score_head,
+        device=config.placement.device_of("actor"),
     )
-    return start_learner(spec, gpus_per_learner=config.cluster.gpus_per_learner)
+    with reserve_seats(config.placement, {"actor": config.learner.world_size}) as seats:
+        learner = start_learner(spec, seats["actor"])
+        try:
+            yield learner
+        finally:
+            learner.stop()
 
 
 def _digest(samples: Sequence[Sample], trainer: SFTTrainerConfig) -> str:

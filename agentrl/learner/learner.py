@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from agentrl.learner.loss import Mode, PolicyObjective, SupervisedObjective
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
 from agentrl.learner.preference import PreferenceObjective
-from agentrl.learner.ranks import join_ranks, leave_ranks
+from agentrl.learner.ranks import Device, join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.step import Stepper, count_update
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
@@ -37,7 +36,7 @@ class LearnerSpec:
     mode: resolved, never `auto`. temperature: of the rollout. total_updates: length of the schedule.
     dump_folder: where a batch with a non-finite loss is kept; None: nowhere. from_scratch: a new model instead of model.path.
     master_dtype: of weights, gradients and optimizer state; float64 serves numerical comparisons.
-    score_head: of a reward model, which learns from pairs alone; None: a policy.
+    score_head: of a reward model, which learns from pairs alone; None: a policy. device: of the pool; auto: a GPU where torch sees one.
     """
 
     model: ModelConfig
@@ -51,12 +50,7 @@ class LearnerSpec:
     from_scratch: ModelFromScratchConfig | None = None
     master_dtype: torch.dtype = torch.float32
     score_head: ScoreHead | None = None
-
-    def on_device(self, device: Literal["cpu", "cuda"]) -> LearnerSpec:
-        """Return it with `learner.device=auto` resolved."""
-        if self.learner.device != "auto":
-            return self
-        return replace(self, learner=self.learner.model_copy(update={"device": device}))
+    device: Device = "auto"
 
 
 class Learner:
@@ -69,7 +63,7 @@ class Learner:
 
     def __init__(self, spec: LearnerSpec, *, rank: int, address: str, port: int) -> None:
         self._spec = spec
-        self._place = join_ranks(spec.learner, rank=rank, address=address, port=port)
+        self._place = join_ranks(spec.learner, rank=rank, address=address, port=port, on=spec.device)
         self._policy = self._build(has_backward=True)
         self._reference = self._build_reference() if spec.algorithm.kl.coefficient > 0 else None
         self._stepper = Stepper(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,10 @@ from agentrl.learner.sharding import open_mesh
 
 _data_group: ProcessGroup | None = None
 """Like torch's default group one per process: ranks of which no two hold the same microbatches, in which sums are formed. None: all."""
+
+
+Device = Literal["auto", "cpu", "cuda"]
+"""auto: a GPU where torch sees one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +45,14 @@ class Place:
         return self.rank == 0
 
 
-def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int) -> Place:
+def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int, on: Device = "auto") -> Place:
     """Form the default process group of all ranks; blocks until `config.world_size` of them have come to address:port.
 
     Raises:
-        ConfigError: `learner.device=cuda` without a GPU.
+        ConfigError: it is to be on `cuda`, and there is no GPU.
         LearnerError: the others did not come within `learner.collective_timeout_s`.
     """
-    device = _device(config.device, rank)
+    device = _device(on, rank)
     torch.set_num_threads(config.threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -121,7 +126,7 @@ def _reduce(values: Mapping[str, float], operation: dist.ReduceOp.RedOpType, gro
 
 def _device(requested: str, rank: int) -> torch.device:
     if requested == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("learner.device=cuda, but torch sees no GPU here; use learner.device=cpu or set cluster.gpus_per_learner=1")
+        raise ConfigError("the rank's pool has GPUs, but torch sees none here; give the role a pool with gpus_per_node=0 (placement.pools)")
     if requested == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     # Ray shows a rank its own GPU alone, as number 0; ranks started by hand share all GPUs of the host.

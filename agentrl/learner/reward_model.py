@@ -20,7 +20,7 @@ from agentrl.learner import sharding
 from agentrl.learner.attention import attention_parity, choose_attention
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.model import Policy, as_policy
-from agentrl.learner.ranks import join_ranks, leave_ranks
+from agentrl.learner.ranks import Device, join_ranks, leave_ranks
 from agentrl.learner.score_head import answer_with_scores, segment_ends
 from agentrl.plugins.sources import import_source
 from agentrl.workers.dispatch import dispatch
@@ -39,9 +39,9 @@ class RewardModel:
         LearnerError: the other ranks did not come.
     """
 
-    def __init__(self, config: RewardModelConfig, *, rank: int, address: str, port: int) -> None:
+    def __init__(self, config: RewardModelConfig, device: Device = "auto", *, rank: int, address: str, port: int) -> None:
         learner = config.as_learner
-        place = join_ranks(learner, rank=rank, address=address, port=port)
+        place = join_ranks(learner, rank=rank, address=address, port=port, on=device)
         attention = choose_attention(config.model.attention, device=place.device.type)
         module = load_classifier(config.model, attention)
         class_name = type(module).__name__

@@ -1,0 +1,200 @@
+"""Which machines and GPUs each role of a run stands on, and the arithmetic of it: everything that is impossible is said here.
+
+A *pool* is a number of nodes with so many GPUs each. The ranks of a role that is given to a pool stand one to a GPU, from the first GPU
+on; roles of one pool share its GPUs, by equal fractions of each. A server alone in its pool may have several GPUs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from agentrl.config.section import Section
+from agentrl.types import Reservation
+
+Role = Literal["actor", "critic", "reward_model", "servers"]
+Device = Literal["cpu", "cuda"]
+
+_SMALLEST_SHARE = 1e-4
+"""Ray counts fractions of a GPU in this unit."""
+_TOKEN_AMOUNT = 1e-3
+"""Of a resource that a rank stands at without using it up."""
+
+
+class PoolConfig(Section):
+    """Nodes that one or more roles stand on."""
+
+    nodes: int = Field(1, ge=1, description="Nodes, each with the same GPUs.")
+    gpus_per_node: int = Field(0, ge=0, description="GPUs on each of them; 0: ranks compute on CPUs.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="What ranks compute on; auto: cuda where the pool has GPUs.")
+    node_resource: str | None = Field(
+        None, description="Custom Ray resource that the nodes have (`ray start --resources`), to choose among them; null: any nodes."
+    )
+
+    @property
+    def num_gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def device_in_use(self) -> Device:
+        """`device` with auto resolved."""
+        return "cuda" if self.num_gpus > 0 else "cpu"
+
+    @model_validator(mode="after")
+    def _has_what_its_device_needs(self) -> PoolConfig:
+        if self.device == "cuda" and self.gpus_per_node == 0:
+            raise ValueError("device=cuda, but gpus_per_node=0; say how many GPUs, or use device=cpu")
+        if self.device == "cpu" and self.gpus_per_node > 0:
+            raise ValueError(f"device=cpu would leave gpus_per_node={self.gpus_per_node} unused; use gpus_per_node=0, or device=cuda")
+        return self
+
+
+class RolesConfig(Section):
+    """The pool of each role."""
+
+    actor: str | None = Field(None, description="Pool of the learner's ranks, policy and frozen reference; null: the only pool.")
+    critic: str | None = Field(None, description="Pool of the critic's ranks; null: the actor's.")
+    reward_model: str | None = Field(None, description="Pool of the reward model's ranks; null: the actor's.")
+    servers: str | None = Field(None, description="Pool of the inference servers; null: the only pool.")
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where one rank stands: a bundle of one of its pool's groups. bundle None: anywhere."""
+
+    pool: str
+    num_gpus: float
+    group: int = 0
+    bundle: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What Ray is asked for. reservations: by pool, but for those that stand anywhere; spots: by role, one per rank."""
+
+    reservations: Mapping[str, Reservation]
+    spots: Mapping[Role, tuple[Spot, ...]]
+
+
+class PlacementConfig(Section):
+    """Which pool of nodes each role stands in. Without pools, everything is on CPUs, wherever Ray puts it."""
+
+    pools: dict[str, PoolConfig] = Field({}, description="Name -> nodes and their GPUs; {}: one pool `main` without GPUs.")
+    roles: RolesConfig = RolesConfig()
+
+    @property
+    def pools_in_use(self) -> Mapping[str, PoolConfig]:
+        return self.pools or {"main": PoolConfig()}
+
+    def pool_of(self, role: Role) -> str:
+        """Return the name of the pool that a role stands in.
+
+        Raises:
+            ValueError: there are several, and none is named.
+        """
+        named = getattr(self.roles, role)
+        if named is not None:
+            return str(named)
+        if role in ("critic", "reward_model"):
+            return self.pool_of("actor")
+        if len(self.pools_in_use) > 1:
+            raise ValueError(f"placement.roles.{role} names none of the pools {_listed(self.pools)}; choose one")
+        return next(iter(self.pools_in_use))
+
+    def device_of(self, role: Role) -> Device:
+        """Return what the ranks of a role compute on."""
+        return self.pools_in_use[self.pool_of(role)].device_in_use
+
+    def layout(self, num_ranks: Mapping[Role, int]) -> Layout:
+        """Return where the ranks of the roles that a run has stand.
+
+        Raises:
+            ValueError: they do not fit; one line with the numbers and what would be right.
+        """
+        members: dict[str, dict[Role, int]] = {name: {} for name in self.pools_in_use}
+        for role, count in num_ranks.items():
+            members[self.pool_of(role)][role] = count
+        spots: dict[Role, tuple[Spot, ...]] = {}
+        reservations: dict[str, Reservation] = {}
+        for name, pool in self.pools_in_use.items():
+            if not members[name]:
+                raise ValueError(f"placement.pools.{name} has no role: name it under placement.roles, or leave it out")
+            if pool.num_gpus == 0:
+                reservations |= {name: found} if (found := _reserve_nodes(pool)) else {}
+                spots |= {role: _spread(name, pool, count) for role, count in members[name].items()}
+            else:
+                gpus_per_bundle = _gpus_per_bundle(name, pool, members[name])
+                reservations[name] = _reserve_gpus(pool, gpus_per_bundle)
+                spots |= _share(name, pool, members[name], gpus_per_bundle)
+        return Layout(reservations, spots)
+
+    @model_validator(mode="after")
+    def _names_pools_that_exist(self) -> PlacementConfig:
+        for role, name in self.roles.model_dump().items():
+            if name is not None and name not in self.pools_in_use:
+                raise ValueError(f"roles.{role}={name} is no pool; there are: {_listed(self.pools_in_use)}")
+        return self
+
+
+def _gpus_per_bundle(name: str, pool: PoolConfig, members: Mapping[Role, int]) -> int:
+    """Return how many GPUs a rank stands at: 1, but for servers alone in their pool, which share all of it evenly."""
+    where = f"placement.pools.{name} ({_size(pool)})"
+    if list(members) == ["servers"] and members["servers"] < pool.num_gpus:
+        size, rest = divmod(pool.num_gpus, members["servers"])
+        if rest or pool.gpus_per_node % size:
+            raise ValueError(f"{where}: {members['servers']} servers cannot have equally many GPUs of one node; change rollout.num_servers")
+        return size
+    for role, count in members.items():
+        if role != "servers" and count > pool.num_gpus:
+            raise ValueError(f"{where}: {count} ranks of {role} need as many GPUs; raise nodes or gpus_per_node, or start fewer ranks")
+        if role == "servers" and count > pool.num_gpus and count % pool.num_gpus:
+            raise ValueError(f"{where}: {count} servers do not share its GPUs evenly; change rollout.num_servers")
+    if max(members.values()) < pool.num_gpus:
+        largest = max(members, key=members.__getitem__)
+        raise ValueError(f"{where}: its largest role, {largest}, uses {members[largest]} of them; the others would be idle")
+    return 1
+
+
+def _reserve_gpus(pool: PoolConfig, gpus_per_bundle: int) -> Reservation:
+    """Return a group of bundles for each node: a bundle is what one rank may see, or ranks of several roles share."""
+    bundle = {"GPU": float(gpus_per_bundle)} | ({} if pool.node_resource is None else {pool.node_resource: _TOKEN_AMOUNT})
+    return Reservation(((bundle,) * (pool.gpus_per_node // gpus_per_bundle),) * pool.nodes, "STRICT_PACK")
+
+
+def _reserve_nodes(pool: PoolConfig) -> Reservation | None:
+    """Return one group with a bundle on each node; None where any node will do."""
+    if pool.nodes == 1 and pool.node_resource is None:
+        return None
+    return Reservation((({pool.node_resource or "CPU": _TOKEN_AMOUNT},) * pool.nodes,), "STRICT_SPREAD")
+
+
+def _spread(name: str, pool: PoolConfig, count: int) -> tuple[Spot, ...]:
+    """Return spots without GPUs: neighbouring ranks on one node, as many on each as can be."""
+    if _reserve_nodes(pool) is None:
+        return (Spot(name, 0.0),) * count
+    return tuple(Spot(name, 0.0, 0, rank * pool.nodes // count) for rank in range(count))
+
+
+def _share(name: str, pool: PoolConfig, members: Mapping[Role, int], gpus_per_bundle: int) -> dict[Role, tuple[Spot, ...]]:
+    num_bundles = pool.num_gpus // gpus_per_bundle
+    per_node = pool.gpus_per_node // gpus_per_bundle
+    occupants = Counter(rank % num_bundles for count in members.values() for rank in range(count))
+
+    def spot(bundle: int) -> Spot:
+        # Rounded down: what all of them ask for together must not exceed the GPU.
+        share = gpus_per_bundle if occupants[bundle] == 1 else int(1 / occupants[bundle] / _SMALLEST_SHARE) * _SMALLEST_SHARE
+        return Spot(name, round(float(share), 4), bundle // per_node, bundle % per_node)
+
+    return {role: tuple(spot(rank % num_bundles) for rank in range(count)) for role, count in members.items()}
+
+
+def _size(pool: PoolConfig) -> str:
+    return f"{pool.nodes} node{'s' * (pool.nodes > 1)} x {pool.gpus_per_node} GPU{'s' * (pool.gpus_per_node > 1)}"
+
+
+def _listed(names: Mapping[str, PoolConfig]) -> str:
+    return ", ".join(sorted(names))
