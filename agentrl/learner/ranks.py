@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.config.schema import LearnerConfig
 from agentrl.errors import ConfigError, LearnerError
+from agentrl.learner.host_memory import keep_freed_memory
 from agentrl.learner.sharding import open_mesh
 
 _data_group: ProcessGroup | None = None
@@ -56,6 +57,8 @@ def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int, on:
     torch.set_num_threads(config.threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
     try:
         dist.init_process_group(
             # On a GPU gloo stands beside nccl: counts, metrics and checkpoint plans live on the CPU.
