@@ -2,8 +2,8 @@
 
     python benchmarks/recipes.py --recipes grpo,rloo --seeds 0,1 --out docs/results/recipes.json
 
-Each run is `agentrl train configs/quickstart.yaml algorithm=NAME` with what ON_THIS_TASK adds, one after the other. The exit code is 1 when a run failed, or
-ended below `--at-least`. What is in the JSON, for the same recipe, seed, steps, overrides and commit, is not run again.
+Each run is `agentrl train configs/quickstart.yaml algorithm=NAME` with what ON_THIS_TASK adds, one after the other. The exit code is 1 when
+a run failed, or ended below `--at-least`. What is in the JSON, for the same recipe, seed, steps, overrides and commit, is not run again.
 """
 
 from __future__ import annotations
