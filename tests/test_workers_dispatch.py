@@ -91,5 +91,7 @@ def test_a_local_worker_calls_the_method_of_its_own_class_and_closes_it():
     assert workers.patient(3).run(Worker.total, [1]) == -1
     with pytest.raises(TypeError, match="close is not marked"):
         workers.run(Worker.close)
+    address, port = workers.find_address()
+    assert (address, 0 < port < 65536) == ("127.0.0.1", True)
     workers.stop()
     assert workers.worker.closed

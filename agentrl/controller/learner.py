@@ -66,7 +66,7 @@ def pack_for(learner: Workers[Learner], samples: Sequence[Sample], config: Learn
 class LearnerWeights:
     """The learner's weights as `weights.publish.WeightSource` reads them."""
 
-    def __init__(self, learner: WorkerGroup[Learner]) -> None:
+    def __init__(self, learner: Workers[Learner]) -> None:
         self._learner = learner
         self.open_rendezvous = learner.find_address
 

@@ -125,7 +125,6 @@ class WorkerGroup(Workers[W]):
         return WorkerGroup(self._hosts, name=self._name, patience=patience, num_replicas=self._num_replicas)
 
     def find_address(self) -> tuple[str, int]:
-        """Return a free (address, port) of the host of rank 0."""
         ref: ObjectRef = self._hosts[0].find_address.remote()
         self._wait("find_address", {0: ref}, self._patience.deadline_s(0))
         return ray.get(ref)

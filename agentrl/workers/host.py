@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any
 
 import ray
 
+from agentrl.workers.addresses import find_free_port
 from agentrl.workers.dispatch import threads_of
 
 
@@ -18,9 +17,7 @@ class WorkerHost:
 
     def find_address(self) -> tuple[str, int]:
         """Return this host's address and a port that is free at this moment."""
-        with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as listener:
-            listener.bind(("", 0))
-            return ray.util.get_node_ip_address(), listener.getsockname()[1]
+        return ray.util.get_node_ip_address(), find_free_port()
 
     def pid(self) -> int:
         """Return the process id of this rank."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
+from agentrl.workers.addresses import find_free_port
 from agentrl.workers.dispatch import dispatch_of, join_results
 
 W = TypeVar("W")
@@ -52,6 +53,10 @@ class Workers(ABC, Generic[W]):
         """Return the same ranks with deadlines `times` as long."""
 
     @abstractmethod
+    def find_address(self) -> tuple[str, int]:
+        """Return the address of rank 0's host and a port that is free there at this moment."""
+
+    @abstractmethod
     def stop(self) -> None:
         """End all ranks."""
 
@@ -72,6 +77,9 @@ class LocalWorker(Workers[W]):
 
     def patient(self, times: float) -> LocalWorker[W]:
         return self
+
+    def find_address(self) -> tuple[str, int]:
+        return "127.0.0.1", find_free_port()
 
     def stop(self) -> None:
         if self._close is not None:
