@@ -54,6 +54,16 @@ def test_text_by_hand() -> None:
         assert line in lines
 
 
+def test_a_reward_model_is_told() -> None:
+    asked = config(reward={"terms": {"helpful": {"reward": "reward_model"}}}, reward_model={"model": {"path": "judge"}, "max_tokens": 2048})
+    [line] = [" ".join(line.split()) for line in explain(asked).splitlines() if line.strip().startswith("reward model")]
+    assert line == (
+        "reward model judge on 1 rank (float32) scores every trajectory, at most 2,048 tokens; longer ones lose their beginning; "
+        "asked by reward.terms.helpful"
+    )
+    assert "reward model" not in explain(HAND)
+
+
 @pytest.mark.parametrize(
     ("sections", "mode", "weight"),
     [

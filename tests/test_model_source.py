@@ -255,3 +255,5 @@ def test_a_library_that_is_missing_ends_the_server_with_one_line(tmp_path):
 def test_a_library_travels_with_the_run(tmp_path):
     assert user_files(Config(model=ModelConfig(external_lib="own_model.py"))) == ["own_model.py"]
     assert user_files(Config(model=ModelConfig(external_lib="own.module"))) == []
+    judge = {"reward_model": {"model": {"path": "m", "external_lib": "judge.py"}}, "reward": {"terms": {"reward_model": {}}}}
+    assert user_files(Config.model_validate(judge)) == ["judge.py"]

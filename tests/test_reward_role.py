@@ -298,6 +298,8 @@ def test_a_folder_without_model_or_template_is_refused(folders, tmp_path):
     with pytest.raises(ConfigError, match=r"^reward_model.model.path='nowhere/at/all' cannot be loaded"):
         resolve_reward_model(section("nowhere/at/all"))
     assert resolve_reward_model(RewardModelConfig()) == RewardModelConfig()
+    with pytest.raises(ConfigError, match=r"has 2 labels"):
+        resolve_reward_model(section(write_model(tmp_path / "two", num_labels=2)))
     bare = tmp_path / "bare"
     shutil.copytree(folders["qwen2"], bare)
     (bare / "chat_template.jinja").unlink()

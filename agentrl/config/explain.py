@@ -75,7 +75,7 @@ Lines = list[tuple[str, str]]
 def _step_lines(config: Config, numbers: Arithmetic) -> Lines:
     learner = config.learner
     cut = f"{learner.minibatches_per_step:,} per epoch x {_count(learner.epochs_per_step, 'epoch')}"
-    return [
+    lines = [
         ("tasks (groups)", f"{numbers.groups:,}"),
         ("trajectories", f"{numbers.trajectories:,} = {numbers.groups:,} groups x {config.rollout.group_size:,}"),
         ("tokens", f"at most {numbers.tokens:,} = {numbers.trajectories:,} x {numbers.longest_tokens:,} (prompt + response)"),
@@ -87,6 +87,17 @@ def _step_lines(config: Config, numbers: Arithmetic) -> Lines:
         ),
         ("then", "publish one new version of the weights"),
     ]
+    return [*lines[:2], ("reward model", _reward_model(config)), *lines[2:]] if config.reward_model.is_used else lines
+
+
+def _reward_model(config: Config) -> str:
+    own = config.reward_model
+    bound = "as many as the model has positions" if own.max_tokens is None else f"at most {own.max_tokens:,}"
+    cut = {"truncate": "longer ones lose their beginning", "skip": "longer ones get no score"}[own.overlong]
+    return (
+        f"{own.model.path} on {_count(own.world_size, 'rank')} ({own.model.dtype}) scores every trajectory, {bound} tokens; {cut}; "
+        f"asked by {', '.join(config.asks_reward_model)}"
+    )
 
 
 def _asynchrony_lines(config: Config, numbers: Arithmetic) -> Lines:

@@ -876,10 +876,15 @@ class Config(Section):
             )
         return self
 
+    @property
+    def asks_reward_model(self) -> tuple[str, ...]:
+        """The keys that name the reward of the reward model."""
+        terms = (f"reward.terms.{name}" for name, term in self.reward.terms.items() if (term.reward or name) == REWARD_MODEL)
+        return (*terms, *(f"reward.sources.{source}" for source, name in self.reward.sources.items() if name == REWARD_MODEL))
+
     @model_validator(mode="after")
     def _reward_model_is_asked(self) -> Config:
-        terms = {f"reward.terms.{name}": term for name, term in self.reward.terms.items() if (term.reward or name) == REWARD_MODEL}
-        asking = [*terms, *(f"reward.sources.{source}" for source, name in self.reward.sources.items() if name == REWARD_MODEL)]
+        asking = self.asks_reward_model
         if asking and not self.reward_model.is_used:
             raise ValueError(f"{asking[0]} asks the reward model, but reward_model.model.path is empty; name a folder or hub id there")
         if self.reward_model.is_used and not asking:
@@ -887,9 +892,11 @@ class Config(Section):
                 f"reward_model.model.path={self.reward_model.model.path!r} is asked by nothing; "
                 "add a term, such as reward.terms.helpful={reward: reward_model}"
             )
-        late = next((name for name, term in terms.items() if term.timeout_s is not None), None)
+        late = next((name for name, term in self.reward.terms.items() if (term.reward or name) == REWARD_MODEL and term.timeout_s), None)
         if late is not None:
-            raise ValueError(f"{late}.timeout_s: the reward model has deadlines of its own; use reward_model.collective_timeout_s")
+            raise ValueError(
+                f"reward.terms.{late}.timeout_s: the reward model has deadlines of its own; use reward_model.collective_timeout_s"
+            )
         return self
 
     def _stages_without_ratio(self) -> str | None:

@@ -14,7 +14,7 @@ from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.packing import pack
-from agentrl.learner.reward_model import RewardModel
+from agentrl.learner.reward_model import RewardModel, find_classifier
 from agentrl.plugins import Attempted, RewardResult
 from agentrl.workers.group import Patience, WorkerGroup
 from agentrl.workers.pools import Seat
@@ -81,14 +81,16 @@ def resolve_reward_model(config: RewardModelConfig) -> RewardModelConfig:
     """Return the section with local folders in the place of hub ids; as it is when there is no reward model.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: there is no such model, or it is no classifier with one label.
     """
     if not config.is_used:
         return config
     try:
-        return config.model_copy(update={"model": resolve_model(config.model)})
+        model = resolve_model(config.model)
     except ConfigError as error:
         raise ConfigError(f"reward_model.{error}") from error
+    find_classifier(model)
+    return config.model_copy(update={"model": model})
 
 
 def _sample(index: int, token_ids: NDArray[np.int32]) -> Sample:

@@ -24,8 +24,8 @@ def user_files(config: Config) -> list[str]:
     references = [reference for text in named if (reference := Reference.parse(text)) is not None and reference.is_file]
     files = [source for source in config.agent.plugins if source.endswith(".py")]
     files += [reference.source for reference in references]
-    library = config.model.external_lib
-    files += [library] if library is not None and library.endswith(".py") else []
+    libraries = (config.model.external_lib, config.reward_model.model.external_lib)
+    files += [library for library in libraries if library is not None and library.endswith(".py")]
     files += [path for path in (config.reward.custom_function.path, *_verl_files(config.agent)) if path]
     return list(dict.fromkeys(files))
 

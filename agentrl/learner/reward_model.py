@@ -7,6 +7,7 @@ conversation the score that transformers gives it alone: the number behind its l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,39 +83,47 @@ def load_classifier(model: ModelConfig, attention: str) -> PreTrainedModel:
     """Return the classifier with one label in `model.path`, on the CPU, in `model.dtype`; it answers with scores.
 
     Raises:
-        ConfigError: there is none, it has another number of labels, or its head is not among the weights.
+        ConfigError: there is none, or its head is not among the weights.
         PluginError: `model.external_lib` cannot be imported.
     """
-    if model.external_lib is not None:
-        import_source(model.external_lib)
-    named = f"reward_model.model.path={model.path!r}"
-    options = {"trust_remote_code": model.trust_remote_code}
+    kind = find_classifier(model)
+    options = {"dtype": getattr(torch, model.dtype), "attn_implementation": attention, "trust_remote_code": model.trust_remote_code}
+    module: PreTrainedModel
     try:
-        config = AutoConfig.from_pretrained(model.path, **options)
-        kind = _find_classifier(named, config.architectures or [])
-        if config.num_labels != 1:
-            raise ConfigError(f"{named} has {config.num_labels} labels; a reward model has one, the score")
-        module: PreTrainedModel
-        module, info = kind.from_pretrained(
-            model.path, dtype=getattr(torch, model.dtype), attn_implementation=attention, output_loading_info=True, **options
-        )
+        module, info = kind.from_pretrained(model.path, output_loading_info=True, **options)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{named} cannot be loaded: {error}") from error
+        raise ConfigError(f"{_named(model)} cannot be loaded: {error}") from error
     if info["missing_keys"]:
         # transformers fills in random numbers, and random scores look like scores.
-        raise ConfigError(f"{named} lacks the weight {min(info['missing_keys'])!r}; was the model saved with its head?")
+        raise ConfigError(f"{_named(model)} lacks the weight {min(info['missing_keys'])!r}; was the model saved with its head?")
     answer_with_scores(module)
     return module
 
 
-def _find_classifier(
-    named: str, architectures: Sequence[str]
-) -> type[AutoModelForSequenceClassification | AutoModelForTokenClassification]:
-    for architecture in architectures:
-        for suffix, kind in _CLASSIFIERS.items():
-            if architecture.endswith(suffix):
-                return kind
-    raise ConfigError(
-        f"{named} is no reward model: its config names {', '.join(architectures) or 'no architecture'}; "
-        "train one of it by `agentrl rm`, or name a ...ForSequenceClassification or ...ForTokenClassification"
-    )
+def find_classifier(model: ModelConfig) -> Any:
+    """Return transformers' auto class of the classifier in `model.path`, by its config alone.
+
+    Raises:
+        ConfigError: it is no classifier, or has another number of labels than one.
+        PluginError: `model.external_lib` cannot be imported.
+    """
+    if model.external_lib is not None:
+        import_source(model.external_lib)
+    try:
+        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{_named(model)} cannot be loaded: {error}") from error
+    architectures = config.architectures or []
+    kind = next((kind for suffix, kind in _CLASSIFIERS.items() for name in architectures if name.endswith(suffix)), None)
+    if kind is None:
+        raise ConfigError(
+            f"{_named(model)} is no reward model: its config names {', '.join(architectures) or 'no architecture'}; "
+            "train one of it by `agentrl rm`, or name a ...ForSequenceClassification or ...ForTokenClassification"
+        )
+    if config.num_labels != 1:
+        raise ConfigError(f"{_named(model)} has {config.num_labels} labels; a reward model has one, the score")
+    return kind
+
+
+def _named(model: ModelConfig) -> str:
+    return f"reward_model.model.path={model.path!r}"
