@@ -86,10 +86,10 @@ def test_a_recipe_composes_from_anywhere_and_without_a_gpu(name, tmp_path, monke
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_size_is_a_model_and_its_gpus(size):
-    config = load_config(str(FOLDER / "gsm8k_grpo.yaml"), [f"size={size}"])
+    config = load_config(str(FOLDER / f"gsm8k_grpo{'_lora' if size.endswith('_lora') else ''}.yaml"), [f"size={size}"])
     num_gpus = sum(pool.num_gpus for pool in config.placement.pools.values())
-    assert num_gpus == {"tiny": 0, "0.5b": 2, "1.5b": 2, "3b": 4, "7b": 8}[size]
-    assert config.model.path == ("" if size == "tiny" else f"Qwen/Qwen2.5-{size.upper()}-Instruct")
+    assert num_gpus == {"tiny": 0, "0.5b": 2, "1.5b": 2, "3b": 4, "7b": 8, "7b_lora": 2}[size]
+    assert config.model.path == ("" if size == "tiny" else f"Qwen/Qwen2.5-{size.removesuffix('_lora').upper()}-Instruct")
 
 
 def test_a_copy_of_a_recipe_works_in_a_folder_of_ones_own(tmp_path):
