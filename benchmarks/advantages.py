@@ -1,7 +1,8 @@
-"""Advantages of a batch of 64 trajectories in 8,192 columns, on one thread: our estimators on action tokens, verl's on the padded batch.
+"""Advantages and PPO loss of 64 trajectories in 8,192 columns, on one thread: ours on action tokens, verl's on the padded batch.
 
 Both sides get the same rewards, values and masks of many turns, in one run; verl is called in an environment of its own
-(`--peers`), and reported as missing where there is none. GAE is whitened, as verl's always is. The values must agree.
+(`--peers`), and reported as missing where there is none. GAE is whitened, as verl's always is. The loss is the mean over tokens, with
+its gradient. The values must agree. Times are of the CPU, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from numpy.typing import NDArray
 
 from agentrl.algorithms.advantages import ESTIMATORS
 from agentrl.algorithms.advantages.reinforce import whiten
+from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scales
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+from agentrl.algorithms.policy_losses import ClipConfig, PolicyTokens, ppo_clip
 
 BATCH, COLUMNS, GROUP_SIZE = 64, 8192, 8
 GAMMA, LAM = 0.99, 0.95
-REPEATS = 15
-WANTED = {"gae": ("gae", 20.0), "grpo": ("grpo", 1.0), "grpo_vectorized": ("grpo", 1.0)}
+REPEATS = 30
+WANTED = {"gae": ("gae", 20.0), "grpo": ("grpo", 1.0), "grpo_vectorized": ("grpo", 1.0), "ppo_loss": ("ppo_loss", 1.0)}
 """verl's function -> our estimator, how many times as fast it should be at least."""
 
 OPTIONS = AdvantageOptions(gamma=GAMMA, lam=LAM, bootstrap_truncated=False, singleton="zero", passk_k=4, solved_reward=1.0, step_weight=1.0)
@@ -48,7 +51,11 @@ def make_inputs(seed: int) -> dict[str, NDArray[Any]]:
     rewards = np.zeros_like(mask)
     rewards[np.arange(BATCH), COLUMNS - 1 - mask[:, ::-1].argmax(axis=1)] = rng.random(BATCH)
     values = 0.1 * rng.standard_normal(mask.shape, np.float32)
-    return {"rewards": rewards, "values": values, "mask": mask, "groups": np.arange(BATCH) // GROUP_SIZE}
+    proximal = -3.0 * rng.random(mask.shape, np.float32)
+    policy = proximal + 0.3 * rng.standard_normal(mask.shape, np.float32)
+    advantages = rng.standard_normal(mask.shape, np.float32)
+    inputs = {"rewards": rewards, "values": values, "mask": mask, "groups": np.arange(BATCH) // GROUP_SIZE}
+    return inputs | {"proximal": proximal, "policy": policy, "advantages": advantages}
 
 
 def compact(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> ActionBatch:
@@ -74,16 +81,38 @@ def measure_ours(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> tuple[d
     needless = {"remax", "gigpo"}  # they read what verl's functions are not given
     sides = {name: functools.partial(ESTIMATORS[name], options=OPTIONS) for name in ESTIMATORS if name not in needless}
     times = {name: best_ms(run, batch) for name, run in {**sides, "gae": whitened_gae}.items()}
-    return times, {"gae": whitened_gae(batch).advantages_A.numpy(), "grpo": sides["grpo"](batch).advantages_A.numpy()}
+    loss = ppo_loss(inputs, dtype)
+    times["ppo_loss"] = best_ms(lambda batch: loss(), batch)
+    values = {"gae": whitened_gae(batch).advantages_A.numpy(), "grpo": sides["grpo"](batch).advantages_A.numpy()}
+    return times, values | {"ppo_loss": loss().numpy()}
 
 
-def best_ms(run: Callable[[ActionBatch], Credit], batch: ActionBatch) -> float:
+def ppo_loss(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """Return what computes our clipped loss, a mean over tokens, and returns its gradient by the log-probabilities, f[A]."""
+    mask = inputs["mask"] > 0
+    proximal, policy, advantages = (torch.from_numpy(inputs[name][mask]).to(dtype) for name in ("proximal", "policy", "advantages"))
+    policy.requires_grad_()
+    ids = torch.from_numpy(np.repeat(np.arange(BATCH), mask.sum(axis=1)))
+    clip = ClipConfig(0.2, 0.2, 3.0)
+    counts = UpdateCounts(len(ids), BATCH)
+
+    def run() -> torch.Tensor:
+        policy.grad = None
+        losses = ppo_clip(PolicyTokens(policy, proximal, advantages, ids), clip=clip).losses_A
+        (losses * token_scales(Aggregation("token_mean"), ids, counts, dtype=dtype)).sum().backward()
+        assert policy.grad is not None
+        return policy.grad
+
+    return run
+
+
+def best_ms(run: Callable[[ActionBatch], object], batch: ActionBatch) -> float:
     runs = []
     for _ in range(REPEATS):
         fresh = replace(batch)  # a batch keeps the sums that it was once asked for
-        started = time.perf_counter()
+        started = time.process_time()
         run(fresh)
-        runs.append(1e3 * (time.perf_counter() - started))
+        runs.append(1e3 * (time.process_time() - started))
     return min(runs)
 
 
