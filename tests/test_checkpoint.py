@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentrl.config.schema import Config, TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint, read_checkpoint, tidy
+from agentrl.controller.roles import Roles
 from agentrl.controller.run_dir import write_atomically
 from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.errors import CheckpointError, ConfigError, LearnerError
@@ -47,7 +48,7 @@ def save(parent: Path, step: int, *, learner: Writing | None = None, metric: flo
 
 
 def start(writer, step, learner, metric=None):
-    writer.save(LocalWorker(learner), step=step, version=step + 1, buffer_state=b"buffer", metric=metric)
+    writer.save(Roles(LocalWorker(learner)), step=step, version=step + 1, buffer_state=b"buffer", metric=metric)
 
 
 def names(folder: Path) -> list[str]:

@@ -14,6 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from agentrl.config.schema import Config, ModelFromScratchConfig
 from agentrl.controller.credit import group_trajectories
 from agentrl.controller.learner import learner_spec, open_local_learner
+from agentrl.controller.roles import Roles
 from agentrl.controller.train import learn
 from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
 from agentrl.types import Outcome, RewardEvent, Trajectory
@@ -132,7 +133,7 @@ def learn_by_framework(config, dtype, batches):
         metrics = []
         for step, batch in enumerate(batches):
             metrics += learn(
-                learner, group_trajectories(batch), config, step=step, version=step, timer=lambda phase: contextlib.nullcontext()
+                Roles(learner), group_trajectories(batch), config, step=step, version=step, timer=lambda phase: contextlib.nullcontext()
             )
         return initial, metrics, recorded.updates, {name: whole(p) for name, p in names.items()}
     finally:

@@ -13,7 +13,7 @@ import pytest
 from agentrl.config.compose import load_config
 from agentrl.config.explain import explain
 from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
-from agentrl.controller.credit import credit, leave_out_old
+from agentrl.controller.credit import Assessment, credit, leave_out_old
 from agentrl.errors import ConfigError
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
@@ -66,7 +66,9 @@ def test_a_recipe_explains_itself_and_learns(recipe):
     assert "No warnings" in text
     rng = np.random.default_rng(0)
     groups = [group_of(g, rng) for g in range(3)]
-    samples = [sample for group in credit(groups, config.algorithm, group_size=GROUP_SIZE) for sample in group]
+    values = [np.zeros(t.num_tokens, np.float32) for group in groups for t in group.trajectories] if config.has_critic else None
+    credited = credit(groups, config.algorithm, group_size=GROUP_SIZE, assessment=Assessment(values=values))
+    samples = [sample for group in credited for sample in group]
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

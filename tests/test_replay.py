@@ -138,6 +138,27 @@ def test_resumed_at_a_step_it_is_uninterrupted_bit_for_bit(run, whole, tmp_path,
     assert (second.model_path / "model.safetensors").read_bytes() == (whole.model_path / "model.safetensors").read_bytes()
 
 
+PPO = (
+    *("algorithm.advantage=gae", "algorithm.lam=0.9", "algorithm.whiten=true", "algorithm.bootstrap_truncated=true"),
+    *("critic.optimizer.lr=1e-3", "critic.warmup_steps=1", "critic.epochs_per_step=1"),
+    *("algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward", "algorithm.kl.estimator=k1", "algorithm.kl.target=0.01"),
+)
+
+
+def test_with_a_critic_and_kl_in_the_reward_it_is_the_same_whether_resumed_or_not(run, tmp_path):
+    """Critic, its optimizer and the adapted coefficient are part of a checkpoint; in the first step the critic learns alone."""
+    once = play(run, tmp_path / "once", *PPO)
+    play(run, tmp_path / "replay", *PPO, last_step=2)
+    assert play(run, tmp_path / "replay", *PPO).weights == once.weights
+    assert learned(tmp_path / "replay") == learned(tmp_path / "once")
+    steps = [values for _, values in learned(tmp_path / "once")]
+    assert ["learner/loss" in values for values in steps] == [False, True, True, True]
+    assert all(values["learner/critic/grad_norm"] > 0 for values in steps)
+    coefficients = [values["learner/reward_kl_coefficient"] for values in steps]
+    assert coefficients[0] == 0.1
+    assert coefficients == sorted(set(coefficients), reverse=True), "while the policy is its own reference, KL is below its target"
+
+
 def test_from_a_checkpoint_of_before(run, whole, tmp_path):
     later = play(run, tmp_path / "replay", f"trainer.resume_mode={whole.run_dir}/checkpoints/step_000002")
     assert later.weights == whole.weights

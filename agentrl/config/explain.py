@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from agentrl.config.explain_loss import loss_lines, loss_warnings
+from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
 from agentrl.config.explain_placement import placement_lines
-from agentrl.config.schema import ADVANTAGES, GROUP_ADVANTAGES, Config
+from agentrl.config.schema import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, Config
 
 LABEL_WIDTH = 26
 
@@ -123,14 +123,18 @@ def _asynchrony_lines(config: Config, numbers: Arithmetic) -> Lines:
 
 
 def _loss_lines(config: Config) -> Lines:
-    return [("advantage", _advantage(config)), *loss_lines(config)]
+    return [("advantage", _advantage(config)), *critic_lines(config), *loss_lines(config)]
 
 
 def _advantage(config: Config) -> str:
     algorithm, size = config.algorithm, config.rollout.group_size
+    whitened = ", whitened over the batch" if algorithm.whiten else ""
+    if algorithm.advantage in CRITIC_ADVANTAGES:
+        step = "turns" if algorithm.advantage == "gae_turn" else "action tokens"
+        return f"{algorithm.advantage} over {step} with gamma {algorithm.gamma:g}, lambda {algorithm.lam:g}{whitened}"
     scope = f"over groups of {size:,}" if algorithm.advantage in GROUP_ADVANTAGES else f"over {_count(size, 'attempt')} per task"
     beside = " and a greedy one" if config.has_greedy else ""
-    return f"{algorithm.advantage} {scope}{beside}" + (", whitened over the batch" if algorithm.whiten else "")
+    return f"{algorithm.advantage} {scope}{beside}{whitened}"
 
 
 def _run_lines(config: Config, num_train_rows: int | None) -> Lines:
@@ -231,7 +235,7 @@ def _learner_warnings(config: Config) -> Iterator[str]:
 
 
 READERS: Mapping[str, tuple[str, ...]] = {
-    "gamma": ("reinforce_plus_plus", "turn_group", "gigpo"),
+    "gamma": ("reinforce_plus_plus", "turn_group", "gigpo", *CRITIC_ADVANTAGES),
     "lam": (),
     "bootstrap_truncated": (),
     "step_weight": ("gigpo",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.config.schema import AlgorithmConfig, Config, CorrectionConfig, RejectionConfig
+from agentrl.config.schema import AlgorithmConfig, Config, CorrectionConfig, CriticConfig, RejectionConfig
 
 Lines = list[tuple[str, str]]
 
@@ -44,6 +44,20 @@ def loss_lines(config: Config) -> Lines:
     return lines
 
 
+def critic_lines(config: Config) -> Lines:
+    """Return what there is to say of the critic; nothing without one."""
+    if not config.has_critic:
+        return []
+    critic, updates = config.critic, config.learner.minibatches_per_step * config.critic_epochs
+    start = critic.model.path or "model.path"
+    bound = "plain squared error" if critic.cliprange_value is None else f"values move at most {critic.cliprange_value:g} per step"
+    warmup = f", alone in the first {critic.warmup_steps:,} steps" if critic.warmup_steps else ""
+    return [
+        ("critic", f"from {start}, learning rate {critic.optimizer.lr:g}, {updates:,} update(s) per step{warmup}"),
+        ("value loss", f"{bound}; aggregated as the policy loss"),
+    ]
+
+
 def loss_warnings(config: Config) -> Iterator[str]:
     """Yield one sentence for each choice of the loss that works but is probably not meant."""
     algorithm, correction = config.algorithm, config.algorithm.correction
@@ -71,6 +85,12 @@ def loss_warnings(config: Config) -> Iterator[str]:
             yield f"the keys of algorithm.{name} have no effect with algorithm.policy_loss={algorithm.policy_loss}"
     if config.policy_mode != "decoupled" and (correction.floor is not None or correction.outside == "mask"):
         yield f"algorithm.correction.floor and outside have no effect: with the policy mode {config.policy_mode} no weight enters the loss"
+    if not config.has_critic and config.critic != CriticConfig():
+        yield f"the keys of critic have no effect with algorithm.advantage={algorithm.advantage}, which needs no critic"
+    if config.has_critic and config.trainer.steps is not None and config.critic.warmup_steps >= config.trainer.steps:
+        yield f"critic.warmup_steps={config.critic.warmup_steps} is the whole run of {config.trainer.steps} steps: the policy never learns"
+    if algorithm.kl.off_policy_ratio and algorithm.kl.place == "reward":
+        yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.place=reward"
     if algorithm.kl.off_policy_ratio and not algorithm.kl.coefficient:
         yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.coefficient=0"
 
@@ -140,5 +160,8 @@ def _denominator(correction: CorrectionConfig) -> str:
 def _kl(algorithm: AlgorithmConfig) -> str:
     if not algorithm.kl.coefficient:
         return "none; no reference is loaded"
+    if algorithm.kl.place == "reward":
+        adapted = "" if algorithm.kl.target is None else f", adapted to a mean of {algorithm.kl.target:g} nats per token"
+        return f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator} to the reference, off the reward of each token{adapted}"
     ratio = " x policy / proximal" if algorithm.kl.off_policy_ratio else ""
     return f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator}{ratio} to the reference"

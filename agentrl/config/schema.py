@@ -366,10 +366,37 @@ class LearnerConfig(Section):
         return self
 
 
-class CriticConfig(Section):
-    """The value model; no estimator of this version uses one."""
+class CriticOptimizerConfig(OptimizerConfig):
+    """AdamW and its schedule, of the critic."""
 
-    enabled: Literal[False] = Field(False, description="Reserved: GRPO needs no critic.")
+    lr: float = Field(1e-5, gt=0, description="Peak learning rate; a critic takes a larger one than the policy.")
+
+
+class CriticModelConfig(Section):
+    """What the critic starts from; everything else is as in `model`."""
+
+    path: str | None = Field(
+        None,
+        description="Folder or hub id: a causal model gets a value head that begins at 0, a sequence classifier (as `agentrl rm` trains) "
+        "keeps its own; None: model.path.",
+    )
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub id; None: its main branch.")
+    lora: LoRAConfig = LoRAConfig()
+
+
+class CriticConfig(Section):
+    """The value model of PPO: its own weights and optimizer; `learner` says how it is spread and packed."""
+
+    enabled: bool | None = Field(
+        None, description="None: when algorithm.advantage is gae or gae_turn; true: for an estimator of your own that reads values."
+    )
+    model: CriticModelConfig = CriticModelConfig()
+    optimizer: CriticOptimizerConfig = CriticOptimizerConfig()
+    cliprange_value: float | None = Field(
+        0.5, gt=0, description="How far a value may go in one step before its loss stops, in the reward's unit; None: plain squared error."
+    )
+    warmup_steps: int = Field(0, ge=0, description="First steps in which the critic alone learns, and the policy stays as it is.")
+    epochs_per_step: int | None = Field(None, ge=1, description="Passes of the critic over the batch; None: learner.epochs_per_step.")
 
 
 # --------------------------------------------------------------------------------------------------------- reward
@@ -563,16 +590,37 @@ class CorrectionConfig(Section):
 
 
 class KLConfig(Section):
-    """KL to the reference policy, in the loss."""
+    """KL to the reference policy, in the loss or in the reward."""
 
     coefficient: float = Field(0.0, ge=0, description="0: no reference model is loaded.")
-    estimator: Literal["k2", "k3", "abs", "k3_k2grad"] = Field(
-        "k3_k2grad", description="k1 is refused in a loss: its expected gradient is zero."
+    place: Literal["loss", "reward"] = Field(
+        "loss", description="loss: a term of the loss; reward: taken from the reward of each action token, before advantages are estimated."
     )
+    estimator: Literal["k1", "k2", "k3", "abs", "k3_k2grad"] = Field(
+        "k3_k2grad",
+        description="k1 is the one for the reward, and refused in the loss, where its expected gradient is zero; in the reward "
+        "k3_k2grad counts as k3.",
+    )
+    target: float | None = Field(
+        None,
+        gt=0,
+        description="With place=reward: the coefficient adapts so that the mean KL per action token comes to this, in nats; None: fixed.",
+    )
+    horizon: int = Field(10000, ge=1, description="Trajectories in which the adapted coefficient may about double.")
     off_policy_ratio: bool = Field(
         False,
         description="Times policy / proximal, so that tokens count as sampled from the current policy; makes the gradient of k3 exact.",
     )
+
+    @model_validator(mode="after")
+    def _fits_its_place(self) -> KLConfig:
+        if self.place == "loss" and self.estimator == "k1":
+            raise ValueError("estimator=k1 in the loss has an expected gradient of zero; use k3_k2grad or k2, or place=reward")
+        if self.place == "loss" and self.target is not None:
+            raise ValueError(f"target={self.target:g} adapts the coefficient of KL in the reward; use place=reward, or leave target out")
+        if self.target is not None and self.coefficient == 0:
+            raise ValueError(f"target={self.target:g} multiplies a coefficient of 0; begin with a coefficient above 0, such as 0.01")
+        return self
 
 
 class SAPOConfig(Section):
@@ -610,15 +658,11 @@ GROUP_ADVANTAGES = (
 )
 """Estimators that compare the attempts of a group."""
 
-ADVANTAGES = (*GROUP_ADVANTAGES, "reinforce_plus_plus", "remax")
-"""Estimators that need nothing but what rollouts bring."""
+CRITIC_ADVANTAGES = ("gae", "gae_turn")
+"""Estimators that stand on a critic."""
 
-UNMET_ADVANTAGES: dict[str, str] = {
-    "gae": "a critic, and the run has no such role",
-    "gae_turn": "a critic, and the run has no such role",
-}
-"""Estimators that a run cannot serve, with what they need."""
-
+ADVANTAGES = (*GROUP_ADVANTAGES, "reinforce_plus_plus", "remax", *CRITIC_ADVANTAGES)
+"""Estimators that a run can serve."""
 
 POLICY_LOSSES = ("ppo_clip", "gspo", "gmpo", "cispo", "reinforce", "gpg", "sapo", "clip_cov", "kl_cov", "dppo_tv")
 
@@ -633,7 +677,9 @@ class AlgorithmConfig(Section):
         "grpo",
         description=f"Advantage estimator: {', '.join(ADVANTAGES)}; your own: `file.py:function`, or an entry point of agentrl.advantages.",
     )
-    gamma: float = Field(1.0, ge=0, le=1, description="Discount per action token (reinforce_plus_plus) or per turn (turn_group, gigpo).")
+    gamma: float = Field(
+        1.0, ge=0, le=1, description="Discount per action token (gae, reinforce_plus_plus) or per turn (gae_turn, turn_group, gigpo)."
+    )
     lam: float = Field(1.0, ge=0, le=1, description="Lambda of generalized advantage estimation, for estimators with a critic.")
     bootstrap_truncated: bool = Field(False, description="With a critic: a truncated attempt goes on in value instead of ending at 0.")
     singleton: Literal["zero", "raw"] = Field(
@@ -697,8 +743,6 @@ class AlgorithmConfig(Section):
     def _is_served(cls, name: str) -> str:
         if name in ADVANTAGES or ":" in name:
             return name
-        if name in UNMET_ADVANTAGES:
-            raise ValueError(f"{name} needs {UNMET_ADVANTAGES[name]}; use one of {', '.join(ADVANTAGES)}")
         installed = {entry.name for entry in entry_points(group="agentrl.advantages")}
         if name in installed:
             return name
@@ -841,6 +885,8 @@ class Config(Section):
     def num_ranks(self) -> dict[Role, int]:
         """The roles that this run has, and how many ranks (or servers) each of them."""
         ranks: dict[Role, int] = {"actor": self.learner.world_size}
+        if self.has_critic:
+            ranks["critic"] = self.learner.world_size
         if self.reward_model.is_used:
             ranks["reward_model"] = self.reward_model.world_size
         if not self.rollout.urls:
@@ -852,6 +898,32 @@ class Config(Section):
         """`algorithm` with what it takes from other groups."""
         length = self.algorithm.constant_length or self.agent.max_response_tokens
         return self.algorithm.model_copy(update={"constant_length": length})
+
+    @property
+    def has_critic(self) -> bool:
+        """`critic.enabled` with None resolved."""
+        return self.algorithm.advantage in CRITIC_ADVANTAGES if self.critic.enabled is None else self.critic.enabled
+
+    @property
+    def critic_model(self) -> ModelConfig:
+        """The critic's model: `critic.model` over `model`."""
+        own = self.critic.model
+        base = {} if own.path is None else {"path": own.path, "revision": own.revision}
+        return self.model.model_copy(update={**base, "tokenizer_path": self.model.tokenizer_path or self.model.path, "lora": own.lora})
+
+    @property
+    def critic_epochs(self) -> int:
+        """`critic.epochs_per_step` with None resolved."""
+        return self.critic.epochs_per_step or self.learner.epochs_per_step
+
+    @model_validator(mode="after")
+    def _check_critic(self) -> Config:
+        name = self.algorithm.advantage
+        if name in CRITIC_ADVANTAGES and self.critic.enabled is False:
+            raise ValueError(f"algorithm.advantage={name} stands on a critic; leave critic.enabled=false out")
+        if self.critic.enabled and name in ADVANTAGES and name not in CRITIC_ADVANTAGES:
+            raise ValueError(f"critic.enabled=true, but algorithm.advantage={name} gives a critic nothing to learn; use gae or gae_turn")
+        return self
 
     @model_validator(mode="after")
     def _check_shared_prefix(self) -> Config:

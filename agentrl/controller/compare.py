@@ -18,13 +18,14 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.config.schema import AlgorithmConfig, Config, CorrectionConfig
+from agentrl.controller.assess import assess
 from agentrl.controller.credit import credit, leave_out_old
 from agentrl.controller.learner import pack_for
+from agentrl.controller.roles import Roles
 from agentrl.controller.run_dir import write_atomically
 from agentrl.controller.stored import StoredStep, is_fresh
 from agentrl.learner.counterfactual import Counterfactual
 from agentrl.learner.learner import Learner
-from agentrl.workers.workers import Workers
 
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
     "none": {"weight": "none"},
@@ -52,10 +53,11 @@ class CorrectionsReport:
         self.is_empty = not kept
         write_atomically(self._lines, "".join(json.dumps(line) + "\n" for line in kept))
 
-    def observe(self, learner: Workers[Learner], batch: StoredStep) -> None:
+    def observe(self, roles: Roles, batch: StoredStep) -> None:
         """Compare all corrections on one step. Nothing that the learner holds changes."""
-        algorithm = self._config.algorithm
-        groups = credit(batch.groups, algorithm, group_size=self._config.rollout.group_size)
+        algorithm, learner = self._config.algorithm, roles.learner
+        assessment = assess(roles, batch.groups, self._config)
+        groups = credit(batch.groups, algorithm, group_size=self._config.rollout.group_size, assessment=assessment)
         groups = leave_out_old(groups, batch.groups, version=batch.learned_by, max_lag=algorithm.correction.max_lag)
         samples = [sample for group in groups for sample in group]
         trajectories = [t for group in batch.groups for t in group.trajectories]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,15 +11,35 @@ from numpy.typing import NDArray
 
 from agentrl.algorithms.advantages import estimate, find_estimator
 from agentrl.algorithms.advantages.reinforce import whiten
-from agentrl.algorithms.compact import ActionBatch, AdvantageOptions
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+from agentrl.algorithms.reward_kl import penalize
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample, samples_from
 from agentrl.types import Group, Outcome, Trajectory, member_tuple
 
 
-def credit(groups: Sequence[Group], algorithm: AlgorithmConfig, *, group_size: int | None) -> list[list[Sample]]:
-    """Return the samples of each group, with the advantage of every action token on it.
+@dataclass(frozen=True, slots=True, eq=False)
+class Assessment:
+    """What is known of a batch beside its rewards, of each trajectory; None: nobody asked.
+
+    values: f32[T], the critic's estimate before each action token, 0 elsewhere. values_after: f64[N], behind the last one of truncated
+    attempts. kl: f32[T], estimate of KL(policy || ref) on each action token, in nats, for which the reward pays `kl_coefficient`.
+    """
+
+    values: Sequence[NDArray[np.float32]] | None = None
+    values_after: NDArray[np.float64] | None = None
+    kl: Sequence[NDArray[np.float32]] | None = None
+    kl_coefficient: float = 0.0
+
+
+NOTHING = Assessment()
+
+
+def credit(
+    groups: Sequence[Group], algorithm: AlgorithmConfig, *, group_size: int | None, assessment: Assessment = NOTHING
+) -> list[list[Sample]]:
+    """Return the samples of each group, with the advantage of every action token on it, and with a critic values and returns.
 
     `group_size`: trajectories of a complete group; None where groups may differ in size on purpose.
 
@@ -31,12 +51,12 @@ def credit(groups: Sequence[Group], algorithm: AlgorithmConfig, *, group_size: i
     estimator = find_estimator(algorithm.advantage)
     try:
         batch = replace(action_batch(trajectories, group_size=group_size), greedy_rewards_N=greedy_rewards(groups))
-        advantages_A = estimate(estimator, batch, advantage_options(algorithm)).advantages_A
+        found = estimate(estimator, assessed(batch, trajectories, assessment), advantage_options(algorithm))
     except ValueError as error:
         raise ConfigError(f"algorithm.advantage={algorithm.advantage}: {error}") from error
-    if algorithm.whiten:
-        advantages_A = whiten(advantages_A)
-    samples = iter(samples_from(trajectories, lay_on_tokens(trajectories, advantages_A.numpy())))
+    advantages_A = whiten(found.advantages_A) if algorithm.whiten else found.advantages_A
+    plain = samples_from(trajectories, lay_on_tokens(trajectories, advantages_A.numpy()))
+    samples = iter(plain if assessment.values is None else _with_returns(plain, trajectories, found, assessment.values, algorithm))
     return [[next(samples) for _ in group.trajectories] for group in groups]
 
 
@@ -58,6 +78,34 @@ def action_batch(trajectories: Sequence[Trajectory], *, group_size: int | None) 
         group_size=group_size,
         anchors_K=_anchors(trajectories),
     )
+
+
+def assessed(batch: ActionBatch, trajectories: Sequence[Trajectory], assessment: Assessment) -> ActionBatch:
+    """Return the batch with values, and with rewards that paid for KL to the reference."""
+
+    def compact(columns: Sequence[NDArray[np.float32]]) -> torch.Tensor:
+        rows = [column[sampling_order(t)].astype(np.float64) for column, t in zip(columns, trajectories, strict=True)]
+        return torch.from_numpy(np.concatenate([np.empty(0), *rows]))
+
+    if assessment.values is not None:
+        after = assessment.values_after
+        batch = replace(batch, values_A=compact(assessment.values), values_after_N=None if after is None else torch.from_numpy(after))
+    if assessment.kl is not None:
+        batch = penalize(batch, compact(assessment.kl), coefficient=assessment.kl_coefficient)
+    return batch
+
+
+def _with_returns(
+    samples: Sequence[Sample],
+    trajectories: Sequence[Trajectory],
+    found: Credit,
+    values: Sequence[NDArray[np.float32]],
+    algorithm: AlgorithmConfig,
+) -> list[Sample]:
+    if found.returns_A is None:
+        raise ConfigError(f"algorithm.advantage={algorithm.advantage} gives no returns for the critic to learn; use critic.enabled=false")
+    returns = lay_on_tokens(trajectories, found.returns_A.numpy())
+    return [replace(s, values=v, returns=r) for s, v, r in zip(samples, values, returns, strict=True)]
 
 
 def greedy_rewards(groups: Sequence[Group]) -> torch.Tensor | None:

@@ -25,9 +25,9 @@ from agentrl.controller.calls import get
 from agentrl.controller.checkpoint import find_checkpoint, tidy
 from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.conversations import Conversations
-from agentrl.controller.learner import learner_spec, start_learner
 from agentrl.controller.observe import Observer
 from agentrl.controller.reward_role import resolve_reward_model, start_reward_role
+from agentrl.controller.roles import start_roles
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run import Run
 from agentrl.controller.run_dir import RunDir
@@ -39,7 +39,6 @@ from agentrl.controller.validation import Validation
 from agentrl.data.build import build_dataset
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
-from agentrl.learner.learner import Learner
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
@@ -90,12 +89,10 @@ def open_run(config: Config) -> Iterator[Run]:
             observer.say(plan.template_note)
         for line in plan.sandboxes:
             observer.say(line)
-        total_updates = plan.total_steps * config.learner.minibatches_per_step * config.learner.epochs_per_step
-        spec = learner_spec(config, total_updates=total_updates, dump_folder=str(run_dir.root / "non_finite"))
-        learner = start_learner(spec, seats["actor"])
+        roles = start_roles(config, seats, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
         checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer)
         stack.callback(checkpoints.close)  # after the learner is stopped: an interrupted run does not wait for its data
-        stack.callback(learner.stop)
+        stack.callback(roles.stop)
         if conversations is not None:
             reward_role = start_reward_role(config, conversations, seats["reward_model"])
             stack.callback(reward_role.stop)
@@ -103,7 +100,7 @@ def open_run(config: Config) -> Iterator[Run]:
         rollouts = RolloutFleet(config, buffer)
         stack.callback(rollouts.close)
         if checkpoint is not None:
-            learner.run(Learner.load, str(checkpoint.learner))
+            roles.load(checkpoint.learner)
             get(buffer.restore.remote(checkpoint.buffer_state()), timeout_s=DATA_TIMEOUT_S, who="the replay buffer")
             observer.say(f"resumed from {checkpoint.folder.name}")
         servers.wait_until_ready(timeout_s=config.rollout.server_start_timeout_s)
@@ -112,7 +109,7 @@ def open_run(config: Config) -> Iterator[Run]:
             config,
             run_dir,
             buffer=buffer,
-            learner=learner,
+            roles=roles,
             servers=servers,
             rollouts=rollouts,
             validation=validation,

@@ -19,8 +19,8 @@ from agentrl.config.schema import Config
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
 from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.compare import CorrectionsReport
-from agentrl.controller.learner import learner_spec, open_local_learner, start_learner
 from agentrl.controller.observe import Observer
+from agentrl.controller.roles import Roles, open_local_roles, start_roles
 from agentrl.controller.run_dir import RunDir, write_atomically
 from agentrl.controller.seats import reserve_seats
 from agentrl.controller.stored import StoredSteps
@@ -30,7 +30,7 @@ from agentrl.errors import ConfigError
 from agentrl.learner.learner import Learner
 from agentrl.workers.workers import Workers
 
-_ROLES: tuple[Role, ...] = ("actor",)
+_ROLES: tuple[Role, ...] = ("actor", "critic")
 """What a replay runs of a run."""
 
 
@@ -84,11 +84,11 @@ def replay(folder: Path, config: Config, *, last_step: int | None = None, report
         stack.callback(observer.close)
         stack.enter_context(interruptible())
         located = config.model_copy(update={"model": resolve_model(config.model)})
-        learner = stack.enter_context(_open_learner(located, run_dir, num_steps=stored.num_steps))
+        roles = stack.enter_context(_open_roles(located, run_dir, num_steps=stored.num_steps))
         if checkpoint is not None:
-            learner.run(Learner.load, str(checkpoint.learner))
+            roles.load(checkpoint.learner)
             observer.say(f"resumed from {checkpoint.folder.name}")
-        run = _Replay(config, stored, learner, observer, run_dir, checkpoint)
+        run = _Replay(config, stored, roles, observer, run_dir, checkpoint)
         if report:
             run.report = CorrectionsReport(config, run_dir.root, resumed_at=run.step)
             if checkpoint is not None and config.trainer.resume_mode == "auto" and run.report.is_empty:
@@ -106,7 +106,7 @@ class _Replay:
         self,
         config: Config,
         stored: StoredSteps,
-        learner: Workers[Learner],
+        roles: Roles,
         observer: Observer,
         run_dir: RunDir,
         checkpoint: Checkpoint | None,
@@ -115,7 +115,7 @@ class _Replay:
         self.report: CorrectionsReport | None = None
         self._config = config
         self._stored = stored
-        self._learner = learner
+        self._roles = roles
         self._observer = observer
         self._dir = run_dir
 
@@ -134,8 +134,8 @@ class _Replay:
             batch = self._stored.read(self.step + 1)
         if self.report is not None:
             with self._observer.timer("compare"):
-                self.report.observe(self._learner, batch)
-        updates = learn(self._learner, batch.groups, self._config, step=self.step, version=batch.learned_by, timer=self._observer.timer)
+                self.report.observe(self._roles, batch)
+        updates = learn(self._roles, batch.groups, self._config, step=self.step, version=batch.learned_by, timer=self._observer.timer)
         self.step = batch.step
         self._observer.step(
             self.step,
@@ -153,15 +153,15 @@ class _Replay:
                 self._dir.checkpoints,
                 step=self.step,
                 version=self.step,
-                save_learner=lambda folder: self._learner.run(Learner.save, folder),
+                save_learner=self._roles.save,
                 buffer_state=b"",  # a replay's place in the data is its step
                 keep_last=self._config.trainer.keep_last,
             )
 
     def _finish(self) -> ReplayResult:
         policy = self._dir.root / "policy"
-        self._learner.run(Learner.export, str(policy))
-        weights = _digest(self._learner)
+        self._roles.learner.run(Learner.export, str(policy))
+        weights = _digest(self._roles.learner)
         write_atomically(self._dir.root / "result.json", json.dumps({"step": self.step, "weights_sha256": weights}, indent=1))
         self._observer.say(f"replayed {self.step} steps; weights sha256 {weights}")
         table = self.report.finish(self._observer.say) if self.report is not None else None
@@ -175,20 +175,18 @@ def _trajectories(folder: Path, config: Config) -> Path:
 
 
 @contextmanager
-def _open_learner(config: Config, run_dir: RunDir, *, num_steps: int) -> Iterator[Workers[Learner]]:
-    """Yield the learner: in this process for one rank, as Ray actors for several."""
-    updates_per_step = config.learner.minibatches_per_step * config.learner.epochs_per_step
-    total_updates = (config.trainer.steps or num_steps) * updates_per_step
-    spec = learner_spec(config, total_updates=total_updates, dump_folder=str(run_dir.root / "non_finite"))
+def _open_roles(config: Config, run_dir: RunDir, *, num_steps: int) -> Iterator[Roles]:
+    """Yield the roles: in this process for one rank, as Ray actors for several."""
+    num_steps, dump_folder = config.trainer.steps or num_steps, str(run_dir.root / "non_finite")
     with ExitStack() as stack:
-        if config.learner.world_size == 1:
-            learner: Workers[Learner] = open_local_learner(spec)
-        else:
+        if config.learner.world_size > 1:
             stack.enter_context(ray_session(config.cluster))
             seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks, roles=_ROLES))
-            learner = start_learner(spec, seats["actor"])
-        stack.callback(learner.stop)
-        yield learner
+            roles = start_roles(config, seats, num_steps=num_steps, dump_folder=dump_folder)
+        else:
+            roles = open_local_roles(config, num_steps=num_steps, dump_folder=dump_folder)
+        stack.callback(roles.stop)
+        yield roles
 
 
 def _digest(learner: Workers[Learner]) -> str:

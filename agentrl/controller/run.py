@@ -19,6 +19,7 @@ from agentrl.controller.credit import group_trajectories
 from agentrl.controller.learner import LearnerWeights
 from agentrl.controller.observe import Observer
 from agentrl.controller.result import RunResult
+from agentrl.controller.roles import Roles
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter, metric_of
@@ -47,7 +48,7 @@ class Run:
         run_dir: RunDir,
         *,
         buffer: ActorHandle,
-        learner: WorkerGroup[Learner],
+        roles: Roles,
         servers: ServerFleet,
         rollouts: RolloutFleet,
         validation: Validation | None,
@@ -60,7 +61,7 @@ class Run:
         self.config = config
         self.dir = run_dir
         self.buffer = buffer
-        self.learner = learner
+        self.roles = roles
         self.servers = servers
         self.rollouts = rollouts
         self.validation = validation
@@ -73,7 +74,8 @@ class Run:
         self.step = checkpoint.step if checkpoint else 0
         self.version = -1
         self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
-        weights = config.rollout.weights
+        weights, learner = config.rollout.weights, roles.learner
+        assert isinstance(learner, WorkerGroup), "the learner of a run has processes of its own: servers meet them"
         self._publisher = Publisher(
             LearnerWeights(learner),
             weights,
@@ -93,9 +95,9 @@ class Run:
         if step not in self.config.trainer.profile_steps:
             yield
             return
-        self.learner.run(Learner.start_trace)
+        self.roles.learner.run(Learner.start_trace)
         yield
-        self.learner.run(Learner.write_trace, str(self.dir.root / "traces" / f"step_{step:06d}"))
+        self.roles.learner.run(Learner.write_trace, str(self.dir.root / "traces" / f"step_{step:06d}"))
 
     # -------------------------------------------------------------------------------------------------- publish
 
@@ -258,7 +260,7 @@ class Run:
         with self.timer("save"):
             state = get(self.buffer.state.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
             self.checkpoints.save(
-                self.learner,
+                self.roles,
                 step=self.step,
                 version=self.version,
                 buffer_state=state,
@@ -273,7 +275,7 @@ class Run:
             learned_by=learned_by,
             version=self.version,
             groups=groups,
-            updates=[*updates, self.learner.run(Learner.usage)],
+            updates=[*updates, self.roles.usage()],
             rollout_stats=self.rollouts.stats(),
             buffer_stats=buffer_stats,
         )
@@ -289,7 +291,7 @@ class Run:
         """Complete the last checkpoint, export the policy, draw the report, show the closing table."""
         self.checkpoints.finish()
         policy = self.dir.root / "policy"
-        self.learner.run(Learner.export, str(policy))
+        self.roles.learner.run(Learner.export, str(policy))
         counts = self.counts()
         self.observer.finish(self.results, step=self.step, version=self.version, counts=counts)
         return RunResult(self.dir.root, policy, self.step, self.version, counts, self.results)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from agentrl.config.schema import TrainerConfig
 from agentrl.controller.checkpoint import Checkpoint, begin, complete, prune
+from agentrl.controller.roles import Roles
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.learner.learner import Learner
-from agentrl.workers.workers import Workers
 
 
 class CheckpointWriter:
@@ -26,7 +25,7 @@ class CheckpointWriter:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Checkpoint] | None = None
 
-    def save(self, learner: Workers[Learner], *, step: int, version: int, buffer_state: bytes, metric: float | None) -> None:
+    def save(self, roles: Roles, *, step: int, version: int, buffer_state: bytes, metric: float | None) -> None:
         """Begin the checkpoint of `step`, after the one before is complete; complete it at once without `save_in_background`.
 
         Args:
@@ -38,11 +37,11 @@ class CheckpointWriter:
         self.finish()
         partial = begin(self._parent, step=step, buffer_state=buffer_state)
         try:
-            learner.run(Learner.start_save, str(partial / "learner"))
+            roles.start_save(str(partial / "learner"))
         except AgentRLError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        self._pending = self._executor.submit(self._complete, learner, partial, step, version, metric)
+        self._pending = self._executor.submit(self._complete, roles, partial, step, version, metric)
         if not self._trainer.save_in_background:
             self.finish()
 
@@ -65,9 +64,9 @@ class CheckpointWriter:
         """Wait until nothing is being written, whatever becomes of it: for a run that ends early."""
         self._executor.shutdown(wait=True)
 
-    def _complete(self, learner: Workers[Learner], partial: Path, step: int, version: int, metric: float | None) -> Checkpoint:
+    def _complete(self, roles: Roles, partial: Path, step: int, version: int, metric: float | None) -> Checkpoint:
         try:
-            learner.run(Learner.finish_save)
+            roles.finish_save()
         except AgentRLError:
             shutil.rmtree(partial, ignore_errors=True)
             raise

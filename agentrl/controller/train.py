@@ -2,10 +2,11 @@
 
     take      groups from the replay buffer, none of whose tokens is older than `buffer.max_staleness` versions
     reward    what only the whole batch can be scored by, if anything
-    credit    rewards -> advantages on action tokens
+    assess    with a critic: values before action tokens; with KL in the reward: log-probabilities of policy and reference
+    credit    rewards (and values) -> advantages on action tokens
     pack      trajectories -> microbatches without padding, per rank
     score     proximal (and reference) log-probabilities, before the first update
-    update    loss / global count, backward, clip, step; once per minibatch and epoch
+    update    loss / global count, backward, clip, step; once per minibatch and epoch, the critic before the policy
     publish   pause the servers, send the weights, resume; version + 1
 
 Meanwhile the rollout actors lease tasks, play them and fill the buffer; they stop for nobody but the bound on staleness.
@@ -19,15 +20,15 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from agentrl.config.schema import Config
+from agentrl.controller.assess import assess, settle, update_critic
 from agentrl.controller.credit import credit, leave_out_old, split_minibatches
 from agentrl.controller.learner import pack_for
 from agentrl.controller.placement import open_run
 from agentrl.controller.result import RunResult
+from agentrl.controller.roles import Roles
 from agentrl.controller.run import Run
-from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner
 from agentrl.types import Group
-from agentrl.workers.workers import Workers
 
 Timer = Callable[[str], AbstractContextManager[None]]
 """Measures a named phase of the step: `with timer("score"): ...`."""
@@ -66,32 +67,37 @@ def train_step(run: Run, config: Config) -> None:
     groups = run.take()
     learned_by = run.version
     with run.traced():
-        updates = learn(run.learner, groups, config, step=run.step, version=learned_by, timer=run.timer)
+        updates = learn(run.roles, groups, config, step=run.step, version=learned_by, timer=run.timer)
     run.step += 1
     with run.timer("publish"):
         run.publish()
     run.record(groups, updates, learned_by=learned_by)
 
 
-def learn(
-    learner: Workers[Learner], groups: Sequence[Group], config: Config, *, step: int, version: int, timer: Timer
-) -> list[dict[str, float]]:
+def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, version: int, timer: Timer) -> list[dict[str, float]]:
     """Make the updates of one step and return the metrics of each. `version`: of the weights that learn, from which lag is counted.
 
-    Nothing but the learner's state, the groups, step and version decide what happens, so that a replay does the same.
+    Nothing but the state of the roles, the groups, step and version decide what happens, so that a replay does the same.
     """
+    learner = roles.learner
+    with timer("assess"):
+        assessment = assess(roles, groups, config)
     with timer("credit"):
-        samples = credit(groups, config.algorithm, group_size=config.rollout.group_size)
+        samples = credit(groups, config.algorithm, group_size=config.rollout.group_size, assessment=assessment)
         samples = leave_out_old(samples, groups, version=version, max_lag=config.algorithm.correction.max_lag)
     rng = np.random.default_rng((config.trainer.seed, step))
+    minibatches = split_minibatches(samples, num_minibatches=config.learner.minibatches_per_step, rng=rng)
+    beside = settle(roles, groups, assessment)
+    if roles.critic is not None:
+        with timer("update_critic"):
+            beside += update_critic(roles.critic, minibatches, config)
+        if step < config.critic.warmup_steps:
+            return beside
     with timer("score"):
-        minibatches = [learner.run(Learner.score, pack_for(learner, m, config.learner)) for m in _cut(samples, config, rng)]
+        scored = [learner.run(Learner.score, pack_for(learner, m, config.learner)) for m in minibatches]
     with timer("update"):
-        return [learner.run(Learner.update, minibatch) for _ in range(config.learner.epochs_per_step) for minibatch in minibatches]
-
-
-def _cut(samples: Sequence[Sequence[Sample]], config: Config, rng: np.random.Generator) -> list[list[Sample]]:
-    return split_minibatches(samples, num_minibatches=config.learner.minibatches_per_step, rng=rng)
+        updates = [learner.run(Learner.update, minibatch) for _ in range(config.learner.epochs_per_step) for minibatch in scored]
+    return [*updates, *beside]
 
 
 def _is_due(step: int, frequency: int, total_steps: int) -> bool:

@@ -21,7 +21,7 @@ from agentrl.learner.loss import Mode, PolicyObjective, SupervisedObjective
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
 from agentrl.learner.preference import PreferenceObjective
-from agentrl.learner.ranks import Device, join_ranks, leave_ranks
+from agentrl.learner.ranks import Device, Place, join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.step import Stepper, count_update
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
@@ -83,6 +83,11 @@ class Learner:
         self._saving: checkpoint.Saving | None = None
         torch.manual_seed(spec.seed + 1 + rank)  # dropout differs between ranks
 
+    @property
+    def place(self) -> Place:
+        """Where this rank stands, for a critic in the same process."""
+        return self._place
+
     # ------------------------------------------------------------------------------------------------------ learn
 
     @dispatch("dp", join="kept")
@@ -90,12 +95,20 @@ class Learner:
         """Return the microbatches of ONE update with proximal log-probabilities (mode decoupled), reference ones (with KL), and what the
         correction makes of them. A collective."""
         needs_proximal = self._spec.mode == "decoupled"
-        num_forwards = int(needs_proximal) + int(self._reference is not None)
+        reference = self._reference if self._spec.algorithm.kl.place == "loss" else None
+        num_forwards = int(needs_proximal) + int(reference is not None)
         with self._meter.phase("score", num_tokens=num_forwards * _count_tokens(microbatches)):
             proximal = [self._logprobs(self._policy, m) if needs_proximal else None for m in microbatches]
-            ref = [self._logprobs(self._reference, m) if self._reference is not None else None for m in microbatches]
+            ref = [self._logprobs(reference, m) if reference is not None else None for m in microbatches]
             corrections = self._corrector.correct(microbatches, proximal)
         return [ScoredMicrobatch(*columns) for columns in zip(microbatches, proximal, ref, corrections, strict=True)]
+
+    @dispatch("dp", join="concat")
+    def logprobs(self, microbatches: Sequence[Microbatch]) -> Sequence[tuple[Floats, Floats]]:
+        """Return for each microbatch the log-probabilities of its action tokens by the policy and by the reference, each f[A]."""
+        assert self._reference is not None, "there is no reference without algorithm.kl.coefficient"
+        with self._meter.phase("assess", num_tokens=2 * _count_tokens(microbatches)):
+            return [(self._logprobs(self._policy, m), self._logprobs(self._reference, m)) for m in microbatches]
 
     @dispatch("dp")
     def update(self, minibatch: Sequence[ScoredMicrobatch]) -> dict[str, float]:

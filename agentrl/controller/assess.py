@@ -1,0 +1,132 @@
+"""What a step asks of its models before it gives credit: the critic's values, and how far the policy went from the reference.
+
+A step without a critic and without KL in the reward asks nothing, and costs no forward more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agentrl.algorithms.kl import KL_ESTIMATORS, k1
+from agentrl.config.schema import Config
+from agentrl.controller.credit import Assessment, sampling_order
+from agentrl.controller.learner import pack_for
+from agentrl.controller.roles import Roles
+from agentrl.learner.batch import Floats, Microbatch, Sample, samples_from
+from agentrl.learner.critic import Critic
+from agentrl.learner.learner import Learner
+from agentrl.learner.packing import pack
+from agentrl.types import Group, Outcome, Trajectory
+from agentrl.workers.workers import Workers
+
+REWARD_KL_ESTIMATORS = {"k1": k1, **KL_ESTIMATORS}
+
+PerToken = list[NDArray[np.float32]]
+"""Of each trajectory f32[T], 0 off the action mask."""
+
+
+def assess(roles: Roles, groups: Sequence[Group], config: Config) -> Assessment:
+    """Return what credit is given by beside the rewards; empty where nothing is asked for."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    assessment = Assessment()
+    if roles.critic is not None:
+        values, after = _values(roles.critic, trajectories, config)
+        assessment = replace(assessment, values=values, values_after=after)
+    if roles.reward_kl is not None:
+        kl = _kl(roles.learner, trajectories, config)
+        assessment = replace(assessment, kl=kl, kl_coefficient=roles.reward_kl.coefficient)
+    return assessment
+
+
+def settle(roles: Roles, groups: Sequence[Group], assessment: Assessment) -> list[dict[str, float]]:
+    """Let what an assessment moves move on, and return its metrics: the coefficient of KL in the reward."""
+    if roles.reward_kl is None or assessment.kl is None:
+        return []
+    num_tokens = sum(t.num_action_tokens for group in groups for t in group.trajectories)
+    return [roles.reward_kl.observe(assessment.kl, num_tokens)]
+
+
+def update_critic(critic: Workers[Critic], minibatches: Sequence[Sequence[Sample]], config: Config) -> list[dict[str, float]]:
+    """Make the critic's updates of one step and return the metrics of each."""
+    packed = [pack_for_critic(critic, minibatch, config) for minibatch in minibatches]
+    return [critic.run(Critic.update, microbatches) for _ in range(config.critic_epochs) for microbatches in packed]
+
+
+def pack_for_critic(critic: Workers[Critic], samples: Sequence[Sample], config: Config) -> list[Microbatch]:
+    """Return the microbatches of all ranks of the critic end to end."""
+    shards = pack(
+        samples,
+        max_tokens=config.learner.microbatch_tokens,
+        world_size=critic.dp_size,
+        parity_tokens=critic.run(Critic.parity_tokens),
+        # A mean over a sequence needs to know its length, which the value loss takes from the microbatch.
+        may_split=config.algorithm.aggregation != "sequence_mean_token_mean",
+    )
+    return [microbatch for shard in shards for microbatch in shard]
+
+
+def _values(critic: Workers[Critic], trajectories: Sequence[Trajectory], config: Config) -> tuple[PerToken, NDArray[np.float64] | None]:
+    """Return the value before each action token, and f64[N] behind the last one of truncated attempts (None: nobody asks)."""
+    asks_after = [config.algorithm.bootstrap_truncated and t.outcome is Outcome.TRUNCATED and t.num_action_tokens > 0 for t in trajectories]
+    plain = samples_from(trajectories, [0.0] * len(trajectories))
+    samples = [_with_one_more(s, t) if asks else s for s, t, asks in zip(plain, trajectories, asks_after, strict=True)]
+    microbatches = pack_for_critic(critic, samples, config)
+    laid = lay_by_sample(samples, microbatches, critic.run(Critic.values, microbatches))
+    after = np.zeros(len(trajectories))
+    for index, trajectory in enumerate(trajectories):
+        if asks_after[index]:
+            end = _end_of_last_row(trajectory)
+            after[index] = laid[index][end]
+            laid[index] = np.delete(laid[index], end)
+    return laid, after if config.algorithm.bootstrap_truncated else None
+
+
+def _kl(learner: Workers[Learner], trajectories: Sequence[Trajectory], config: Config) -> PerToken:
+    samples = samples_from(trajectories, [0.0] * len(trajectories))
+    microbatches = pack_for(learner, samples, config.learner)
+    estimate = REWARD_KL_ESTIMATORS[config.algorithm.kl.estimator]
+    pairs = learner.run(Learner.logprobs, microbatches)
+    found = [estimate(torch.from_numpy(policy).double(), torch.from_numpy(ref).double()).numpy() for policy, ref in pairs]
+    return lay_by_sample(samples, microbatches, found)
+
+
+def lay_by_sample(samples: Sequence[Sample], microbatches: Sequence[Microbatch], columns: Sequence[Floats]) -> PerToken:
+    """Return f32[T] of each sample: what `columns` (f[A] of each microbatch) say of its action tokens, 0 elsewhere."""
+    by_index = {sample.index: np.zeros(sample.num_tokens, np.float32) for sample in samples}
+    positions = {sample.index: np.flatnonzero(sample.action_mask) for sample in samples}
+    for microbatch, column in zip(microbatches, columns, strict=True):
+        indices = microbatch.sample_indices[microbatch.sequence_ids]
+        for index in np.unique(indices):
+            own = indices == index
+            by_index[int(index)][positions[int(index)][microbatch.action_places[own]]] = column[own]
+    return [by_index[sample.index] for sample in samples]
+
+
+def _with_one_more(sample: Sample, trajectory: Trajectory) -> Sample:
+    """Return the sample with one more action behind the row of its last token: what predicts it is V(s_T)."""
+    end = _end_of_last_row(trajectory)
+
+    def grown(column: NDArray[Any], value: float | bool) -> NDArray[Any]:
+        return np.insert(column, end, value)
+
+    return replace(
+        sample,
+        token_ids=grown(sample.token_ids, 0),
+        action_mask=grown(sample.action_mask, True),
+        loss_mask=grown(sample.loss_mask, False),
+        behavior_logprobs=grown(sample.behavior_logprobs, 0.0),
+        advantages=grown(sample.advantages, 0.0),
+        segment_starts=tuple(start + 1 if start >= end else start for start in sample.segment_starts),
+    )
+
+
+def _end_of_last_row(trajectory: Trajectory) -> int:
+    """Return where the row ends that the last sampled token stands in."""
+    last = sampling_order(trajectory)[-1]
+    return next((start for start in trajectory.segment_starts if start > last), trajectory.num_tokens)

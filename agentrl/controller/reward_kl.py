@@ -1,0 +1,58 @@
+"""The coefficient of KL in the reward: fixed, or adapted after every batch; part of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.algorithms.reward_kl import adapt_coefficient
+from agentrl.config.schema import KLConfig
+from agentrl.controller.run_dir import write_atomically
+from agentrl.errors import CheckpointError
+
+FILE = "reward_kl.json"
+
+
+class RewardKL:
+    """Holds the coefficient between the steps."""
+
+    def __init__(self, config: KLConfig) -> None:
+        self.coefficient = config.coefficient
+        self._config = config
+
+    def observe(self, kl: Sequence[NDArray[np.float32]], num_action_tokens: int) -> dict[str, float]:
+        """Adapt the coefficient to a batch, if it has a target, and return the batch's metrics.
+
+        Args:
+            kl: of each trajectory f32[T], the estimate on its action tokens, 0 elsewhere.
+
+        Returns:
+            `reward_kl`, the mean per action token in nats, and `reward_kl_coefficient`, which the batch's rewards paid.
+        """
+        mean = sum(float(k.sum(dtype=np.float64)) for k in kl) / max(num_action_tokens, 1)
+        metrics = {"reward_kl": mean, "reward_kl_coefficient": self.coefficient}
+        if self._config.target is not None:
+            self.coefficient = adapt_coefficient(
+                self.coefficient, mean, target=self._config.target, num_sequences=len(kl), horizon=self._config.horizon
+            )
+        return metrics
+
+    def save(self, folder: Path) -> None:
+        write_atomically(folder / FILE, json.dumps({"coefficient": self.coefficient}))
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: it is not there, or not whole.
+        """
+        try:
+            self.coefficient = float(json.loads((folder / FILE).read_text())["coefficient"])
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"{folder / FILE} could not be read: {error}; the checkpoint is of a run without KL in the reward"
+            ) from error

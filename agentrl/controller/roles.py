@@ -1,0 +1,143 @@
+"""Who takes part in the learning of a step: the policy, and for some algorithms a critic and the price of KL in the reward.
+
+Together they are what a checkpoint holds of the learner:
+```
+learner/            the policy (DCP)
+learner/critic/     the critic (DCP), if there is one
+learner/reward_kl.json
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.algorithms.aggregation import Aggregation
+from agentrl.config.placement import Role
+from agentrl.config.schema import Config
+from agentrl.controller.learner import learner_spec, open_local_learner, start_learner
+from agentrl.controller.reward_kl import RewardKL
+from agentrl.data.model_source import resolve_model
+from agentrl.errors import AgentRLError
+from agentrl.learner.critic import Critic, CriticSpec
+from agentrl.learner.critic_worker import CriticWorker
+from agentrl.learner.learner import Learner
+from agentrl.workers.group import Patience, WorkerGroup
+from agentrl.workers.pools import Seat
+from agentrl.workers.workers import LocalWorker, Workers
+
+CRITIC_FOLDER = "critic"
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """critic, reward_kl: None where the algorithm has no use for them."""
+
+    learner: Workers[Learner]
+    critic: Workers[Critic] | None = None
+    reward_kl: RewardKL | None = None
+
+    def start_save(self, folder: str) -> None:
+        """Copy the state of all roles and begin to write the copy into `folder`."""
+        self.learner.run(Learner.start_save, folder)
+        if self.reward_kl is not None:
+            self.reward_kl.save(Path(folder))
+        if self.critic is not None:
+            self.critic.run(Critic.start_save, str(Path(folder) / CRITIC_FOLDER))
+
+    def finish_save(self) -> None:
+        """Wait until it is written; may be called by another thread than all else."""
+        self.learner.run(Learner.finish_save)
+        if self.critic is not None:
+            self.critic.run(Critic.finish_save)
+
+    def save(self, folder: str) -> None:
+        self.start_save(folder)
+        self.finish_save()
+
+    def load(self, folder: Path) -> None:
+        """Read what was saved.
+
+        Raises:
+            CheckpointError: it is missing, incomplete, or of other models.
+        """
+        self.learner.run(Learner.load, str(folder))
+        if self.reward_kl is not None:
+            self.reward_kl.load(folder)
+        if self.critic is not None:
+            self.critic.run(Critic.load, str(folder / CRITIC_FOLDER))
+
+    def usage(self) -> dict[str, float]:
+        """Return what the phases of all roles took since the last call."""
+        own = self.learner.run(Learner.usage)
+        return own if self.critic is None else own | self.critic.run(Critic.usage)
+
+    def stop(self) -> None:
+        """End all ranks."""
+        if self.critic is not None:
+            self.critic.stop()
+        self.learner.stop()
+
+
+def start_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_steps: int, dump_folder: str) -> Roles:
+    """Start all ranks as Ray actors in their seats and wait until the models stand.
+
+    Args:
+        config: with `model` resolved to a folder.
+        num_steps: of the whole run, which the schedules of the learning rates go by.
+
+    Raises:
+        ConfigError: a model, device or attention cannot be had.
+        LearnerError: the ranks did not come together.
+    """
+    own = learner_spec(config, total_updates=_policy_updates(config, num_steps), dump_folder=dump_folder)
+    learner = start_learner(own, seats["actor"])
+    try:
+        critic = _start_critic(config, seats["critic"], num_steps=num_steps, dump_folder=dump_folder) if config.has_critic else None
+    except AgentRLError:
+        learner.stop()
+        raise
+    return Roles(learner, critic, _reward_kl(config))
+
+
+def _start_critic(config: Config, seats: Sequence[Seat], *, num_steps: int, dump_folder: str) -> WorkerGroup[Critic]:
+    spec = critic_spec(config, num_steps=num_steps, dump_folder=dump_folder)
+    patience = Patience(spec.learner.collective_timeout_s)
+    start: Callable[..., Critic] = CriticWorker
+    return WorkerGroup.start(start, spec, seats=seats, name="critic", patience=patience, num_replicas=spec.learner.num_replicas)
+
+
+def open_local_roles(config: Config, *, num_steps: int, dump_folder: str) -> Roles:
+    """Return the roles with one rank each, in this process, for a replay, a test or a debugger; see `start_roles`."""
+    learner = open_local_learner(learner_spec(config, total_updates=_policy_updates(config, num_steps), dump_folder=dump_folder))
+    if not config.has_critic:
+        return Roles(learner, None, _reward_kl(config))
+    spec = critic_spec(config, num_steps=num_steps, dump_folder=dump_folder)
+    return Roles(learner, LocalWorker(Critic(spec, learner.worker.place)), _reward_kl(config))
+
+
+def critic_spec(config: Config, *, num_steps: int, dump_folder: str | None = None) -> CriticSpec:
+    """Return what every rank of the critic is told."""
+    algorithm = config.algorithm_in_use
+    return CriticSpec(
+        resolve_model(config.critic_model),
+        config.learner.model_copy(update={"optimizer": config.critic.optimizer}),
+        Aggregation(algorithm.aggregation, algorithm.constant_length),
+        config.critic.cliprange_value,
+        seed=config.trainer.seed,
+        total_updates=num_steps * config.learner.minibatches_per_step * config.critic_epochs,
+        dump_folder=None if dump_folder is None else str(Path(dump_folder) / CRITIC_FOLDER),
+        device=config.placement.device_of("critic"),
+    )
+
+
+def _policy_updates(config: Config, num_steps: int) -> int:
+    warmup = config.critic.warmup_steps if config.has_critic else 0
+    return max(1, num_steps - warmup) * config.learner.minibatches_per_step * config.learner.epochs_per_step
+
+
+def _reward_kl(config: Config) -> RewardKL | None:
+    kl = config.algorithm.kl
+    return RewardKL(kl) if kl.place == "reward" and kl.coefficient > 0 else None

@@ -1,0 +1,195 @@
+"""The critic of one rank, without Ray: a model with a scalar head that says before each action token what is still to be earned.
+
+The value before an action token is read at the position that predicts it: there everything before the token has been seen, and the
+token itself has not. All ranks call the same methods in the same order, each with its own microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scales
+from agentrl.algorithms.values import explained_variance, value_loss, value_moments
+from agentrl.chat.template import read_json
+from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.learner import checkpoint, weights
+from agentrl.learner.attention import attention_parity
+from agentrl.learner.batch import Floats, Microbatch
+from agentrl.learner.loss import LossPart, LossTokens
+from agentrl.learner.meter import Meter
+from agentrl.learner.model import Policy, build_policy
+from agentrl.learner.ranks import Device, Place
+from agentrl.learner.reward_model import scores_at
+from agentrl.learner.score_head import SCORE_HEAD, ScoreHead
+from agentrl.learner.step import Stepper, count_update
+from agentrl.workers.dispatch import dispatch
+
+PREFIX = "critic/"
+"""Of the critic's metrics, which stand beside the policy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class CriticSpec:
+    """What every rank is told.
+
+    learner: how the critic is spread and stepped, with the critic's own optimizer. aggregation: the policy loss's.
+    cliprange: see `value_loss`. total_updates: length of the schedule. dump_folder: where a batch with a non-finite loss is kept;
+    None: nowhere. from_scratch: a new model instead of model.path. master_dtype: float64 serves numerical comparisons. device: where the
+    ranks compute; auto: on a GPU where there is one.
+    """
+
+    model: ModelConfig
+    learner: LearnerConfig
+    aggregation: Aggregation
+    cliprange: float | None
+    seed: int
+    total_updates: int
+    dump_folder: str | None = None
+    from_scratch: ModelFromScratchConfig | None = None
+    master_dtype: torch.dtype = torch.float32
+    device: Device = "auto"
+
+
+class ValueObjective:
+    """The value loss of the loss tokens, by the aggregation of the policy loss."""
+
+    def __init__(self, aggregation: Aggregation, *, cliprange: float | None) -> None:
+        self._aggregation = aggregation
+        self._cliprange = cliprange
+
+    def part(self, critic: Policy, microbatch: Microbatch, counts: UpdateCounts) -> LossPart:
+        """Run the forward and return the microbatch's part of the loss of the update that `counts` describes."""
+        assert microbatch.values is not None, "the samples were credited without values"
+        assert microbatch.returns is not None, "the samples were credited without returns"
+        tokens = LossTokens.of(microbatch, critic.device)
+        values = scores_at(critic, microbatch, microbatch.predictor_positions[microbatch.loss_mask])
+        returns = tokens.select(microbatch.returns, values)
+        found = value_loss(values, tokens.select(microbatch.values, values), returns, cliprange=self._cliprange)
+        scales = token_scales(self._aggregation, tokens.whole_ids(), counts, dtype=values.dtype)[: len(values)]
+        loss = (scales * found.losses_A).sum()
+        sums = {"loss": loss, "clip": found.is_clipped_A.sum(), "value_mean": values.sum(), **value_moments(values, returns)}
+        return LossPart(loss, sums, {})
+
+
+class Critic:
+    """One FSDP rank of the critic and its optimizer.
+
+    Raises:
+        ConfigError: the model, its head or the attention cannot be had.
+    """
+
+    def __init__(self, spec: CriticSpec, place: Place) -> None:
+        self._place = place
+        with torch.random.fork_rng():  # beside the policy in one process, it draws nothing from what the policy's dropout draws from
+            torch.manual_seed(spec.seed)  # a new head must be one head on all ranks
+            self._model = _build(spec, place)
+        self._stepper = Stepper(
+            self._model,
+            place,
+            spec.learner.optimizer,
+            total_updates=spec.total_updates,
+            dump_folder=spec.dump_folder,
+            is_offloaded=spec.learner.offload == "optimizer",
+        )
+        self._objective = ValueObjective(spec.aggregation, cliprange=spec.cliprange)
+        self._meter = Meter(place)
+        self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.collective_timeout_s)
+        self._saving: checkpoint.Saving | None = None
+
+    @dispatch("dp", join="concat")
+    def values(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
+        """Return for each microbatch the value before each of its action tokens, f32[A]. A collective."""
+        self._model.module.eval()
+        with self._meter.phase("values", num_tokens=_count_tokens(microbatches)), torch.no_grad():
+            found = [scores_at(self._model, m, m.predictor_positions).cpu().numpy() for m in microbatches]
+            self._model.reshard()
+        return found
+
+    @dispatch("dp")
+    def update(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
+        """Make one optimizer update of all microbatches of all ranks and return its metrics, equal on every rank.
+
+        All begin with `critic/`. Over the loss tokens of the whole update: `loss`, `clip` (share where the bound decided), `value_mean`,
+        `return_mean`, `explained_variance` of the returns by the values before the update; `lr`, `grad_norm`, `is_skipped` and
+        `non_finite_updates` as of the policy.
+        """
+        self._model.module.train()
+        counts = count_update(microbatches)
+        with self._meter.phase("update", num_tokens=_count_tokens(microbatches)):
+            metrics = self._stepper.run(microbatches, lambda i: self._objective.part(self._model, microbatches[i], counts), counts)
+        return {PREFIX + name: value for name, value in _with_explained_variance(metrics).items()}
+
+    @dispatch("rank0")
+    def parity_tokens(self) -> float:
+        """Return what `pack` weighs attention by, of the critic's sizes (see `attention_parity`)."""
+        return attention_parity(self._model.module)
+
+    @dispatch("all")
+    def usage(self) -> dict[str, float]:
+        """Return what values and updates took since the last call (see `Meter.finish`), by names with `critic/`. A collective."""
+        return {PREFIX + name: value for name, value in self._meter.finish().items()}
+
+    @dispatch("all")
+    def checksums(self) -> dict[str, str]:
+        """Return {name: sha256 of the bytes} of the weights."""
+        return weights.checksums(self._model)
+
+    # ------------------------------------------------------------------------------------------------ checkpoints
+
+    @dispatch("all")
+    def start_save(self, folder: str) -> None:
+        """Copy model, optimizer, schedule and random state, and begin to write the copy into `folder`; one at a time."""
+        assert self._saving is None, "finish_save comes before the next start_save"
+        self._saving = self._saver.start(self._model, self._stepper, self._place, Path(folder))
+
+    @dispatch("all", thread="saving")
+    def finish_save(self) -> None:
+        """Wait until what `start_save` began is written; may be called by another thread than all else."""
+        assert self._saving is not None, "start_save comes before finish_save"
+        saving, self._saving = self._saving, None
+        saving.finish()
+
+    @dispatch("all")
+    def load(self, folder: str) -> None:
+        """Read what was saved; the world size may differ."""
+        checkpoint.load(self._model, self._stepper, self._place, Path(folder))
+
+
+def _build(spec: CriticSpec, place: Place) -> Policy:
+    model = build_policy(
+        spec.model,
+        spec.learner,
+        place,
+        from_scratch=spec.from_scratch,
+        has_backward=True,
+        master_dtype=spec.master_dtype,
+        score_head=ScoreHead(None),
+    )
+    if not has_own_head(spec.model):
+        # Random values would be noise in every advantage until they are unlearned; 0 is the value of knowing nothing.
+        with torch.no_grad():
+            for weight in getattr(model.module, SCORE_HEAD).parameters():
+                weight.zero_()
+    return model
+
+
+def has_own_head(model: ModelConfig) -> bool:
+    """Return whether the folder holds a classifier, whose head is trained, rather than a causal model."""
+    architectures: Sequence[str] = read_json(Path(model.path) / "config.json").get("architectures") or [] if model.path else []
+    return any(name.endswith("Classification") for name in architectures)
+
+
+def _with_explained_variance(metrics: dict[str, float]) -> dict[str, float]:
+    moments = {name: metrics.pop(name) for name in ("error_mean", "error_square", "return_square") if name in metrics}
+    if len(moments) == 3 and "return_mean" in metrics:
+        share = explained_variance(return_mean=metrics["return_mean"], **moments)
+        metrics |= {"explained_variance": share} if share == share else {}  # NaN where all returns are equal
+    return metrics
+
+
+def _count_tokens(microbatches: Sequence[Microbatch]) -> int:
+    return sum(m.num_tokens for m in microbatches)

@@ -1,0 +1,199 @@
+"""A critic on one rank against plain transformers forwards, and what it learns; assessment and credit of a step with a critic."""
+
+import socket
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
+
+from agentrl.algorithms.aggregation import Aggregation
+from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.learner.batch import Sample
+from agentrl.learner.critic import Critic, CriticSpec
+from agentrl.learner.packing import pack
+from agentrl.learner.ranks import join_ranks, leave_ranks
+
+VOCABULARY = 61
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "initializer_range": 0.2,
+}
+
+
+def free_port():
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def spec(**changes):
+    model = changes.pop("model", ModelConfig())
+    learner = LearnerConfig(optimizer=OptimizerConfig(lr=changes.pop("lr", 1e-2), weight_decay=0.0))
+    options = {"from_scratch": None if model.path else ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)}
+    options |= {"master_dtype": torch.float64, "aggregation": Aggregation("token_mean"), "cliprange": None}
+    options |= {"seed": 3, "total_updates": 100}
+    return CriticSpec(model, learner, **(options | changes))
+
+
+@contextmanager
+def critic(**changes):
+    one = spec(**changes)
+    place = join_ranks(one.learner, rank=0, address="127.0.0.1", port=free_port())
+    try:
+        yield Critic(one, place)
+    finally:
+        leave_ranks()
+
+
+def sample(index, rng, target=lambda token: 0.0, length=None):
+    """Its returns are `target` of the token before each action."""
+    length = length or int(rng.integers(6, 18))
+    mask = rng.random(length) < 0.6
+    mask[0], mask[-1] = False, True
+    tokens = rng.integers(0, VOCABULARY, length).astype(np.int32)
+    returns = np.zeros(length, np.float32)
+    returns[1:] = [target(int(t)) for t in tokens[:-1]]
+    zeros = np.zeros(length, np.float32)
+    return Sample(index, tokens, mask, mask, zeros, zeros, values=rng.normal(size=length).astype(np.float32), returns=returns)
+
+
+def batch(count=6, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    return [sample(index, rng, **options) for index in range(count)]
+
+
+def shard(samples, max_tokens=1000):
+    [microbatches] = pack(samples, max_tokens=max_tokens, world_size=1)
+    return microbatches
+
+
+def values_of(one, samples, max_tokens=1000):
+    """Index -> f64[A], values in the order of action tokens."""
+    found = {}
+    for microbatch, values in zip(shard(samples, max_tokens), one.values(shard(samples, max_tokens)), strict=True):
+        indices = microbatch.sample_indices[microbatch.sequence_ids]
+        found |= {int(index): values[indices == index] for index in np.unique(indices)}
+    return [found[s.index] for s in samples]
+
+
+def save_classifier(folder, seed=1):
+    torch.manual_seed(seed)
+    model = AutoModelForSequenceClassification.from_config(Qwen2Config(**SIZES, num_labels=1, pad_token_id=0)).double()
+    torch.nn.init.normal_(model.score.weight)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@torch.no_grad()
+def plain_values(model, one):
+    """The head on the hidden state of the token before each action, one sequence at a time."""
+    hidden = model.base_model(torch.tensor(one.token_ids[None]).long()).last_hidden_state[0]
+    return model.score(hidden)[:, 0].numpy()[np.flatnonzero(one.action_mask) - 1]
+
+
+# ----------------------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("max_tokens", [1000, 30, 1])
+def test_values_are_read_where_the_action_is_predicted_whatever_the_packing(tmp_path, max_tokens):
+    """Also: what `agentrl rm` trains, a sequence classifier, begins with its own head."""
+    model, samples = save_classifier(tmp_path / "judge"), batch()
+    with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one:
+        for found, s in zip(values_of(one, samples, max_tokens), samples, strict=True):
+            np.testing.assert_allclose(found, plain_values(model, s), atol=1e-9)
+
+
+def test_a_causal_model_begins_with_a_value_of_0_everywhere(tmp_path):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(Qwen2Config(**SIZES)).save_pretrained(tmp_path / "policy")
+    with critic(model=ModelConfig(path=str(tmp_path / "policy"))) as one:
+        assert all((found == 0).all() for found in values_of(one, batch()))
+
+
+def test_context_behind_an_action_does_not_change_its_value(tmp_path):
+    save_classifier(tmp_path / "judge")
+    short = batch(1)[0]
+    tail = np.zeros(5, np.float32)
+    long = replace(
+        short,
+        token_ids=np.concatenate([short.token_ids, np.arange(5, dtype=np.int32)]),
+        action_mask=np.concatenate([short.action_mask, np.zeros(5, np.bool_)]),
+        loss_mask=np.concatenate([short.loss_mask, np.zeros(5, np.bool_)]),
+        **{name: np.concatenate([getattr(short, name), tail]) for name in ("behavior_logprobs", "advantages", "values", "returns")},
+    )
+    with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one:
+        np.testing.assert_allclose(values_of(one, [long])[0], values_of(one, [short])[0], atol=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------------- learning
+
+
+def expected_loss(model, samples, *, cliprange, rule):
+    """The value loss by loops over plain forwards."""
+    total, tokens = 0.0, sum(int(s.loss_mask.sum()) for s in samples)
+    for s in samples:
+        chosen = s.loss_mask[s.action_mask]
+        columns = (plain_values(model, s), s.values[s.action_mask], s.returns[s.action_mask])
+        for v, o, r in zip(*(np.asarray(c, np.float64)[chosen] for c in columns), strict=True):
+            plain = 0.5 * (v - r) ** 2
+            loss = plain if cliprange is None else max(plain, 0.5 * (min(max(v, o - cliprange), o + cliprange) - r) ** 2)
+            total += loss / tokens if rule == "token_mean" else loss / (len(samples) * chosen.sum())
+    return total
+
+
+@pytest.mark.parametrize("rule", ["token_mean", "sequence_mean_token_mean"])
+@pytest.mark.parametrize("cliprange", [None, 0.3])
+def test_the_loss_equals_a_loop_and_does_not_depend_on_the_split(tmp_path, rule, cliprange):
+    model = save_classifier(tmp_path / "judge")
+    samples = batch(target=lambda token: token / 30)
+    rejected = samples[1].loss_mask.copy()
+    rejected[-1] = False
+    samples[1] = replace(samples[1], loss_mask=rejected)
+    found = []
+    for max_tokens in (1000, 25, 1):
+        with critic(model=ModelConfig(path=str(tmp_path / "judge")), aggregation=Aggregation(rule), cliprange=cliprange) as one:
+            found.append(one.update(shard(samples, max_tokens)))
+    expected = expected_loss(model, samples, cliprange=cliprange, rule=rule)
+    for metrics in found:
+        assert metrics["critic/loss"] == pytest.approx(expected, rel=1e-9)
+        assert metrics == pytest.approx(found[0], rel=1e-8, abs=1e-10)
+
+
+def test_it_learns_a_known_value_function():
+    """What is to be earned follows from the token before: after some updates nearly all of the variance is explained, of fresh data too."""
+    options = {"target": lambda token: float(token % 2), "length": 12}
+    with critic() as one:
+        shares = [one.update(shard(batch(16, seed, **options)))["critic/explained_variance"] for seed in range(60)]
+        held_out = batch(8, seed=99, **options)
+        errors = np.concatenate([v - s.returns[s.action_mask] for v, s in zip(values_of(one, held_out), held_out, strict=True)])
+    assert shares[0] < 0.2
+    assert shares[-1] > 0.9
+    assert np.abs(errors).mean() < 0.2
+
+
+def test_a_batch_without_loss_tokens_changes_nothing():
+    nothing = [replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in batch(2)]
+    with critic() as one:
+        before = one.checksums()
+        assert one.update(shard(nothing))["critic/is_skipped"] == 1.0
+        assert one.checksums() == before
+
+
+def test_a_resumed_critic_goes_on_bit_for_bit(tmp_path):
+    samples = batch(target=lambda token: token / 30)
+    with critic() as one:
+        one.update(shard(samples))
+        one.start_save(str(tmp_path / "state"))
+        one.finish_save()
+        whole = one.update(shard(samples)), one.checksums()
+    with critic(seed=9) as other:
+        other.load(str(tmp_path / "state"))
+        assert (other.update(shard(samples)), other.checksums()) == whole
