@@ -28,7 +28,7 @@ from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
 
-VOCABULARY = 17
+VOCABULARY = 9
 TEMPERATURE = 0.8
 SEQUENCE_LOSSES = ("gspo", "gmpo")
 seeds = st.integers(0, 2**31)
