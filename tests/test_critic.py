@@ -1,5 +1,6 @@
 """A critic on one rank against plain transformers forwards, and what it learns; assessment and credit of a step with a critic."""
 
+import itertools
 import socket
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -7,14 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
 
 from agentrl.algorithms.aggregation import Aggregation
-from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.config.schema import Config, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.controller.assess import assess
+from agentrl.controller.credit import Assessment, action_batch, assessed, credit
+from agentrl.controller.roles import Roles
 from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
+from agentrl.types import Group, Outcome, RewardEvent, Trajectory
+from agentrl.workers.workers import LocalWorker
 
 VOCABULARY = 61
 SIZES = {
@@ -197,3 +204,87 @@ def test_a_resumed_critic_goes_on_bit_for_bit(tmp_path):
     with critic(seed=9) as other:
         other.load(str(tmp_path / "state"))
         assert (other.update(shard(samples)), other.checksums()) == whole
+
+
+# --------------------------------------------------------------------------------------------------------- assessment
+
+
+def trajectory(rng, *, member=0, outcome=Outcome.COMPLETED):
+    """Two rows that grow in turn: turns 0 and 3 in the first, 1 and 2 in the second; context stands behind the last action of each."""
+    rows = [(0, 3), (1, 2)]
+    tokens, mask, turns, starts = [], [], [], []
+    for row in rows:
+        starts.append(len(tokens))
+        for turn in row:
+            size = int(rng.integers(1, 4))
+            tokens += rng.integers(0, VOCABULARY, 2 + size).tolist()
+            mask += [False] * 2 + [True] * size
+            turns += [-1] * 2 + [turn] * size
+        tokens, mask, turns = [*tokens, 5], [*mask, False], [*turns, -1]
+    action, zeros = np.array(mask), np.zeros(len(mask), np.float32)
+    last = np.flatnonzero(np.array(turns) == 3)[-1]
+    return Trajectory(
+        0, member, "t", "s", "a", np.array(tokens, np.int32), action, zeros, np.where(action, 0, -1).astype(np.int32),
+        np.array(turns, np.int16), (), (RewardEvent("r", float(rng.normal()), int(last)),), outcome, segment_starts=tuple(starts),
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def value_behind(model, tokens):
+    hidden = model.base_model(torch.tensor(tokens[None]).long()).last_hidden_state[0, -1]
+    return float(model.score(hidden))
+
+
+@pytest.mark.parametrize("max_tokens", [1000, 9])
+def test_values_reach_credit_in_the_order_of_sampling_and_a_truncated_attempt_is_bootstrapped(tmp_path, max_tokens):
+    model, rng = save_classifier(tmp_path / "judge"), np.random.default_rng(4)
+    whole, cut = trajectory(rng), trajectory(rng, member=1, outcome=Outcome.TRUNCATED)
+    config = Config(
+        algorithm={"advantage": "gae", "gamma": 0.9, "lam": 0.7, "bootstrap_truncated": True},
+        learner={"microbatch_tokens": max_tokens},
+        rollout={"group_size": 2},
+    )
+    groups = [Group(0, (whole, cut))]
+    with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one:
+        assessment = assess(Roles(learner=None, critic=LocalWorker(one)), groups, config)
+    [samples] = credit(groups, config.algorithm, group_size=2, assessment=assessment)
+    for attempt, found in zip((whole, cut), samples, strict=True):
+        values, bounds = {}, [*attempt.segment_starts, attempt.num_tokens]
+        for start, end in itertools.pairwise(bounds):
+            for position in range(start + 1, end):
+                values[position] = value_behind(model, attempt.token_ids[start:position])
+        order = sorted(np.flatnonzero(attempt.action_mask), key=lambda p: (attempt.turn_ids[p], p))
+        after = value_behind(model, attempt.token_ids[: bounds[1]]) if attempt is cut else 0.0  # turn 3 stands in the first row
+        advantage, expected = 0.0, {}
+        for position in reversed(order):
+            reward = attempt.reward if position == attempt.rewards[0].position else 0.0
+            advantage = reward + 0.9 * after - values[position] + 0.9 * 0.7 * advantage
+            expected[position], after = advantage, values[position]
+        for position in order:
+            assert found.advantages[position] == pytest.approx(expected[position], abs=1e-5)
+            assert found.values[position] == pytest.approx(values[position], abs=1e-6)
+            assert found.returns[position] == pytest.approx(expected[position] + values[position], abs=1e-5)
+
+
+def test_kl_in_the_reward_is_paid_by_every_action_token():
+    attempt = trajectory(np.random.default_rng(4))
+    kl = np.where(attempt.action_mask, np.arange(attempt.num_tokens) / 10, 0).astype(np.float32)
+    batch = action_batch([attempt], group_size=1)
+    paid = assessed(batch, [attempt], Assessment(kl=[kl], kl_coefficient=0.5))
+    order = sorted(np.flatnonzero(attempt.action_mask), key=lambda p: (attempt.turn_ids[p], p))
+    np.testing.assert_allclose(paid.rewards_A, batch.rewards_A.numpy() - 0.5 * kl[order], atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": {"advantage": "gae"}, "critic": {"enabled": False}}, "algorithm.advantage=gae stands on a critic"),
+        ({"critic": {"enabled": True}}, "algorithm.advantage=grpo gives a critic nothing to learn"),
+        ({"algorithm": {"kl": {"estimator": "k1"}}}, "estimator=k1 in the loss has an expected gradient of zero"),
+        ({"algorithm": {"kl": {"coefficient": 0.1, "target": 0.1}}}, "use place=reward"),
+        ({"algorithm": {"kl": {"place": "reward", "target": 0.1}}}, "begin with a coefficient above 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options, message):
+    with pytest.raises(ValidationError, match=message):
+        Config(**options)

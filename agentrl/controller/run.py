@@ -30,7 +30,6 @@ from agentrl.errors import InfrastructureError, RewardError
 from agentrl.learner.learner import Learner
 from agentrl.types import BufferCounts, Group, Outcome
 from agentrl.weights.publish import Publisher, PublishReport
-from agentrl.workers.group import WorkerGroup
 
 CALL_TIMEOUT_S = 60.0
 POLL_S = 1.0
@@ -74,14 +73,13 @@ class Run:
         self.step = checkpoint.step if checkpoint else 0
         self.version = -1
         self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
-        weights, learner = config.rollout.weights, roles.learner
-        assert isinstance(learner, WorkerGroup), "the learner of a run has processes of its own: servers meet them"
+        weights = config.rollout.weights
         self._publisher = Publisher(
-            LearnerWeights(learner),
+            LearnerWeights(roles.learner),
             weights,
             folder=run_dir.weights(weights),
             pause_mode=config.rollout.pause_mode_in_use,
-            backend=weights.backend if weights.backend != "auto" else learner.run(Learner.collective_backend),
+            backend=weights.backend if weights.backend != "auto" else roles.learner.run(Learner.collective_backend),
         )
 
     def timer(self, phase: str) -> AbstractContextManager[None]:
