@@ -1,9 +1,11 @@
 """Peak memory of log-probabilities with gradient: from hidden states in chunks, beside torch's own operators on all logits at once.
 
-    python benchmarks/logprob_memory.py --tokens 8192     # plain needs about 20 GB there; 2,048 tokens need a quarter
+    python benchmarks/logprob_memory.py --tokens 8192     # plain needs about 24 GB there; 2,048 tokens need a quarter
 
 Each path runs in a process of its own: what is reported is the growth of its largest resident set over what it held before, the hidden
-states, the weight and their gradients' targets included in neither. On a GPU (`--device cuda`) it is the allocator's peak.
+states, the weight and their gradients' targets included in neither. On a GPU (`--device cuda`) it is the allocator's peak. Of a path
+that the free memory does not hold, so many tokens are measured as it does hold, and peak and time scaled to all of them: both are
+proportional to the tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from agentrl.algorithms.logprobs import linear_logprobs_and_entropy, logprobs_an
 
 PATHS = ("chunked", "logits", "plain")
 HIDDEN = 64
+TENSORS = {"logits": 4, "plain": 6}
+"""Of [tokens, vocabulary] in float32 that a path holds at once, with one to spare."""
+SHARE_OF_FREE = 0.7
 
 
 def run_path(path: str, tokens: int, vocabulary: int, device: str) -> dict[str, float]:
@@ -63,13 +68,24 @@ def peak_bytes(device: str) -> int:
     return torch.cuda.max_memory_allocated() if device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def tokens_that_fit(path: str, vocabulary: int, device: str) -> int:
+    if path not in TENSORS:
+        return sys.maxsize
+    free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
+    return max(1, int(SHARE_OF_FREE * free / (4 * vocabulary * TENSORS[path])))
+
+
 def compare(tokens: int, vocabulary: int, device: str) -> dict[str, dict[str, float]]:
     """Return {path: peak and time} of each path in a fresh process."""
     results = {}
     for path in PATHS:
-        arguments = [sys.executable, __file__, "--path", path, "--tokens", str(tokens), "--vocabulary", str(vocabulary), "--device", device]
-        results[path] = json.loads(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)
-        print(f"{path:8} {results[path]['peak_bytes'] / 2**20:9,.0f} MiB  {results[path]['seconds']:6.1f} s", flush=True)
+        measured = min(tokens, tokens_that_fit(path, vocabulary, device))
+        arguments = [sys.executable, __file__, "--path", path, "--tokens", str(measured), "--vocabulary", str(vocabulary)]
+        output = subprocess.run([*arguments, "--device", device], check=True, capture_output=True, text=True).stdout
+        own: dict[str, float] = json.loads(output)
+        results[path] = own | {name: own[name] * tokens / measured for name in ("peak_bytes", "seconds")} | {"measured_tokens": measured}
+        note = "" if measured == tokens else f"  scaled from {measured:,} tokens: the free memory holds no more"
+        print(f"{path:8} {results[path]['peak_bytes'] / 2**20:9,.0f} MiB  {results[path]['seconds']:6.1f} s{note}", flush=True)
     return results
 
 
