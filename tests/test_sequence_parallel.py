@@ -30,8 +30,8 @@ from agentrl.config.schema import (
     RejectionConfig,
 )
 from agentrl.errors import ConfigError
-from agentrl.learner.attention import choose_attention
 from agentrl.learner.batch import Sample
+from agentrl.learner.layout import check_folder
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
@@ -213,8 +213,17 @@ def test_a_model_that_cannot_share_rows_is_refused_in_one_line(config, size, rea
 def test_sizes_that_do_not_fit_are_refused_by_the_config():
     with pytest.raises(ValidationError, match="sequence_parallel=2 does not divide world_size=3"):
         LearnerConfig(world_size=3, sequence_parallel=2)
-    with pytest.raises(ConfigError, match="flex_attention does not share a row"):
-        choose_attention("flex_attention", device="cpu", shares_rows=True)
+
+
+def test_an_attention_of_whole_rows_is_refused_before_ranks_are_started(tmp_path):
+    Qwen2Config(num_attention_heads=4).save_pretrained(tmp_path)
+    model, learner = ModelConfig(path=str(tmp_path), attention="flex_attention"), LearnerConfig(world_size=2, sequence_parallel=2)
+    check_folder(model, LearnerConfig(world_size=2))
+    check_folder(model.model_copy(update={"attention": "auto"}), learner)
+    with pytest.raises(ConfigError, match="flex_attention computes whole rows"):
+        check_folder(model, learner)
+    with pytest.raises(ConfigError, match="has no config"):
+        check_folder(ModelConfig(path=str(tmp_path / "nowhere")), learner)
 
 
 if __name__ == "__main__":

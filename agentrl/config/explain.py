@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
 from agentrl.config.explain_placement import placement_lines
-from agentrl.config.schema import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, Config
+from agentrl.config.schema import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, Config, LearnerConfig
 
 LABEL_WIDTH = 26
 
@@ -31,7 +31,7 @@ class Arithmetic:
         groups, size = config.buffer.groups_per_step, config.rollout.group_size
         longest = config.data.max_prompt_tokens + config.agent.max_response_tokens
         minibatch_groups = _ceil(groups, config.learner.minibatches_per_step)
-        per_rank = _ceil(minibatch_groups * size, config.learner.world_size)
+        per_rank = _ceil(minibatch_groups * size, config.learner.dp_size)
         per_microbatch = max(1, config.learner.microbatch_tokens // longest)
         return cls(
             groups=groups,
@@ -82,7 +82,7 @@ def _step_lines(config: Config, numbers: Arithmetic) -> Lines:
         ("optimizer updates", f"{numbers.updates:,} = {cut}"),
         (
             "microbatches",
-            f"at most {numbers.microbatches_per_rank_and_update:,} per update on each of {_count(learner.world_size, 'rank')}"
+            f"at most {numbers.microbatches_per_rank_and_update:,} per update on each of {_data_ranks(learner)}"
             f" ({numbers.trajectories_per_rank_and_update:,} full trajectories in packs of {learner.microbatch_tokens:,} tokens)",
         ),
         ("then", "publish one new version of the weights"),
@@ -98,6 +98,13 @@ def _reward_model(config: Config) -> str:
         f"{own.model.path} on {_count(own.world_size, 'rank')} ({own.model.dtype}) scores every trajectory, {bound} tokens; {cut}; "
         f"asked by {', '.join(config.asks_reward_model)}"
     )
+
+
+def _data_ranks(learner: LearnerConfig) -> str:
+    if learner.num_replicas == 1:
+        return _count(learner.world_size, "rank")
+    what = "a part of the tokens each" if learner.sequence_parallel > 1 else "a part of the matrices each"
+    return f"{_count(learner.dp_size, 'set')} of {learner.num_replicas:,} ranks ({what})"
 
 
 def _asynchrony_lines(config: Config, numbers: Arithmetic) -> Lines:
@@ -229,7 +236,7 @@ def _learner_warnings(config: Config) -> Iterator[str]:
             f"buffer.groups_per_step={config.buffer.groups_per_step} is not a multiple of"
             f" learner.minibatches_per_step={learner.minibatches_per_step}: the updates of a step have unequal batches"
         )
-    if learner.world_size > _ceil(numbers.groups, learner.minibatches_per_step) * config.rollout.group_size:
+    if learner.dp_size > _ceil(numbers.groups, learner.minibatches_per_step) * config.rollout.group_size:
         yield f"learner.world_size={learner.world_size} exceeds the trajectories of one update: some ranks have nothing to learn from"
     yield from loss_warnings(config)
 

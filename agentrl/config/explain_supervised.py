@@ -34,7 +34,7 @@ def find_warnings(config: SFTConfig | RMConfig) -> Iterator[str]:
             f"learner.microbatch_tokens={learner.microbatch_tokens} is smaller than {what} of {longest} tokens:"
             " such a one is a microbatch of its own, and memory must hold it"
         )
-    if learner.world_size > trainer.batch_size:
+    if learner.dp_size > trainer.batch_size:
         sizes = f"learner.world_size={learner.world_size} exceeds trainer.batch_size={trainer.batch_size}"
         yield f"{sizes}: some ranks have nothing to learn from"
     if trainer.test_freq > 0 and not config.data.val_files:
@@ -52,7 +52,7 @@ def find_warnings(config: SFTConfig | RMConfig) -> Iterator[str]:
 
 def _update_lines(config: SFTConfig | RMConfig) -> Lines:
     learner, size, longest = config.learner, config.trainer.batch_size, longest_tokens(config)
-    per_rank = math.ceil(size / learner.world_size)
+    per_rank = math.ceil(size / learner.dp_size)
     packs = math.ceil(per_rank / max(1, learner.microbatch_tokens // longest))
     is_pairs = isinstance(config, RMConfig)
     loss = "-log sigmoid(chosen - rejected), a mean over the pairs of the update"
@@ -60,7 +60,7 @@ def _update_lines(config: SFTConfig | RMConfig) -> Lines:
         ("pairs" if is_pairs else "conversations", f"{size:,}"),
         ("tokens", f"at most {size * longest:,} = {size:,} x {longest:,}{' (both of a pair)' if is_pairs else ''}"),
         ("too long", f"more than {config.data.max_tokens:,} tokens: {_OVERLONG[config.data.overlong]}"),
-        ("microbatches", f"at most {packs:,} on each of {_count(learner.world_size, 'rank')}, of {learner.microbatch_tokens:,} tokens"),
+        ("microbatches", f"at most {packs:,} on each of {_count(learner.dp_size, 'rank')}, of {learner.microbatch_tokens:,} tokens"),
         ("loss", loss if is_pairs else f"cross-entropy of {_learned(config)}, a mean over the tokens of the update"),
     ]
 

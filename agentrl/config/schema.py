@@ -312,6 +312,12 @@ class LearnerConfig(Section):
         description="Ranks that share each microbatch, a part of its tokens each, for long contexts (Ulysses); divides `world_size` and "
         "the model's attention heads. 1: none do.",
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        description="Ranks that compute each microbatch together, a part of each layer's matrices each (Llama, Qwen2, Qwen3); divides "
+        "`world_size`. 1: none do.",
+    )
     threads: int = Field(1, ge=1, description="CPU threads of torch per rank.")
     microbatch_tokens: int = Field(
         16384, ge=1, description="Packed tokens per forward and rank; of a microbatch that ranks share, of all of them together."
@@ -340,7 +346,7 @@ class LearnerConfig(Section):
     @property
     def num_replicas(self) -> int:
         """Ranks that hold the same microbatches."""
-        return self.sequence_parallel
+        return self.sequence_parallel * self.tensor_parallel
 
     @property
     def dp_size(self) -> int:
@@ -348,13 +354,26 @@ class LearnerConfig(Section):
         return self.world_size // self.num_replicas
 
     @model_validator(mode="after")
-    def _rows_are_shared_evenly(self) -> LearnerConfig:
-        if self.world_size % self.sequence_parallel:
-            raise ValueError(
-                f"sequence_parallel={self.sequence_parallel} does not divide world_size={self.world_size}; "
-                "every microbatch is shared by as many ranks as the others"
-            )
+    def _microbatches_are_shared_evenly(self) -> LearnerConfig:
+        for name in ("sequence_parallel", "tensor_parallel"):
+            size = getattr(self, name)
+            if self.world_size % size:
+                raise ValueError(
+                    f"{name}={size} does not divide world_size={self.world_size}; every microbatch is shared by as many ranks as the others"
+                )
+        if self.tensor_parallel > 1:
+            self._check_tensor_parallel()
         return self
+
+    def _check_tensor_parallel(self) -> None:
+        refused = {
+            f"sequence_parallel={self.sequence_parallel}": self.sequence_parallel > 1,
+            f"fsdp.shard_size={self.fsdp.shard_size}": self.fsdp.shard_size is not None,
+            "compile=true": self.compile,
+        }
+        for key, is_set in refused.items():
+            if is_set:
+                raise ValueError(f"tensor_parallel={self.tensor_parallel} does not go with {key}; leave one of the two out")
 
     @model_validator(mode="after")
     def _copies_are_even(self) -> LearnerConfig:

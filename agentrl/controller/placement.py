@@ -39,6 +39,7 @@ from agentrl.controller.validation import Validation
 from agentrl.data.build import build_dataset
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
+from agentrl.learner.layout import check_folder
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
@@ -59,6 +60,7 @@ def open_run(config: Config) -> Iterator[Run]:
     config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
     find_estimator(config.algorithm.advantage)
     bind_policy_loss(config.algorithm)
+    check_folder(config.model, config.learner)
     plugins = open_plugins(config.agent)
     chat = Chat.of(config.model)
     with ExitStack() as stack:

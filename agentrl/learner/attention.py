@@ -28,13 +28,9 @@ def choose_attention(requested: str, *, device: str, shares_rows: bool = False, 
     prompts that several segments continue.
 
     Raises:
-        ConfigError: flash attention is asked for and not installed, or ranks share rows and the attention cannot.
+        ConfigError: flash attention is asked for and not installed.
     """
-    if shares_prefixes:
-        return SEGMENT_SDPA
-    if shares_rows:
-        if requested not in ("auto", SEGMENT_SDPA):
-            raise ConfigError(f"model.attention={requested} does not share a row between ranks; with learner.sequence_parallel use auto")
+    if shares_prefixes or shares_rows:
         return SEGMENT_SDPA
     has_flash = importlib.util.find_spec("flash_attn") is not None
     if requested == _FLASH and not has_flash:

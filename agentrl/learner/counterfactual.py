@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
 from agentrl.learner.correction import Corrector
 from agentrl.learner.loss import Mode, PolicyObjective
 from agentrl.learner.model import Policy
-from agentrl.learner.optimizer import gradient_norm
+from agentrl.learner.optimizer import gradient_norm, inner_product
 from agentrl.learner.ranks import Place, add_over_ranks
 from agentrl.learner.step import count_update
 
@@ -107,7 +106,7 @@ class _Gradients:
         self._temperature = temperature
 
     def of(self, items: Sequence[ScoredMicrobatch], algorithm: AlgorithmConfig, mode: Mode) -> tuple[dict[str, float], list[Tensor]]:
-        """Return {loss, grad_norm} and this rank's shards of the gradient; none where nothing is left to learn on any rank."""
+        """Return {loss, grad_norm} and the gradient, sharded as the weights; none where nothing is left to learn on any rank."""
         counts = count_update(items)
         if counts.loss_tokens == 0:
             return {"loss": 0.0, "grad_norm": 0.0}, []
@@ -115,29 +114,18 @@ class _Gradients:
         loss = 0.0
         for item, elsewhere in zip(items, objective.look_elsewhere(self._policy, items), strict=True):
             part = objective.part(self._policy, item, counts, elsewhere)
-            (part.loss * self._place.world_size).backward()
+            (part.loss * self._place.mesh.size()).backward()
             loss += float(part.loss.detach())
         parameters = [p for p in self._policy.module.parameters() if p.grad is not None]
         norm = float(gradient_norm(parameters))
-        shards = [_local(p.grad) for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         for parameter in parameters:
             parameter.grad = None
-        return {**add_over_ranks({"loss": loss}), "grad_norm": norm}, shards
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        return {**add_over_ranks({"loss": loss}), "grad_norm": norm}, gradients
 
 
 def _cosine(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     if not left or not right:
         return math.nan
-    # Replicas of a shard (HSDP) enter all three sums alike, so the quotient does not see them.
-    local = {"dot": _dot(left, right), "left": _dot(left, left), "right": _dot(right, right)}
-    sums = add_over_ranks(local)
-    norms = math.sqrt(sums["left"] * sums["right"])
-    return sums["dot"] / norms if norms > 0 else math.nan
-
-
-def _dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    return sum(float((a.double() * b.double()).sum()) for a, b in zip(left, right, strict=True))
+    norms = math.sqrt(inner_product(left, left) * inner_product(right, right))
+    return inner_product(left, right) / norms if norms > 0 else math.nan

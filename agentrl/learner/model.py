@@ -24,12 +24,13 @@ from agentrl.errors import ConfigError
 from agentrl.learner import sharding
 from agentrl.learner.attention import choose_attention
 from agentrl.learner.batch import Microbatch
+from agentrl.learner.layout import check_layout
 from agentrl.learner.lora import LowRank, add_adapter, gather, low_ranks, published_name, switched_off
 from agentrl.learner.packed_row import PackedRow
 from agentrl.learner.ranks import Place
 from agentrl.learner.score_head import ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
-from agentrl.learner.sequence_parallel import check_sequence_parallel
+from agentrl.learner.tensor_parallel import cut_layers
 from agentrl.plugins.sources import import_source
 
 
@@ -101,7 +102,7 @@ def build_policy(
     With `score_head` its forward gives one score per segment (`reward_model.score_segments`) and no log-probabilities.
 
     Raises:
-        ConfigError: there is no such model, its sizes are wrong, or its rows cannot be shared as `learner` says.
+        ConfigError: there is no such model, its sizes are wrong, or ranks cannot share it as `learner` says.
     """
     attention = choose_attention(
         model.attention,
@@ -115,13 +116,15 @@ def build_policy(
     dtype = master_dtype if model.lora.rank == 0 else compute_dtype or master_dtype
     module = load_module(model, attention, dtype, from_scratch=from_scratch, has_score_head=score_head is not None)
     class_name = type(module).__name__
-    check_sequence_parallel(module.config, learner.sequence_parallel)
+    check_layout(module.config, model, learner)
     if score_head is None:
         answer_scores(module, chunk_tokens=learner.logprob_chunk_tokens)
     if model.lora.rank > 0:
         add_adapter(module, model.lora, dtype=master_dtype)
     if score_head is not None:
         attach_score_head(module, score_head, dtype=master_dtype)
+    if place.tensor_mesh is not None:
+        cut_layers(module, place.tensor_mesh)
     sharding.shard(module, place.mesh, learner, compute_dtype=compute_dtype, has_backward=has_backward)
     policy = as_policy(module, class_name, attention, place.device, published_dtype)
     return replace(policy, sequence_group=place.sequence_group)

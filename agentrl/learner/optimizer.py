@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
     matrices = [p for p in trained if p.ndim >= 2]
     vectors = [p for p in trained if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps)
+    # torch steps all weights of a device in one operation, which weights of two meshes do not enter.
+    foreach = None if len(_by_mesh(trained)) == 1 else False
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps, foreach=foreach)
 
 
 def learning_rate(update: int, config: OptimizerConfig, *, total_updates: int) -> float:
@@ -48,11 +50,30 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return the 2-norm of all gradients over all shards, 0-d and equal on every rank. A collective."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norms = [_whole(torch.nn.utils.get_total_norm(own)) for own in _by_mesh(grads)]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    """Return the sum of products, in float64, of tensors that are sharded alike; equal on every rank. A collective."""
+    products = [(a.double() * b.double()).sum() for a, b in zip(left, right, strict=True)]
+    return sum(float(_whole(torch.stack(own).sum())) for own in _by_mesh(products))
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float | None) -> None:
     """Scale all gradients so that their norm, given as `norm`, is at most `max_norm`; None: leave them."""
     if max_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        for own in _by_mesh(p for p in parameters if p.grad is not None):
+            torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
+
+
+def _by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group tensors by the ranks that they are spread over: DTensors of two meshes do not enter one operation."""
+    groups: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return list(groups.values())
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from agentrl.config.schema import LearnerConfig
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.host_memory import keep_freed_memory
-from agentrl.learner.sharding import open_mesh
+from agentrl.learner.sharding import open_mesh, open_tensor_mesh
 
 _data_group: ProcessGroup | None = None
 """Like torch's default group one per process: ranks of which no two hold the same microbatches, in which sums are formed. None: all."""
@@ -32,7 +32,8 @@ Device = Literal["auto", "cpu", "cuda"]
 class Place:
     """Where one rank stands.
 
-    mesh: over which FSDP shards the weights. sequence_group: the ranks that share this rank's microbatches; None: it has its own.
+    mesh: over which FSDP shards the weights, and averages gradients. Of the ranks that have this rank's microbatches: sequence_group,
+    with a part of the tokens each; tensor_mesh, with a part of the matrices each; both None: it has its own.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Place:
     device: torch.device
     mesh: DeviceMesh
     sequence_group: ProcessGroup | None = None
+    tensor_mesh: DeviceMesh | None = None
 
     @property
     def is_first(self) -> bool:
@@ -70,8 +72,13 @@ def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int, on:
         )
     except (RuntimeError, ValueError) as error:
         raise LearnerError(f"rank {rank} of {config.world_size} could not join the others at {address}:{port}: {error}") from error
-    mesh = open_mesh(device.type, world_size=config.world_size, shard_size=config.fsdp.shard_size)
-    return Place(rank, config.world_size, device, mesh, _share_rows(config))
+    _count_replicas_once(config)
+    sequence_group = dist.new_subgroups(config.sequence_parallel)[0] if config.sequence_parallel > 1 else None
+    if config.tensor_parallel == 1:
+        mesh = open_mesh(device.type, world_size=config.world_size, shard_size=config.fsdp.shard_size)
+        return Place(rank, config.world_size, device, mesh, sequence_group)
+    both = open_tensor_mesh(device.type, world_size=config.world_size, tensor_parallel=config.tensor_parallel)
+    return Place(rank, config.world_size, device, both["data"], sequence_group, both["tensor"])
 
 
 def leave_ranks() -> None:
@@ -109,15 +116,12 @@ def gather_over_ranks(values: Tensor) -> Tensor:
     return torch.cat([row[: int(count)] for row, count in zip(rows, counts, strict=True)])
 
 
-def _share_rows(config: LearnerConfig) -> ProcessGroup | None:
-    """Form the groups of neighbours that share their microbatches, and those in which each microbatch counts once. A collective."""
+def _count_replicas_once(config: LearnerConfig) -> None:
+    """Form the groups in which each microbatch counts once, where neighbours have the same. A collective."""
     global _data_group
-    size = config.sequence_parallel
-    if size == 1:
-        return None
-    neighbours, _ = dist.new_subgroups(size)
-    _data_group, _ = dist.new_subgroups_by_enumeration([list(range(index, config.world_size, size)) for index in range(size)])
-    return neighbours
+    size = config.num_replicas
+    if size > 1:
+        _data_group, _ = dist.new_subgroups_by_enumeration([list(range(index, config.world_size, size)) for index in range(size)])
 
 
 def _reduce(values: Mapping[str, float], operation: dist.ReduceOp.RedOpType, group: ProcessGroup | None = None) -> dict[str, float]:

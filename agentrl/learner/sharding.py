@@ -21,6 +21,11 @@ def open_mesh(device_type: str, *, world_size: int, shard_size: int | None) -> D
     return init_device_mesh(device_type, (world_size // shard_size, shard_size), mesh_dim_names=("copy", "shard"))
 
 
+def open_tensor_mesh(device_type: str, *, world_size: int, tensor_parallel: int) -> DeviceMesh:
+    """Return the mesh (data, tensor) of all ranks: FSDP shards over the first dimension, neighbours compute together. A collective."""
+    return init_device_mesh(device_type, (world_size // tensor_parallel, tensor_parallel), mesh_dim_names=("data", "tensor"))
+
+
 def shard(module: nn.Module, mesh: DeviceMesh, config: LearnerConfig, *, compute_dtype: torch.dtype | None, has_backward: bool) -> None:
     """Wrap every layer of the model as `config` says, and shard layers and root in place.
 

@@ -90,7 +90,7 @@ class Stepper:
         for index in range(num_items):
             part = part_of(index)
             # FSDP averages gradients over ranks, but the scales in the loss already hold the global counts.
-            (part.loss * self._place.world_size).backward()
+            (part.loss * self._place.mesh.size()).backward()
             for name, value in part.sums.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
             for name, value in part.maxima.items():

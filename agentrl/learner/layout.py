@@ -1,0 +1,46 @@
+"""Whether ranks can share a model as the config says, asked of its sizes alone."""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, PretrainedConfig
+
+from agentrl.config.schema import LearnerConfig, ModelConfig
+from agentrl.errors import ConfigError
+from agentrl.learner.attention import SEGMENT_SDPA
+from agentrl.learner.sequence_parallel import check_sequence_parallel
+from agentrl.learner.tensor_parallel import check_tensor_parallel
+
+
+def check_layout(config: PretrainedConfig, model: ModelConfig, learner: LearnerConfig) -> None:
+    """Refuse a model whose microbatches or matrices ranks cannot share as `learner` says.
+
+    Raises:
+        ConfigError: its heads or layers cannot be dealt to them, or an option stands against it.
+    """
+    check_sequence_parallel(config, learner.sequence_parallel)
+    check_tensor_parallel(config, learner.tensor_parallel)
+    if learner.sequence_parallel > 1 and model.attention not in ("auto", SEGMENT_SDPA):
+        raise ConfigError(
+            f"learner.sequence_parallel={learner.sequence_parallel} has an attention of its own, and model.attention={model.attention} "
+            "computes whole rows; use model.attention=auto"
+        )
+    if learner.tensor_parallel > 1 and model.lora.rank > 0:
+        raise ConfigError(
+            f"learner.tensor_parallel={learner.tensor_parallel} cuts whole matrices, and model.lora.rank={model.lora.rank} puts adapters "
+            "beside them; leave one of the two out"
+        )
+
+
+def check_folder(model: ModelConfig, learner: LearnerConfig) -> None:
+    """Refuse the model in `model.path` as `check_layout` does, before any rank is started and without reading a weight.
+
+    Raises:
+        ConfigError: there is no such model, or ranks cannot share it.
+    """
+    if learner.num_replicas == 1:
+        return
+    try:
+        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path={model.path!r} has no config that transformers reads: {error}") from error
+    check_layout(config, model, learner)

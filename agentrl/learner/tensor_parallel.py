@@ -1,0 +1,98 @@
+"""Tensor parallelism: the matrices of each layer are cut over N ranks, which compute one microbatch together.
+
+Projections into heads and into the width of the MLP are cut by columns, those out of them by rows, so that a layer needs two sums over
+the ranks in its forward and two in its backward. Which matrix is cut how is what transformers says of an architecture
+(`base_model_tp_plan`); torch's DTensor does it, and FSDP shards what a rank has of a matrix further, over the other dimension of the
+mesh. Norms, embeddings and head are whole on each rank but for FSDP.
+
+Source: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.func import functional_call
+from transformers import PretrainedConfig, PreTrainedModel
+
+from agentrl.errors import ConfigError
+
+_STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_WHOLE = "replicated_with_grad_allreduce"
+"""Weights that are whole on each rank but see its own heads alone: their gradients are summed."""
+
+
+def cut_layers(module: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Cut the matrices of a model over the ranks of `mesh`, in place, on the device of the weights; before FSDP. A collective."""
+    prefix = f"{module.base_model_prefix}." if module.base_model is not module else ""
+    plan = {prefix + name: style for name, style in _plan(module.config).items()}
+    parallelize_module(module, mesh, {name: _STYLES[style]() for name, style in plan.items() if style in _STYLES})
+    shared = [pattern for pattern, style in plan.items() if style == _WHOLE]
+    for name, child in module.named_modules():
+        if any(fnmatch(name, pattern) for pattern in shared):
+            _sum_gradients(child, mesh.get_group())
+
+
+def check_tensor_parallel(config: PretrainedConfig, size: int) -> None:
+    """Refuse a model whose layers cannot be cut over `size` ranks.
+
+    Raises:
+        ConfigError: its heads or its width cannot be dealt evenly, or it has layers that are no plain attention and MLP.
+    """
+    if size == 1:
+        return
+    config, name = config.get_text_config(), f"learner.tensor_parallel={size}"
+    plan = _plan(config)
+    strange = sorted(set(plan.values()) - {*_STYLES, _WHOLE})
+    if not plan or strange:
+        reason = f"its layers are cut as {strange[0]!r}" if strange else "transformers has no plan for it"
+        raise ConfigError(f"{name} is for models such as Llama, Qwen2 and Qwen3, not {config.model_type!r}: {reason}")
+    heads = config.num_attention_heads
+    sizes = {
+        "attention heads": heads,
+        "key-value heads": getattr(config, "num_key_value_heads", None) or heads,
+        "columns of the MLP": config.intermediate_size,
+    }
+    for what, number in sizes.items():
+        if number % size:
+            raise ConfigError(f"{name} does not divide the {number} {what} of the model; use a divisor of {number}")
+
+
+def _plan(config: PretrainedConfig) -> dict[str, str]:
+    return dict(getattr(config.get_text_config(), "base_model_tp_plan", None) or {})
+
+
+def _sum_gradients(module: nn.Module, group: ProcessGroup) -> None:
+    """Let the gradients of a module's own weights be summed over `group` within the backward, before FSDP takes them."""
+    # The computation without the weights: of its class, and not of this instance, whose forward is replaced.
+    stand_in = copy.deepcopy(module).to("meta")
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        weights = {name: _SumGradient.apply(weight, group) for name, weight in module.named_parameters()}
+        return functional_call(stand_in, weights, args, kwargs)
+
+    module.forward = forward
+
+
+class _SumGradient(torch.autograd.Function):
+    """The identity, whose gradient is summed over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0].contiguous().clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
