@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.placement import PlacementConfig, Role
+from agentrl.config.profiler import ProfilerConfig
 from agentrl.config.section import Section
 from agentrl.types import SCORED_OUTCOMES, Outcome
 
@@ -879,6 +880,7 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
+    profiler: ProfilerConfig = ProfilerConfig()
     tracking: TrackingConfig = TrackingConfig()
     eval: EvalConfig = EvalConfig()
 
@@ -952,6 +954,9 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_placement(self) -> Config:
         _refuse_impossible_layout(self.placement, self.num_ranks, self.cluster)
+        absent = [role for role in self.profiler.nsight.roles if role not in self.num_ranks]
+        if absent:
+            raise ValueError(f"profiler.nsight.roles names {absent[0]}, which this run does not have; it has: {', '.join(self.num_ranks)}")
         return self
 
     @model_validator(mode="after")

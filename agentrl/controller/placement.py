@@ -25,6 +25,7 @@ from agentrl.controller.calls import get
 from agentrl.controller.checkpoint import find_checkpoint, tidy
 from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.conversations import Conversations
+from agentrl.controller.nsight import check_nsight, recorded
 from agentrl.controller.observe import Observer
 from agentrl.controller.reward_role import resolve_reward_model, start_reward_role
 from agentrl.controller.roles import start_roles
@@ -58,6 +59,7 @@ def open_run(config: Config) -> Iterator[Run]:
     """
     given = config
     config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
+    check_nsight(config.profiler.nsight)
     find_estimator(config.algorithm.advantage)
     bind_policy_loss(config.algorithm)
     check_folder(config.model, config.learner)
@@ -82,6 +84,7 @@ def open_run(config: Config) -> Iterator[Run]:
         observer.say("starting Ray, servers, learner and rollout actors ...")
         stack.enter_context(ray_session(config.cluster, user_files(config)))
         seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
+        seats = recorded(seats, config.profiler.nsight, run_dir.root / "nsight")
 
         servers = ServerFleet.launch(config, seats.get("servers", ()), run_dir=run_dir.root)
         stack.callback(servers.close)

@@ -88,14 +88,18 @@ class Run:
 
     @contextmanager
     def traced(self) -> Iterator[None]:
-        """Record the learner's part of the step that comes with torch's profiler, if it is one of `trainer.profile_steps`."""
+        """Record the learner's part of the step that comes, if it is one of `trainer.profile_steps`: with torch's profiler on every rank,
+        and as Ray saw the run so far."""
         step = self.step + 1
         if step not in self.config.trainer.profile_steps:
             yield
             return
+        folder = self.dir.root / "traces" / f"step_{step:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
         self.roles.learner.run(Learner.start_trace)
         yield
-        self.roles.learner.run(Learner.write_trace, str(self.dir.root / "traces" / f"step_{step:06d}"))
+        self.roles.learner.run(Learner.write_trace, str(folder))
+        ray.timeline(str(folder / "ray.json"))
 
     # -------------------------------------------------------------------------------------------------- publish
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from agentrl.config.placement import PlacementConfig, Role
@@ -15,7 +15,7 @@ RESERVE_TIMEOUT_S = 120.0
 @contextmanager
 def reserve_seats(
     placement: PlacementConfig, num_ranks: Mapping[Role, int], *, roles: Collection[Role] | None = None
-) -> Iterator[dict[Role, list[Seat]]]:
+) -> Iterator[dict[Role, Sequence[Seat]]]:
     """Yield the seats of each role, in order of rank; they are given back afterwards.
 
     Args:

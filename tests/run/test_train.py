@@ -24,6 +24,7 @@ def test_on_policy_run_with_two_ranks_and_the_process_group(world):
             "rollout.weights.transport=distributed",
             "rollout.weights.bucket_bytes=20000",
             "rollout.weights.verify=true",
+            "trainer.profile_steps=[2]",
             "trainer.logger=[console,wandb,tensorboard]",
             f"tracking.baselines={{untrained: {world.folder}/model}}",
         ],
@@ -42,6 +43,10 @@ def test_on_policy_run_with_two_ranks_and_the_process_group(world):
     # Every step makes one update with prox := policy, so this holds for each; behavior comes from the server, over all turns.
     assert all(r["learner/mismatch_max"] < 1e-4 for r in records.train)
     assert all(r["learner/ppo_kl"] == 0 and r["learner/ratio_max"] == 1 for r in records.train)
+
+    assert {path.name for path in (run_dir / "traces").glob("*/*")} == {"rank0.json.gz", "rank1.json.gz", "ray.json"}
+    # What Ray knew: calls of the first publish are there, those of the last second may be missing.
+    assert "Learner.tensor_specs" in (run_dir / "traces" / "step_000002" / "ray.json").read_text()
 
     trajectories = [t for step in (1, 2, 3) for t in decode(read_parquet(run_dir / f"trajectories/step_{step:06d}.parquet"))]
     assert len(trajectories) == 24

@@ -1,0 +1,23 @@
+"""Profilers that wrap whole processes; `trainer.profile_steps` records single steps from within."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from agentrl.config.placement import Role
+from agentrl.config.section import Section
+
+
+class NsightConfig(Section):
+    """NVIDIA Nsight Systems around each process of some roles, for the whole run; it must be installed where they run."""
+
+    roles: tuple[Role, ...] = Field((), description="Roles whose processes are recorded, into nsight/ of the run directory; []: none.")
+    options: dict[str, str] = Field(
+        {"t": "cuda,cudnn,cublas,nvtx", "stop-on-exit": "true"}, description="Options of `nsys profile` without their dashes."
+    )
+
+
+class ProfilerConfig(Section):
+    """Profilers of whole processes."""
+
+    nsight: NsightConfig = NsightConfig()
