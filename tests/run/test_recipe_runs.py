@@ -81,6 +81,7 @@ def test_one_step(world, model, recipe, tmp_path):
     [step] = world.records(run_dir).train
     assert math.isfinite(step["learner/grad_norm"])
     assert step["learner/num_tokens"] > 0
+    assert ("learner/critic/grad_norm" in step) is (recipe == "gsm8k_ppo")
     assert "val/accuracy" in result["validation"]["final"]
     assert (run_dir / "policy" / "model.safetensors").is_file()
     assert (run_dir / "checkpoints" / "step_000001" / "manifest.json").is_file()
