@@ -17,6 +17,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from agentrl.algorithms.aggregation import Aggregation
 from agentrl.config.schema import (
     AlgorithmConfig,
     CorrectionConfig,
@@ -28,6 +29,7 @@ from agentrl.config.schema import (
     RejectionConfig,
 )
 from agentrl.learner.batch import Sample
+from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.sglang.process_group import broadcast, join_weights_group, leave_weights_group, tensor_checksum, unflatten
@@ -61,6 +63,11 @@ def spec(world_size, *, dump_folder=None, algorithm=PLAIN):
     return LearnerSpec(ModelConfig(), learner, algorithm, "decoupled", 3, 0.8, 10, dump_folder, from_scratch, torch.float64)
 
 
+def critic_spec(world_size):
+    of = spec(world_size)
+    return CriticSpec(of.model, of.learner, Aggregation("token_mean"), 0.5, 3, 10, from_scratch=of.from_scratch, master_dtype=torch.float64)
+
+
 def samples(count, *, advantage=None, is_rejected=lambda index: False):
     rng = np.random.default_rng(5)
     found = []
@@ -85,6 +92,7 @@ BATCH = samples(7)
 LONELY = samples(1)  # the other rank has a filler
 HALF_REJECTED = samples(2, is_rejected=lambda index: index == 0)  # one sample for each rank, one of them rejected
 WIDE = [dataclasses.replace(s, segment_starts=starts_of(s)) for s in samples(5)]  # rows of one sequence on both ranks
+VALUED = [dataclasses.replace(s, values=s.advantages / 2, returns=s.advantages) for s in BATCH]
 POISONED = samples(7)
 POISONED[3] = dataclasses.replace(POISONED[3], advantages=POISONED[3].advantages * np.nan)  # on one rank only
 
@@ -105,6 +113,8 @@ def play(rank, world_size, ports, folder):
         learner = start(stack, algorithm=WHOLE)
         shard = learner.score(pack(WIDE, max_tokens=1000 if world_size == 1 else 8, world_size=world_size)[rank])
         facts["split"] = [learner.update(shard) for _ in range(2)]
+        critic = Critic(critic_spec(world_size), learner.place)
+        facts["critic"] = [critic.update(shard_of(VALUED)) for _ in range(NUM_UPDATES)]
         facts["num_elsewhere"] = sum(len(scored.correction.elsewhere.sequence_ids) for scored in shard)
     with ExitStack() as stack:
         learner = start(stack, dump_folder=str(folder / "bad"))
@@ -197,6 +207,13 @@ def facts_of(folder):
 
 
 # ------------------------------------------------------------------------------------------------------------ tests
+
+
+def test_two_ranks_of_a_critic_learn_as_one(one_rank, two_ranks):
+    one, two = facts_of(one_rank)["critic"], facts_of(two_ranks)["critic"]
+    assert two[0]["critic/grad_norm"] > 0
+    for step, other in zip(one, two, strict=True):
+        assert other == pytest.approx(step, rel=1e-9, abs=1e-11)
 
 
 def test_two_ranks_learn_as_one(one_rank, two_ranks):
