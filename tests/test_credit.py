@@ -11,7 +11,15 @@ from pydantic import ValidationError
 
 from agentrl.algorithms.advantages import ESTIMATORS, estimate
 from agentrl.config.schema import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, AlgorithmConfig, Config
-from agentrl.controller.credit import Assessment, action_batch, advantage_options, credit, group_trajectories, lay_on_tokens
+from agentrl.controller.credit import (
+    Assessment,
+    action_batch,
+    advantage_options,
+    credit,
+    group_trajectories,
+    lay_on_tokens,
+    split_minibatches,
+)
 from agentrl.data.trajectories import decode, encode
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample
@@ -263,3 +271,23 @@ def test_pass_at_k_needs_groups_of_k():
     with pytest.raises(ValidationError, match=r"algorithm.passk_k=9 exceeds rollout.group_size=8"):
         Config(algorithm={"advantage": "pass_at_k", "passk_k": 9})
     assert Config(algorithm={"advantage": "grpo", "passk_k": 9}).algorithm.passk_k == 9
+
+
+# ------------------------------------------------------------------------------------------------------ minibatches
+
+
+@given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=12), num_minibatches=st.integers(1, 12), seed=seeds)
+def test_minibatches_hold_each_group_once_and_whole_and_as_many_as_the_others(sizes, num_minibatches, seed):
+    """A group may have no sample left, and stays one of the groups that are dealt."""
+    per_group = [[(group, member) for member in range(size)] for group, size in enumerate(sizes)]
+
+    def split():
+        return split_minibatches(per_group, num_minibatches=min(num_minibatches, len(sizes)), rng=np.random.default_rng(seed))
+
+    parts = split()
+    assert sorted(sample for part in parts for sample in part) == [sample for group in per_group for sample in group]
+    groups_in = [{group for group, _ in part} for part in parts]
+    assert sum(map(len, groups_in)) == sum(size > 0 for size in sizes), "no group is in two minibatches"
+    if all(sizes):
+        assert max(map(len, groups_in)) - min(map(len, groups_in)) <= 1
+    assert split() == parts

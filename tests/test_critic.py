@@ -12,14 +12,16 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
 
 from agentrl.algorithms.aggregation import Aggregation
-from agentrl.config.schema import Config, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.config.schema import AlgorithmConfig, Config, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
 from agentrl.controller.assess import assess
 from agentrl.controller.credit import Assessment, action_batch, assessed, credit
 from agentrl.controller.roles import Roles
 from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
+from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
+from agentrl.learner.score_head import ScoreHead
 from agentrl.types import Group, Outcome, RewardEvent, Trajectory
 from agentrl.workers.workers import LocalWorker
 
@@ -116,6 +118,26 @@ def test_values_are_read_where_the_action_is_predicted_whatever_the_packing(tmp_
     with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one:
         for found, s in zip(values_of(one, samples, max_tokens), samples, strict=True):
             np.testing.assert_allclose(found, plain_values(model, s), atol=1e-9)
+
+
+def test_the_folder_of_a_trained_reward_model_begins_a_critic(tmp_path):
+    """What `agentrl rm` exports: the first value before an action is the score of all that precedes it."""
+    one = spec()
+    judge = LearnerSpec(
+        *(one.model, one.learner, AlgorithmConfig(), "on_policy", one.seed, 1.0, one.total_updates),
+        from_scratch=one.from_scratch,
+        score_head=ScoreHead(pad_token_id=VOCABULARY - 1),
+    )
+    with closing(Learner(judge, rank=0, address="127.0.0.1", port=free_port())) as learner:
+        learner.export(str(tmp_path / "judge"))
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "judge", dtype=torch.float64).eval()
+    samples = [replace(s, token_ids=np.minimum(s.token_ids, VOCABULARY - 2)) for s in batch(2)]  # padding is no part of a conversation
+    with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one, torch.no_grad():
+        for found, s in zip(values_of(one, samples), samples, strict=True):
+            prefixes = (torch.tensor(s.token_ids[None, :place]).long() for place in np.flatnonzero(s.action_mask))
+            scores = [model(prefix).logits.item() for prefix in prefixes]
+            assert min(map(abs, scores)) > 1e-4
+            np.testing.assert_allclose(found, scores, atol=1e-6)  # exported in float32
 
 
 def test_a_causal_model_begins_with_a_value_of_0_everywhere(tmp_path):

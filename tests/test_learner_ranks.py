@@ -32,6 +32,7 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
+from agentrl.learner.sharding import shard as shard_model
 from agentrl.sglang.process_group import broadcast, join_weights_group, leave_weights_group, tensor_checksum, unflatten
 
 VOCABULARY = 61
@@ -111,6 +112,7 @@ def play(rank, world_size, ports, folder):
     facts = {}
     with ExitStack() as stack:
         learner = start(stack, algorithm=WHOLE)
+        facts["reduced"] = reduced(learner.place.mesh, rank)
         shard = learner.score(pack(WIDE, max_tokens=1000 if world_size == 1 else 8, world_size=world_size)[rank])
         facts["split"] = [learner.update(shard) for _ in range(2)]
         critic = Critic(critic_spec(world_size), learner.place)
@@ -133,6 +135,16 @@ def play(rank, world_size, ports, folder):
         save_file(weights, str(folder / "weights.safetensors"))
         (folder / "facts.json").write_text(json.dumps(facts))
     return facts
+
+
+def reduced(mesh, rank):
+    """Return dtype and value of a gradient that was computed in bfloat16, 256 on rank 0 and 1 on the other, after FSDP averaged it."""
+    module = torch.nn.Linear(1, 1, bias=False)
+    shard_model(module, mesh, LearnerConfig(), compute_dtype=torch.bfloat16, has_backward=True)
+    product = module(torch.tensor([[256.0 if rank == 0 else 1.0]]))
+    product.sum().backward()
+    gradient = module.weight.grad.full_tensor()
+    return [str(product.dtype), str(module.weight.dtype), str(gradient.dtype), gradient.item()]
 
 
 def send(learner, port):
@@ -242,6 +254,11 @@ def test_ranks_skip_together_when_one_of_them_is_not_finite(two_ranks):
     assert facts["is_unchanged_by_poison"]
     dumps = [load_file(two_ranks / "bad" / f"update{NUM_UPDATES + 2:06d}_rank{rank}.safetensors") for rank in range(2)]
     assert sorted(i for dump in dumps for name in dump if name.endswith("sample_indices") for i in dump[name]) == list(range(7))
+
+
+def test_bfloat16_gradients_are_reduced_in_float32(two_ranks):
+    """256 and 1 are 257, which bfloat16 rounds to 256."""
+    assert facts_of(two_ranks)["reduced"] == ["torch.bfloat16", "torch.float32", "torch.float32", 257 / 2]
 
 
 def test_buckets_reach_a_peer_as_they_are(two_ranks):
