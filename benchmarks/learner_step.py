@@ -8,7 +8,7 @@ do: rows of the longest length with an attention mask, one forward and backward 
 
 The ways take turns, one update each, so that whatever else the machine does slows all of them alike. One thread computes; its CPU time
 counts, and wall-clock stands beside it. TRL's step is measured on its own batch (`trl_grpo.py`: 16 prompts in groups of 8, at most 64
-tokens each, 4 layers of 128, a vocabulary of 400) and ours on one of the same shape.
+tokens each, 4 layers of 128, a vocabulary of 400) and ours, of the same model, on one of the same shape.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def compare_trl(script: Path, repeats: int) -> dict[str, Any] | None:
     """Measure our update on a batch of the shape of TRL's, and TRL's step where it is installed."""
     rng = np.random.default_rng(0)
     batch = [_sample(index, TRL_PROMPT + TRL_RESPONSE, TRL_VOCABULARY, rng, prompt=TRL_PROMPT) for index in range(TRL_ATTEMPTS)]
-    learner = open_learner(model_sizes(128, 4, TRL_VOCABULARY))
+    learner = open_learner(model_sizes(128, 4, TRL_VOCABULARY) | {"intermediate_size": 256, "tie_word_embeddings": True})
     own = take_turns({"packed": packed_update(learner, batch, 8192)}, repeats)["packed"]
     learner.close()
     tokens_per_s = sum(sample.num_tokens for sample in batch) / own["cpu_s"]
