@@ -240,6 +240,22 @@ def test_on_policy_the_ratio_is_1_and_ppo_kl_exactly_0(name):
     assert (sums["clip_low"], sums["clip_high"], sums["clip_dual"]) == (0.0, 0.0, 0.0)
 
 
+def test_what_is_told_of_the_policies_equals_numpy():
+    """Sums over loss tokens: of |policy - behavior|, proximal - policy, the ratio and the entropy; rejected attempts count nowhere."""
+    attempts = make_attempts(12)
+    kept = [attempt for attempt in attempts if not attempt.is_rejected]
+    assert 0 < len(kept) < len(attempts)
+    tokens, behavior = (np.concatenate([getattr(attempt, name) for attempt in kept]) for name in ("tokens", "behavior"))
+    whole = logprobs(Table(1), np.arange(VOCABULARY))
+    policy, proximal = whole[tokens], logprobs(PROXIMAL, tokens)
+    samples = [compact(index, attempt) for index, attempt in enumerate(attempts)]
+    _, sums = update(algorithm("ppo_clip"), samples, max_tokens=12)
+    assert sums["mismatch_mean"] == pytest.approx(np.abs(policy - behavior).sum(), rel=1e-9)
+    assert sums["ppo_kl"] == pytest.approx((proximal - policy).sum(), rel=1e-9)
+    assert sums["ratio_mean"] == pytest.approx(np.exp(policy - proximal).sum(), rel=1e-9)
+    assert sums["entropy"] == pytest.approx(-len(tokens) * (np.exp(whole) * whole).sum(), rel=1e-9)
+
+
 def test_the_documented_laws_name_tests_that_exist():
     text = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()
     named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", text)
