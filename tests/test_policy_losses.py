@@ -130,6 +130,35 @@ def test_losses_equal_a_loop(name, seed):
     np.testing.assert_allclose(loss_of(name, policy, *rest).losses_A, loop(name, policy, policy, *rest), rtol=1e-11, atol=1e-13)
 
 
+def bounds_that_decide(name, t, pi, prox, a, own, chosen):
+    """Return which of (low, high, dual) decided the loss of a token, from the formulas."""
+    is_up, ratio = a[t] > 0, rho(pi[t], prox[t])
+    if name == "gspo":
+        ratio = math.exp(sum(pi[u] - prox[u] for u in own) / len(own))
+    moved = math.exp(pi[t]) - math.exp(prox[t])
+    found = {
+        "ppo_clip": (not is_up and ratio < 0.8, is_up and ratio > 1.28, not is_up and ratio > 3),
+        "gspo": (not is_up and ratio < 0.9, is_up and ratio > 1.15, False),
+        "gmpo": (not is_up and math.log(ratio) < -0.4, is_up and math.log(ratio) > 0.5, False),
+        "cispo": (ratio < 0.8, ratio > 1.28, False),
+        "dppo_tv": (not is_up and moved < -0.05, is_up and moved > 0.1, False),
+    }
+    if name == "clip_cov":
+        return (False,) * 3 if chosen[t] else found["ppo_clip"]
+    return found.get(name, (False,) * 3)
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_the_tokens_on_which_a_bound_decides_are_those_of_the_formula(name):
+    policy, *rest = case(11, num_tokens=200, spread=1.0)
+    proximal, advantages, ids, chosen = rest
+    loss = loss_of(name, policy, *rest)
+    found = torch.stack([loss.is_clipped_low_A, loss.is_clipped_high_A, loss.is_clipped_dual_A], 1)
+    owns = [np.flatnonzero(ids == own) for own in ids]
+    expected = [bounds_that_decide(name, t, policy, proximal, advantages, owns[t], chosen) for t in range(len(ids))]
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_gradients_equal_finite_differences_of_the_loop(name):
     policy, *rest = case(3)
