@@ -15,7 +15,8 @@ from agentrl.algorithms.aggregation import Aggregation
 from agentrl.config.schema import AlgorithmConfig, Config, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
 from agentrl.controller.assess import assess
 from agentrl.controller.credit import Assessment, action_batch, assessed, credit
-from agentrl.controller.roles import Roles
+from agentrl.controller.roles import Roles, check_critic
+from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.learner import Learner, LearnerSpec
@@ -302,6 +303,10 @@ def test_kl_in_the_reward_is_paid_by_every_action_token():
     [
         ({"algorithm": {"advantage": "gae"}, "critic": {"enabled": False}}, "algorithm.advantage=gae stands on a critic"),
         ({"critic": {"enabled": True}}, "algorithm.advantage=grpo gives a critic nothing to learn"),
+        (
+            {"algorithm": {"advantage": "gae"}, "critic": {"warmup_steps": 3}, "trainer": {"steps": 3}},
+            "critic.warmup_steps=3 leaves the policy none of trainer.steps=3",
+        ),
         ({"algorithm": {"kl": {"estimator": "k1"}}}, "estimator=k1 in the loss has an expected gradient of zero"),
         ({"algorithm": {"kl": {"coefficient": 0.1, "target": 0.1}}}, "use place=reward"),
         ({"algorithm": {"kl": {"place": "reward", "target": 0.1}}}, "begin with a coefficient above 0"),
@@ -310,3 +315,26 @@ def test_kl_in_the_reward_is_paid_by_every_action_token():
 def test_what_does_not_go_together_is_refused(options, message):
     with pytest.raises(ValidationError, match=message):
         Config(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"critic": {"model": {"path": "nowhere/at/all/here"}}}, r"critic: model.path='nowhere/at/all/here'"),
+        ({"critic": {"model": {"path": "two"}}}, r"critic: model.path='.*two' has 2 labels; a critic has one, the value"),
+        ({"learner": {"world_size": 3, "sequence_parallel": 3}}, r"critic: learner.sequence_parallel=3 does not divide"),
+        (
+            {"critic": {"model": {"lora": {"rank": 2}}}, "learner": {"world_size": 2, "tensor_parallel": 2}},
+            r"critic: learner.tensor_parallel=2 cuts whole matrices",
+        ),
+    ],
+)
+def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    save_classifier(tmp_path / "judge")
+    AutoModelForSequenceClassification.from_config(Qwen2Config(**SIZES, num_labels=2)).save_pretrained(tmp_path / "two")
+    config = {"model": {"path": "judge"}, "algorithm": {"advantage": "gae"}}
+    check_critic(Config.model_validate(config))
+    with pytest.raises(ConfigError, match=message):
+        check_critic(Config.model_validate(config | options))
+    check_critic(Config.model_validate(options))  # without one, nothing is asked

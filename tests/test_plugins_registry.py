@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.schema import AgentConfig, Config, DataConfig, RewardConfig
+from agentrl.config.schema import AgentConfig, AlgorithmConfig, Config, DataConfig, RewardConfig
 from agentrl.controller.shipping import shipped, user_files
 from agentrl.data.build import OfferedTools
 from agentrl.errors import PluginError
@@ -146,8 +146,9 @@ def test_all_files_that_a_config_names_are_shipped() -> None:
             plugins=("a.py", "package.module"), tools=("b.py:Tool", "calculator", "package.module:Tool"), default="c.py:Agent"
         ),
         reward=RewardConfig(sources={"x": "d.py:Score", "y": "gsm8k"}, custom_function={"path": "a.py"}, terms={"t": {"reward": "e.py:T"}}),
+        algorithm=AlgorithmConfig(policy_loss="f.py:loss"),
     )
-    assert user_files(config) == ["a.py", "b.py", "c.py", "readers/mine.py", "d.py", "e.py"]
+    assert user_files(config) == ["a.py", "b.py", "c.py", "readers/mine.py", "d.py", "e.py", "f.py"]
 
 
 def test_no_files_no_runtime_environment() -> None:

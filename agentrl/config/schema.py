@@ -378,12 +378,16 @@ class LearnerConfig(Section):
 
     @model_validator(mode="after")
     def _copies_are_even(self) -> LearnerConfig:
-        if self.fsdp.shard_size is not None and self.world_size % self.fsdp.shard_size:
-            raise ValueError(
-                f"fsdp.shard_size={self.fsdp.shard_size} does not divide world_size={self.world_size}; "
-                "every copy of the weights needs as many ranks as the others"
-            )
+        _refuse_uneven_copies(self.fsdp, self.world_size)
         return self
+
+
+def _refuse_uneven_copies(fsdp: FSDPConfig, world_size: int) -> None:
+    if fsdp.shard_size is not None and world_size % fsdp.shard_size:
+        raise ValueError(
+            f"fsdp.shard_size={fsdp.shard_size} does not divide world_size={world_size}; "
+            "every copy of the weights needs as many ranks as the others"
+        )
 
 
 class CriticOptimizerConfig(OptimizerConfig):
@@ -541,6 +545,11 @@ class RewardModelConfig(Section):
     def _is_frozen(self) -> RewardModelConfig:
         if self.model.lora.rank > 0:
             raise ValueError(f"reward_model.model.lora.rank={self.model.lora.rank}: the reward model is not trained here; leave it 0")
+        return self
+
+    @model_validator(mode="after")
+    def _copies_are_even(self) -> RewardModelConfig:
+        _refuse_uneven_copies(self.fsdp, self.world_size)
         return self
 
 
@@ -944,6 +953,11 @@ class Config(Section):
             raise ValueError(f"algorithm.advantage={name} stands on a critic; leave critic.enabled=false out")
         if self.critic.enabled and name in ADVANTAGES and name not in CRITIC_ADVANTAGES:
             raise ValueError(f"critic.enabled=true, but algorithm.advantage={name} gives a critic nothing to learn; use gae or gae_turn")
+        if self.has_critic and self.trainer.steps is not None and self.critic.warmup_steps >= self.trainer.steps:
+            raise ValueError(
+                f"critic.warmup_steps={self.critic.warmup_steps} leaves the policy none of trainer.steps={self.trainer.steps} to learn in; "
+                "use fewer"
+            )
         return self
 
     @model_validator(mode="after")

@@ -28,7 +28,7 @@ from agentrl.controller.conversations import Conversations
 from agentrl.controller.nsight import check_nsight, recorded
 from agentrl.controller.observe import Observer
 from agentrl.controller.reward_role import resolve_reward_model, start_reward_role
-from agentrl.controller.roles import start_roles
+from agentrl.controller.roles import check_critic, start_roles
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run import Run
 from agentrl.controller.run_dir import RunDir
@@ -63,6 +63,7 @@ def open_run(config: Config) -> Iterator[Run]:
     find_estimator(config.algorithm.advantage)
     bind_policy_loss(config.algorithm)
     check_folder(config.model, config.learner)
+    check_critic(config)
     plugins = open_plugins(config.agent)
     chat = Chat.of(config.model)
     with ExitStack() as stack:

@@ -20,9 +20,10 @@ from agentrl.config.schema import Config
 from agentrl.controller.learner import learner_spec, open_local_learner, start_learner
 from agentrl.controller.reward_kl import RewardKL
 from agentrl.data.model_source import resolve_model
-from agentrl.errors import AgentRLError
-from agentrl.learner.critic import Critic, CriticSpec
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.learner.critic import Critic, CriticSpec, check_head
 from agentrl.learner.critic_worker import CriticWorker
+from agentrl.learner.layout import check_folder
 from agentrl.learner.learner import Learner
 from agentrl.workers.group import Patience, WorkerGroup
 from agentrl.workers.pools import Seat
@@ -116,6 +117,22 @@ def open_local_roles(config: Config, *, num_steps: int, dump_folder: str) -> Rol
         return Roles(learner, None, _reward_kl(config))
     spec = critic_spec(config, num_steps=num_steps, dump_folder=dump_folder)
     return Roles(learner, LocalWorker(Critic(spec, learner.worker.place)), _reward_kl(config))
+
+
+def check_critic(config: Config) -> None:
+    """Refuse a critic that could not be built, before any rank is started; nothing where there is none.
+
+    Raises:
+        ConfigError: there is no such model, its head has several labels, or ranks cannot share it.
+    """
+    if not config.has_critic:
+        return
+    try:
+        model = resolve_model(config.critic_model)
+        check_head(model)
+        check_folder(model, config.learner)
+    except ConfigError as error:
+        raise ConfigError(f"critic: {error}") from error
 
 
 def critic_spec(config: Config, *, num_steps: int, dump_folder: str | None = None) -> CriticSpec:

@@ -20,7 +20,7 @@ def user_files(config: Config) -> list[str]:
     """
     rewards = [*config.reward.sources.values(), *(term.reward for term in config.reward.terms.values() if term.reward)]
     targets = [str(settings.get("target", "")) for settings in config.agent.agent_config.values()]
-    named = [*config.agent.tools, config.agent.default, *targets, config.data.reader or "", *rewards]
+    named = [*config.agent.tools, config.agent.default, *targets, config.data.reader or "", *rewards, config.algorithm.policy_loss]
     references = [reference for text in named if (reference := Reference.parse(text)) is not None and reference.is_file]
     files = [source for source in config.agent.plugins if source.endswith(".py")]
     files += [reference.source for reference in references]

@@ -6,9 +6,10 @@ token itself has not. All ranks call the same methods in the same order, each wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scal
 from agentrl.algorithms.values import explained_variance, value_loss, value_moments
 from agentrl.chat.template import read_json
 from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.errors import ConfigError
 from agentrl.learner import checkpoint, weights
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch
@@ -30,6 +32,8 @@ from agentrl.workers.dispatch import dispatch
 
 PREFIX = "critic/"
 """Of the critic's metrics, which stand beside the policy's."""
+_UNNAMED_LABELS = (0, 1)
+"""What transformers takes a classifier to tell apart whose config names no labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +183,22 @@ def _build(spec: CriticSpec, place: Place) -> Policy:
 
 def has_own_head(model: ModelConfig) -> bool:
     """Return whether the folder holds a classifier, whose head is trained, rather than a causal model."""
-    architectures: Sequence[str] = read_json(Path(model.path) / "config.json").get("architectures") or [] if model.path else []
-    return any(name.endswith("Classification") for name in architectures)
+    return any(name.endswith("Classification") for name in _description(model).get("architectures") or [])
+
+
+def check_head(model: ModelConfig) -> None:
+    """Refuse a classifier whose head gives more than a value.
+
+    Raises:
+        ConfigError: it has several labels.
+    """
+    num_labels = len(_description(model).get("id2label") or _UNNAMED_LABELS)
+    if has_own_head(model) and num_labels > 1:
+        raise ConfigError(f"model.path={model.path!r} has {num_labels} labels; a critic has one, the value")
+
+
+def _description(model: ModelConfig) -> Mapping[str, Any]:
+    return read_json(Path(model.path) / "config.json") if model.path else {}
 
 
 def _with_explained_variance(metrics: dict[str, float]) -> dict[str, float]:
