@@ -26,10 +26,10 @@ from agentrl.config.schema import AgentConfig, Config, RewardModelConfig
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.conversations import Conversations
 from agentrl.controller.reward_role import RewardRole, resolve_reward_model
-from agentrl.errors import ConfigError, RewardError
+from agentrl.errors import ConfigError, LearnerError, RewardError
 from agentrl.learner.reward_model import RewardModel, load_classifier
 from agentrl.plugins import Attempted, load_plugins
-from agentrl.types import Message, Outcome, Task, ToolCall
+from agentrl.types import NO_VERSION, Message, Outcome, Task, ToolCall, Trajectory
 from agentrl.workers.workers import LocalWorker
 
 SIZES = {
@@ -246,6 +246,40 @@ def test_a_term_asks_the_model_that_the_run_connects(folders):
     assert {term.timeout_s for term in rewards._table._terms} == {float("inf")}
 
 
+def test_a_lost_rank_ends_the_run_and_is_no_verdict_on_a_batch(folders):
+    """The ranks are of no use after that: neither another batch nor a validation of zeros would say so."""
+    config = {"reward": {"sources": {"s": "reward_model"}}, "reward_model": {"model": {"path": str(folders["qwen2"])}}}
+    rewards = BatchRewards(Config.model_validate(config), load_plugins())
+
+    def ask(attempts):
+        raise LearnerError("reward model rank 0 was lost in 'score'")
+
+    rewards.connect(ask)
+    task, trajectory = SOME[0].task, finished()
+    for score in (rewards.score, rewards.score_validation):
+        with pytest.raises(LearnerError, match=r"^reward model rank 0 was lost"):
+            score([task], [trajectory])
+
+
+def finished():
+    mask = np.array([False, True])
+    return Trajectory(
+        group_id=0,
+        member=0,
+        task_id="t:0",
+        data_source="s",
+        agent_name="single_turn_agent",
+        token_ids=np.zeros(2, np.int32),
+        action_mask=mask,
+        behavior_logprobs=np.zeros(2, np.float32),
+        versions=np.where(mask, 0, NO_VERSION).astype(np.int32),
+        turn_ids=np.where(mask, 0, -1).astype(np.int16),
+        messages=SOME[0].messages,
+        rewards=(),
+        outcome=Outcome.COMPLETED,
+    )
+
+
 # ----------------------------------------------------------------------------------------------------------- refused
 
 
@@ -265,6 +299,8 @@ def test_keys_that_belong_together(folders):
     refused(r"'somewhere' is asked by nothing; add a term", **model)
     late = {"reward": {"terms": {"helpful": {"reward": "reward_model", "timeout_s": 3}}}}
     refused(r"reward.terms.helpful.timeout_s: the reward model has deadlines of its own", **late, **model)
+    uneven = {"reward_model": {"model": {"path": "x"}, "world_size": 2, "fsdp": {"shard_size": 3}}}
+    refused(r"fsdp.shard_size=3 does not divide world_size=2", **term, **uneven)
     refused(r"lora.rank=4: the reward model is not trained here", **term, reward_model={"model": {"path": "x", "lora": {"rank": 4}}})
     with pytest.raises(ConfigError, match=r"reward 'reward_model': scale: "):
         rewards_of("x", helpful={"reward": "reward_model", "config": {"scale": 2}})

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from agentrl.config.schema import Config
 from agentrl.controller.calls import in_trio
+from agentrl.errors import LearnerError
 from agentrl.plugins import Plugins
 from agentrl.rewards.reward_model import Ask, RewardModel
 from agentrl.rewards.select import RewardTable
@@ -41,17 +42,24 @@ class BatchRewards:
 
         Raises:
             RewardError: a reward raised, took too long or returned no finite number; then nothing is scored.
+            LearnerError: a rank of the reward model was lost.
         """
         return in_trio(self._score, tasks, trajectories)
 
     def score_validation(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return all attempts of a validation; those that could be scored so far are scored together, or failed together."""
+        """Return all attempts of a validation; those that could be scored so far are scored together, or failed together.
+
+        Raises:
+            LearnerError: a rank of the reward model was lost.
+        """
         rows = [row for row, trajectory in enumerate(trajectories) if trajectory.outcome in SCORED_OUTCOMES]
         result = list(trajectories)
         if not rows:
             return result
         try:
             scored = self.score([tasks[row] for row in rows], [trajectories[row] for row in rows])
+        except LearnerError:
+            raise
         except Exception as error:  # noqa: BLE001 - boundary of one batch
             failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
             scored = [trajectories[row].replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for row in rows]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import trio
 
-from agentrl.errors import RewardError
+from agentrl.errors import LearnerError, RewardError
 from agentrl.plugins import AnyReward, Attempted, RewardResult
 from agentrl.plugins.rewards import Scope
 from agentrl.rewards.custom import is_finite_number
@@ -61,17 +61,17 @@ class RewardCalls:
         """Make all calls side by side, and return their results in order; the first that fails ends the others.
 
         Raises:
-            RewardError: see `call`.
+            RewardError, LearnerError: see `call`.
         """
         if all(term.reward.runs_in == "inline" for term, _ in calls):
             return [await self.call(*one) for one in calls]
         results: list[Result] = [None] * len(calls)
-        failed: list[RewardError] = []
+        failed: list[RewardError | LearnerError] = []
 
         async def call(index: int) -> None:
             try:
                 results[index] = await self.call(*calls[index])
-            except RewardError as error:
+            except (RewardError, LearnerError) as error:
                 failed.append(error)
                 nursery.cancel_scope.cancel()
 
@@ -87,11 +87,14 @@ class RewardCalls:
 
         Raises:
             RewardError: it raised, returned what is no result of its scope, took longer than its deadline, or its process died.
+            LearnerError: a rank of the reward model was lost; no batch could be scored from there on.
         """
         try:
             result = await self._timed(term, subject)
         except RewardError as error:
             raise RewardError(f"reward {term.name!r}: {error}") from error
+        except LearnerError:
+            raise
         except Exception as error:  # boundary of one score: a reward raised
             raise RewardError(f"reward {term.name!r} raised {type(error).__name__}: {error}") from error
         _check_result(term, subject, result)
