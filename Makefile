@@ -5,6 +5,7 @@ STAMP := $(VENV)/.installed
 QUICKSTART := runs/quickstart
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
+TEST_PROCESSES ?= 2
 BENCH ?= sync_vs_async rollout_overhead advantages learner_step logprob_memory learner_memory
 
 .DEFAULT_GOAL := help
@@ -46,8 +47,10 @@ $(QUICKSTART)/data/.done: | setup
 	@$(BIN)/agentrl data arithmetic $(@D)
 	@touch $@
 
-test: setup ## run the tests that need no GPU, no network and no patience
-	$(PYTEST) -m "not slow and not sglang" $(ARGS)
+# Much of the time goes into waiting for servers and for Ray to start: two processes do with half of it. A file's tests stay together,
+# for they share what it started; the files keep their order, in which the long ones are not the last.
+test: setup ## run the tests that need no GPU, no network and no patience (TEST_PROCESSES=0: in one process, as --pdb needs)
+	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not sglang" $(ARGS)
 
 test-slow: setup ## run the tests that take minutes
 	$(PYTEST) -m slow $(ARGS)

@@ -1,8 +1,7 @@
 """`agentrl export`: what transformers loads from the folder computes what the learner computed when it saved."""
 
 import json
-import socket
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -21,14 +20,13 @@ from agentrl.controller.saving import CheckpointWriter
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
 from agentrl.learner import weights
 from agentrl.learner.batch import Sample
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
-from agentrl.learner.ranks import leave_ranks
 from agentrl.types import TensorSpec
+from learner_parts import lone_learner, tiny_sizes
 
 VOCABULARY = build_tiny_tokenizer().get_vocab_size(with_added_tokens=True)
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-SIZES |= {"intermediate_size": 47, "initializer_range": 0.2}
+SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,7 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     write_tiny_tokenizer(folder)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES, tie_word_embeddings=True))
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES))
     model.generation_config.eos_token_id = [3, 5]
     model.save_pretrained(folder)
     return folder
@@ -45,14 +43,9 @@ def base(tmp_path_factory):
 
 @contextmanager
 def learner(model):
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2))
-    try:
-        yield Learner(LearnerSpec(model, config, AlgorithmConfig(), "decoupled", 3, 1.0, 10), rank=0, address="127.0.0.1", port=port)
-    finally:
-        leave_ranks()
+    with lone_learner(LearnerSpec(model, config, AlgorithmConfig(), "decoupled", 3, 1.0, 10)) as one:
+        yield one
 
 
 def microbatches():

@@ -3,8 +3,7 @@
 import dataclasses
 import itertools
 import math
-import socket
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -28,22 +27,14 @@ from agentrl.config.schema import (
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
 from agentrl.learner.attention import choose_attention, segment_sdpa
 from agentrl.learner.batch import Sample
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.optimizer import learning_rate
 from agentrl.learner.packing import pack
 from agentrl.sglang.process_group import tensor_checksum
+from learner_parts import lone_learner, tiny_sizes
 
 VOCABULARY = 61
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.2,  # large, so that the policy is far from uniform
-}
+SIZES = tiny_sizes(VOCABULARY)
 TEMPERATURE = 0.8
 CHAIN = CorrectionConfig(
     weight="sequence",
@@ -64,19 +55,10 @@ def spec(**changes):
     return LearnerSpec(model, learner, algorithm, **(defaults | {"from_scratch": from_scratch} | changes))
 
 
-def free_port():
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @contextmanager
 def learner(**changes):
-    one = Learner(spec(**changes), rank=0, address="127.0.0.1", port=free_port())
-    try:
+    with lone_learner(spec(**changes)) as one:
         yield one
-    finally:
-        one.close()
 
 
 def batch(num_samples=6, seed=0):
@@ -693,12 +675,8 @@ def test_a_missing_checkpoint_is_named(tmp_path):
 )
 def test_what_cannot_be_built_is_a_config_error(options, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    try:
-        with pytest.raises(ConfigError, match=message):
-            Learner(spec(**options), rank=0, address="127.0.0.1", port=free_port())
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+    with pytest.raises(ConfigError, match=message), lone_learner(spec(**options)):
+        pass
 
 
 def test_schedules():

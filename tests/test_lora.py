@@ -1,10 +1,9 @@
 """LoRA: adapters alone are trained, servers see merged weights, the reference is the base; and by any number of ranks."""
 
 import json
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +16,15 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.schema import AlgorithmConfig, KLConfig, LearnerConfig, LoRAConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
 from agentrl.errors import CheckpointError, ConfigError
-from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.loss import SupervisedObjective
 from agentrl.learner.packing import pack
-from agentrl.learner.ranks import leave_ranks
 from agentrl.learner.step import count_update
 from agentrl.sglang.process_group import tensor_checksum
+from learner_parts import free_port, lone_learner, random_samples, tiny_sizes
 
 VOCABULARY = 61
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-SIZES |= {"intermediate_size": 47, "tie_word_embeddings": True, "initializer_range": 0.2}
+SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
 LORA = LoRAConfig(rank=3, alpha=6.0)
 NUM_UPDATES = 3
 TIMEOUT_S = 120.0
@@ -43,34 +40,14 @@ def spec(world_size=1, *, lora=LORA, dtype="float32", master_dtype=torch.float64
     return LearnerSpec(model, learner, algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, master_dtype)
 
 
-def free_port():
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @contextmanager
 def learner(**options):
-    try:
-        yield Learner(spec(**options), rank=0, address="127.0.0.1", port=free_port())
-    finally:
-        leave_ranks()
-
-
-def samples(count=7):
-    rng = np.random.default_rng(5)
-    found = []
-    for index in range(count):
-        length = int(rng.integers(6, 18))
-        mask = rng.random(length) < 0.6
-        mask[0], mask[-1] = False, True
-        tokens, behavior, advantages = rng.integers(0, VOCABULARY, length), rng.normal(-3, 1, length), rng.normal(size=length)
-        found.append(Sample(index, tokens.astype(np.int32), mask, mask, behavior.astype(np.float32), advantages.astype(np.float32)))
-    return found
+    with lone_learner(spec(**options)) as one:
+        yield one
 
 
 def shard_of(rank, world_size, max_tokens=30):
-    return pack(samples(), max_tokens=max_tokens, world_size=world_size)[rank]
+    return pack(random_samples(7, VOCABULARY), max_tokens=max_tokens, world_size=world_size)[rank]
 
 
 def train(one, rank=0, world_size=1, updates=NUM_UPDATES):
@@ -157,7 +134,7 @@ def test_gradients_are_those_of_a_plain_model_whose_weights_are_sums(checkpointi
         train(one)
         policy = one._policy
         policy.module.train()
-        [microbatch] = pack(samples(1), max_tokens=1000, world_size=1)[0]
+        [microbatch] = pack(random_samples(1, VOCABULARY), max_tokens=1000, world_size=1)[0]
         SupervisedObjective().part(policy, microbatch, count_update([microbatch])).loss.backward()
 
         plain = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES), dtype=torch.float64, attn_implementation="eager")

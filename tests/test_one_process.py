@@ -18,20 +18,12 @@ from agentrl.controller.roles import Roles
 from agentrl.controller.train import learn
 from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
 from agentrl.types import Outcome, RewardEvent, Trajectory
+from learner_parts import tiny_sizes
 
 ROOT = Path(__file__).parent.parent
 LR = 1e-3
 VOCABULARY = 18
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.2,
-}
+SIZES = tiny_sizes(VOCABULARY)
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +13,10 @@ from agentrl.config.explain import explain
 from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
 from agentrl.controller.credit import Assessment, credit, leave_out_old
 from agentrl.errors import ConfigError
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.types import NO_VERSION, Group, Outcome, RewardEvent, Trajectory
+from learner_parts import lone_learner
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(file.stem for file in (ROOT / "configs" / "algorithm").glob("*.yaml"))
@@ -69,9 +68,6 @@ def test_a_recipe_explains_itself_and_learns(recipe):
     values = [np.zeros(t.num_tokens, np.float32) for group in groups for t in group.trajectories] if config.has_critic else None
     credited = credit(groups, config.algorithm, group_size=GROUP_SIZE, assessment=Assessment(values=values))
     samples = [sample for group in credited for sample in group]
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     spec = LearnerSpec(
         ModelConfig(),
         LearnerConfig(optimizer=OptimizerConfig(lr=1e-2)),
@@ -82,7 +78,7 @@ def test_a_recipe_explains_itself_and_learns(recipe):
         total_updates=2,
         from_scratch=ModelFromScratchConfig(architecture="qwen2", sizes=SIZES),
     )
-    with closing(Learner(spec, rank=0, address="127.0.0.1", port=port)) as learner:
+    with lone_learner(spec) as learner:
         [microbatches] = pack(samples, max_tokens=64, world_size=1)
         scored = learner.score(microbatches)
         updates = [learner.update(scored) for _ in range(2)]

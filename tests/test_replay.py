@@ -21,19 +21,11 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.tracking.alarms import rules_from
 from agentrl.tracking.metrics import read_metrics
 from agentrl.types import Outcome, RewardEvent, Trajectory
+from learner_parts import tiny_sizes
 
 VOCABULARY = 23
 TEMPERATURE = 0.9
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.2,
-}
+SIZES = tiny_sizes(VOCABULARY)
 CONFIG = """
 model: {{path: {folder}/model}}
 rollout: {{group_size: 3, temperature: 0.9}}

@@ -1,8 +1,7 @@
 """A reward model on one rank: scores against plain transformers, the loss against its formula, and laws of how pairs are laid out."""
 
 import math
-import socket
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -14,23 +13,16 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from agentrl.config.schema import AlgorithmConfig, LearnerConfig, LoRAConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
 from agentrl.controller.supervised_data import pair_sample
 from agentrl.errors import ConfigError
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import filler, pack
 from agentrl.learner.preference import bradley_terry
 from agentrl.learner.reward_model import score_segments
 from agentrl.learner.score_head import ScoreHead, attach_score_head
+from learner_parts import lone_learner, tiny_sizes
 
 VOCABULARY = 61
 PADDING = 60
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "initializer_range": 0.2,
-}
+SIZES = tiny_sizes(VOCABULARY, tie_word_embeddings=False)
 
 
 def spec(**changes):
@@ -44,14 +36,8 @@ def spec(**changes):
 
 @contextmanager
 def learner(**changes):
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    one = Learner(spec(**changes), rank=0, address="127.0.0.1", port=port)
-    try:
+    with lone_learner(spec(**changes)) as one:
         yield one
-    finally:
-        one.close()
 
 
 def conversation(rng, low=0, high=PADDING):

@@ -5,10 +5,8 @@ The file is also the program of a rank of the world of four.
 
 import gzip
 import json
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +15,12 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from agentrl.config.schema import AlgorithmConfig, FSDPConfig, KLConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
-from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.offload import move_state, state_at_hand
 from agentrl.learner.packing import pack
+from learner_parts import free_port, free_ports, random_samples, tiny_sizes
 
-SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
-SIZES |= {"intermediate_size": 47, "tie_word_embeddings": True, "initializer_range": 0.2}
+SIZES = tiny_sizes(61, num_hidden_layers=3, intermediate_size=47)
 WORLD_SIZE = 4
 TIMEOUT_S = 200.0
 
@@ -35,35 +32,15 @@ def start(rank=0, port=None, *, world_size=1, **options):
     spec = LearnerSpec(
         ModelConfig(), LearnerConfig(**options), algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, master_dtype=torch.float64
     )
-    return Learner(spec, rank=rank, address="127.0.0.1", port=port or free_ports(1)[0])
-
-
-def batch():
-    rng = np.random.default_rng(5)
-    found = []
-    for index in range(9):
-        length = int(rng.integers(6, 18))
-        mask = rng.random(length) < 0.6
-        mask[0], mask[-1] = False, True
-        behavior, advantages = rng.normal(-3, 1, length).astype(np.float32), rng.normal(size=length).astype(np.float32)
-        found.append(Sample(index, rng.integers(0, 61, length).astype(np.int32), mask, mask, behavior, advantages))
-    return found
+    return Learner(spec, rank=rank, address="127.0.0.1", port=port or free_port())
 
 
 def learn(learner, rank=0, world_size=1):
     """Three updates, each scored anew: a weight that stays gathered from before an update would show in the next scores."""
-    shard = pack(batch(), max_tokens=30, world_size=world_size)[rank]
+    shard = pack(random_samples(9, 61), max_tokens=30, world_size=world_size)[rank]
     metrics = [learner.update(learner.score(shard)) for _ in range(3)]
     names = ("loss", "grad_norm", "entropy", "kl", "ratio_max")
     return [[update[name] for name in names] for update in metrics]
-
-
-def free_ports(count):
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 def run_alone(**options):
@@ -142,7 +119,7 @@ def test_state_is_moved_as_a_whole_and_back():
 def test_usage_tells_time_tokens_and_memory_of_each_phase_once(tmp_path):
     learner = start()
     try:
-        [shard] = pack(batch(), max_tokens=30, world_size=1)
+        [shard] = pack(random_samples(9, 61), max_tokens=30, world_size=1)
         num_tokens = sum(m.num_tokens for m in shard)
         learner.start_trace()
         learner.update(learner.score(shard))

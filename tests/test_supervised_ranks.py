@@ -5,11 +5,9 @@ The file is also a program: it imports torch once and forks every rank of every 
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import traceback
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +21,10 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
+from learner_parts import free_ports, tiny_sizes
 
 VOCABULARY = 61
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-SIZES |= {"intermediate_size": 47, "initializer_range": 0.2}  # 47: shards differ in size
+SIZES = tiny_sizes(VOCABULARY, intermediate_size=47, tie_word_embeddings=False)
 WORLDS = (1, 2, 4)
 KINDS = ("sft", "rm")
 TIMEOUT_S = 300.0
@@ -78,14 +76,6 @@ def play(kind, rank, world_size, port, folder):
     if rank == 0:
         save_file(weights, str(folder / f"{kind}{world_size}.safetensors"))
         (folder / f"{kind}{world_size}.json").write_text(json.dumps(facts))
-
-
-def free_ports(count):
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 def fork_ranks(folder):

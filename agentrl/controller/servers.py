@@ -81,10 +81,6 @@ class ServerFleet:
         """URL -> starting, ready, needs_weights or failed."""
         return {s.status.url or f"server {index}": s.status.state for index, s in enumerate(self._servers)}
 
-    @property
-    def num_restarts(self) -> int:
-        return sum(s.status.restarts for s in self._servers)
-
     def poll(self) -> None:
         """Ask every supervisor.
 

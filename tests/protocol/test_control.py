@@ -55,8 +55,9 @@ def test_abort_answers_with_the_partial_output(server, talk, logprobs_of):
 def test_abort_of_an_unknown_rid_is_no_error(talk):
     async def script(client):
         await client.abort("nobody")
+        return (await client.generate(PROMPT, SamplingParams(2, temperature=0.0), rid="somebody")).token_ids
 
-    talk(script)
+    assert len(talk(script)) == 2
 
 
 def test_abort_all_ends_every_request(server, talk):

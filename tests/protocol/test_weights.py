@@ -1,6 +1,5 @@
 """New weights: by disk and by process group, their versions on every token, and what an update refuses."""
 
-import socket
 import sys
 
 import numpy as np
@@ -12,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from agentrl.errors import RequestRefused
 from agentrl.sglang.process_group import tensor_checksum
 from agentrl.types import SamplingParams, TensorSpec
+from learner_parts import free_port
 
 PROMPT = [5, 17, 42]
 GREEDY = SamplingParams(10, temperature=0.0)
@@ -35,12 +35,6 @@ def specs_of(folder):
     return [
         TensorSpec(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.numel() * t.element_size()) for name, t in tensors.items()
     ]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 async def until_running(client):
