@@ -190,3 +190,20 @@ def test_a_run_says_the_alarm_and_keeps_the_groups(tmp_path, capsys):
     assert file.name == "step_000002_ess_low.parquet"
     assert {t.group_id for t in decode(read_parquet(file))} == {1}
     assert [line["rule"] for line in written(tmp_path / "run")] == ["ess_low"]
+
+
+def test_counts_of_a_step_are_sums_over_its_updates_the_critics_too(tmp_path):
+    config = Config.model_validate({"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}})
+    run_dir = RunDir.open(config)
+    observer = Observer(config, run_dir, resumed_at=None)
+    own = {"num_tokens": 3.0, "is_skipped": 1.0, "non_finite_updates": 2.0, "ratio_max": 1.5, "loss": 4.0}
+    for prefix in ("", "critic/"):
+        first, last = ({prefix + name: value * factor for name, value in own.items()} for factor in (1, 3))
+        facts = {"learned_by": 0, "version": 1, "groups": [group(0)], "rollout_stats": {}, "buffer_stats": {}}
+        observer.step(1, updates=[first, last], **facts)
+    observer.close()
+    run_dir.close()
+    expected = {"num_tokens": 12.0, "is_skipped": 4.0, "non_finite_updates": 6.0, "ratio_max": 4.5, "loss": 8.0}
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for prefix, record in zip(("", "critic/"), records, strict=True):
+        assert {name: record[f"learner/{prefix}{name}"] for name in own} == expected

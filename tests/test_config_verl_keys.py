@@ -93,7 +93,17 @@ def test_the_longest_beginning_says_why_there_is_none() -> None:
 
 def test_no_key_of_ours_is_hidden_by_an_answer() -> None:
     """A misspelt key of a section must reach the search for the nearest one."""
-    assert not [s for s in SECTIONS if s in MEANINGLESS and s != "critic"]
+    assert not [s for s in SECTIONS if s in MEANINGLESS]
+
+
+def test_a_misspelt_key_of_the_critic_is_no_key_of_verl(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("critic: {warmup_step: 3, forward_micro_batch_size: 1}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(path))
+    misspelt, of_verl = str(caught.value).splitlines()
+    assert misspelt.startswith("unknown key critic.warmup_step; did you mean critic.warmup_steps?")
+    assert of_verl.startswith("critic.forward_micro_batch_size is a key of verl; has no meaning here: the critic follows the learner's")
 
 
 def test_a_whole_file_of_verl_is_answered_key_by_key(tmp_path: Path) -> None:

@@ -159,8 +159,9 @@ def _combine(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _one(name: str, values: Sequence[float]) -> float:
-    if name.endswith("_max") or name == "non_finite_updates":  # the latter counts from the start of the process
+    _, _, own_name = name.rpartition("/")  # the critic's stand behind `critic/`
+    if name.endswith("_max") or own_name == "non_finite_updates":  # the latter counts from the start of the process
         return max(values)
-    if name.startswith("num_") or name == "is_skipped":
+    if own_name.startswith("num_") or own_name == "is_skipped":
         return sum(values)
     return sum(values) / len(values)
