@@ -129,7 +129,8 @@ def serve(
 ) -> None:
     """Serve a model by the embedded server, which speaks SGLang's native protocol (docs/sglang.md)."""
     _options(debug)
-    from agentrl.config.schema import EmbeddedServerConfig, ModelConfig
+    from agentrl.config.model import ModelConfig
+    from agentrl.config.rollout import EmbeddedServerConfig
     from agentrl.data.model_source import find_model
     from agentrl.serving.embedded.server import serve as run
     from agentrl.serving.embedded.server import set_up_logging

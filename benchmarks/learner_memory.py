@@ -24,7 +24,9 @@ import numpy as np
 import psutil
 import torch
 
-from agentrl.config.schema import AlgorithmConfig, LearnerConfig, LoRAConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.model import LoRAConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack

@@ -30,7 +30,9 @@ import trio
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentrl.chat.chat import Chat
-from agentrl.config.schema import AgentConfig, RewardConfig, RolloutConfig
+from agentrl.config.agent import AgentConfig
+from agentrl.config.reward import RewardConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.plugins import load_plugins, tool
 from agentrl.rollout.asyncio_host import AsyncioHost

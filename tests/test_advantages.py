@@ -16,7 +16,7 @@ from agentrl.algorithms.advantages.reinforce import whiten
 from agentrl.algorithms.advantages.scan import BLOCK, sums_to_go
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions
 from agentrl.algorithms.reward_kl import adapt_coefficient, penalize
-from agentrl.config.schema import AlgorithmConfig
+from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.errors import PluginError
 
 OPTIONS = AdvantageOptions(gamma=0.9, lam=0.8, bootstrap_truncated=True, singleton="zero", passk_k=2, solved_reward=0.5, step_weight=0.7)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.schema import AlarmsConfig, Config
+from agentrl.config.schema import Config
+from agentrl.config.tracking import AlarmsConfig
 from agentrl.controller.observe import Observer
 from agentrl.controller.run_dir import RunDir
 from agentrl.data.trajectories import decode, read_parquet

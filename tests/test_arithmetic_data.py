@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
-from agentrl.config.schema import DataConfig
+from agentrl.config.data import DataConfig
 from agentrl.data import arithmetic
 from agentrl.data.arithmetic import ArithmeticMix, normalize, split_of, write_arithmetic
 from agentrl.data.rows import AgentChoice, Place, read_row

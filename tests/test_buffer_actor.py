@@ -13,7 +13,13 @@ import ray
 
 from agentrl.buffer.actor import BufferActor, BufferPlan, planned_steps
 from agentrl.chat.tiny import write_tiny_tokenizer
-from agentrl.config.schema import AgentConfig, BufferConfig, Config, DataConfig, ModelConfig, RolloutConfig, TrainerConfig
+from agentrl.config.agent import AgentConfig
+from agentrl.config.buffer import BufferConfig
+from agentrl.config.data import DataConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.rollout import RolloutConfig
+from agentrl.config.schema import Config
+from agentrl.config.trainer import TrainerConfig
 from agentrl.data.dataset import DatasetReport
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ConfigError, DataError

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.config.schema import Config, TrainerConfig
+from agentrl.config.schema import Config
+from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint, read_checkpoint, tidy
 from agentrl.controller.roles import Roles
 from agentrl.controller.run_dir import write_atomically

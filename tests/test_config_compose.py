@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.config.compose import HIDDEN, dump_config, load_config, load_section, load_sft_config
-from agentrl.config.schema import Config, RewardConfig, SFTConfig
+from agentrl.config.reward import RewardConfig
+from agentrl.config.schema import Config
+from agentrl.config.supervised import SFTConfig
 from agentrl.errors import ConfigError
 
 Write = Callable[[str, str], str]

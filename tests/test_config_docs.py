@@ -11,7 +11,9 @@ from pydantic.fields import FieldInfo
 
 from agentrl.config.docs import render, type_words
 from agentrl.config.fields import Key, iter_keys, iter_sections
-from agentrl.config.schema import Config, Section, SFTConfig
+from agentrl.config.schema import Config
+from agentrl.config.section import Section
+from agentrl.config.supervised import SFTConfig
 
 FILE = Path(__file__).parent.parent / "docs" / "config.md"
 KEYS = [*iter_keys(Config), *iter_keys(SFTConfig)]

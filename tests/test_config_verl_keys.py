@@ -9,7 +9,8 @@ import pytest
 
 from agentrl.config.compose import load_config, load_sft_config
 from agentrl.config.fields import iter_keys, iter_sections
-from agentrl.config.schema import Config, SFTConfig
+from agentrl.config.schema import Config
+from agentrl.config.supervised import SFTConfig
 from agentrl.config.verl_keys import MEANINGLESS, RENAMED, RENAMED_IN_SFT, answer, targets
 from agentrl.errors import ConfigError
 

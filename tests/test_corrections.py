@@ -19,7 +19,10 @@ from agentrl.algorithms.corrections import (
 from agentrl.algorithms.kl import KL_ESTIMATORS
 from agentrl.algorithms.rejection import STATISTICS, RejectionRule, accepts, second_moment_cut
 from agentrl.algorithms.selection import covariances, fair_keys, num_selected, smallest_cut
-from agentrl.config.schema import AlgorithmConfig, BufferConfig, Config, CorrectionConfig, RejectionConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.buffer import BufferConfig
+from agentrl.config.correction import CorrectionConfig, RejectionConfig
+from agentrl.config.schema import Config
 
 seeds = st.integers(0, 2**31)
 SEQUENCE_LEVELS = ("sequence_sum", "sequence_mean", "sequence_max")

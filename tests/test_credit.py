@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agentrl.algorithms.advantages import ESTIMATORS, estimate
-from agentrl.config.schema import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, AlgorithmConfig, Config
+from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, AlgorithmConfig
+from agentrl.config.schema import Config
 from agentrl.controller.credit import (
     Assessment,
     action_batch,

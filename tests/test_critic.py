@@ -12,7 +12,10 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
 
 from agentrl.algorithms.aggregation import Aggregation
-from agentrl.config.schema import AlgorithmConfig, Config, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
+from agentrl.config.schema import Config
 from agentrl.controller.assess import assess
 from agentrl.controller.credit import Assessment, action_batch, assessed, credit
 from agentrl.controller.roles import Roles, check_critic

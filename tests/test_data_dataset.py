@@ -14,7 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.config.schema import AgentConfig, Config, DataConfig, TrainerConfig
+from agentrl.config.agent import AgentConfig
+from agentrl.config.data import DataConfig
+from agentrl.config.schema import Config
+from agentrl.config.trainer import TrainerConfig
 from agentrl.data import files
 from agentrl.data.build import build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport

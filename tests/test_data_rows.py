@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.config.schema import DataConfig
+from agentrl.config.data import DataConfig
 from agentrl.data.files import open_rows
 from agentrl.data.reader import task_reader
 from agentrl.data.rows import AgentChoice, Place, read_row, without_nulls

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from agentrl.config.fields import iter_keys, iter_sections, unknown_keys, with_defaults
-from agentrl.config.schema import Config, RMConfig, SFTConfig
+from agentrl.config.schema import Config
+from agentrl.config.supervised import RMConfig, SFTConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
 SCHEMAS = (Config, SFTConfig, RMConfig)

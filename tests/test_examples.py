@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from agentrl.config.schema import AgentConfig, RewardConfig
+from agentrl.config.agent import AgentConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.plugins import Attempted, Plugins, WrongCall, load_plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost

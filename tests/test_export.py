@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import build_tiny_tokenizer, write_tiny_tokenizer
 from agentrl.cli import app
-from agentrl.config.schema import AlgorithmConfig, LearnerConfig, LoRAConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import LoRAConfig, ModelConfig
+from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.export import export_checkpoint
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError

@@ -21,7 +21,9 @@ from agentrl.algorithms.corrections import LEVELS
 from agentrl.algorithms.kl import KL_ESTIMATORS
 from agentrl.algorithms.policy_losses import POLICY_LOSSES
 from agentrl.algorithms.rejection import STATISTICS
-from agentrl.config.schema import AlgorithmConfig, ClipCovConfig, CorrectionConfig, KLConfig, KLCovConfig, LearnerConfig, RejectionConfig
+from agentrl.config.algorithm import AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
+from agentrl.config.correction import CorrectionConfig, RejectionConfig
+from agentrl.config.learner import LearnerConfig
 from agentrl.learner.batch import Sample, ScoredMicrobatch
 from agentrl.learner.correction import Corrector
 from agentrl.learner.loss import PolicyObjective

@@ -11,19 +11,10 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-from agentrl.config.schema import (
-    POLICY_LOSSES,
-    AlgorithmConfig,
-    ClipCovConfig,
-    CorrectionConfig,
-    KLConfig,
-    KLCovConfig,
-    LearnerConfig,
-    ModelConfig,
-    ModelFromScratchConfig,
-    OptimizerConfig,
-    RejectionConfig,
-)
+from agentrl.config.algorithm import POLICY_LOSSES, AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
+from agentrl.config.correction import CorrectionConfig, RejectionConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
 from agentrl.learner.attention import choose_attention, segment_sdpa
 from agentrl.learner.batch import Sample

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import ray
 
-from agentrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.controller.learner import LearnerWeights, pack_for, start_learner
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.batch import Sample

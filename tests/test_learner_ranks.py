@@ -18,16 +18,10 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.algorithms.aggregation import Aggregation
-from agentrl.config.schema import (
-    AlgorithmConfig,
-    CorrectionConfig,
-    KLConfig,
-    LearnerConfig,
-    ModelConfig,
-    ModelFromScratchConfig,
-    OptimizerConfig,
-    RejectionConfig,
-)
+from agentrl.config.algorithm import AlgorithmConfig, KLConfig
+from agentrl.config.correction import CorrectionConfig, RejectionConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.learner import Learner, LearnerSpec

@@ -14,7 +14,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from agentrl.config.schema import AlgorithmConfig, KLConfig, LearnerConfig, LoRAConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.config.algorithm import AlgorithmConfig, KLConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import LoRAConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.loss import SupervisedObjective

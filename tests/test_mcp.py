@@ -20,7 +20,7 @@ from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, Re
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.adapters.mcp import result_text
-from agentrl.config.schema import AgentConfig, MCPServerConfig
+from agentrl.config.agent import AgentConfig, MCPServerConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -314,7 +314,7 @@ def test_a_server_that_ignores_its_end_dies_with_a_killed_run(tmp_path):
     run.write_text(f"""
 import sys, trio
 from agentrl.adapters.catalog import open_plugins
-from agentrl.config.schema import AgentConfig
+from agentrl.config.agent import AgentConfig
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.testing.contracts import ToolContract
 

@@ -10,7 +10,9 @@ from typing import ClassVar
 
 import pytest
 
-from agentrl.config.schema import Config, ModelConfig, RolloutConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.rollout import RolloutConfig
+from agentrl.config.schema import Config
 from agentrl.controller.shipping import user_files
 from agentrl.data.model_source import find_tokenizer, resolve_model
 from agentrl.errors import ConfigError
@@ -74,7 +76,7 @@ def test_a_folder_without_a_config_is_no_model(tmp_path):
 
 RESOLVE = """
 import json, sys
-from agentrl.config.schema import ModelConfig
+from agentrl.config.model import ModelConfig
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 given = ModelConfig(**json.loads(sys.argv[1]))
@@ -226,7 +228,7 @@ def test_a_library_registers_the_model_before_it_is_loaded(tmp_path):
     sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     module.OwnForCausalLM(module.OwnConfig(**sizes, intermediate_size=8)).save_pretrained(folder)
     code = (
-        "import sys, torch; from agentrl.config.schema import ModelConfig; from agentrl.learner.model import load_module\n"
+        "import sys, torch; from agentrl.config.model import ModelConfig; from agentrl.learner.model import load_module\n"
         "model = ModelConfig(path=sys.argv[1], external_lib=sys.argv[2] or None)\n"
         "print(type(load_module(model, 'sdpa', torch.float32, from_scratch=None)).__name__)"
     )

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agentrl.config.schema import Config, ModelFromScratchConfig
+from agentrl.config.model import ModelFromScratchConfig
+from agentrl.config.schema import Config
 from agentrl.controller.credit import group_trajectories
 from agentrl.controller.learner import learner_spec, open_local_learner
 from agentrl.controller.roles import Roles

@@ -12,7 +12,8 @@ from ray.cluster_utils import Cluster
 
 from agentrl.config.explain_placement import placement_lines
 from agentrl.config.placement import PlacementConfig
-from agentrl.config.schema import Config, SFTConfig
+from agentrl.config.schema import Config
+from agentrl.config.supervised import SFTConfig
 from agentrl.controller.seats import reserve_seats
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.workers.dispatch import dispatch

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.schema import AgentConfig, AlgorithmConfig, Config, DataConfig, RewardConfig
+from agentrl.config.agent import AgentConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.data import DataConfig
+from agentrl.config.reward import RewardConfig
+from agentrl.config.schema import Config
 from agentrl.controller.shipping import shipped, user_files
 from agentrl.data.build import OfferedTools
 from agentrl.errors import PluginError

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agentrl.algorithms.kl import KL_ESTIMATORS, off_policy_kl
 from agentrl.algorithms.policy_losses import POLICY_LOSSES, ClipConfig, PolicyLoss, PolicyTokens, gspo, opsm_keeps, ppo_clip
-from agentrl.config.schema import POLICY_LOSSES as CONFIGURABLE
-from agentrl.config.schema import AlgorithmConfig
+from agentrl.config.algorithm import POLICY_LOSSES as CONFIGURABLE
+from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.errors import PluginError
 from agentrl.learner.policy_loss import bind_policy_loss
 

@@ -10,7 +10,8 @@ import pytest
 
 from agentrl.config.compose import load_config
 from agentrl.config.explain import explain
-from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.controller.credit import Assessment, credit, leave_out_old
 from agentrl.errors import ConfigError
 from agentrl.learner.learner import LearnerSpec

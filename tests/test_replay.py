@@ -12,7 +12,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
 from agentrl.cli import app
-from agentrl.config.schema import AlarmsConfig, Config
+from agentrl.config.schema import Config
+from agentrl.config.tracking import AlarmsConfig
 from agentrl.controller.compare import COLUMNS, CORRECTIONS, variants
 from agentrl.controller.replay import load_replay_config, replay
 from agentrl.controller.stored import StoredSteps

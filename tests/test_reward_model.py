@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config, Qwen2Model
 
-from agentrl.config.schema import AlgorithmConfig, LearnerConfig, LoRAConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import LoRAConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.controller.supervised_data import pair_sample
 from agentrl.errors import ConfigError
 from agentrl.learner.learner import LearnerSpec

@@ -22,7 +22,9 @@ from transformers import (
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import TEMPLATE_FILE, write_tiny_tokenizer
-from agentrl.config.schema import AgentConfig, Config, RewardModelConfig
+from agentrl.config.agent import AgentConfig
+from agentrl.config.reward_model import RewardModelConfig
+from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.conversations import Conversations
 from agentrl.controller.reward_role import RewardRole, resolve_reward_model

@@ -13,7 +13,7 @@ from agentrl.interactions.gsm8k import Gsm8k as Gsm8kPartner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.schema import CustomFunctionConfig, RewardConfig
+from agentrl.config.reward import CustomFunctionConfig, RewardConfig
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
 from agentrl.plugins import Attempted, load_plugins
 from agentrl.rewards.arithmetic import Arithmetic

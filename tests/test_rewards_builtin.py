@@ -14,7 +14,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.schema import RewardConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.errors import ConfigError, DataError, RewardError
 from agentrl.plugins import Attempted, load_plugins
 from agentrl.rewards.aime import Aime, extract_integer, parse_integer

@@ -18,17 +18,10 @@ from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 from transformers import GptOssConfig, LlamaConfig, Qwen2Config
 
-from agentrl.config.schema import (
-    AlgorithmConfig,
-    ClipCovConfig,
-    CorrectionConfig,
-    KLConfig,
-    LearnerConfig,
-    ModelConfig,
-    ModelFromScratchConfig,
-    OptimizerConfig,
-    RejectionConfig,
-)
+from agentrl.config.algorithm import AlgorithmConfig, ClipCovConfig, KLConfig
+from agentrl.config.correction import CorrectionConfig, RejectionConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample
 from agentrl.learner.layout import check_folder

@@ -14,7 +14,8 @@ import torch
 import trio
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agentrl.config.schema import EmbeddedServerConfig, ModelConfig, RolloutConfig, SGLangServerConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
 from agentrl.errors import ServerError, UserError
 from agentrl.http.client import HttpClient
 from agentrl.serving.embedded.server import serve
@@ -142,7 +143,7 @@ def test_the_server_ends_when_its_starter_is_killed(model, tmp_path):
     starter = f"""
 import sys, time
 from pathlib import Path
-from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
 s = Supervisor(EmbeddedServer(EmbeddedServerConfig(num_blocks=8, page_size=16), "float32"), log_file=Path({str(tmp_path)!r}) / "s.log",
@@ -195,7 +196,7 @@ def test_a_dead_generation_loop_ends_the_process_with_status_1(model):
     """Sampling is made to fail at its second call: the first is the warm-up."""
     broken = f"""
 import logging, sys
-from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.serving.embedded import engine, server
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 real, calls = engine.sample, []

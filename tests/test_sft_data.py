@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
-from agentrl.config.schema import AgentConfig, RMConfig, RMDataConfig, SFTConfig, SFTDataConfig, SFTTrainerConfig
+from agentrl.config.agent import AgentConfig
+from agentrl.config.supervised import RMConfig, RMDataConfig, SFTConfig, SFTDataConfig, SFTTrainerConfig
 from agentrl.controller.supervised import Order
 from agentrl.controller.supervised_data import pair_sample, read_conversations, read_pairs
 from agentrl.errors import AgentRLError, DataError, PluginError

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from agentrl.config.schema import AlgorithmConfig, FSDPConfig, KLConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.config.algorithm import AlgorithmConfig, KLConfig
+from agentrl.config.learner import FSDPConfig, LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.offload import move_state, state_at_hand
 from agentrl.learner.packing import pack

@@ -10,7 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.schema import AlgorithmConfig, Config, KLConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.config.algorithm import AlgorithmConfig, KLConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
+from agentrl.config.schema import Config
 from agentrl.learner.attention import segment_sdpa
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec

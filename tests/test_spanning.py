@@ -7,19 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.config.schema import (
-    POLICY_LOSSES,
-    AlgorithmConfig,
-    ClipCovConfig,
-    CorrectionConfig,
-    KLConfig,
-    KLCovConfig,
-    LearnerConfig,
-    ModelConfig,
-    ModelFromScratchConfig,
-    OptimizerConfig,
-    RejectionConfig,
-)
+from agentrl.config.algorithm import POLICY_LOSSES, AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
+from agentrl.config.correction import CorrectionConfig, RejectionConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack

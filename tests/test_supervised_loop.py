@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.schema import SFTConfig, TrainerConfig
+from agentrl.config.supervised import SFTConfig
+from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint
 from agentrl.controller.supervised import Job, Loop, Order, Progress
 from agentrl.controller.supervised_data import Examples

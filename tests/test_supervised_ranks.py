@@ -15,7 +15,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from agentrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig, OptimizerConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.controller.supervised_data import pair_sample
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec

@@ -19,16 +19,10 @@ from safetensors.numpy import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config
 
-from agentrl.config.schema import (
-    AlgorithmConfig,
-    CorrectionConfig,
-    FSDPConfig,
-    KLConfig,
-    LearnerConfig,
-    LoRAConfig,
-    ModelConfig,
-    OptimizerConfig,
-)
+from agentrl.config.algorithm import AlgorithmConfig, KLConfig
+from agentrl.config.correction import CorrectionConfig
+from agentrl.config.learner import FSDPConfig, LearnerConfig, OptimizerConfig
+from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample
 from agentrl.learner.layout import check_layout

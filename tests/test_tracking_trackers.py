@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.schema import TrackingConfig
+from agentrl.config.tracking import TrackingConfig
 from agentrl.errors import ConfigError
 from agentrl.tracking.console import PlainConsole, QuietConsole
 from agentrl.tracking.metrics import MetricsFile, StepRecord, read_metrics

@@ -20,7 +20,7 @@ import pytest
 import trio
 
 from agentrl.adapters.catalog import open_plugins
-from agentrl.config.schema import AgentConfig
+from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Plugins
 from agentrl.rollout.asyncio_host import AsyncioHost

@@ -18,19 +18,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from agentrl.config.schema import (
-    POLICY_LOSSES,
-    AlgorithmConfig,
-    ClipCovConfig,
-    CorrectionConfig,
-    KLConfig,
-    KLCovConfig,
-    LearnerConfig,
-    ModelConfig,
-    ModelFromScratchConfig,
-    OptimizerConfig,
-    RejectionConfig,
-)
+from agentrl.config.algorithm import POLICY_LOSSES, AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
+from agentrl.config.correction import CorrectionConfig, RejectionConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.batch import Sample
 from agentrl.learner.correction import Corrector
 from agentrl.learner.learner import Learner, LearnerSpec

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from agentrl.adapters.verl_interactions import verl_interactions
 from agentrl.adapters.verl_tools import verl_function_tools, verl_tools
-from agentrl.config.schema import AgentConfig, Config
+from agentrl.config.agent import AgentConfig
+from agentrl.config.schema import Config
 from agentrl.errors import PluginError
 from agentrl.plugins import Plugins, Tool, load_plugins
 from agentrl.plugins.sources import function_reference

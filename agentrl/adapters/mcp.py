@@ -15,7 +15,7 @@ import mcp.types
 from mcp import MCPError
 
 from agentrl.adapters.mcp_session import Session, SharedSession, header_values
-from agentrl.config.schema import MCPServerConfig
+from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
 from agentrl.types import JsonObject

@@ -22,7 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, CallToolResult
 
 import agentrl.guard
-from agentrl.config.schema import MCPServerConfig
+from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import PluginError, ToolError
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ import ray
 from agentrl.adapters.catalog import open_plugins
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.chat.chat import Chat
-from agentrl.config.schema import Config, TrainerConfig
+from agentrl.config.schema import Config
+from agentrl.config.trainer import TrainerConfig
 from agentrl.data.build import build_dataset
 from agentrl.data.dataset import DatasetReport
 from agentrl.errors import DataError

@@ -18,7 +18,7 @@ from agentrl.chat.probes import PROBE_TOOLS, Scope
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.chat.replay import Replay, replay
 from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal, load_template, read_json
-from agentrl.config.schema import ModelConfig
+from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import Message
 

@@ -32,7 +32,9 @@ from pydantic import ValidationError
 from agentrl.config.fields import unknown_keys, with_defaults
 from agentrl.config.messages import describe_invalid, describe_unknown
 from agentrl.config.origins import Origins, SourceFile, WrittenOverride
-from agentrl.config.schema import Config, RMConfig, Section, SFTConfig
+from agentrl.config.schema import Config
+from agentrl.config.section import Section
+from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.errors import ConfigError
 
 PACKAGED_CONFIGS = "agentrl.configs"

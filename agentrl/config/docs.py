@@ -16,7 +16,9 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from agentrl.config.fields import Key, iter_sections, section_type
-from agentrl.config.schema import Config, RMConfig, Section, SFTConfig
+from agentrl.config.schema import Config
+from agentrl.config.section import Section
+from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.errors import ConfigError
 
 DEFAULT_FILE = "docs/config.md"
@@ -24,7 +26,7 @@ DEFAULT_FILE = "docs/config.md"
 INTRODUCTION = """\
 # Configuration
 
-Generated from `agentrl/config/schema.py` by `make docs`; do not edit by hand.
+Generated from the sections in `agentrl/config/` by `make docs`; do not edit by hand.
 
 A config file is YAML and holds only what differs from the defaults below. Keys are written in sections
 (`trainer: {steps: 20}`) or on the command line (`agentrl train run.yaml trainer.steps=20`), in

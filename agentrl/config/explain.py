@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
 from agentrl.config.explain_placement import placement_lines
-from agentrl.config.schema import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, Config, LearnerConfig
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.schema import Config
 
 LABEL_WIDTH = 26
 

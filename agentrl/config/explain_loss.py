@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.config.schema import AlgorithmConfig, Config, CorrectionConfig, CriticConfig, RejectionConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.correction import CorrectionConfig, RejectionConfig
+from agentrl.config.critic import CriticConfig
+from agentrl.config.schema import Config
 
 Lines = list[tuple[str, str]]
 

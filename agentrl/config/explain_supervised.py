@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from agentrl.config.schema import RMConfig, SFTConfig
+from agentrl.config.supervised import RMConfig, SFTConfig
 
 LABEL_WIDTH = 26
 

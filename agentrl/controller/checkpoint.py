@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config.schema import TrainerConfig
+from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.run_dir import write_atomically
 from agentrl.errors import CheckpointError, ConfigError
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from agentrl.config.schema import ClusterConfig
+from agentrl.config.cluster import ClusterConfig
 from agentrl.controller.shipping import shipped
 from agentrl.errors import InfrastructureError
 

@@ -17,7 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.config.schema import AlgorithmConfig, Config, CorrectionConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.correction import CorrectionConfig
+from agentrl.config.schema import Config
 from agentrl.controller.assess import assess
 from agentrl.controller.credit import credit, leave_out_old
 from agentrl.controller.learner import pack_for

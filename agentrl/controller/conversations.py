@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.renderer import Tools
-from agentrl.config.schema import AgentConfig, RewardModelConfig
+from agentrl.config.agent import AgentConfig
+from agentrl.config.reward_model import RewardModelConfig
 from agentrl.data.build import OfferedTools
 from agentrl.errors import ConfigError
 from agentrl.plugins import Attempted, Plugins

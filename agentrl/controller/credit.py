@@ -13,7 +13,7 @@ from agentrl.algorithms.advantages import estimate, find_estimator
 from agentrl.algorithms.advantages.reinforce import whiten
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
 from agentrl.algorithms.reward_kl import penalize
-from agentrl.config.schema import AlgorithmConfig
+from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample, samples_from
 from agentrl.types import Group, Outcome, Trajectory, member_tuple

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agentrl.config.schema import Config, LearnerConfig
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.schema import Config
 from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack

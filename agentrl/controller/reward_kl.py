@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.algorithms.reward_kl import adapt_coefficient
-from agentrl.config.schema import KLConfig
+from agentrl.config.algorithm import KLConfig
 from agentrl.controller.run_dir import write_atomically
 from agentrl.errors import CheckpointError
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.template import read_json
-from agentrl.config.schema import ModelConfig, RMConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.supervised import RMConfig
 from agentrl.controller.supervised import Job, model_with_tokenizer, run_job
 from agentrl.controller.supervised_data import Examples, read_pairs
 from agentrl.errors import ConfigError

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.config.schema import Config, RewardModelConfig
+from agentrl.config.reward_model import RewardModelConfig
+from agentrl.config.schema import Config
 from agentrl.controller.conversations import Conversations
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError

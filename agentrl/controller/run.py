@@ -11,7 +11,8 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from agentrl.buffer.ledger import NO_VARIANCE
-from agentrl.config.schema import BufferConfig, Config
+from agentrl.config.buffer import BufferConfig
+from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get, in_trio
 from agentrl.controller.checkpoint import Checkpoint

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import IO
 
 from agentrl.config.compose import dump_config
-from agentrl.config.schema import Config, TrainerConfig, WeightsConfig
+from agentrl.config.rollout import WeightsConfig
+from agentrl.config.schema import Config
+from agentrl.config.trainer import TrainerConfig
 from agentrl.errors import ConfigError, InfrastructureError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from agentrl.config.schema import TrainerConfig
+from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import Checkpoint, begin, complete, prune
 from agentrl.controller.roles import Roles
 from agentrl.errors import AgentRLError, ConfigError

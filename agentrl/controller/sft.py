@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
-from agentrl.config.schema import SFTConfig
+from agentrl.config.supervised import SFTConfig
 from agentrl.controller.supervised import Job, model_with_tokenizer, run_job
 from agentrl.controller.supervised_data import read_conversations
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.schema import AgentConfig, Config
+from agentrl.config.agent import AgentConfig
+from agentrl.config.schema import Config
 from agentrl.plugins import Reference
 from agentrl.plugins.sources import pack_files
 

@@ -23,7 +23,10 @@ from numpy.typing import NDArray
 
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.compose import dump_config
-from agentrl.config.schema import Config, ModelConfig, RMConfig, SFTConfig, SFTTrainerConfig, TrainerConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.schema import Config
+from agentrl.config.supervised import RMConfig, SFTConfig, SFTTrainerConfig
+from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
 from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.learner import pack_for, start_learner

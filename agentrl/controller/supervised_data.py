@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.replay import Replay
-from agentrl.config.schema import RMDataConfig, SFTDataConfig
+from agentrl.config.supervised import RMDataConfig, SFTDataConfig
 from agentrl.data.files import RawRow, file_ids, open_rows
 from agentrl.data.rows import Place, read_messages, without_nulls
 from agentrl.errors import ConfigError, DataError, PluginError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.config.schema import EvalConfig
+from agentrl.config.evaluation import EvalConfig
 from agentrl.controller.examine import examined
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.data.dataset import Dataset

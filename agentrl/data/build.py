@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from agentrl.config.schema import AgentConfig, Config
+from agentrl.config.agent import AgentConfig
+from agentrl.config.schema import Config
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import DataError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.config.schema import DataConfig
+from agentrl.config.data import DataConfig
 from agentrl.data.files import RowFile, file_ids, open_rows
 from agentrl.data.reader import task_reader
 from agentrl.data.rows import AgentChoice, Place

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from agentrl.config.schema import ModelConfig
+from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")

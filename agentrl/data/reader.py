@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from agentrl.config.schema import DataConfig
+from agentrl.config.data import DataConfig
 from agentrl.data.rows import AgentChoice, Place, Row, read_row
 from agentrl.errors import DataError, PluginError
 from agentrl.plugins import import_source

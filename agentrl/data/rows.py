@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from agentrl.config.schema import DataConfig
+from agentrl.config.data import DataConfig
 from agentrl.errors import DataError, PluginError
 from agentrl.types import JsonObject, Message, Role, Task, ToolCall
 

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from agentrl.config.schema import ModelConfig
+from agentrl.config.model import ModelConfig
 from agentrl.errors import CheckpointError
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import Place

@@ -17,7 +17,7 @@ from torch import Tensor
 from agentrl.algorithms.corrections import WeightRule, importance_weights
 from agentrl.algorithms.rejection import RejectionRule, accepts, second_moment_cut
 from agentrl.algorithms.selection import covariances, fair_keys, num_selected, smallest_cut
-from agentrl.config.schema import AlgorithmConfig
+from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.learner.batch import Correction, Elsewhere, Floats, Microbatch
 from agentrl.learner.ranks import add_over_ranks, gather_over_ranks
 from agentrl.learner.spanning import Spanning

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.config.schema import AlgorithmConfig
+from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
 from agentrl.learner.correction import Corrector
 from agentrl.learner.loss import Mode, PolicyObjective

@@ -16,7 +16,8 @@ import torch
 from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scales
 from agentrl.algorithms.values import explained_variance, value_loss, value_moments
 from agentrl.chat.template import read_json
-from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError
 from agentrl.learner import checkpoint, weights
 from agentrl.learner.attention import attention_parity

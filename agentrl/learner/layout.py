@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from transformers import AutoConfig, PretrainedConfig
 
-from agentrl.config.schema import LearnerConfig, ModelConfig
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.attention import SEGMENT_SDPA
 from agentrl.learner.sequence_parallel import check_sequence_parallel

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch.distributed import ProcessGroup
 
-from agentrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner import checkpoint, weights
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch

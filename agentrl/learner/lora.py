@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from agentrl.config.schema import LoRAConfig
+from agentrl.config.model import LoRAConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.score_head import SCORE_HEAD
 

@@ -18,7 +18,7 @@ from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scal
 from agentrl.algorithms.corrections import CorrectionStatistics, correction_metrics, correction_statistics, log_products
 from agentrl.algorithms.kl import KL_ESTIMATORS, off_policy_kl
 from agentrl.algorithms.policy_losses import PolicyLoss, PolicyTokens, opsm_keeps
-from agentrl.config.schema import AlgorithmConfig
+from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.learner.batch import Correction, Elsewhere, Floats, Microbatch, ScoredMicrobatch
 from agentrl.learner.model import Policy
 from agentrl.learner.policy_loss import bind_policy_loss, sees_sequences

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel, Qwen2Config
 
-from agentrl.config.schema import LearnerConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError
 from agentrl.learner import sharding
 from agentrl.learner.attention import choose_attention

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.algorithms.policy_losses import POLICY_LOSSES, ClipConfig, PolicyLoss, PolicyTokens
 from agentrl.algorithms.registry import find_function
-from agentrl.config.schema import SEQUENCE_LOSSES, AlgorithmConfig
+from agentrl.config.algorithm import SEQUENCE_LOSSES, AlgorithmConfig
 
 GROUP = "agentrl.policy_losses"
 """Entry points of installed packages: name -> function."""

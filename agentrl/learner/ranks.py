@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from agentrl.config.schema import LearnerConfig
+from agentrl.config.learner import LearnerConfig
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.host_memory import keep_freed_memory
 from agentrl.learner.sharding import open_mesh, open_tensor_mesh

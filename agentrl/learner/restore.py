@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from agentrl.config.schema import ModelConfig
+from agentrl.config.model import ModelConfig
 from agentrl.errors import CheckpointError
 from agentrl.learner.checkpoint import DESCRIPTION, MODEL
 from agentrl.learner.lora import add_adapter

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
 
-from agentrl.config.schema import ModelConfig, RewardModelConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.reward_model import RewardModelConfig
 from agentrl.errors import ConfigError
 from agentrl.learner import sharding
 from agentrl.learner.attention import attention_parity, choose_attention

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from agentrl.config.schema import LearnerConfig
+from agentrl.config.learner import LearnerConfig
 
 
 def open_mesh(device_type: str, *, world_size: int, shard_size: int | None) -> DeviceMesh:

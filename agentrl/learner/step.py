@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from agentrl.algorithms.aggregation import UpdateCounts
-from agentrl.config.schema import OptimizerConfig
+from agentrl.config.learner import OptimizerConfig
 from agentrl.learner.batch import Microbatch, ScoredMicrobatch
 from agentrl.learner.loss import LossPart, finish_metrics
 from agentrl.learner.model import Policy

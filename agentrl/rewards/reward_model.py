@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from agentrl.config.schema import REWARD_MODEL
+from agentrl.config.reward_model import REWARD_MODEL
 from agentrl.errors import RewardError
 from agentrl.plugins import Attempted, BatchReward, RewardResult
 from agentrl.plugins.options import Options, read_options

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from agentrl.config.schema import REWARD_PRESETS, RewardConfig
+from agentrl.config.reward import REWARD_PRESETS, RewardConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.plugins import Plugins
 from agentrl.plugins.rewards import AnyReward, Scope

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.template import read_json
-from agentrl.config.schema import ModelConfig
+from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError
 
 

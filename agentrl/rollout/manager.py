@@ -9,7 +9,9 @@ from typing import Protocol
 import trio
 
 from agentrl.chat.chat import Chat
-from agentrl.config.schema import AgentConfig, RewardConfig, RolloutConfig
+from agentrl.config.agent import AgentConfig
+from agentrl.config.reward import RewardConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost

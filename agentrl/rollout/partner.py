@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from agentrl.config.schema import AgentConfig
+from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Interaction, InteractionReply, Registry
 from agentrl.rollout.asyncio_host import AsyncioHost

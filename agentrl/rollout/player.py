@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import trio
 
 from agentrl.chat.chat import Chat
-from agentrl.config.schema import AgentConfig
+from agentrl.config.agent import AgentConfig
 from agentrl.errors import RewardError, ServerError, ToolError
 from agentrl.plugins import AgentLoop, Plugins
 from agentrl.rollout.asyncio_host import AsyncioHost

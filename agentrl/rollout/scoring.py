@@ -19,7 +19,7 @@ from typing import Any
 
 import trio
 
-from agentrl.config.schema import RewardConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.errors import RewardError
 from agentrl.plugins import Attempted, RewardResult
 from agentrl.plugins.rewards import Scope

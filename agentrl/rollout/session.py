@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import trio
 
 from agentrl.chat.chat import Chat
-from agentrl.config.schema import AgentConfig
+from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError
 from agentrl.plugins import InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
 from agentrl.rollout.asyncio_host import AsyncioHost

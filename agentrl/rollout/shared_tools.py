@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema_rs
 import trio
 
-from agentrl.config.schema import AgentConfig, ToolLimits
+from agentrl.config.agent import AgentConfig, ToolLimits
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Registry, Tool, WrongCall
 from agentrl.rollout.asyncio_host import AsyncioHost

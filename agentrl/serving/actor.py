@@ -7,7 +7,8 @@ from pathlib import Path
 
 import ray
 
-from agentrl.config.schema import ModelConfig, RolloutConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.serving.launch import launcher
 from agentrl.serving.supervisor import ServerStatus, Supervisor
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentrl.config.schema import EmbeddedServerConfig, ModelConfig, RolloutConfig, SGLangServerConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
 from agentrl.plugins.sources import locate
 
 

@@ -14,7 +14,10 @@ from trio.abc import Clock
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
-from agentrl.config.schema import AgentConfig, EvalConfig, RewardConfig, RolloutConfig
+from agentrl.config.agent import AgentConfig
+from agentrl.config.evaluation import EvalConfig
+from agentrl.config.reward import RewardConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import AgentLoop, Attempted, Interaction, Plugins, Registry, Reward, RewardResult, Tool
 from agentrl.plugins.rewards import AnyReward
 from agentrl.rollout.asyncio_host import AsyncioHost

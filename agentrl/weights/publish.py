@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeVar
 
 import trio
 
-from agentrl.config.schema import WeightsConfig
+from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import InfrastructureError, ServerError
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import TensorSpec

@@ -18,7 +18,7 @@ import torch
 import trio
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import ServerError
 from agentrl.http.client import HttpClient
 from agentrl.serving.launch import EmbeddedServer

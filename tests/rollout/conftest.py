@@ -10,7 +10,10 @@ import pytest
 from trio.testing import MockClock
 
 from agentrl.chat.chat import Chat
-from agentrl.config.schema import AgentConfig, EvalConfig, RewardConfig, RolloutConfig
+from agentrl.config.agent import AgentConfig
+from agentrl.config.evaluation import EvalConfig
+from agentrl.config.reward import RewardConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import load_plugins
 from agentrl.rollout.session import PromptLimits
 from agentrl.testing import Raw, ScriptedModel, Stage, tiny_chat

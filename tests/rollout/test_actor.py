@@ -13,7 +13,8 @@ import trio
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
-from agentrl.config.schema import Config, ModelConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.schema import Config
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.rollout.actor import RolloutPart

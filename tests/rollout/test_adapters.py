@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.adapters.catalog import open_plugins
-from agentrl.config.schema import MCPServerConfig
+from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import DataError
 from agentrl.types import Outcome
 

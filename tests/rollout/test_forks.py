@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from agentrl.chat.chat import Chat
 from agentrl.chat.template import ChatTemplate
 from agentrl.chat.tiny import build_tiny_tokenizer
-from agentrl.config.schema import AlgorithmConfig
+from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.controller.credit import credit
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.learner.packing import pack

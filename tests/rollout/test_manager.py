@@ -12,7 +12,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.config.schema import EvalConfig, RolloutConfig
+from agentrl.config.evaluation import EvalConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.errors import ServerError, ToolError
 from agentrl.plugins import AgentLoop, Tool, ToolResult
 from agentrl.types import Lease, Outcome, Trajectory

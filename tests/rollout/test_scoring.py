@@ -12,7 +12,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.config.schema import EvalConfig, RewardConfig
+from agentrl.config.evaluation import EvalConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.errors import RewardError
 from agentrl.plugins import Attempted, BatchReward, GroupReward, Reward, RewardResult, TurnReward, load_plugins
 from agentrl.rewards.select import RewardTable

@@ -14,7 +14,7 @@ from agentrl.interactions.gsm8k import FEEDBACK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.config.schema import EvalConfig
+from agentrl.config.evaluation import EvalConfig
 from agentrl.errors import ServerError, ToolError
 from agentrl.plugins import AgentLoop, Reward, RewardResult, Tool, ToolResult
 from agentrl.rollout.session import PromptLimits

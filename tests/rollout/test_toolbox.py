@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from agentrl.config.schema import AgentConfig
+from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult, WrongCall, load_plugins
 from agentrl.rollout.asyncio_host import AsyncioHost

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import agentrl
-from agentrl.config.schema import BufferConfig
+from agentrl.config.buffer import BufferConfig
 from agentrl.controller.credit import group_trajectories
 from agentrl.controller.replay import load_replay_config, replay
 from agentrl.controller.run import check_variance

@@ -12,8 +12,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import agentrl
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
+from agentrl.config.cluster import ClusterConfig
 from agentrl.config.compose import load_rm_config
-from agentrl.config.schema import ClusterConfig
 from agentrl.controller.cluster import ray_session
 from agentrl.controller.reward_model import train_reward_model
 from agentrl.data.build import OfferedTools

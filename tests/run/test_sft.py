@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from agentrl.config.cluster import ClusterConfig
 from agentrl.config.compose import load_sft_config
-from agentrl.config.schema import ClusterConfig
 from agentrl.controller.cluster import ray_session
 from agentrl.controller.sft import supervise
 from agentrl.errors import ConfigError

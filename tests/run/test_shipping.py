@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from agentrl.config.schema import ClusterConfig
+from agentrl.config.cluster import ClusterConfig
 from agentrl.controller.cluster import ray_session
 from agentrl.plugins import load_plugins
 

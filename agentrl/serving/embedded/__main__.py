@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
 from agentrl.serving.embedded.server import DEFAULT_WEIGHT_VERSION, serve, set_up_logging
 

@@ -24,7 +24,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessorList,
 )
 
-from agentrl.config.schema import EmbeddedServerConfig
+from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.serving.embedded.attention import segment_attention
 from agentrl.serving.embedded.sampler import GREEDY, RowSampling, sample
 

@@ -1,0 +1,171 @@
+"""From rewards to a loss: advantages, policy losses, and the KL to a reference."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from agentrl.config.correction import CorrectionConfig
+from agentrl.config.section import Section
+
+
+class KLConfig(Section):
+    """KL to the reference policy, in the loss or in the reward."""
+
+    coefficient: float = Field(0.0, ge=0, description="0: no reference model is loaded.")
+    place: Literal["loss", "reward"] = Field(
+        "loss", description="loss: a term of the loss; reward: taken from the reward of each action token, before advantages are estimated."
+    )
+    estimator: Literal["k1", "k2", "k3", "abs", "k3_k2grad"] = Field(
+        "k3_k2grad",
+        description="k1 is the one for the reward, and refused in the loss, where its expected gradient is zero; in the reward "
+        "k3_k2grad counts as k3.",
+    )
+    target: float | None = Field(
+        None,
+        gt=0,
+        description="With place=reward: the coefficient adapts so that the mean KL per action token comes to this, in nats; None: fixed.",
+    )
+    horizon: int = Field(10000, ge=1, description="Trajectories in which the adapted coefficient may about double.")
+    off_policy_ratio: bool = Field(
+        False,
+        description="Times policy / proximal, so that tokens count as sampled from the current policy; makes the gradient of k3 exact.",
+    )
+
+    @model_validator(mode="after")
+    def _fits_its_place(self) -> KLConfig:
+        if self.place == "loss" and self.estimator == "k1":
+            raise ValueError("estimator=k1 in the loss has an expected gradient of zero; use k3_k2grad or k2, or place=reward")
+        if self.place == "loss" and self.target is not None:
+            raise ValueError(f"target={self.target:g} adapts the coefficient of KL in the reward; use place=reward, or leave target out")
+        if self.target is not None and self.coefficient == 0:
+            raise ValueError(f"target={self.target:g} multiplies a coefficient of 0; begin with a coefficient above 0, such as 0.01")
+        return self
+
+
+class SAPOConfig(Section):
+    """Temperatures of the soft gate of policy_loss=sapo."""
+
+    tau_positive: float = Field(1.0, gt=0, description="At positive advantage.")
+    tau_negative: float = Field(1.05, gt=0, description="At negative advantage: larger fades faster.")
+
+
+class ClipCovConfig(Section):
+    """Which tokens policy_loss=clip_cov leaves out."""
+
+    share: float = Field(2e-4, gt=0, lt=1, description="Of all loss tokens of the update, at least one.")
+    lower: float = Field(1.0, description="Only tokens with a covariance above.")
+    upper: float = Field(5.0, description="Only tokens with a covariance below.")
+
+
+class KLCovConfig(Section):
+    """Which tokens policy_loss=kl_cov holds back."""
+
+    share: float = Field(2e-3, gt=0, lt=1, description="Of all loss tokens of the update, at least one: those of the largest covariance.")
+    coefficient: float = Field(1.0, gt=0, description="Weight of |log ratio| on them.")
+
+
+class DPPOConfig(Section):
+    """The trust region of policy_loss=dppo_tv, in probability."""
+
+    delta_low: float = Field(0.2, gt=0, le=1, description="A token may lose so much probability.")
+    delta_high: float = Field(0.2, gt=0, le=1, description="A token may gain so much probability.")
+
+
+GROUP_ADVANTAGES = (
+    *("grpo", "dr_grpo", "rloo", "opo", "gpg", "max_rl", "grpo_passk", "pass_at_k"),
+    *("reinforce_plus_plus_baseline", "turn_group", "gigpo"),
+)
+"""Estimators that compare the attempts of a group."""
+
+CRITIC_ADVANTAGES = ("gae", "gae_turn")
+"""Estimators that stand on a critic."""
+
+ADVANTAGES = (*GROUP_ADVANTAGES, "reinforce_plus_plus", "remax", *CRITIC_ADVANTAGES)
+"""Estimators that a run can serve."""
+
+POLICY_LOSSES = ("ppo_clip", "gspo", "gmpo", "cispo", "reinforce", "gpg", "sapo", "clip_cov", "kl_cov", "dppo_tv")
+
+SEQUENCE_LOSSES = ("gspo", "gmpo")
+"""Losses whose ratio belongs to a sequence: they are means over sequences, or a long one would count its one ratio many times."""
+
+
+class AlgorithmConfig(Section):
+    """From rewards to a loss."""
+
+    advantage: str = Field(
+        "grpo",
+        description=f"Advantage estimator: {', '.join(ADVANTAGES)}; your own: `file.py:function`, or an entry point of agentrl.advantages.",
+    )
+    gamma: float = Field(
+        1.0, ge=0, le=1, description="Discount per action token (gae, reinforce_plus_plus) or per turn (gae_turn, turn_group, gigpo)."
+    )
+    lam: float = Field(1.0, ge=0, le=1, description="Lambda of generalized advantage estimation, for estimators with a critic.")
+    bootstrap_truncated: bool = Field(False, description="With a critic: a truncated attempt goes on in value instead of ending at 0.")
+    singleton: Literal["zero", "raw"] = Field(
+        "zero", description="Advantage of a group of one, which has nothing to be compared with: 0, or its reward as it is."
+    )
+    passk_k: int = Field(4, ge=1, description="k of pass_at_k: attempts of which one must be solved; at most rollout.group_size.")
+    solved_reward: float = Field(1.0, description="Reward from which an attempt counts as solved, for pass_at_k.")
+    step_weight: float = Field(1.0, ge=0, description="Weight of the step advantage beside that of the episode, for gigpo.")
+    whiten: bool = Field(
+        False, description="Whiten advantages over all action tokens of the batch at last; groups of equal reward then leave 0."
+    )
+    policy_loss: str = Field(
+        "ppo_clip",
+        description=f"Policy loss: {', '.join(POLICY_LOSSES)}; your own: `file.py:function`, or an entry point of agentrl.policy_losses.",
+    )
+    loss_options: dict[str, Any] = Field({}, description="Keyword arguments of a policy loss of your own.")
+    mode: Literal["auto", "decoupled", "bypass", "on_policy"] = Field(
+        "auto",
+        description="Where the proximal policy comes from; auto: on_policy when max_staleness=0 and one update per step, else decoupled.",
+    )
+    clip_low: float = Field(0.2, gt=0, lt=1, description="Lower clip of the ratio, 1 - clip_low; gmpo: of its log, -clip_low.")
+    clip_high: float = Field(0.2, gt=0, description="Upper clip of the ratio, 1 + clip_high; gmpo: of its log, clip_high.")
+    dual_clip: float | None = Field(3.0, gt=1, description="Bound of the loss at negative advantage, of ppo_clip and clip_cov; None: off.")
+    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "constant"] = Field(
+        "token_mean", description="How token losses become one number."
+    )
+    constant_length: int | None = Field(None, ge=1, description="L_max of aggregation `constant`; None: agent.max_response_tokens.")
+    entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    correction: CorrectionConfig = CorrectionConfig()
+    kl: KLConfig = KLConfig()
+    sapo: SAPOConfig = SAPOConfig()
+    clip_cov: ClipCovConfig = ClipCovConfig()
+    kl_cov: KLCovConfig = KLCovConfig()
+    dppo_tv: DPPOConfig = DPPOConfig()
+
+    @field_validator("policy_loss")
+    @classmethod
+    def _is_known_loss(cls, name: str) -> str:
+        if name in POLICY_LOSSES or ":" in name:
+            return name
+        installed = {entry.name for entry in entry_points(group="agentrl.policy_losses")}
+        if name in installed:
+            return name
+        raise ValueError(
+            f"there is no policy loss {name!r}; use one of {', '.join([*POLICY_LOSSES, *sorted(installed)])}, or file.py:function"
+        )
+
+    @model_validator(mode="after")
+    def _fits_the_loss(self) -> AlgorithmConfig:
+        if self.policy_loss in SEQUENCE_LOSSES and self.aggregation != "sequence_mean_token_mean":
+            raise ValueError(
+                f"policy_loss={self.policy_loss} has one ratio per sequence and aggregation={self.aggregation} would weigh it by length; "
+                "use aggregation=sequence_mean_token_mean"
+            )
+        if self.loss_options and self.policy_loss in POLICY_LOSSES:
+            raise ValueError(f"loss_options are for a policy loss of your own; {self.policy_loss} has its own keys")
+        return self
+
+    @field_validator("advantage")
+    @classmethod
+    def _is_served(cls, name: str) -> str:
+        if name in ADVANTAGES or ":" in name:
+            return name
+        installed = {entry.name for entry in entry_points(group="agentrl.advantages")}
+        if name in installed:
+            return name
+        raise ValueError(f"there is no estimator {name!r}; use one of {', '.join([*ADVANTAGES, *sorted(installed)])}, or file.py:function")

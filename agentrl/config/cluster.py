@@ -1,0 +1,31 @@
+"""Ray, and whether the pools of a run can stand in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from agentrl.config.placement import PlacementConfig, Role
+from agentrl.config.section import Section
+
+
+class ClusterConfig(Section):
+    """Ray."""
+
+    address: str | None = Field(None, description="None: start Ray on this machine; `auto` or an address joins a cluster.")
+    num_cpus: int | None = Field(None, ge=1, description="CPUs of a started Ray; None: what this process may use.")
+
+
+def refuse_impossible_layout(placement: PlacementConfig, num_ranks: Mapping[Role, int], cluster: ClusterConfig) -> None:
+    """Check that the ranks of each role fit its pool, and that Ray may have the nodes of the pools.
+
+    Raises:
+        ValueError: they do not fit, or several nodes are asked of a Ray that stands on this machine.
+    """
+    placement.layout(num_ranks)
+    for name, pool in placement.pools.items():
+        if pool.nodes > 1 and cluster.address is None:
+            raise ValueError(
+                f"placement.pools.{name}.nodes={pool.nodes}, but a Ray of this machine has one; set cluster.address to join a cluster"
+            )

@@ -1,0 +1,32 @@
+"""Where tasks come from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.config.section import Section
+
+
+class DataConfig(Section):
+    """Where tasks come from."""
+
+    train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to train on, in this order before shuffling.")
+    val_files: tuple[str, ...] = Field((), description="Files to validate on, always whole and in order.")
+    shuffle: bool = Field(True, description="Shuffle the training rows anew for each epoch, by `trainer.seed`.")
+    max_prompt_tokens: int = Field(512, ge=1, description="Longest prompt, tool schemas included.")
+    overlong_prompts: Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"] = Field(
+        "filter", description="What happens to a longer prompt; filtered and truncated rows are counted."
+    )
+    max_train_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
+    max_val_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
+    reader: str | None = Field(
+        None, description="`module:function` or `file.py:function` that turns one row (a dict) into a Task; None: the columns below."
+    )
+    data_source_key: str = Field("data_source", description="Column that chooses the reward.")
+    prompt_key: str = Field("prompt", description="Column of the chat messages.")
+    ability_key: str = Field("ability", description="Column of the ability label.")
+    reward_model_key: str = Field("reward_model", description="Column of {style, ground_truth}.")
+    extra_info_key: str = Field("extra_info", description="Column of {tools_kwargs, interaction_kwargs, ...}.")
+    agent_name_key: str = Field("agent_name", description="Column that chooses the agent; may be absent.")

@@ -1,0 +1,149 @@
+"""The learner's ranks, its microbatches and its optimizer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from agentrl.config.model import ModelConfig
+from agentrl.config.section import Section
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule."""
+
+    lr: float = Field(1e-6, gt=0, description="Peak learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's betas.")
+    eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay to 0 over the run's updates.")
+    warmup_updates: int = Field(0, ge=0, description="Linear warm-up, in optimizer updates.")
+    grad_clip: float | None = Field(1.0, gt=0, description="Largest global gradient norm; None: no clipping.")
+
+
+class FSDPConfig(Section):
+    """How the weights are spread over the learner's ranks: memory against communication."""
+
+    shard_size: int | None = Field(
+        None,
+        ge=1,
+        description="Ranks that share one copy of the weights; divides `world_size`. None: all of them; fewer: HSDP, one copy each.",
+    )
+    reshard_after_forward: bool = Field(
+        True, description="Free a layer's gathered weights after its forward and gather them again for its backward; false: keep them."
+    )
+    forward_prefetch: int = Field(
+        0, ge=0, description="Layers whose weights are gathered ahead of their forward; 0: by FSDP's own overlap."
+    )
+
+
+class LearnerConfig(Section):
+    """FSDP ranks and the optimizer step."""
+
+    world_size: int = Field(1, ge=1, description="FSDP ranks; each learns from microbatches of its own, unless ranks share them.")
+    sequence_parallel: int = Field(
+        1,
+        ge=1,
+        description="Ranks that share each microbatch, a part of its tokens each, for long contexts (Ulysses); divides `world_size` and "
+        "the model's attention heads. 1: none do.",
+    )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        description="Ranks that compute each microbatch together, a part of each layer's matrices each (Llama, Qwen2, Qwen3); divides "
+        "`world_size`. 1: none do.",
+    )
+    threads: int = Field(1, ge=1, description="CPU threads of torch per rank.")
+    microbatch_tokens: int = Field(
+        16384, ge=1, description="Packed tokens per forward and rank; of a microbatch that ranks share, of all of them together."
+    )
+    shared_prefix: bool = Field(
+        False,
+        description="Compute a prompt that attempts of a group share once per microbatch; pays where prompts are not much shorter than "
+        "responses. Attention is then `segment_sdpa`.",
+    )
+    minibatches_per_step: int = Field(1, ge=1, description="Optimizer updates per epoch over the batch, cut by groups.")
+    epochs_per_step: int = Field(1, ge=1, description="Passes over the batch.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    logprob_chunk_tokens: int | None = Field(
+        None, ge=1, description="Tokens whose logits exist at once; None: about 64 MiB of logits on a CPU, 512 MiB on a GPU."
+    )
+    compile: bool = Field(False, description="Compile each layer with torch.compile; the first updates wait for the compiler.")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        "none",
+        description="What leaves the GPU: optimizer, its state between updates; parameters, weights, gradients and state, which are "
+        "then updated on the CPU.",
+    )
+    fsdp: FSDPConfig = FSDPConfig()
+    collective_timeout_s: float = Field(300.0, gt=0, description="A collective that takes longer lost a rank.")
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same microbatches."""
+        return self.sequence_parallel * self.tensor_parallel
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel ranks: ranks with microbatches of their own; of those that share them, one counts."""
+        return self.world_size // self.num_replicas
+
+    @model_validator(mode="after")
+    def _microbatches_are_shared_evenly(self) -> LearnerConfig:
+        for name in ("sequence_parallel", "tensor_parallel"):
+            size = getattr(self, name)
+            if self.world_size % size:
+                raise ValueError(
+                    f"{name}={size} does not divide world_size={self.world_size}; every microbatch is shared by as many ranks as the others"
+                )
+        if self.tensor_parallel > 1:
+            self._check_tensor_parallel()
+        return self
+
+    def _check_tensor_parallel(self) -> None:
+        refused = {
+            f"sequence_parallel={self.sequence_parallel}": self.sequence_parallel > 1,
+            f"fsdp.shard_size={self.fsdp.shard_size}": self.fsdp.shard_size is not None,
+            "compile=true": self.compile,
+        }
+        for key, is_set in refused.items():
+            if is_set:
+                raise ValueError(f"tensor_parallel={self.tensor_parallel} does not go with {key}; leave one of the two out")
+
+    @model_validator(mode="after")
+    def _copies_are_even(self) -> LearnerConfig:
+        refuse_uneven_copies(self.fsdp, self.world_size)
+        return self
+
+
+def refuse_uneven_copies(fsdp: FSDPConfig, world_size: int) -> None:
+    """Check that every copy of the weights has as many ranks as the others.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if fsdp.shard_size is not None and world_size % fsdp.shard_size:
+        raise ValueError(
+            f"fsdp.shard_size={fsdp.shard_size} does not divide world_size={world_size}; "
+            "every copy of the weights needs as many ranks as the others"
+        )
+
+
+def refuse_shared_prefix(model: ModelConfig, learner: LearnerConfig) -> None:
+    """Check that the model's attention and the layout of the ranks serve `learner.shared_prefix`.
+
+    Raises:
+        ValueError: one of them does not.
+    """
+    if not learner.shared_prefix:
+        return
+    if model.attention not in ("auto", "segment_sdpa"):
+        raise ValueError(
+            f"learner.shared_prefix needs an attention in which several segments read one prompt, which {model.attention} is not; "
+            "use model.attention=segment_sdpa"
+        )
+    if learner.sequence_parallel > 1:
+        raise ValueError(
+            f"learner.shared_prefix does not go with learner.sequence_parallel={learner.sequence_parallel}; use sequence_parallel=1"
+        )

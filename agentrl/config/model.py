@@ -1,0 +1,51 @@
+"""The policy and its tokenizer: loaded, with an adapter beside it, or made from scratch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from agentrl.config.section import Section
+
+
+class LoRAConfig(Section):
+    """A trained low-rank adapter beside frozen weights; servers get the sum of both."""
+
+    rank: int = Field(0, ge=0, description="Rank of the adapter; 0: no adapter, all weights are trained.")
+    alpha: float = Field(32.0, gt=0, description="The adapter's share is scaled by alpha / rank.")
+    target_modules: tuple[str, ...] = Field((), description="Names of the linear layers that get one; (): all but the output head.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter, in updates only.")
+
+
+class ModelConfig(Section):
+    """The policy and its tokenizer."""
+
+    path: str = Field("", description="Local folder or hub id of the policy.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub id; None: its main branch.")
+    tokenizer_path: str | None = Field(None, description="Folder of the tokenizer; None: `model.path`.")
+    chat_template: str | None = Field(None, description="Jinja file that replaces the tokenizer's own template; None: the tokenizer's.")
+    tool_format: Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "gpt_oss", "pythonic"] = Field(
+        "auto", description="How the model writes tool calls; auto: from the chat template; none: it writes no calls."
+    )
+    template_edits: Literal["fork", "refuse"] = Field(
+        "fork",
+        description="When the chat template edits earlier turns (drops their thinking): fork starts a new training row with the edited "
+        "history, refuse ends the run before it starts.",
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Parameter dtype of learner and servers.")
+    attention: Literal["auto", "sdpa", "segment_sdpa", "flash_attention_2", "flex_attention"] = Field(
+        "auto", description="Attention of the learner; auto: per-segment SDPA on CPU, flash or flex attention on GPU."
+    )
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    external_lib: str | None = Field(
+        None, description="`package.module` or `file.py` imported before the model is loaded, such as one that registers its class."
+    )
+    lora: LoRAConfig = LoRAConfig()
+
+
+class ModelFromScratchConfig(Section):
+    """A new small model instead of `model.path`; without `model.tokenizer_path` it gets the byte-level tokenizer of this project."""
+
+    architecture: Literal["none", "qwen2"] = Field("none", description="none: start from model.path.")
+    sizes: dict[str, Any] = Field({}, description="hidden_size, num_hidden_layers, ... of the architecture's config.")

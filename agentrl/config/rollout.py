@@ -1,0 +1,108 @@
+"""Generation: servers, sampling, concurrency, and how new weights reach the servers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from agentrl.config.section import Section
+from agentrl.types import SCORED_OUTCOMES, Outcome
+
+OutcomePolicy = Literal["train", "retry", "drop"]
+
+DEFAULT_OUTCOME_POLICY: dict[Outcome, OutcomePolicy] = {
+    Outcome.COMPLETED: "train",
+    Outcome.TRUNCATED: "train",
+    Outcome.TURN_LIMIT: "train",
+    Outcome.TIMEOUT: "retry",
+    Outcome.TOOL_ERROR: "retry",
+    Outcome.MODEL_ERROR: "retry",
+    Outcome.REWARD_ERROR: "drop",
+    Outcome.ABORTED: "drop",
+}
+
+
+class EmbeddedServerConfig(Section):
+    """The embedded server (transformers' continuous batching): for machines without SGLang."""
+
+    num_blocks: int = Field(512, ge=1, description="Blocks of the paged KV cache.")
+    page_size: int = Field(32, ge=1, description="Tokens per block.")
+    max_batch_tokens: int = Field(512, ge=1, description="Tokens per forward.")
+    max_requests_per_batch: int = Field(128, ge=1, description="Requests per forward; more wait.")
+    threads: int = Field(1, ge=1, description="CPU threads of torch.")
+
+
+class SGLangServerConfig(Section):
+    """SGLang servers."""
+
+    python: str | None = Field(None, description="Python of an environment in which SGLang is installed; None: this one's.")
+    args: dict[str, Any] = Field({}, description="Further server arguments, `name: value`.")
+
+
+class WeightsConfig(Section):
+    """How new weights reach the servers."""
+
+    transport: Literal["disk", "distributed"] = Field(
+        "disk", description="disk: safetensors in a folder all can read; distributed: torch process group."
+    )
+    folder: str | None = Field(None, description="Folder of the disk transport; None: `weights/` of the run directory.")
+    bucket_bytes: int = Field(256 * 2**20, ge=1, description="Bytes sent at once by the distributed transport.")
+    backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="Process-group backend; auto: nccl on GPU, gloo on CPU.")
+    pause_mode: Literal["auto", "abort", "retract", "in_place"] = Field(
+        "auto", description="What happens to running requests; auto: abort for the embedded server, retract for SGLang."
+    )
+    verify: bool = Field(False, description="Compare checksums of servers and learner after every publish.")
+    timeout_s: float = Field(120.0, gt=0, description="Deadline of one publish.")
+
+
+class RolloutConfig(Section):
+    """Generation: servers, sampling, concurrency."""
+
+    backend: Literal["embedded", "sglang"] = Field("embedded", description="Which server to start, or which kind runs at `urls`.")
+    urls: tuple[str, ...] = Field((), description="Attach to these running servers instead of starting any.")
+    api_key_env: str | None = Field(None, description="Environment variable with the key of the servers; never the key itself.")
+    num_servers: int = Field(1, ge=1, description="Servers to start.")
+    num_actors: int = Field(1, ge=1, description="Rollout actors (processes that run agent loops).")
+    group_size: int = Field(8, ge=1, description="Trajectories per task (GRPO's n).")
+    greedy_baseline: Literal["auto", "always"] = Field(
+        "auto",
+        description="One more attempt per task at temperature 0, whose reward is a baseline and whose tokens nobody learns from; "
+        "auto: for algorithm.advantage=remax; always: also for an estimator of your own.",
+    )
+    max_concurrent_trajectories: int = Field(256, ge=1, description="Trajectories in flight per rollout actor.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature; the learner divides its logits by it.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Must stay 1 in training: the kept set is unknown to the learner.")
+    top_k: int = Field(-1, description="Must stay -1 in training.")
+    min_p: float = Field(0.0, ge=0, le=1, description="Must stay 0 in training.")
+    on_outcome: dict[Outcome, OutcomePolicy] = Field(
+        DEFAULT_OUTCOME_POLICY, description="Per outcome: train on it, retry the member, or drop its group."
+    )
+    max_retries: int = Field(2, ge=0, description="Retries of one member before its group is dropped.")
+    server_start_timeout_s: float = Field(180.0, gt=0, description="A server that is not ready by then failed.")
+    max_server_restarts: int = Field(3, ge=0, description="Restarts per server before the run ends.")
+    max_actor_restarts: int = Field(3, ge=0, description="Restarts per rollout actor before the run ends.")
+    embedded: EmbeddedServerConfig = EmbeddedServerConfig()
+    sglang: SGLangServerConfig = SGLangServerConfig()
+    weights: WeightsConfig = WeightsConfig()
+
+    @property
+    def pause_mode_in_use(self) -> Literal["abort", "retract", "in_place"]:
+        """What `weights.pause_mode` comes to: the embedded server knows `abort` only."""
+        if self.weights.pause_mode != "auto":
+            return self.weights.pause_mode
+        return "abort" if self.backend == "embedded" else "retract"
+
+    @model_validator(mode="after")
+    def _complete_and_check(self) -> RolloutConfig:
+        if (self.top_p, self.top_k, self.min_p) != (1.0, -1, 0.0):
+            raise ValueError(
+                f"top_p={self.top_p}, top_k={self.top_k}, min_p={self.min_p}: truncated sampling is refused in training because the "
+                "servers report log-probabilities of the full distribution and the ratio would be off by the kept mass; "
+                "use top_p=1, top_k=-1, min_p=0 (the `eval` group may truncate)"
+            )
+        failed = [o.value for o, policy in self.on_outcome.items() if policy == "train" and o not in SCORED_OUTCOMES]
+        if failed:
+            raise ValueError(f"on_outcome.{failed[0]}=train: an attempt that failed has no reward to learn from; use retry or drop")
+        object.__setattr__(self, "on_outcome", {**DEFAULT_OUTCOME_POLICY, **self.on_outcome})
+        return self

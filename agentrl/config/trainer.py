@@ -1,0 +1,45 @@
+"""The run: how long, how often, where."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.config.section import Section
+
+
+class TrainerConfig(Section):
+    """The run: how long, how often, where."""
+
+    steps: int | None = Field(None, ge=1, description="Batches to train on; None: by total_epochs.")
+    total_epochs: int = Field(1, ge=1, description="Passes over the training rows when `steps` is None.")
+    save_freq: int = Field(-1, ge=-1, description="Checkpoint every N steps (and at the end); -1: never.")
+    test_freq: int = Field(-1, ge=-1, description="Validate every N steps; -1: never.")
+    val_before_train: bool = Field(True, description="Validate before the first step, if there are val_files.")
+    val_only: bool = Field(False, description="Validate and stop.")
+    resume_mode: str = Field(
+        "auto", description="auto: from the newest checkpoint of the run directory; disable; or the path of a checkpoint."
+    )
+    save_in_background: bool = Field(
+        True, description="Go on while a checkpoint is written; costs one more copy of its data in memory for that time."
+    )
+    keep_last: int = Field(3, ge=1, description="Newest checkpoints kept.")
+    keep_best: int = Field(0, ge=0, description="Checkpoints kept beside them: the best by `best_metric`; 0: none.")
+    best_metric: str = Field("val/reward_mean", description="Metric of validation that the best checkpoints are chosen by.")
+    best_mode: Literal["max", "min"] = Field("max", description="Whether a larger or a smaller `best_metric` is better.")
+    run_dir: str | None = Field(None, description="Folder of the run; None: runs/<project_name>/<experiment_name>.")
+    project_name: str = Field("agentrl", description="Name of the project, for trackers.")
+    experiment_name: str = Field("default", description="Name of the run.")
+    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(
+        ("console",), description="Trackers beside metrics.jsonl, which is always written."
+    )
+    rollout_data_dir: str | None = Field(
+        None, description="Where training trajectories are kept as Parquet; None: trajectories/ of the run directory."
+    )
+    validation_data_dir: str | None = Field(None, description="The same for validation; None: validation/ of the run directory.")
+    keep_trajectories: bool = Field(True, description="Write the trajectories at all.")
+    seed: int = Field(0, ge=0, description="Seed of data order, initialisation and learner.")
+    profile_steps: tuple[int, ...] = Field(
+        (), description="Steps, from 1, whose learning torch's profiler records on every rank, into traces/ of the run directory."
+    )
