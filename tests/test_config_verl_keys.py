@@ -11,7 +11,8 @@ from agentrl.config.compose import load_config, load_sft_config
 from agentrl.config.fields import iter_keys, iter_sections
 from agentrl.config.schema import Config
 from agentrl.config.supervised import SFTConfig
-from agentrl.config.verl_keys import MEANINGLESS, RENAMED, RENAMED_IN_SFT, answer, targets
+from agentrl.config.verl_keys import MEANINGLESS, answer, targets
+from agentrl.config.verl_renamed import RENAMED, RENAMED_IN_SFT
 from agentrl.errors import ConfigError
 
 KNOWN = {".".join(key) for key, _ in iter_keys(Config)}
