@@ -26,7 +26,7 @@ from agentrl.plugins.rewards import Scope
 from agentrl.rewards.calls import AsyncHost, Result, RewardCalls, Term
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.recorder import reward_event
-from agentrl.rollout.session import GivenReward
+from agentrl.rollout.tally import GivenReward
 from agentrl.types import RewardEvent, Task, Trajectory
 
 DETAILS = "reward_details"

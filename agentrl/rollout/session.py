@@ -1,20 +1,10 @@
-"""What an agent loop holds during one attempt: the one writer of its tokens, and the keeper of its budgets.
-
-`Trajectory.metrics` of every attempt (numbers; seconds end in `_s`):
-    num_turns, num_tool_calls, num_tool_errors (calls answered with an error), num_interruptions (generations continued),
-    num_tool_retries, num_tool_timeouts, num_tool_failures, num_cut_outputs (see Toolbox; absent when 0),
-    num_forks (training rows beyond the first, because the context was edited),
-    generate_s, tool_s, interaction_s (waiting for servers, tools, the partner), reward_s (scoring),
-    <tool>/<metric> of tools (sums), and what scoring adds (see scoring.py).
-"""
+"""What an agent loop holds during one attempt: the one writer of its tokens, and the keeper of its budgets."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -30,21 +20,12 @@ from agentrl.rollout.openai_session import OpenAISession
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
 from agentrl.rollout.sampling import Generator, Sampling
+from agentrl.rollout.tally import GivenReward, Tally
 from agentrl.rollout.toolbox import Toolbox
 from agentrl.types import Generation, JsonObject, Message, Outcome, SamplingParams, ToolCall, Trajectory, Turn
 
 T = TypeVar("T")
 Adjust = Callable[[Generation], Generation]
-
-
-@dataclass(frozen=True, slots=True)
-class GivenReward:
-    """A reward that a tool, the partner or the agent loop itself gave for one assistant turn."""
-
-    source: Literal["tool", "interaction", "agent"]
-    name: str
-    value: float
-    turn: int
 
 
 class TrajectorySession:
@@ -88,8 +69,7 @@ class TrajectorySession:
         self._is_cut = False  # the last turn ended at a token limit
         self._ended: Outcome | None = None
         self._is_finished = False  # a tool ended the trajectory
-        self._metrics: defaultdict[str, float] = defaultdict(float)
-        self.turn_rewards: list[GivenReward] = []
+        self._tally = Tally()
         self.limits = TurnLimits(agent.max_turns, agent.max_tool_calls_per_turn, agent.max_user_turns)
 
     # -------------------------------------------------------------------------------------------- for agent loops
@@ -140,15 +120,14 @@ class TrajectorySession:
             ToolError: a tool broke.
         """
         self._refuse_if_ended()
-        with self._timed("tool_s"):
+        with self._tally.timed("tool_s"):
             results = await self._toolbox.answer(calls)
         for call, result in zip(calls, results, strict=True):
-            self._metrics["num_tool_calls"] += 1
-            self._metrics["num_tool_errors"] += result.is_error
-            for name, value in result.metrics.items():
-                self._metrics[f"{call.name}/{name}"] += value
+            self._tally.count("num_tool_calls")
+            self._tally.count("num_tool_errors", result.is_error)
+            self._tally.add(call.name, result.metrics)
             if result.reward is not None:
-                self.turn_rewards.append(GivenReward("tool", call.name, result.reward, self._recorder.num_turns - 1))
+                self._tally.rewards.append(GivenReward("tool", call.name, result.reward, self._recorder.num_turns - 1))
             if result.state is not None:
                 self._line.reported_states.append(result.state)
             self._is_finished = self._is_finished or result.is_final
@@ -161,7 +140,7 @@ class TrajectorySession:
 
     def add_reward(self, name: str, value: float) -> None:
         """Give the last turn a reward, reported as `agent/<name>`."""
-        self.turn_rewards.append(GivenReward("agent", name, value, self._recorder.num_turns - 1))
+        self._tally.rewards.append(GivenReward("agent", name, value, self._recorder.num_turns - 1))
 
     async def interact(self) -> InteractionReply:
         """Let the row's partner answer; unless it is done, the answer waits for the next `generate`.
@@ -175,12 +154,11 @@ class TrajectorySession:
             raise PluginError(f"task {self._attempt.task.task_id}: the agent interacts, but the row has no interaction_kwargs")
         if not self._recorder.num_turns:
             raise PluginError("the agent interacts before its first `generate`: there is nothing to answer")
-        with self._timed("interaction_s"):
+        with self._tally.timed("interaction_s"):
             reply = await self._partner.respond(self.messages)
         if reply.reward is not None:
-            self.turn_rewards.append(GivenReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1))
-        for name, value in reply.metrics.items():
-            self._metrics[f"{self._partner.name}/{name}"] += value
+            self._tally.rewards.append(GivenReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1))
+        self._tally.add(self._partner.name, reply.metrics)
         if reply.state is not None:
             self._line.reported_states.append(reply.state)
         if not reply.is_done:
@@ -221,9 +199,9 @@ class TrajectorySession:
         """
         last = self._recorder.num_turns - 1
         for name, score in (await self._toolbox.score()).items():
-            self.turn_rewards.append(GivenReward("tool", name, score, last))
+            self._tally.rewards.append(GivenReward("tool", name, score, last))
         if self._partner is not None and (final := await self._partner.score()) is not None:
-            self.turn_rewards.append(GivenReward("interaction", self._partner.name, final, last))
+            self._tally.rewards.append(GivenReward("interaction", self._partner.name, final, last))
 
     def stop_at_turn_limit(self) -> None:
         """Record that the model wanted another turn than `limits.turns` allows."""
@@ -256,12 +234,12 @@ class TrajectorySession:
 
         async def generate(token_ids: Sequence[int]) -> Generation:
             generation = await self._generator.generate(token_ids, params, trajectory_key=self._attempt.key)
-            self._metrics["num_interruptions"] += generation.num_interruptions
+            self._tally.count("num_interruptions", generation.num_interruptions)
             return adjust(generation)
 
         self._num_sampling += 1
         try:
-            with self._timed("generate_s"):
+            with self._tally.timed("generate_s"):
                 sampled = await line.sample(generate)
         finally:
             self._num_sampling -= 1
@@ -271,7 +249,7 @@ class TrajectorySession:
 
     def count(self, name: str) -> None:
         """Add 1 to a metric."""
-        self._metrics[name] += 1
+        self._tally.count(name)
 
     def ignores(self, asked: Mapping[str, Any]) -> bool:
         """Tell whether a request asks for another sampling than the run's."""
@@ -289,17 +267,25 @@ class TrajectorySession:
     def num_action_tokens(self) -> int:
         return self._recorder.num_action_tokens
 
+    @property
+    def turn_rewards(self) -> Sequence[GivenReward]:
+        """What tools, the partner and the agent loop gave so far."""
+        return self._tally.rewards
+
     def trajectory(self, outcome: Outcome, failure: str | None) -> Trajectory:
         """Return what happened so far, without rewards."""
-        counts = ("num_tool_calls", "num_tool_errors", "num_interruptions", "generate_s", "tool_s", "interaction_s")
-        num_rows = self._recorder.num_rows
-        metrics = {"num_turns": float(self._recorder.num_turns), "num_forks": float(max(num_rows - 1, 0))} | dict.fromkeys(counts, 0.0)
+        num_forks = max(self._recorder.num_rows - 1, 0)
         return self._recorder.trajectory(
             self._attempt,
             messages=self._line.recorded_messages,
             outcome=outcome,
             failure=failure,
-            metrics=metrics | self._metrics | self._toolbox.metrics,
+            metrics={
+                "num_turns": float(self._recorder.num_turns),
+                "num_forks": float(num_forks),
+                **self._tally.metrics,
+                **self._toolbox.metrics,
+            },
         )
 
     async def close(self) -> None:
@@ -342,22 +328,3 @@ class TrajectorySession:
     def _refuse_if_ended(self) -> None:
         if self._ended is not None:
             raise TrajectoryEnd(self._ended)
-
-    def _timed(self, name: str) -> _Timed:
-        return _Timed(self._metrics, name)
-
-
-class _Timed:
-    """Adds the seconds of a block to a metric. A class, for a generator costs more than all it measures in a quick turn."""
-
-    __slots__ = ("_metrics", "_name", "_started")
-
-    def __init__(self, metrics: defaultdict[str, float], name: str) -> None:
-        self._metrics = metrics
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._started = trio.current_time()
-
-    def __exit__(self, *_: object) -> None:
-        self._metrics[self._name] += trio.current_time() - self._started
