@@ -1,0 +1,72 @@
+"""What one attempt counted, how long it waited, and which rewards it was given on the way.
+
+`Trajectory.metrics` of every attempt (numbers; seconds end in `_s`):
+    num_turns, num_tool_calls, num_tool_errors (calls answered with an error), num_interruptions (generations continued),
+    num_tool_retries, num_tool_timeouts, num_tool_failures, num_cut_outputs (see Toolbox; absent when 0),
+    num_forks (training rows beyond the first, because the context was edited),
+    generate_s, tool_s, interaction_s (waiting for servers, tools, the partner), reward_s (scoring),
+    <tool>/<metric> of tools (sums), and what scoring adds (see scoring.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import trio
+
+_ALWAYS = ("num_tool_calls", "num_tool_errors", "num_interruptions", "generate_s", "tool_s", "interaction_s")
+"""Metrics that an attempt reports also when they are 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenReward:
+    """A reward that a tool, the partner or the agent loop itself gave for one assistant turn."""
+
+    source: Literal["tool", "interaction", "agent"]
+    name: str
+    value: float
+    turn: int
+
+
+class Tally:
+    """Sums by name, and rewards in the order they were given."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float, dict.fromkeys(_ALWAYS, 0.0))
+        self.rewards: list[GivenReward] = []
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return self._sums
+
+    def count(self, name: str, value: float = 1.0) -> None:
+        """Add to a metric."""
+        self._sums[name] += value
+
+    def add(self, plugin: str, metrics: Mapping[str, float]) -> None:
+        """Add what a tool or the partner reported, as `<plugin>/<metric>`."""
+        for name, value in metrics.items():
+            self._sums[f"{plugin}/{name}"] += value
+
+    def timed(self, name: str) -> _Timed:
+        """Return a context that adds its seconds to a metric."""
+        return _Timed(self._sums, name)
+
+
+class _Timed:
+    """Adds the seconds of a block to a metric. A class, for a generator costs more than all it measures in a quick turn."""
+
+    __slots__ = ("_name", "_started", "_sums")
+
+    def __init__(self, sums: defaultdict[str, float], name: str) -> None:
+        self._sums = sums
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._started = trio.current_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._sums[self._name] += trio.current_time() - self._started
