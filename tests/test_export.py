@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,13 +19,16 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.trainer import TrainerConfig
+from agentrl.controller.checkpoint import save_checkpoint
 from agentrl.controller.export import export_checkpoint
 from agentrl.controller.saving import CheckpointWriter
+from agentrl.controller.supervised_data import pair_sample
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
 from agentrl.learner import weights
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
+from agentrl.learner.score_head import ScoreHead
 from agentrl.types import TensorSpec
 from learner_parts import lone_learner, tiny_sizes
 
@@ -199,6 +203,31 @@ def test_a_base_that_has_moved_is_named(base, adapted, tmp_path):
     finally:
         moved.rename(base)
     assert same_weights(tmp_path / "out", folder / "policy")
+
+
+# ----------------------------------------------------------------------------------------------------- reward models
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_reward_model_is_exported_with_its_head(base, tmp_path, rank):
+    model = ModelConfig(path=str(base), lora=LoRAConfig(rank=rank))
+    pairs = [pair_sample(index, np.arange(4, 9, dtype=np.int32), np.arange(5, 11, dtype=np.int32)) for index in range(3)]
+    [packed] = pack(pairs, max_tokens=1000, world_size=1)
+    config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2))
+    spec = LearnerSpec(model, config, AlgorithmConfig(), "on_policy", 3, 1.0, 10, score_head=ScoreHead(1))
+    with lone_learner(spec) as one:
+        one.supervised_update(packed)
+        save = partial(save_checkpoint, tmp_path / "checkpoints", step=1, version=1, buffer_state=b"", keep_last=1)
+        checkpoint = save(save_learner=one.save).folder
+        one.export(str(tmp_path / "policy"))
+    export_checkpoint(checkpoint, tmp_path / "out")
+    assert same_weights(tmp_path / "out", tmp_path / "policy")
+    assert "score.weight" in load_file(tmp_path / "out/model.safetensors")
+    described, theirs = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "policy"))
+    assert described == theirs
+    if rank:
+        with pytest.raises(ConfigError, match="whose head is trained beside the adapter; export it without --adapter"):
+            export_checkpoint(checkpoint, tmp_path / "adapter", adapter_only=True)
 
 
 # -------------------------------------------------------------------------------------------------------- mistakes

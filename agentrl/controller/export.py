@@ -11,6 +11,7 @@ from agentrl.learner import weights
 from agentrl.learner.checkpoint import DESCRIPTION
 from agentrl.learner.lora import write_adapter
 from agentrl.learner.restore import read_model_config, read_policy
+from agentrl.learner.score_head import SCORE_HEAD
 
 
 def export_checkpoint(checkpoint: Path, out: Path, *, adapter_only: bool = False, base: str | None = None) -> None:
@@ -23,7 +24,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, adapter_only: bool = False
         base: folder or hub id of the model under the adapter.
 
     Raises:
-        ConfigError: no checkpoint there, `out` is not free, or an adapter is asked for and there is none.
+        ConfigError: no checkpoint there, `out` is not free, an adapter is asked for and there is none, or it is not all that was trained.
         CheckpointError: the checkpoint is damaged.
         InfrastructureError: `out` cannot be written.
     """
@@ -39,6 +40,10 @@ def export_checkpoint(checkpoint: Path, out: Path, *, adapter_only: bool = False
     if model.lora.rank > 0:
         model = resolve_model(model)
     policy = read_policy(model, found.learner)
+    if adapter_only and hasattr(policy.module, SCORE_HEAD):
+        raise ConfigError(
+            f"{str(checkpoint)!r} is of a reward model, whose head is trained beside the adapter; export it without --adapter"
+        )
     # Config and tokenizer are the checkpoint's own; those of the model that the run began with may have changed since.
     description = str(found.learner / DESCRIPTION)
     described = model.model_copy(update={"path": description, "tokenizer_path": description, "chat_template": None})

@@ -1,4 +1,4 @@
-"""The policy of a learner's checkpoint, read by one process without ranks: whole, on the CPU, to be exported."""
+"""The policy (or reward model) of a learner's checkpoint, read by one process without ranks: whole, on the CPU, to be exported."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationConfig, PreTrainedModel
 
+from agentrl.chat.template import read_json
 from agentrl.config.model import ModelConfig
 from agentrl.errors import CheckpointError
 from agentrl.learner.checkpoint import DESCRIPTION, MODEL
 from agentrl.learner.lora import add_adapter
 from agentrl.learner.model import Policy, as_policy, load_module
+from agentrl.learner.score_head import ScoreHead, attach_score_head
 from agentrl.plugins.sources import import_source
 
 _ATTENTION = "sdpa"
@@ -27,7 +29,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def read_policy(model: ModelConfig, folder: Path) -> Policy:
-    """Return the policy that `Learner.save` wrote into `folder`.
+    """Return the policy that `Learner.save` wrote into `folder`; one that was trained as a reward model, with its head.
 
     Args:
         model: as the learner had it; `model.path` is read only under a LoRA adapter, whose base is not in the checkpoint.
@@ -38,9 +40,12 @@ def read_policy(model: ModelConfig, folder: Path) -> Policy:
     """
     dtype = getattr(torch, model.dtype)
     if model.lora.rank > 0:
-        module = load_module(model, _ATTENTION, dtype, from_scratch=None)
+        head = _score_head(folder / DESCRIPTION)
+        module = load_module(model, _ATTENTION, dtype, from_scratch=None, has_score_head=head is not None)
         class_name = type(module).__name__
         add_adapter(module, model.lora, dtype=torch.float32)
+        if head is not None:
+            attach_score_head(module, head, dtype=torch.float32)
     else:
         module = _empty_module(model, folder / DESCRIPTION, dtype)
         class_name = type(module).__name__
@@ -53,13 +58,21 @@ def _empty_module(model: ModelConfig, description: Path, dtype: torch.dtype) -> 
     if model.external_lib is not None:
         import_source(model.external_lib)
     config = AutoConfig.from_pretrained(description, trust_remote_code=model.trust_remote_code)
+    kind = AutoModelForCausalLM if _score_head(description) is None else AutoModelForSequenceClassification
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=model.trust_remote_code)
+        module = kind.from_config(config, dtype=dtype, trust_remote_code=model.trust_remote_code)
     module.to_empty(device="cpu")
     module.tie_weights()  # memory was given to each name
     if (description / "generation_config.json").is_file():
         module.generation_config = GenerationConfig.from_pretrained(description)
     return module
+
+
+def _score_head(description: Path) -> ScoreHead | None:
+    """Return the head of a reward model, None of a policy."""
+    config = read_json(description / "config.json")
+    is_classifier = any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
+    return ScoreHead(config.get("pad_token_id")) if is_classifier else None
 
 
 def _trained(module: PreTrainedModel) -> Mapping[str, Tensor]:
