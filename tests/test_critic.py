@@ -23,6 +23,7 @@ from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.model import load_module
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
@@ -341,3 +342,9 @@ def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, m
     with pytest.raises(ConfigError, match=message):
         check_critic(Config.model_validate(config | options))
     check_critic(Config.model_validate(options))  # without one, nothing is asked
+
+
+def test_a_head_of_several_labels_is_a_mistake_in_the_config(tmp_path):
+    AutoModelForSequenceClassification.from_config(Qwen2Config(**SIZES, num_labels=2)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"^model.path='.*' cannot be loaded as a sequence classifier with one label: "):
+        load_module(ModelConfig(path=str(tmp_path)), "sdpa", torch.float32, from_scratch=None, has_score_head=True)

@@ -162,8 +162,8 @@ def _load_model(model: ModelConfig, attention: str, dtype: torch.dtype, *, has_s
         if has_score_head:
             return AutoModelForSequenceClassification.from_pretrained(model.path, num_labels=1, **options)
         return AutoModelForCausalLM.from_pretrained(model.path, **options)
-    except (OSError, ValueError) as error:
-        kind = "sequence classifier" if has_score_head else "causal language model"
+    except (OSError, ValueError, RuntimeError) as error:  # a head of several labels is a RuntimeError
+        kind = "sequence classifier with one label" if has_score_head else "causal language model"
         raise ConfigError(f"model.path={model.path!r} cannot be loaded as a {kind}: {error}") from error
 
 
