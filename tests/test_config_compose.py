@@ -230,9 +230,9 @@ def test_a_broken_file_of_the_defaults_list_is_named(write: Write) -> None:
 
 
 def test_a_missing_file_names_the_nearest(write: Write) -> None:
-    write("configs/quickstart.yaml", "")
-    assert "nearest: configs/quickstart.yaml" in problem("configs/quikstart.yaml")
-    assert "nearest: configs/quickstart.yaml" in problem("quickstart.yaml")
+    write("configs/our_own.yaml", "")
+    assert "nearest: configs/our_own.yaml" in problem("configs/ourown.yaml")
+    assert "nearest: configs/our_own.yaml" in problem("our_own.yaml")
     assert "is a folder" in problem("configs")
     assert "must end in .yaml" in problem(write("run.json", "{}"))
 
