@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.plugins import load_plugins
+from agentrl.plugins import RewardResult, load_plugins
 from agentrl.testing import Says, call
 from agentrl.testing.contracts import AgentContract, InteractionContract, RewardContract, RewardExample, ToolContract
 
@@ -259,6 +259,18 @@ class TestLLMJudge(RewardContract):
         with json_server(lambda body: completion(f"Score: {10 if 'good' in body['messages'][-1]['content'] else 0}")) as url:
             self.config = {"url": f"{url}/v1", "model": "judge", "max_retries": 0, "prompt": "Is this fine? $answer"}
             yield
+
+
+class TestRewardModel(RewardContract):
+    """A stand-in for the run's model, which needs a cluster: the longer an answer, the better."""
+
+    reward = "reward_model"
+    examples = (RewardExample("good", 4.0), RewardExample("better", 6.0), RewardExample("", None))
+
+    def _new(self):
+        reward = super()._new()
+        reward.connect(lambda attempts: [RewardResult(float(len(one.answer))) if one.answer else None for one in attempts])
+        return reward
 
 
 # ---------------------------------------------------------------------------------------------------------- all of them
