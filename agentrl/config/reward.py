@@ -70,9 +70,10 @@ class RewardConfig(Section):
     reward_config: dict[str, dict[str, Any]] = Field({}, description="Reward name -> its `config` dictionary.")
     weight: float = Field(1.0, description="Weight of the row's own reward (by `sources` or `custom_function`) in the sum.")
     terms: dict[str, RewardTermConfig] = Field({}, description="Name -> further term, such as length_penalty, format, llm_judge.")
-    assignment: Literal["mixed", "end"] = Field(
-        "mixed",
-        description="mixed: rewards of turns lie on their turn, all others on the last action token; end: all on the last action token.",
+    assignment: Literal["outcome", "turn"] = Field(
+        "turn",
+        description="turn: each reward lies on the last action token of the turn that earned it, one of the whole attempt on its last; "
+        "outcome: all lie on the last action token of the attempt.",
     )
     num_processes: int = Field(1, ge=1, description="Processes per rollout actor for rewards that run in one of their own.")
     num_examine: int = Field(0, ge=0, description="Scored attempts printed in full at each validation, one of each data source first.")

@@ -51,7 +51,7 @@ class Scorer:
         own, terms = self._table.own(task), self._table.terms(task, "trajectory", "turn")
         attempt = attempted(task, trajectory, max_response_tokens=self._max_response_tokens)
         results = await self._calls.call_all([(term, attempt) for term in terms])
-        note = _Note(trajectory, at_end=self._config.assignment == "end")
+        note = _Note(trajectory, at_end=self._config.assignment == "outcome")
         note.add_given(turn_rewards, tool_weight=self._config.tool_reward_weight, interaction_weight=self._config.interaction_reward_weight)
         for term, result in zip(terms, results, strict=True):
             note.add(term, result, is_own=term is own)

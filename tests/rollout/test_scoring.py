@@ -153,9 +153,9 @@ def test_terms_add_up_by_weight_and_lie_on_action_tokens(own, term, per_turn, we
         "steps": weights[2] * sum(said),
         "tool/t": weights[3] * sum(one.value for one in given_rewards),
     }
-    mixed, end = (score({**config, "assignment": assignment}, attempt, given_rewards) for assignment in ("mixed", "end"))
+    by_turn, at_end = (score({**config, "assignment": assignment}, attempt, given_rewards) for assignment in ("turn", "outcome"))
     last = int(np.flatnonzero(attempt.action_mask)[-1])
-    for scored in (mixed, end):
+    for scored in (by_turn, at_end):
         assert {name: pytest.approx(sum_of(scored, name)) for name in expected} == expected
         assert scored.reward == pytest.approx(sum(expected.values()))
         assert all(attempt.action_mask[event.position] for event in scored.rewards)
@@ -165,12 +165,12 @@ def test_terms_add_up_by_weight_and_lie_on_action_tokens(own, term, per_turn, we
         assert scored.metrics.get("reward/beside/applied") == (0.0 if term is None else None)
         assert scored.metrics.get("reward/steps") == (sum(said) if said else None)
         assert scored.extra_info[DETAILS]["constant"] == {"said": "a"}
-    assert {event.position for event in end.rewards} <= {last}
+    assert {event.position for event in at_end.rewards} <= {last}
     ends_of_turns = [int(np.flatnonzero(attempt.turn_ids == turn)[-1]) for turn in range(len(turns))]
-    placed = [event.position for event in mixed.rewards if event.name == "steps"]
+    placed = [event.position for event in by_turn.rewards if event.name == "steps"]
     weighted = [position for position, value in zip(ends_of_turns, per_turn, strict=False) if value is not None and weights[2]]
     assert placed == weighted
-    assert {event.position for event in mixed.rewards if event.name in ("constant", "beside")} <= {last}
+    assert {event.position for event in by_turn.rewards if event.name in ("constant", "beside")} <= {last}
 
 
 @given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6), data=st.data())
