@@ -16,7 +16,9 @@ from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import InfrastructureError
 from agentrl.tracking.metrics import read_metrics
 
-RECIPES = sorted(file.stem for file in (Path(__file__).parents[2] / "configs" / "algorithm").glob("*.yaml"))
+CONFIGS = Path(__file__).parents[2] / "configs"
+ALGORITHMS = sorted(file.stem for file in (CONFIGS / "algorithm").glob("*.yaml"))
+RECIPES = sorted(file.stem for file in (CONFIGS / "recipes").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +77,36 @@ def test_the_same_attempts_teach_an_estimator_that_reads_anchors(run, tmp_path):
     assert weights(replay(result.run_dir, changed).model_path) != weights(result.model_path)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_learns_from_them(run, world, tmp_path, recipe):
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_learns_from_them(run, world, tmp_path, algorithm):
     """Real attempts of several turns, through credit, correction and updates; whole runs of some are in test_recipes_learn.py."""
     result = run[1]
-    replayed = replay(result.run_dir, load_replay_config(result.run_dir, [f"algorithm={recipe}"], file=world.config, out=tmp_path))
+    replayed = replay(result.run_dir, load_replay_config(result.run_dir, [f"algorithm={algorithm}"], file=world.config, out=tmp_path))
     for record in read_metrics(tmp_path / "metrics.jsonl"):
-        learned = {name: value for name, value in record.values.items() if name.startswith("learner/")}
-        assert learned["learner/is_skipped"] == 0.0
-        assert learned["learner/grad_norm"] > 0.0
-        assert all(math.isfinite(value) for value in learned.values())
+        assert_learned(record)
     assert replayed.step == 2
     assert weights(replayed.model_path) != weights(world.folder / "model")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_learns_a_step_from_them(run, world, tmp_path, recipe):
+    """The learner of each, as configured, with a small model in the large one's place; whole runs are in test_recipe_runs.py."""
+    config, result = run
+    overrides = ["size=tiny", f"model.path={world.folder}/model", f"rollout.group_size={config.rollout.group_size}", "trainer.save_freq=-1"]
+    overrides += ["trainer.keep_best=0", "buffer.groups_per_step=4"]
+    own = load_replay_config(result.run_dir, overrides, file=CONFIGS / "recipes" / f"{recipe}.yaml", out=tmp_path)
+    replayed = replay(result.run_dir, own, last_step=1)
+    [record] = read_metrics(tmp_path / "metrics.jsonl")
+    assert_learned(record)
+    assert ("learner/critic/grad_norm" in record.values) is own.has_critic
+    assert replayed.step == 1
+
+
+def assert_learned(record):
+    learned = {name: value for name, value in record.values.items() if name.startswith("learner/")}
+    assert learned["learner/is_skipped"] == 0.0
+    assert learned["learner/grad_norm"] > 0.0
+    assert all(math.isfinite(value) for value in learned.values())
 
 
 def weights(folder) -> bytes:
