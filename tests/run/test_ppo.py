@@ -22,14 +22,14 @@ def test_ppo_with_a_critic_on_two_ranks_goes_on_from_its_checkpoint(world):
         ]
         return agentrl.train(agentrl.load_config(str(world.config), overrides))
 
-    assert run(1).step == 1
-    assert (run_dir / "checkpoints/step_000001/learner/critic/.metadata").exists()
-    result = run(2)
-    assert result.step == 2
+    assert run(2).step == 2
+    assert (run_dir / "checkpoints/step_000002/learner/critic/.metadata").exists()
+    result = run(3)
+    assert result.step == 3
     assert result.counts.is_balanced
     records = world.records(run_dir).train
-    assert [r["step"] for r in records] == [1, 2], "the second call went on"
-    assert ["learner/loss" in r for r in records] == [False, True], "the critic learns alone in the first step"
+    assert [r["step"] for r in records] == [1, 2, 3], "the second call went on"
+    assert ["learner/loss" in r for r in records] == [False, True, True], "the critic learns alone in the first step"
     assert all(math.isfinite(r["learner/critic/loss"]) and r["learner/critic/num_tokens"] > 0 for r in records)
     assert records[0]["learner/reward_kl"] == 0.0, "the policy is still its own reference"
     assert records[1]["learner/reward_kl_coefficient"] < records[0]["learner/reward_kl_coefficient"] == 0.01

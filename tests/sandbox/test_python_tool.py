@@ -136,7 +136,7 @@ def test_a_trajectory_goes_on_after_a_hostile_call(rollout) -> None:
     assert trajectory.outcome == Outcome.COMPLETED, trajectory.failure
     answers = [message.content for message in trajectory.messages if message.role == "tool"]
     assert len(answers) == 3
-    assert "ended" in answers[0] or "BlockingIOError" in answers[0]
+    assert "ended" in answers[0] or "Traceback" in answers[0], "ended by a limit, or its forks were refused"
     assert "PermissionError" in answers[1] or "Read-only file system" in answers[1]
     assert answers[2] == "42"
     assert trajectory.reward == 1.0
