@@ -1,4 +1,4 @@
-"""A reward model from pairs to a run: trained, exported, the same scores elsewhere, and one term of a policy's reward."""
+"""A reward model from pairs to a run of PPO: trained, exported, the same scores elsewhere, one term of the reward, start of the critic."""
 
 import json
 from dataclasses import dataclass
@@ -93,13 +93,15 @@ def test_a_reward_model_learns_and_scores_elsewhere_as_here(judge):
     assert np.mean(margins) == pytest.approx(best["val/margin"], rel=1e-5)
 
 
-def test_it_is_one_term_of_the_reward_beside_a_rule(world, judge):
+def test_ppo_learns_from_it_beside_a_rule_and_its_critic_begins_as_it(world, judge):
     run_dir = world.folder / "with_reward_model"
     config = agentrl.load_config(
         str(world.config),
         [
             f"trainer.run_dir={run_dir}",
             "trainer.steps=2",
+            "algorithm=ppo",
+            f"critic.model.path={judge.folder}",
             f"data.val_files=[{world.folder}/data/val.parquet]",
             "reward.terms={helpful: {reward: reward_model, weight: 0.5}}",
             f"reward_model={{model: {{path: {judge.folder}}}, world_size: 2, microbatch_tokens: 300}}",
@@ -121,6 +123,7 @@ def test_it_is_one_term_of_the_reward_beside_a_rule(world, judge):
             assert t.reward == pytest.approx(t.metrics["reward/arithmetic"] + event.value)
 
     records = world.records(run_dir)
+    assert records.train[0]["learner/critic/value_mean"] != 0.0, "the judge's head: another one would begin at 0"
     for step, trajectories in enumerate(trained, start=1):
         mean = np.mean([t.metrics["reward/helpful"] for t in trajectories])
         assert records.train[step - 1]["rollout/reward/helpful"] == pytest.approx(mean)
