@@ -11,7 +11,7 @@ AgentRLError
     ├── ToolError             a tool or an interaction broke (not: the model called it wrongly)
     ├── RewardError           a reward raised or ran out of time
     ├── SandboxError          the sandbox broke (not: the program in it failed)
-    ├── LearnerError          a learner rank was lost or its collective timed out
+    ├── LearnerError          a learner rank was lost, its collective timed out, or its numbers are not finite
     └── CheckpointError       a checkpoint is missing, incomplete or could not be written
 """
 

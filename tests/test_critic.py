@@ -1,6 +1,8 @@
 """A critic on one rank against plain transformers forwards, and what it learns; assessment and credit of a step with a critic."""
 
 import itertools
+import logging
+import math
 import socket
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, Qwen2Config
 
 from agentrl.algorithms.aggregation import Aggregation
 from agentrl.config.algorithm import AlgorithmConfig
@@ -18,8 +20,10 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.schema import Config
 from agentrl.controller.assess import assess
 from agentrl.controller.credit import Assessment, action_batch, assessed, credit
+from agentrl.controller.learner import learner_spec, open_local_learner
+from agentrl.controller.reward_kl import RewardKL
 from agentrl.controller.roles import Roles, check_critic
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.learner import Learner, LearnerSpec
@@ -293,6 +297,36 @@ def test_values_reach_credit_in_the_order_of_sampling_and_a_truncated_attempt_is
             assert found.returns[position] == pytest.approx(expected[position] + values[position], abs=1e-5)
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_values_that_are_not_finite_end_the_run_as_the_learners_error(tmp_path, is_cut):
+    """Not as one of the config: exit code 1, and the line says whose numbers they are."""
+    save_classifier(tmp_path / "judge")
+    attempt = trajectory(np.random.default_rng(4), outcome=Outcome.TRUNCATED if is_cut else Outcome.COMPLETED)
+    config = Config(algorithm={"advantage": "gae", "bootstrap_truncated": True}, rollout={"group_size": 1})
+    with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one:
+        torch.nn.init.constant_(one._model.tensors["score.weight"], math.nan)
+        with pytest.raises(
+            LearnerError, match=r"^the critic's values: \d+ of \d+ numbers are not finite; resume from an earlier checkpoint"
+        ):
+            assess(Roles(learner=None, critic=LocalWorker(one)), [Group(0, (attempt,))], config)
+
+
+def test_a_kl_that_is_not_finite_ends_the_run_as_the_learners_error(tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES))
+    model.save_pretrained(tmp_path)
+    kl = {"place": "reward", "coefficient": 0.1, "estimator": "k1"}
+    config = Config(model={"path": str(tmp_path)}, algorithm={"kl": kl}, rollout={"group_size": 1})
+    groups = [Group(0, (trajectory(np.random.default_rng(4)),))]
+    learner = open_local_learner(learner_spec(config, total_updates=1))
+    with closing(learner.worker):
+        roles = Roles(learner, reward_kl=RewardKL(config.algorithm.kl))
+        assert np.isfinite(np.concatenate(assess(roles, groups, config).kl)).all()
+        torch.nn.init.constant_(learner.worker._policy.tensors["model.norm.weight"], math.nan)
+        with pytest.raises(LearnerError, match=r"^the policy's KL to the reference: \d+ of \d+ numbers are not finite"):
+            assess(roles, groups, config)
+
+
 def test_kl_in_the_reward_is_paid_by_every_action_token():
     attempt = trajectory(np.random.default_rng(4))
     kl = np.where(attempt.action_mask, np.arange(attempt.num_tokens) / 10, 0).astype(np.float32)
@@ -325,7 +359,11 @@ def test_what_does_not_go_together_is_refused(options, message):
     ("options", "message"),
     [
         ({"critic": {"model": {"path": "nowhere/at/all/here"}}}, r"critic: model.path='nowhere/at/all/here'"),
-        ({"critic": {"model": {"path": "two"}}}, r"critic: model.path='.*two' has 2 labels; a critic has one, the value"),
+        ({"critic": {"model": {"path": "two"}}}, r"critic: model.path='.*two' has 2 labels; a score or a value is one"),
+        (
+            {"critic": {"model": {"path": "tokens"}}},
+            r"critic: model.path='.*tokens' is a Qwen2ForTokenClassification, whose head has a bias",
+        ),
         ({"learner": {"world_size": 3, "sequence_parallel": 3}}, r"critic: learner.sequence_parallel=3 does not divide"),
         (
             {"critic": {"model": {"lora": {"rank": 2}}}, "learner": {"world_size": 2, "tensor_parallel": 2}},
@@ -337,6 +375,7 @@ def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, m
     monkeypatch.chdir(tmp_path)
     save_classifier(tmp_path / "judge")
     AutoModelForSequenceClassification.from_config(Qwen2Config(**SIZES, num_labels=2)).save_pretrained(tmp_path / "two")
+    AutoModelForTokenClassification.from_config(Qwen2Config(**SIZES, num_labels=1)).save_pretrained(tmp_path / "tokens")
     config = {"model": {"path": "judge"}, "algorithm": {"advantage": "gae"}}
     check_critic(Config.model_validate(config))
     with pytest.raises(ConfigError, match=message):
@@ -344,7 +383,51 @@ def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, m
     check_critic(Config.model_validate(options))  # without one, nothing is asked
 
 
-def test_a_head_of_several_labels_is_a_mistake_in_the_config(tmp_path):
-    AutoModelForSequenceClassification.from_config(Qwen2Config(**SIZES, num_labels=2)).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"^model.path='.*' cannot be loaded as a sequence classifier with one label: "):
+@pytest.mark.parametrize(
+    ("kind", "options", "has_score_head", "message"),
+    [
+        (AutoModelForSequenceClassification, {"num_labels": 2}, True, "has 2 labels; a score or a value is one"),
+        (
+            AutoModelForTokenClassification,
+            {"num_labels": 1},
+            True,
+            "is a Qwen2ForTokenClassification, whose head has a bias that would be lost",
+        ),
+        (
+            AutoModelForSequenceClassification,
+            {"num_labels": 1},
+            False,
+            "is a Qwen2ForSequenceClassification, which has no head over the vocab",
+        ),
+        (AutoModelForTokenClassification, {}, False, "is a Qwen2ForTokenClassification, which has no head over the vocabulary"),
+        (AutoModel, {"tie_word_embeddings": False}, False, "lacks the weight 'lm_head.weight'; name the folder of a whole model"),
+    ],
+)
+def test_a_head_that_would_be_filled_with_random_numbers_is_refused(tmp_path, kind, options, has_score_head, message):
+    kind.from_config(Qwen2Config(**SIZES, **options)).save_pretrained(tmp_path)
+    model = ModelConfig(path=str(tmp_path))
+    with pytest.raises(ConfigError, match=rf"^model.path='.*' {message}[^\n]*$"):
+        load_module(model, "sdpa", torch.float32, from_scratch=None, has_score_head=has_score_head)
+
+
+def test_a_new_head_on_a_whole_model_is_no_news(tmp_path, caplog):
+    """Transformers' report of weights that are missing reads as an error; of others it is not kept back."""
+    AutoModelForCausalLM.from_config(Qwen2Config(**SIZES)).save_pretrained(tmp_path)
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addHandler(caplog.handler)
+    try:
         load_module(ModelConfig(path=str(tmp_path)), "sdpa", torch.float32, from_scratch=None, has_score_head=True)
+        assert not [record for record in caplog.records if record.name.startswith("transformers")]
+        AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1)
+        assert "MISSING" in caplog.text
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
+def test_float16_is_not_trained_but_loaded(tmp_path):
+    """As `agentrl export` and servers do; gradients would need the scaling that bfloat16 has no need of."""
+    AutoModelForCausalLM.from_config(Qwen2Config(**SIZES)).save_pretrained(tmp_path)
+    model = ModelConfig(path=str(tmp_path), dtype="float16")
+    with pytest.raises(ConfigError, match=r"^model.dtype=float16 cannot be trained: .*; use bfloat16, or float32$"), critic(model=model):
+        pass
+    assert load_module(model, "sdpa", torch.float16, from_scratch=None).dtype == torch.float16

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
 
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
+from agentrl.config.supervised import SFTConfig
+from agentrl.controller.placement import open_run
 from agentrl.controller.shipping import user_files
+from agentrl.controller.supervised import model_with_tokenizer
 from agentrl.data.model_source import find_tokenizer, resolve_model
 from agentrl.errors import ConfigError
 from agentrl.plugins.sources import import_source
@@ -259,3 +263,25 @@ def test_a_library_travels_with_the_run(tmp_path):
     assert user_files(Config(model=ModelConfig(external_lib="own.module"))) == []
     judge = {"reward_model": {"model": {"path": "m", "external_lib": "judge.py"}}, "reward": {"terms": {"reward_model": {}}}}
     assert user_files(Config.model_validate(judge)) == ["judge.py"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "message"),
+    [
+        (AutoModelForCausalLM, "float16", "model.dtype=float16 cannot be trained: "),
+        (AutoModelForSequenceClassification, "bfloat16", r"model.path='.*' is a Qwen2ForSequenceClassification, which has no head over"),
+    ],
+)
+def test_a_policy_that_cannot_be_trained_is_refused_before_anything_starts(tmp_path, kind, dtype, message):
+    sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    kind.from_config(Qwen2Config(**sizes, intermediate_size=8)).save_pretrained(tmp_path / "model")
+    model = {"path": str(tmp_path / "model"), "dtype": dtype}
+    config = Config.model_validate({"model": model, "trainer": {"run_dir": str(tmp_path / "run")}})
+    with pytest.raises(ConfigError, match=f"^{message}"), open_run(config):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_supervised_training_refuses_float16():
+    with pytest.raises(ConfigError, match=r"^model.dtype=float16 cannot be trained: "):
+        model_with_tokenizer(SFTConfig.model_validate({"model": {"path": "anything", "dtype": "float16"}}))

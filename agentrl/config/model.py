@@ -33,7 +33,9 @@ class ModelConfig(Section):
         description="When the chat template edits earlier turns (drops their thinking): fork starts a new training row with the edited "
         "history, refuse ends the run before it starts.",
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Parameter dtype of learner and servers.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Parameter dtype of learner and servers; float16 is exported and served, but not trained."
+    )
     attention: Literal["auto", "sdpa", "segment_sdpa", "flash_attention_2", "flex_attention"] = Field(
         "auto", description="Attention of the learner; auto: per-segment SDPA on CPU, flash or flex attention on GPU."
     )

@@ -18,6 +18,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.credit import Assessment, sampling_order
 from agentrl.controller.learner import pack_for
 from agentrl.controller.roles import Roles
+from agentrl.errors import LearnerError
 from agentrl.learner.batch import Floats, Microbatch, Sample, samples_from
 from agentrl.learner.critic import Critic
 from agentrl.learner.learner import Learner
@@ -32,16 +33,30 @@ PerToken = list[NDArray[np.float32]]
 
 
 def assess(roles: Roles, groups: Sequence[Group], config: Config) -> Assessment:
-    """Return what credit is given by beside the rewards; empty where nothing is asked for."""
+    """Return what credit is given by beside the rewards; empty where nothing is asked for.
+
+    Raises:
+        LearnerError: a value or the KL is not finite. Updates that are not finite are skipped, so the weights of a model are at fault or
+            its dtype is too narrow; no later batch would do better.
+    """
     trajectories = [t for group in groups for t in group.trajectories]
     assessment = Assessment()
     if roles.critic is not None:
         values, after = _values(roles.critic, trajectories, config)
+        _refuse_non_finite(values if after is None else [*values, after], "the critic's values")
         assessment = replace(assessment, values=values, values_after=after)
     if roles.reward_kl is not None:
         kl = _kl(roles.learner, trajectories, config)
+        _refuse_non_finite(kl, "the policy's KL to the reference")
         assessment = replace(assessment, kl=kl, kl_coefficient=roles.reward_kl.coefficient)
     return assessment
+
+
+def _refuse_non_finite(columns: Sequence[Floats], what: str) -> None:
+    numbers = np.concatenate([np.empty(0), *columns])
+    bad = int((~np.isfinite(numbers)).sum())
+    if bad:
+        raise LearnerError(f"{what}: {bad} of {len(numbers)} numbers are not finite; resume from an earlier checkpoint with a smaller lr")
 
 
 def settle(roles: Roles, groups: Sequence[Group], assessment: Assessment) -> list[dict[str, float]]:

@@ -40,6 +40,7 @@ from agentrl.controller.validation import Validation
 from agentrl.data.build import build_dataset
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
+from agentrl.learner.architecture import check_dtype, check_policy
 from agentrl.learner.layout import check_folder
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.plugins import Plugins
@@ -62,6 +63,8 @@ def open_run(config: Config) -> Iterator[Run]:
     check_nsight(config.profiler.nsight)
     find_estimator(config.algorithm.advantage)
     bind_policy_loss(config.algorithm)
+    check_policy(config.model)
+    check_dtype(config.model)
     check_folder(config.model, config.learner)
     check_critic(config)
     plugins = open_plugins(config.agent)

@@ -21,7 +21,8 @@ from agentrl.controller.learner import learner_spec, open_local_learner, start_l
 from agentrl.controller.reward_kl import RewardKL
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.learner.critic import Critic, CriticSpec, check_head
+from agentrl.learner.architecture import check_value_head
+from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.critic_worker import CriticWorker
 from agentrl.learner.layout import check_folder
 from agentrl.learner.learner import Learner
@@ -123,13 +124,13 @@ def check_critic(config: Config) -> None:
     """Refuse a critic that could not be built, before any rank is started; nothing where there is none.
 
     Raises:
-        ConfigError: there is no such model, its head has several labels, or ranks cannot share it.
+        ConfigError: there is no such model, its head is not one linear value, or ranks cannot share it.
     """
     if not config.has_critic:
         return
     try:
         model = resolve_model(config.critic_model)
-        check_head(model)
+        check_value_head(model)
         check_folder(model, config.learner)
     except ConfigError as error:
         raise ConfigError(f"critic: {error}") from error

@@ -35,6 +35,7 @@ from agentrl.controller.seats import reserve_seats
 from agentrl.controller.supervised_data import Examples
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
+from agentrl.learner.architecture import check_dtype
 from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.score_head import ScoreHead
@@ -230,8 +231,9 @@ def model_with_tokenizer(config: AnyConfig) -> ModelConfig:
     """Return the model config with a tokenizer: its own, or for a model from scratch the byte-level one of this project.
 
     Raises:
-        ConfigError: there is no model at `model.path`.
+        ConfigError: there is no model at `model.path`, or it cannot be trained in its dtype.
     """
+    check_dtype(config.model)
     if config.from_scratch.architecture == "none":
         return resolve_model(config.model)
     if config.model.tokenizer_path:

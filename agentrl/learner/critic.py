@@ -6,20 +6,18 @@ token itself has not. All ranks call the same methods in the same order, each wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scales
 from agentrl.algorithms.values import explained_variance, value_loss, value_moments
-from agentrl.chat.template import read_json
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
-from agentrl.errors import ConfigError
 from agentrl.learner import checkpoint, weights
+from agentrl.learner.architecture import find_own_head
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch
 from agentrl.learner.loss import LossPart, LossTokens
@@ -33,8 +31,6 @@ from agentrl.workers.dispatch import dispatch
 
 PREFIX = "critic/"
 """Of the critic's metrics, which stand beside the policy's."""
-_UNNAMED_LABELS = (0, 1)
-"""What transformers takes a classifier to tell apart whose config names no labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,32 +170,12 @@ def _build(spec: CriticSpec, place: Place) -> Policy:
         master_dtype=spec.master_dtype,
         score_head=ScoreHead(None),
     )
-    if not has_own_head(spec.model):
+    if find_own_head(spec.model) is None:
         # Random values would be noise in every advantage until they are unlearned; 0 is the value of knowing nothing.
         with torch.no_grad():
             for weight in getattr(model.module, SCORE_HEAD).parameters():
                 weight.zero_()
     return model
-
-
-def has_own_head(model: ModelConfig) -> bool:
-    """Return whether the folder holds a classifier, whose head is trained, rather than a causal model."""
-    return any(name.endswith("Classification") for name in _description(model).get("architectures") or [])
-
-
-def check_head(model: ModelConfig) -> None:
-    """Refuse a classifier whose head gives more than a value.
-
-    Raises:
-        ConfigError: it has several labels.
-    """
-    num_labels = len(_description(model).get("id2label") or _UNNAMED_LABELS)
-    if has_own_head(model) and num_labels > 1:
-        raise ConfigError(f"model.path={model.path!r} has {num_labels} labels; a critic has one, the value")
-
-
-def _description(model: ModelConfig) -> Mapping[str, Any]:
-    return read_json(Path(model.path) / "config.json") if model.path else {}
 
 
 def _with_explained_variance(metrics: dict[str, float]) -> dict[str, float]:

@@ -7,8 +7,9 @@ Under a LoRA adapter only the adapter has master weights: the frozen ones are ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError
 from agentrl.learner import sharding
+from agentrl.learner.architecture import check_dtype, check_policy, check_value_head, find_own_head
 from agentrl.learner.attention import choose_attention
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.layout import check_layout
 from agentrl.learner.lora import LowRank, add_adapter, gather, low_ranks, published_name, switched_off
 from agentrl.learner.packed_row import PackedRow
 from agentrl.learner.ranks import Place
-from agentrl.learner.score_head import ScoreHead, attach_score_head
+from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
 from agentrl.learner.tensor_parallel import cut_layers
 from agentrl.plugins.sources import import_source
@@ -103,8 +105,10 @@ def build_policy(
     With `score_head` its forward gives one score per segment (`reward_model.score_segments`) and no log-probabilities.
 
     Raises:
-        ConfigError: there is no such model, its sizes are wrong, or ranks cannot share it as `learner` says.
+        ConfigError: there is no such model, it is of the wrong kind or dtype, or ranks cannot share it as `learner` says.
     """
+    if has_backward:
+        check_dtype(model)
     attention = choose_attention(
         model.attention,
         device=place.device.type,
@@ -146,7 +150,7 @@ def load_module(
     """Return the model of `model.path`, or a new one, on the CPU and without adapters; `has_score_head`: one score, no vocabulary.
 
     Raises:
-        ConfigError: there is no such model, or its sizes are wrong.
+        ConfigError: there is no such model, its sizes or its head are wrong, or a weight is missing.
         PluginError: `model.external_lib` cannot be imported.
     """
     if model.external_lib is not None:
@@ -158,13 +162,39 @@ def load_module(
 
 def _load_model(model: ModelConfig, attention: str, dtype: torch.dtype, *, has_score_head: bool) -> PreTrainedModel:
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": model.trust_remote_code}
+    is_new_head = has_score_head and find_own_head(model) is None
+    kind: Any = AutoModelForSequenceClassification if has_score_head else AutoModelForCausalLM
+    module: PreTrainedModel
+    if has_score_head:
+        check_value_head(model)
+        options["num_labels"] = 1
+    else:
+        check_policy(model)
     try:
-        if has_score_head:
-            return AutoModelForSequenceClassification.from_pretrained(model.path, num_labels=1, **options)
-        return AutoModelForCausalLM.from_pretrained(model.path, **options)
-    except (OSError, ValueError, RuntimeError) as error:  # a head of several labels is a RuntimeError
-        kind = "sequence classifier with one label" if has_score_head else "causal language model"
-        raise ConfigError(f"model.path={model.path!r} cannot be loaded as a {kind}: {error}") from error
+        with _without_report() if is_new_head else nullcontext():
+            module, info = kind.from_pretrained(model.path, output_loading_info=True, **options)
+    except (OSError, ValueError, RuntimeError) as error:
+        called = "sequence classifier with one label" if has_score_head else "causal language model"
+        raise ConfigError(f"model.path={model.path!r} cannot be loaded as a {called}: {error}") from error
+    missing = sorted(name for name in info["missing_keys"] if not (is_new_head and name.startswith(f"{SCORE_HEAD}.")))
+    if missing:  # transformers fills in random numbers
+        raise ConfigError(f"model.path={model.path!r} lacks the weight {missing[0]!r}; name the folder of a whole model")
+    return module
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Keep back transformers' table of weights that the files lack: of a head that is to be new it reads as an error."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(_is_no_report)  # a level of ERROR would let transformers check what it never checks at its own level
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_report)
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def _new_model(

@@ -1,0 +1,66 @@
+"""What a model is by its config alone, asked before any weight is read: its head, and whether it can be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.chat.template import read_json
+from agentrl.config.model import ModelConfig
+from agentrl.errors import ConfigError
+
+_CLASSIFIER = "Classification"
+_TOKEN_CLASSIFIER = "ForTokenClassification"
+_UNNAMED_LABELS = (0, 1)
+"""What transformers takes a classifier to tell apart whose config names no labels."""
+
+
+def find_own_head(model: ModelConfig) -> str | None:
+    """Return the architecture of a folder that holds a classifier, whose head is trained; None of a causal model."""
+    return next((name for name in _description(model).get("architectures") or [] if name.endswith(_CLASSIFIER)), None)
+
+
+def check_policy(model: ModelConfig) -> None:
+    """Refuse a classifier as a policy.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if classifier := find_own_head(model):
+        raise ConfigError(
+            f"model.path={model.path!r} is a {classifier}, which has no head over the vocabulary; a policy is a causal language model"
+        )
+
+
+def check_value_head(model: ModelConfig) -> None:
+    """Refuse a classifier whose head is not one linear score.
+
+    Raises:
+        ConfigError: it classifies tokens, or has several labels.
+    """
+    classifier = find_own_head(model)
+    if classifier is None:
+        return
+    if classifier.endswith(_TOKEN_CLASSIFIER):
+        raise ConfigError(
+            f"model.path={model.path!r} is a {classifier}, whose head has a bias that would be lost; use a ...ForSequenceClassification, "
+            "such as `agentrl rm` trains, or a causal model"
+        )
+    num_labels = len(_description(model).get("id2label") or _UNNAMED_LABELS)
+    if num_labels > 1:
+        raise ConfigError(f"model.path={model.path!r} has {num_labels} labels; a score or a value is one")
+
+
+def check_dtype(model: ModelConfig) -> None:
+    """Refuse to train in a dtype whose range gradients fall out of.
+
+    Raises:
+        ConfigError: it is float16.
+    """
+    if model.dtype == "float16":
+        raise ConfigError("model.dtype=float16 cannot be trained: small gradients become 0 in it; use bfloat16, or float32")
+
+
+def _description(model: ModelConfig) -> Mapping[str, Any]:
+    return read_json(Path(model.path) / "config.json") if model.path else {}
