@@ -6,9 +6,9 @@ The batch is fixed and long-tailed: one sequence of 1,024 tokens and 31 whose le
 same tokens, model and optimizer, and only the batch's own tokens are counted, never padding. Padded means what trainers without packing
 do: rows of the longest length with an attention mask, one forward and backward over all of them, the logits of every position.
 
-Budgets take turns, one update each, so that whatever else the machine does slows all of them alike; the padded way follows. One thread computes; its CPU time
-counts, and wall-clock stands beside it. TRL's step is measured on its own batch (`trl_grpo.py`: 16 prompts in groups of 8, at most 64
-tokens each, 4 layers of 128, a vocabulary of 400) and ours, of the same model, on one of the same shape.
+Budgets take turns, one update each, so that whatever else the machine does slows all of them alike; the padded way follows. One thread
+computes; its CPU time counts, and wall-clock stands beside it. TRL's step is measured on its own batch (`trl_grpo.py`: 16 prompts in
+groups of 8, at most 64 tokens each, 4 layers of 128, a vocabulary of 400) and ours, of the same model, on one of the same shape.
 """
 
 from __future__ import annotations
