@@ -5,10 +5,9 @@ The file is also the program of a rank: one world of two processes plays every s
 
 import dataclasses
 import json
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,7 @@ from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.sharding import shard as shard_model
 from agentrl.sglang.process_group import broadcast, join_weights_group, leave_weights_group, tensor_checksum, unflatten
+from learner_parts import free_ports
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -152,14 +152,6 @@ def send(learner, port):
 
 
 # ----------------------------------------------------------------------------------------------------------- worlds
-
-
-def free_ports(count):
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 @pytest.fixture(scope="module")

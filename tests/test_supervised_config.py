@@ -77,6 +77,11 @@ def test_warnings(schema, sections, words):
     assert words in warning
 
 
+def test_pairs_share_no_prompt():
+    with pytest.raises(ValueError, match="pairs are scored apart"):
+        RMConfig.model_validate({"learner": {"shared_prefix": True}})
+
+
 def test_show_and_explain_know_the_command(tmp_path: Path):
     path = tmp_path / "rm.yaml"
     path.write_text("data: {rejected_key: worse}\n")

@@ -4,10 +4,8 @@ The file is also the program that forks the ranks of each world; each rank plays
 """
 
 import json
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +26,7 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.layout import check_layout
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
+from learner_parts import free_ports
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -103,14 +102,6 @@ def run_rank(rank, world_size, ports, models, folder):
 
 
 # ----------------------------------------------------------------------------------------------------------- worlds
-
-
-def free_ports(count):
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,10 @@ The file is also a program: it imports torch once and forks every rank of every 
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import traceback
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +21,11 @@ from agentrl.config.algorithm import POLICY_LOSSES, AlgorithmConfig, ClipCovConf
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
-from agentrl.learner.batch import Sample
 from agentrl.learner.correction import Corrector
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
+from learner_parts import free_ports, random_samples
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -47,25 +46,13 @@ def algorithm(policy_loss):
     return AlgorithmConfig(policy_loss=policy_loss, aggregation=aggregation, correction=CHAIN, **selective, **terms)
 
 
-def samples(count, length=None):
-    rng = np.random.default_rng(5)
-    found = []
-    for index in range(count):
-        num_tokens = length or int(rng.integers(6, 18))
-        mask = rng.random(num_tokens) < 0.6
-        mask[0], mask[-1] = False, True
-        behavior, advantages = rng.normal(-3, 1, num_tokens).astype(np.float32), rng.normal(size=num_tokens).astype(np.float32)
-        found.append(Sample(index, rng.integers(0, VOCABULARY, num_tokens).astype(np.int32), mask, mask, behavior, advantages))
-    return found
-
-
 def rejected(sample):
     return replace(sample, loss_mask=np.zeros_like(sample.loss_mask))
 
 
-BATCH = samples(9)
+BATCH = random_samples(9, VOCABULARY)
 # Equally long, so that packing gives each of four ranks one of them: three have nothing to learn, and with two ranks one.
-LONELY = [sample if sample.index == 2 else rejected(sample) for sample in samples(4, length=12)]
+LONELY = [sample if sample.index == 2 else rejected(sample) for sample in random_samples(4, VOCABULARY, length=12)]
 NOTHING = [rejected(sample) for sample in BATCH]
 
 
@@ -133,14 +120,6 @@ def go_on(rank, world_size, port, folder, saved_by):
         facts = [one.update(one.score(shard)) for shard in shards]
     if rank == 0:
         (folder / f"loaded{saved_by}by{world_size}.json").write_text(json.dumps(facts))
-
-
-def free_ports(count):
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 def fork(function, *arguments):

@@ -36,22 +36,11 @@ _FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, KeyError)
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class _Saving:
     """A checkpoint on its way from a copy in memory to `folder`; what the learner does meanwhile does not reach it."""
 
     folder: Path
     written: Future[Any]
-
-    def finish(self) -> None:
-        """Wait until all ranks have written.
-
-        Raises:
-            CheckpointError: it could not be written.
-        """
-        try:
-            self.written.result()
-        except _FAILURES as error:
-            raise _unwritten(self.folder, error) from error
 
 
 class Saver:
@@ -61,13 +50,15 @@ class Saver:
         self._model = model
         self._timeout_s = timeout_s
         self._group: ProcessGroup | None = None
+        self._saving: _Saving | None = None
 
-    def start(self, policy: Policy, stepper: Stepper, place: Place, folder: Path) -> Saving:
+    def start(self, policy: Policy, stepper: Stepper, place: Place, folder: Path) -> None:
         """Copy model, optimizer, update count and each rank's random state, and begin to write the copy. A collective.
 
         Raises:
             CheckpointError: it could not be written.
         """
+        assert self._saving is None, "finish comes before the next start"
         if self._group is None:
             # Of its own: the ranks agree about the files from a thread, while the learner's collectives go on.
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
@@ -82,7 +73,20 @@ class Saver:
         except _FAILURES as error:
             raise _unwritten(folder, error) from error
         assert isinstance(written, Future), "the staging is not asynchronous"
-        return Saving(folder, written)
+        self._saving = _Saving(folder, written)
+
+    def finish(self) -> None:
+        """Wait until all ranks have written what `start` began.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        assert self._saving is not None, "start comes before finish"
+        saving, self._saving = self._saving, None
+        try:
+            saving.written.result()
+        except _FAILURES as error:
+            raise _unwritten(saving.folder, error) from error
 
 
 def _unwritten(folder: Path, error: BaseException) -> CheckpointError:

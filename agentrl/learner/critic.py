@@ -99,7 +99,6 @@ class Critic:
         self._objective = ValueObjective(spec.aggregation, cliprange=spec.cliprange)
         self._meter = Meter(place)
         self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.collective_timeout_s)
-        self._saving: checkpoint.Saving | None = None
 
     @dispatch("dp", join="concat")
     def values(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
@@ -144,15 +143,12 @@ class Critic:
     @dispatch("all")
     def start_save(self, folder: str) -> None:
         """Copy model, optimizer, schedule and random state, and begin to write the copy into `folder`; one at a time."""
-        assert self._saving is None, "finish_save comes before the next start_save"
-        self._saving = self._saver.start(self._model, self._stepper, self._place, Path(folder))
+        self._saver.start(self._model, self._stepper, self._place, Path(folder))
 
     @dispatch("all", thread="saving")
     def finish_save(self) -> None:
         """Wait until what `start_save` began is written; may be called by another thread than all else."""
-        assert self._saving is not None, "start_save comes before finish_save"
-        saving, self._saving = self._saving, None
-        saving.finish()
+        self._saver.finish()
 
     @dispatch("all")
     def load(self, folder: str) -> None:

@@ -94,9 +94,10 @@ class InteractionContract:
 
             try:
                 run(partner.runtime, start)
+                is_refused = False
             except UserError:
-                continue
-            raise AssertionError(f"`start` took {dict(kwargs)!r}: raise DataError with what is missing")
+                is_refused = True
+            assert is_refused, f"`start` took {dict(kwargs)!r}: raise DataError with what is missing"
 
     # --------------------------------------------------------------------------------------------------------- lifetime
 
