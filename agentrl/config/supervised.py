@@ -134,7 +134,9 @@ class RMConfig(Section):
     def _has_what_best_needs(self) -> RMConfig:
         _refuse_best_without_validation(self.trainer, self.data.val_files)
         if self.learner.shared_prefix:
-            raise ValueError("learner.shared_prefix is for the attempts of a group; pairs are scored apart: use learner.shared_prefix=false")
+            raise ValueError(
+                "learner.shared_prefix is for the attempts of a group; pairs are scored apart: use learner.shared_prefix=false"
+            )
         return self
 
     @model_validator(mode="after")
