@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+
+Floats = NDArray[np.floating]
 
 STD_EPS = 1e-6
 """Keeps nearly equal outcomes finite; the value that GRPO's implementations share."""
@@ -23,61 +27,80 @@ ROUNDING_ULPS = 16
 
 
 class Groups:
-    """Values with the group of each; every result stands per member, f[N], so that formulas read as in the papers."""
+    """Values with the group of each; every result stands per member, f[N], so that formulas read as in the papers.
+
+    In NumPy, whose operations on some hundred numbers take a third of the time of torch's.
+    """
 
     def __init__(self, values_N: Tensor, labels: Sequence[Tensor]) -> None:
         """`labels`: one or more i64[N]; members of a group agree in all of them."""
-        self.values_N = values_N
-        self.index_N = torch.unique(labels[0], return_inverse=True)[1]
+        self.values_N: Floats = values_N.numpy()
+        self.index_N = _places(labels[0].numpy())
         for label_N in labels[1:]:
-            pairs_N = self.index_N * len(label_N) + torch.unique(label_N, return_inverse=True)[1]
-            self.index_N = torch.unique(pairs_N, return_inverse=True)[1]
-        self.count = int(self.index_N.max()) + 1 if len(values_N) else 0
-        self.sizes_N = torch.bincount(self.index_N)[self.index_N].to(values_N.dtype)
+            self.index_N = _places(self.index_N * len(label_N) + _places(label_N.numpy()))
+        sizes = np.bincount(self.index_N)
+        self.count = len(sizes)
+        self.sizes_N: Floats = sizes[self.index_N].astype(self.values_N.dtype)
+        self._order = self.index_N.argsort(kind="stable")
+        self._starts = sizes.cumsum() - sizes
 
     @classmethod
     def of(cls, batch: ActionBatch) -> Groups:
         """The outcomes of the batch's trajectories."""
         return cls(batch.outcomes_N, [batch.group_N])
 
-    def sums(self, values_N: Tensor) -> Tensor:
-        return values_N.new_zeros(self.count).index_add_(0, self.index_N, values_N)[self.index_N]
+    def sums(self, values_N: Floats) -> Floats:
+        return self._over_groups(np.add, values_N)
 
-    def maxima(self, values_N: Tensor) -> Tensor:
-        return values_N.new_zeros(self.count).scatter_reduce(0, self.index_N, values_N, "amax", include_self=False)[self.index_N]
+    def maxima(self, values_N: Floats) -> Floats:
+        return self._over_groups(np.maximum, values_N)
+
+    def minima(self, values_N: Floats) -> Floats:
+        return self._over_groups(np.minimum, values_N)
+
+    def _over_groups(self, operation: np.ufunc, values_N: Floats) -> Floats:
+        if not self.count:  # reduceat knows no empty arrays
+            return values_N
+        members: Floats = operation.reduceat(values_N[self._order], self._starts)
+        return members[self.index_N]
 
     @cached_property
-    def means(self) -> Tensor:
+    def means(self) -> Floats:
         return self.sums(self.values_N) / self.sizes_N
 
     @cached_property
-    def deviations(self) -> Tensor:
+    def deviations(self) -> Floats:
         return self.values_N - self.means
 
     @property
-    def stds(self) -> Tensor:
+    def stds(self) -> Floats:
         """With Bessel's correction; 0 for a group of one."""
-        return (self.sums(self.deviations.square()) / (self.sizes_N - 1).clamp(min=1)).sqrt()
+        return np.sqrt(self.sums(self.deviations**2) / np.maximum(self.sizes_N - 1, 1))
 
     @property
     def tolerance(self) -> float:
         """The difference that rounding alone may make: the sums 0.1 + 0.2 and 0.3 are one outcome, not two."""
-        return ROUNDING_ULPS * torch.finfo(self.values_N.dtype).eps * float(self.values_N.abs().max()) if self.count else 0.0
+        return ROUNDING_ULPS * float(np.finfo(self.values_N.dtype).eps) * float(np.abs(self.values_N).max()) if self.count else 0.0
 
     @cached_property
-    def is_constant(self) -> Tensor:
+    def is_constant(self) -> NDArray[np.bool_]:
         # By extremes, not by the variance: the mean of equal values such as 0.1 may differ from them in the last bit,
         # and dividing that bit by a tiny std would make noise of size one out of nothing.
-        return self.maxima(self.values_N) + self.maxima(-self.values_N) <= self.tolerance
+        return self.maxima(self.values_N) - self.minima(self.values_N) <= self.tolerance
 
-    def settle(self, advantages_N: Tensor, *, singleton: Literal["zero", "raw"]) -> Tensor:
+    def settle(self, advantages_N: Floats, *, singleton: Literal["zero", "raw"]) -> Tensor:
         """Return the advantages with those of constant groups 0 exactly, and those of groups of one as `singleton` says."""
-        settled = torch.where(self.is_constant, 0.0, advantages_N)
-        return settled if singleton == "zero" else torch.where(self.sizes_N == 1, self.values_N, settled)
+        settled = np.where(self.is_constant, 0, advantages_N)
+        return torch.from_numpy(settled if singleton == "zero" else np.where(self.sizes_N == 1, self.values_N, settled))
 
-    def credit(self, batch: ActionBatch, advantages_N: Tensor, options: AdvantageOptions) -> Credit:
+    def credit(self, batch: ActionBatch, advantages_N: Floats, options: AdvantageOptions) -> Credit:
         """Return the settled advantages on every action token of their trajectories."""
         return Credit(batch.over_tokens(self.settle(advantages_N, singleton=options.singleton)))
+
+
+def _places(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the place of each label among the different ones."""
+    return np.unique(labels, return_inverse=True)[1]
 
 
 def grpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
@@ -107,7 +130,7 @@ def rloo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     Source: Ahmadian et al. 2024, arXiv:2402.14740.
     """
     groups = Groups.of(batch)
-    return groups.credit(batch, groups.deviations * groups.sizes_N / (groups.sizes_N - 1).clamp(min=1), options)
+    return groups.credit(batch, groups.deviations * groups.sizes_N / np.maximum(groups.sizes_N - 1, 1), options)
 
 
 def opo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
@@ -117,8 +140,8 @@ def opo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     Source: Hao et al. 2025, arXiv:2505.23585.
     """
     groups = Groups.of(batch)
-    lengths = batch.num_tokens_N.to(groups.values_N.dtype)
-    baselines = groups.sums(lengths * groups.values_N) / groups.sums(lengths).clamp(min=1)
+    lengths = batch.num_tokens_N.numpy().astype(groups.values_N.dtype)
+    baselines = groups.sums(lengths * groups.values_N) / np.maximum(groups.sums(lengths), 1)
     return groups.credit(batch, groups.values_N - baselines, options)
 
 
@@ -129,7 +152,7 @@ def gpg(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     Source: Chu et al. 2025, arXiv:2504.02546.
     """
     groups = Groups.of(batch)
-    num_unequal = len(torch.unique(groups.index_N[~groups.is_constant]))
+    num_unequal = len(np.unique(groups.index_N[~groups.is_constant]))
     return groups.credit(batch, groups.deviations * (groups.count / max(num_unequal, 1)), options)
 
 
@@ -142,6 +165,6 @@ def max_rl(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     Source: "Maximum likelihood reinforcement learning", 2026, arXiv:2602.02710.
     """
     groups = Groups.of(batch)
-    if bool((groups.values_N < -groups.tolerance).any()):
+    if (groups.values_N < -groups.tolerance).any():
         raise ValueError(f"max_rl divides by a group's mean outcome and needs outcomes of at least 0; one is {groups.values_N.min():g}")
     return groups.credit(batch, groups.deviations / (groups.means + MEAN_EPS), options)

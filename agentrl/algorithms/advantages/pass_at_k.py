@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from agentrl.algorithms.advantages.groups import Groups
+from agentrl.algorithms.advantages.groups import Floats, Groups
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
 
 
@@ -17,9 +16,9 @@ def grpo_passk(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     """
     groups = Groups.of(batch)
     is_best = groups.values_N >= groups.maxima(groups.values_N) - groups.tolerance
-    is_alone = groups.sums(is_best.to(groups.values_N.dtype)) == 1
-    seconds = groups.maxima(torch.where(is_best, -torch.inf, groups.values_N))
-    margins = torch.where(is_best & is_alone & seconds.isfinite(), groups.values_N - seconds, 0.0)
+    is_alone = groups.sums(is_best.astype(groups.values_N.dtype)) == 1
+    seconds = groups.maxima(np.where(is_best, -np.inf, groups.values_N))
+    margins = np.where(is_best & is_alone & np.isfinite(seconds), groups.values_N - seconds, 0)
     return groups.credit(batch, margins, options)
 
 
@@ -38,22 +37,22 @@ def pass_at_k(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     groups, k = Groups.of(batch), options.passk_k
     _check_sizes(groups, batch, k)
     is_solved = groups.values_N >= options.solved_reward - groups.tolerance
-    failed = groups.sums((~is_solved).to(groups.values_N.dtype))
+    failed = groups.sums((~is_solved).astype(groups.values_N.dtype))
     all_fail = _share_of_subsets(failed, groups.sizes_N, k)
     others_fail = _share_of_subsets(failed - 1, groups.sizes_N - 1, k - 1)
-    stds = (all_fail * (1 - all_fail)).sqrt()
-    advantages = torch.where(is_solved, all_fail, all_fail - others_fail) / torch.where(stds > 0, stds, 1.0)
-    return groups.credit(batch, torch.where(stds > 0, advantages, 0.0), options)
+    stds = np.sqrt(all_fail * (1 - all_fail))
+    advantages = np.where(is_solved, all_fail, all_fail - others_fail) / np.where(stds > 0, stds, 1)
+    return groups.credit(batch, np.where(stds > 0, advantages, 0), options)
 
 
-def _share_of_subsets(some_N: Tensor, all_N: Tensor, k: int) -> Tensor:
+def _share_of_subsets(some_N: Floats, all_N: Floats, k: int) -> Floats:
     """Return C(some, k) / C(all, k), as the product of (some - j) / (all - j): no factorial, hence no overflow."""
-    drawn = torch.arange(k)
-    return ((some_N[:, None] - drawn).clamp(min=0) / (all_N[:, None] - drawn).clamp(min=1)).prod(dim=1)
+    drawn = np.arange(k, dtype=some_N.dtype)
+    return (np.maximum(some_N[:, None] - drawn, 0) / np.maximum(all_N[:, None] - drawn, 1)).prod(axis=1)
 
 
 def _check_sizes(groups: Groups, batch: ActionBatch, k: int) -> None:
     is_small = (groups.sizes_N < k) & (groups.sizes_N > 1)
-    if bool(is_small.any()):
-        label, size = batch.group_N[is_small][0].item(), int(groups.sizes_N[is_small][0])
+    if is_small.any():
+        label, size = int(batch.group_N.numpy()[is_small][0]), int(groups.sizes_N[is_small][0])
         raise ValueError(f"pass_at_k with k={k} needs groups of at least {k} attempts, but group {label} has {size}")

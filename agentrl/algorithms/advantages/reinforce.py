@@ -43,7 +43,7 @@ def reinforce_plus_plus_baseline(batch: ActionBatch, options: AdvantageOptions) 
     groups = Groups.of(batch)
     whitened_A = whiten(batch.over_tokens(groups.settle(groups.deviations, singleton=options.singleton)))
     is_silent = groups.is_constant if options.singleton == "zero" else groups.is_constant & (groups.sizes_N > 1)
-    return Credit(torch.where(batch.over_tokens(is_silent), 0.0, whitened_A))
+    return Credit(torch.where(batch.over_tokens(torch.from_numpy(is_silent)), 0.0, whitened_A))
 
 
 def remax(batch: ActionBatch, options: AdvantageOptions) -> Credit:
