@@ -17,8 +17,11 @@ from transformers import (
     Qwen2Config,
 )
 
+from agentrl.algorithms import logprob_kernels as kernels_module
 from agentrl.algorithms import logprobs as module
-from agentrl.algorithms.logprobs import HeadForm, linear_logprobs_and_entropy, logprobs_and_entropy
+from agentrl.algorithms.logprob_kernels import EAGER, HeadForm, choose_kernels, compiled
+from agentrl.algorithms.logprobs import linear_logprobs_and_entropy, logprobs_and_entropy
+from agentrl.errors import ConfigError
 from agentrl.learner.scoring import ScoreRequest, answer_scores, find_head_form
 
 
@@ -233,3 +236,90 @@ def test_a_head_that_was_replaced_is_used():
     plain = torch.log_softmax(model(token_ids).logits[0, positions], -1)
     logprobs, _ = model(input_ids=token_ids, use_cache=False, score=ScoreRequest(positions, targets, 1.0))
     torch.testing.assert_close(logprobs, plain.gather(-1, targets[:, None])[:, 0])
+
+
+# ----------------------------------------------------------------------------------------------------- compiled kernels
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    """The formulas that are compiled, as torch.compile traces and differentiates them, without its code generator."""
+    torch._dynamo.reset()
+    yield compiled("aot_eager")
+    torch._dynamo.reset()
+
+
+def gradients(kernels, hidden, weight, bias, targets, *, form, temperature, upstream, chunk_tokens):
+    out = linear_logprobs_and_entropy(
+        hidden, weight, targets, temperature=temperature, bias_V=bias, form=form, chunk_tokens=chunk_tokens, kernels=kernels
+    )
+    inputs = [x for x in (hidden, weight, bias) if x is not None]
+    return [*out, *torch.autograd.grad(sum((w * x).sum() for w, x in zip(upstream, out, strict=True)), inputs)]
+
+
+@pytest.mark.parametrize(("form", "has_entropy"), [(HeadForm(), False), (HeadForm(), True), (HeadForm(scale=2.0, softcap=5.0), True)])
+def test_compiled_kernels_compute_what_eager_ones_do(graphs, form, has_entropy):
+    """All gradients differ from token to token; chunks of 7, 7, 7 and 2 tokens meet a graph of a fixed and one of any size."""
+    (hidden, weight, bias), targets = case()
+    upstream = torch.randn(2, len(targets), dtype=torch.float64) * torch.tensor([[1.0], [float(has_entropy)]])
+    options = {"form": form, "temperature": 0.7, "upstream": upstream, "chunk_tokens": 7}
+    for got, expected in zip(
+        gradients(graphs, hidden, weight, bias, targets, **options),
+        gradients(EAGER, hidden, weight, bias, targets, **options),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kernels", ["eager", "graphs"])
+def test_kernels_in_bfloat16_round_logits_and_gradients_once(kernels, request):
+    """Against float64 from the same rounded logits: float32 inside, and a gradient off by less than a rounding step of bfloat16."""
+    own = EAGER if kernels == "eager" else request.getfixturevalue("graphs")
+    torch.manual_seed(1)
+    products, targets = (4 * torch.randn(9, 300)).bfloat16(), torch.randint(300, (9,))
+    upstream = torch.randn(2, 9)
+    exact_inputs = products.double().requires_grad_()
+    exact = logprobs_and_entropy(exact_inputs, targets, temperature=0.8)
+    logprobs, entropies = own.values(products, targets, 0.8, HeadForm())
+    torch.testing.assert_close(logprobs.double(), exact[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropies.double(), exact[1], rtol=1e-5, atol=1e-5)
+    [exact_gradient] = torch.autograd.grad(sum((w * x).sum() for w, x in zip(upstream, exact, strict=True)), exact_inputs)
+    gradient = own.gradient(products, targets, entropies, *upstream, 0.8, HeadForm())
+    assert gradient.dtype == torch.bfloat16
+    torch.testing.assert_close(gradient.double(), exact_gradient, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", ["eager", "graphs"])
+def test_kernels_pass_over_masked_out_vocabulary_and_show_what_is_not_finite(kernels, request):
+    own = EAGER if kernels == "eager" else request.getfixturevalue("graphs")
+    logits = torch.tensor([[0.0, -math.inf, 0.0], [0.0, math.nan, 0.0], [0.0, math.inf, 0.0]])
+    logprobs, entropies = own.values(logits, torch.tensor([2, 0, 0]), 1.0, HeadForm())
+    assert logprobs[0].item() == pytest.approx(-math.log(2))
+    assert entropies[0].item() == pytest.approx(math.log(2))
+    assert logprobs[1:].isnan().all()
+    gradient = own.gradient(logits, torch.tensor([2, 0, 0]), entropies, torch.ones(3), torch.ones(3), 1.0, HeadForm())
+    torch.testing.assert_close(gradient[0], torch.tensor([-0.5, 0.0, 0.5]))
+    assert gradient[1:].isnan().any(1).all()
+
+
+def test_few_graphs_serve_chunks_of_all_sizes():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    kernels = compiled("aot_eager")
+    for num_tokens in (8, 5, 3, 7, 8, 2):
+        products = torch.randn(num_tokens, 17)
+        kernels.values(products, torch.zeros(num_tokens, dtype=torch.int64), 1.0, HeadForm())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_kernels_are_chosen_by_device_and_by_what_is_installed(monkeypatch):
+    assert choose_kernels("auto", device="cpu") is EAGER
+    assert choose_kernels("eager", device="cuda") is EAGER
+    monkeypatch.setattr(kernels_module, "_has_triton", lambda: False)
+    assert choose_kernels("auto", device="cuda") is EAGER
+    with pytest.raises(ConfigError, match="compiled needs the package triton"):
+        choose_kernels("compiled", device="cuda")
+    monkeypatch.setattr(kernels_module, "_has_triton", lambda: True)
+    assert choose_kernels("auto", device="cuda") is choose_kernels("compiled", device="cuda") is compiled()
+    with pytest.raises(ConfigError, match="makes kernels for a GPU, and the ranks compute on a cpu; use auto or eager"):
+        choose_kernels("compiled", device="cpu")

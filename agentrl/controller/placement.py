@@ -17,6 +17,7 @@ from ray.actor import ActorHandle
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.algorithms.advantages import find_estimator
+from agentrl.algorithms.logprob_kernels import check_kernels
 from agentrl.buffer.actor import BufferActor, BufferPlan
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
@@ -66,6 +67,7 @@ def open_run(config: Config) -> Iterator[Run]:
     check_policy(config.model)
     check_dtype(config.model)
     check_folder(config.model, config.learner)
+    check_kernels(config.learner.logprob_kernels, device=config.placement.device_of("actor"))
     check_critic(config)
     plugins = open_plugins(config.agent)
     chat = Chat.of(config.model)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel, Qwen2Config
 
+from agentrl.algorithms.logprob_kernels import choose_kernels
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError
@@ -123,7 +124,8 @@ def build_policy(
     class_name = type(module).__name__
     check_layout(module.config, model, learner)
     if score_head is None:
-        answer_scores(module, chunk_tokens=learner.logprob_chunk_tokens)
+        kernels = choose_kernels(learner.logprob_kernels, device=place.device.type)
+        answer_scores(module, chunk_tokens=learner.logprob_chunk_tokens, kernels=kernels)
     if model.lora.rank > 0:
         add_adapter(module, model.lora, dtype=master_dtype)
     if score_head is not None:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from agentrl.algorithms.logprobs import HeadForm, linear_logprobs_and_entropy, logprobs_and_entropy
+from agentrl.algorithms.logprob_kernels import EAGER, ChunkKernels, HeadForm
+from agentrl.algorithms.logprobs import linear_logprobs_and_entropy, logprobs_and_entropy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,11 +28,11 @@ class ScoreRequest:
     temperature: float
 
 
-def answer_scores(module: PreTrainedModel, *, chunk_tokens: int | None) -> None:
+def answer_scores(module: PreTrainedModel, *, chunk_tokens: int | None, kernels: ChunkKernels = EAGER) -> None:
     """Let `module(..., score=ScoreRequest(...))` return (logprobs, entropies), each f[A] with gradient.
 
-    To be called before the module is wrapped or sharded. `chunk_tokens`: see `linear_logprobs_and_entropy`. A model whose head is
-    not a linear layer with a known form behind it is scored from its logits.
+    To be called before the module is wrapped or sharded. `chunk_tokens`, `kernels`: see `linear_logprobs_and_entropy`. A model
+    whose head is not a linear layer with a known form behind it is scored from its logits.
     """
     forward, head, form = module.forward, module.get_output_embeddings(), find_head_form(module)
 
@@ -39,7 +40,7 @@ def answer_scores(module: PreTrainedModel, *, chunk_tokens: int | None) -> None:
         # The head may have been replaced since, for instance by one with an adapter.
         if form is None or module.get_output_embeddings() is not head:
             logits = forward(**inputs, logits_to_keep=request.positions_A).logits[0]
-            return logprobs_and_entropy(logits, request.targets_A, temperature=request.temperature)
+            return logprobs_and_entropy(logits, request.targets_A, temperature=request.temperature, kernels=kernels)
         hidden = module.base_model(**inputs).last_hidden_state[0]
         return linear_logprobs_and_entropy(
             hidden[request.positions_A],
@@ -49,6 +50,7 @@ def answer_scores(module: PreTrainedModel, *, chunk_tokens: int | None) -> None:
             bias_V=head.bias,
             form=form,
             chunk_tokens=chunk_tokens,
+            kernels=kernels,
         )
 
     @functools.wraps(forward)

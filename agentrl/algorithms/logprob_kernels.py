@@ -1,0 +1,178 @@
+"""The arithmetic of one chunk of logits, from the products of hidden states and head to log-probabilities, and back to their gradient.
+
+`EAGER` is torch's operators one by one, a tensor in float32 for each: the reference, and the way of a CPU. `compiled()` are the same
+formulas through torch.compile, which makes one kernel of each (in Triton, on a GPU): logits are read as they are, and nothing of
+their size exists in float32.
+Shapes: C tokens of a chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import ConfigError
+
+KernelChoice = Literal["auto", "eager", "compiled"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadForm:
+    """What a model does to the product of hidden states and head: times `scale`, then softcap * tanh(logits / softcap)."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def apply(self, products: Tensor) -> Tensor:
+        logits = products * self.scale if self.scale != 1.0 else products
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+PLAIN_HEAD = HeadForm()
+"""The products are the logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKernels:
+    """The two functions of a chunk; both compute in float32, or float64 for float64 products.
+
+    values(products_CV, targets_C, temperature, form) -> logprobs_C, entropies_C, in the dtype computed in.
+    gradient(products_CV, targets_C, entropies_C, grad_logprobs_C, grad_entropies_C, temperature, form) -> gradient of the products,
+    f[C, V] in their dtype; grad_entropies_C None: the loss does not depend on entropies.
+    """
+
+    values: Callable[[Tensor, Tensor, float, HeadForm], tuple[Tensor, Tensor]]
+    gradient: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, float, HeadForm], Tensor]
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def choose_kernels(requested: KernelChoice, *, device: str) -> ChunkKernels:
+    """Resolve `learner.logprob_kernels` for a device type (`cpu`, `cuda`).
+
+    Raises:
+        ConfigError: see `check_kernels`.
+    """
+    check_kernels(requested, device=device)
+    is_compiled = requested == "compiled" or (requested == "auto" and device == "cuda" and _has_triton())
+    return compiled() if is_compiled else EAGER
+
+
+def check_kernels(requested: KernelChoice, *, device: str) -> None:
+    """Refuse compiled kernels where they cannot be made.
+
+    Raises:
+        ConfigError: they are asked for on a CPU, or Triton is not installed.
+    """
+    if requested != "compiled":
+        return
+    if device != "cuda":
+        raise ConfigError(
+            f"learner.logprob_kernels=compiled makes kernels for a GPU, and the ranks compute on a {device}; use auto or eager"
+        )
+    if not _has_triton():
+        raise ConfigError(
+            "learner.logprob_kernels=compiled needs the package triton, which comes with torch for CUDA; install it, or use eager"
+        )
+
+
+@functools.cache
+def compiled(backend: str = "inductor") -> ChunkKernels:
+    """Return the formulas compiled, when first called, by a backend of torch.compile.
+
+    A graph is bound to the size of the first chunk; the second serves all other sizes. So a full chunk, which is met most, has its own.
+    """
+    return ChunkKernels(torch.compile(_values, backend=backend), torch.compile(_gradient, backend=backend))
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+# ------------------------------------------------------------------------------------- the formulas, for one kernel each
+
+
+def _values(products_CV: Tensor, targets_C: Tensor, temperature: float, form: HeadForm) -> tuple[Tensor, Tensor]:
+    log_p_CV = _log_softmax(products_CV, temperature, form)
+    p_CV = log_p_CV.exp()
+    # The target is found by comparison: to gather it, a kernel would first have to write all log-probabilities.
+    logprobs_C = torch.where(_is_target(p_CV, targets_C), log_p_CV, 0.0).sum(-1)
+    # Masked-out vocabulary has 0 * -inf, which is 0 here.
+    return logprobs_C, -torch.where(p_CV > 0, p_CV * log_p_CV, 0.0).sum(-1)
+
+
+def _gradient(
+    products_CV: Tensor,
+    targets_C: Tensor,
+    entropies_C: Tensor,
+    grad_logprobs_C: Tensor,
+    grad_entropies_C: Tensor | None,
+    temperature: float,
+    form: HeadForm,
+) -> Tensor:
+    log_p_CV = _log_softmax(products_CV, temperature, form)
+    p_CV = log_p_CV.exp()
+    grad_CV = (_is_target(p_CV, targets_C).to(p_CV.dtype) - p_CV) * grad_logprobs_C[:, None]
+    if grad_entropies_C is not None:
+        surprise_CV = torch.where(p_CV > 0, log_p_CV + entropies_C[:, None], 0.0)
+        grad_CV = grad_CV - p_CV * surprise_CV * grad_entropies_C[:, None]
+    grad_CV = grad_CV * (form.scale / temperature)
+    if form.softcap is not None:
+        # tanh again, not logits / softcap: a pass over the products makes it, where the logits would have to be stored.
+        grad_CV = grad_CV * (1 - torch.tanh(products_CV.to(p_CV.dtype) * form.scale / form.softcap).square())
+    return grad_CV.to(products_CV.dtype)
+
+
+def _is_target(like_CV: Tensor, targets_C: Tensor) -> Tensor:
+    return torch.arange(like_CV.shape[-1], device=like_CV.device) == targets_C[:, None]
+
+
+def _log_softmax(products_CV: Tensor, temperature: float, form: HeadForm) -> Tensor:
+    return torch.log_softmax(form.apply(products_CV.to(compute_dtype(products_CV))) / temperature, dim=-1)
+
+
+# ------------------------------------------------------------------------------------------ the same, operator by operator
+
+
+def _eager_values(products_CV: Tensor, targets_C: Tensor, temperature: float, form: HeadForm) -> tuple[Tensor, Tensor]:
+    log_p_CV = _log_softmax(products_CV, temperature, form)
+    logprobs_C = log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1)
+    # 0 * -inf is 0 here. Where logits are not finite the log-probability is NaN as well, so nothing is hidden by it.
+    return logprobs_C, -log_p_CV.exp().mul_(log_p_CV).nan_to_num_(nan=0.0).sum(-1)
+
+
+def _eager_gradient(
+    products_CV: Tensor,
+    targets_C: Tensor,
+    entropies_C: Tensor,
+    grad_logprobs_C: Tensor,
+    grad_entropies_C: Tensor | None,
+    temperature: float,
+    form: HeadForm,
+) -> Tensor:
+    logits_CV = form.apply(products_CV.to(compute_dtype(products_CV)))
+    log_p_CV = torch.log_softmax(logits_CV / temperature, dim=-1)
+    p_CV = log_p_CV.exp()
+    grad_CV = p_CV * -grad_logprobs_C[:, None]
+    grad_CV.scatter_add_(-1, targets_C[:, None], grad_logprobs_C[:, None])
+    if grad_entropies_C is not None:
+        # d entropy / d logit_j = -p_j (log p_j + entropy); p_j = 0 contributes 0, not 0 * -inf.
+        surprise_CV = torch.where(p_CV > 0, log_p_CV + entropies_C[:, None], 0.0)
+        grad_CV -= p_CV * surprise_CV * grad_entropies_C[:, None]
+    grad_CV /= temperature
+    if form.softcap is not None:
+        grad_CV *= 1 - (logits_CV / form.softcap).square()
+    if form.scale != 1.0:
+        grad_CV *= form.scale
+    return grad_CV.to(products_CV.dtype)
+
+
+EAGER = ChunkKernels(_eager_values, _eager_gradient)
