@@ -119,6 +119,17 @@ def test_a_server_that_ends_while_starting_shows_the_end_of_its_log(tmp_path):
     watched.stop()
 
 
+def test_a_refused_argument_is_one_line(tmp_path):
+    usage = "usage: launch_server.py [--model-path PATH]\n" * 30
+    watched = supervisor(
+        Script(f"print({usage!r} + 'launch_server.py: error: unrecognized arguments: --tensors 2'); raise SystemExit(2)"), tmp_path
+    )
+    with pytest.raises(ServerError) as refused:
+        watched.start("m", "0")
+    assert str(refused.value) == "the server refused to start: unrecognized arguments: --tensors 2"
+    watched.stop()
+
+
 def test_a_server_that_never_generates_is_ended_with_all_its_children(tmp_path):
     code = "import subprocess, sys, time, signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
     code += "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(p.pid, flush=True); time.sleep(600)"
@@ -312,7 +323,7 @@ def test_a_broken_model_is_one_line(tmp_path):
 def test_the_launcher_follows_the_backend():
     assert isinstance(launcher(RolloutConfig(), ModelConfig()), EmbeddedServer)
     made = launcher(
-        RolloutConfig(backend="sglang", sglang=SGLangServerConfig(python="/opt/sg/bin/python", args={"tp_size": 2})),
+        RolloutConfig(backend="sglang", sglang=SGLangServerConfig(python="/opt/sg/bin/python", args={"tp_size": 2}, env={"A": "1"})),
         ModelConfig(dtype="bfloat16"),
     )
     assert isinstance(made, SGLangServer)
@@ -322,3 +333,4 @@ def test_the_launcher_follows_the_backend():
         *("--dtype", "bfloat16", "--weight-version", "3", "--tp-size", "2"),
     ]
     assert Path(command[0]).name.startswith("python")
+    assert made.environment() == {"A": "1"}

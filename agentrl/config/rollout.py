@@ -39,6 +39,7 @@ class SGLangServerConfig(Section):
     python: str | None = Field(None, description="Python of an environment in which SGLang is installed; None: this one's.")
     args: dict[str, Any] = Field({}, description="Further server arguments, `name: value`.")
 
+    env: dict[str, str] = Field({}, description="Variables added to the servers' environment.")
 
 class WeightsConfig(Section):
     """How new weights reach the servers."""

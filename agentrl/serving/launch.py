@@ -76,7 +76,7 @@ class SGLangServer:
         return [*guard, "--", self.config.python or sys.executable, "-m", "sglang.launch_server", *as_options(options)]
 
     def environment(self) -> Mapping[str, str]:
-        return {}
+        return self.config.env
 
 
 def launcher(rollout: RolloutConfig, model: ModelConfig) -> Launcher:

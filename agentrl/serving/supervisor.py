@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -29,6 +30,9 @@ _PROBE_TIMEOUT_S = 10.0
 _STOP_GRACE_S = 8.0
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 * 1024
+_MISUSE_STATUS = 2
+_REFUSAL = re.compile(r"^(?:\S+: )?error: (.+)$", re.MULTILINE)
+"""How a program says what is wrong with its options: SGLang, and the embedded server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,7 @@ class Supervisor:
         deadline = time.monotonic() + self._start_timeout_s
         while time.monotonic() < deadline:
             if process.poll() is not None:
-                raise ServerError(f"the server ended while starting ({_exit_text(process.returncode)}); its log ends:\n{self._log_tail()}")
+                raise ServerError(self._why_it_did_not_start(process.returncode))
             if generates(url, api_key=self._api_key, timeout_s=min(_PROBE_TIMEOUT_S, max(0.1, deadline - time.monotonic()))):
                 return
             self._is_stopping.wait(_POLL_S)
@@ -189,6 +193,13 @@ class Supervisor:
             process.wait(timeout=_STOP_GRACE_S)
         _signal_group(process.pid, signal.SIGKILL)  # also children that outlived it
         process.wait()
+
+    def _why_it_did_not_start(self, code: int) -> str:
+        tail = self._log_tail()
+        refusals = _REFUSAL.findall(tail)
+        if code == _MISUSE_STATUS and refusals:
+            return f"the server refused to start: {refusals[-1]}"
+        return f"the server ended while starting ({_exit_text(code)}); its log ends:\n{tail}"
 
     def _log_tail(self) -> str:
         with self._log_file.open("rb") as log:
