@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from agentrl.config.profiler import NsightConfig
 from agentrl.config.schema import Config
+from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.controller.nsight import check_nsight, recorded
 from agentrl.errors import ConfigError
 from agentrl.workers.dispatch import dispatch
@@ -68,3 +69,7 @@ def test_without_the_program_or_the_role_a_run_does_not_begin(monkeypatch, tmp_p
         check_nsight(NsightConfig(roles=("actor",)))
     with pytest.raises(ValidationError, match="roles names reward_model, which this run does not have"):
         Config.model_validate({"profiler": {"nsight": {"roles": ["reward_model"]}}})
+    for supervised in (SFTConfig, RMConfig):
+        assert supervised.model_validate({"profiler": {"nsight": {"roles": ["actor"]}}}).profiler.nsight.roles == ("actor",)
+        with pytest.raises(ValidationError, match="roles names servers, which this run does not have; it has: actor"):
+            supervised.model_validate({"profiler": {"nsight": {"roles": ["servers"]}}})

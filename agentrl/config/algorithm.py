@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
@@ -140,14 +141,7 @@ class AlgorithmConfig(Section):
     @field_validator("policy_loss")
     @classmethod
     def _is_known_loss(cls, name: str) -> str:
-        if name in POLICY_LOSSES or ":" in name:
-            return name
-        installed = {entry.name for entry in entry_points(group="agentrl.policy_losses")}
-        if name in installed:
-            return name
-        raise ValueError(
-            f"there is no policy loss {name!r}; use one of {', '.join([*POLICY_LOSSES, *sorted(installed)])}, or file.py:function"
-        )
+        return _known("policy loss", name, POLICY_LOSSES, group="agentrl.policy_losses")
 
     @model_validator(mode="after")
     def _fits_the_loss(self) -> AlgorithmConfig:
@@ -163,9 +157,12 @@ class AlgorithmConfig(Section):
     @field_validator("advantage")
     @classmethod
     def _is_served(cls, name: str) -> str:
-        if name in ADVANTAGES or ":" in name:
-            return name
-        installed = {entry.name for entry in entry_points(group="agentrl.advantages")}
-        if name in installed:
-            return name
-        raise ValueError(f"there is no estimator {name!r}; use one of {', '.join([*ADVANTAGES, *sorted(installed)])}, or file.py:function")
+        return _known("estimator", name, ADVANTAGES, group="agentrl.advantages")
+
+
+def _known(what: str, name: str, built_in: Sequence[str], *, group: str) -> str:
+    """Return the name of a function that there is: built in, an installed entry point of `group`, or one named by its file or module."""
+    installed = sorted(entry.name for entry in entry_points(group=group))
+    if name in built_in or name in installed or ":" in name:
+        return name
+    raise ValueError(f"there is no {what} {name!r}; use one of {', '.join([*built_in, *installed])}, or file.py:function")

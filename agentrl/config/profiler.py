@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pydantic import Field
 
 from agentrl.config.placement import Role
@@ -15,6 +17,16 @@ class NsightConfig(Section):
     options: dict[str, str] = Field(
         {"t": "cuda,cudnn,cublas,nvtx", "stop-on-exit": "true"}, description="Options of `nsys profile` without their dashes."
     )
+
+    def refuse_absent(self, present: Collection[Role]) -> None:
+        """Check that a run of these roles has all that are to be recorded.
+
+        Raises:
+            ValueError: it has not.
+        """
+        absent = [role for role in self.roles if role not in present]
+        if absent:
+            raise ValueError(f"profiler.nsight.roles names {absent[0]}, which this run does not have; it has: {', '.join(present)}")
 
 
 class ProfilerConfig(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,7 @@ from agentrl.config.cluster import ClusterConfig, refuse_impossible_layout
 from agentrl.config.learner import LearnerConfig, refuse_shared_prefix
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.placement import PlacementConfig
+from agentrl.config.profiler import ProfilerConfig
 from agentrl.config.section import Section
 
 
@@ -67,35 +68,6 @@ class SFTTrainerConfig(Section):
     wandb_mode: Literal["online", "offline", "disabled"] = Field("offline", description="wandb's mode; offline needs no network.")
 
 
-class SFTConfig(Section):
-    """A supervised run (`agentrl sft`)."""
-
-    data: SFTDataConfig = SFTDataConfig()
-    model: ModelConfig = ModelConfig()
-    from_scratch: ModelFromScratchConfig = ModelFromScratchConfig()
-    agent: AgentConfig = AgentConfig()
-    learner: LearnerConfig = LearnerConfig()
-    trainer: SFTTrainerConfig = SFTTrainerConfig()
-    cluster: ClusterConfig = ClusterConfig()
-    placement: PlacementConfig = PlacementConfig()
-
-    @model_validator(mode="after")
-    def _has_what_best_needs(self) -> SFTConfig:
-        _refuse_best_without_validation(self.trainer, self.data.val_files)
-        refuse_shared_prefix(self.model, self.learner)
-        return self
-
-    @model_validator(mode="after")
-    def _check_placement(self) -> SFTConfig:
-        refuse_impossible_layout(self.placement, {"actor": self.learner.world_size}, self.cluster)
-        return self
-
-
-def _refuse_best_without_validation(trainer: SFTTrainerConfig, val_files: tuple[str, ...]) -> None:
-    if trainer.export == "best" and not val_files:
-        raise ValueError("trainer.export=best is chosen by the validation loss: name data.val_files, or use trainer.export=last")
-
-
 class RMDataConfig(Section):
     """Pairs of answers, of which people (or a program) preferred one."""
 
@@ -118,28 +90,53 @@ class RMTrainerConfig(SFTTrainerConfig):
     output: str = Field("reward_model", description="Folder of the trained model, in Hugging Face format.")
 
 
-class RMConfig(Section):
-    """The training of a reward model (`agentrl rm`)."""
+class SupervisedConfig(Section):
+    """What `agentrl sft` and `agentrl rm` have in common."""
 
-    data: RMDataConfig = RMDataConfig()
+    data: SFTDataConfig | RMDataConfig
     model: ModelConfig = ModelConfig()
     from_scratch: ModelFromScratchConfig = ModelFromScratchConfig()
     agent: AgentConfig = AgentConfig()
     learner: LearnerConfig = LearnerConfig()
-    trainer: RMTrainerConfig = RMTrainerConfig()
+    trainer: SFTTrainerConfig = SFTTrainerConfig()
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
+    profiler: ProfilerConfig = ProfilerConfig()
 
     @model_validator(mode="after")
-    def _has_what_best_needs(self) -> RMConfig:
-        _refuse_best_without_validation(self.trainer, self.data.val_files)
+    def _has_what_best_needs(self) -> Self:
+        if self.trainer.export == "best" and not self.data.val_files:
+            raise ValueError("trainer.export=best is chosen by the validation loss: name data.val_files, or use trainer.export=last")
+        return self
+
+    @model_validator(mode="after")
+    def _check_placement(self) -> Self:
+        refuse_impossible_layout(self.placement, {"actor": self.learner.world_size}, self.cluster)
+        self.profiler.nsight.refuse_absent({"actor"})
+        return self
+
+
+class SFTConfig(SupervisedConfig):
+    """A supervised run (`agentrl sft`)."""
+
+    data: SFTDataConfig = SFTDataConfig()
+
+    @model_validator(mode="after")
+    def _can_share_prefixes(self) -> Self:
+        refuse_shared_prefix(self.model, self.learner)
+        return self
+
+
+class RMConfig(SupervisedConfig):
+    """The training of a reward model (`agentrl rm`)."""
+
+    data: RMDataConfig = RMDataConfig()
+    trainer: RMTrainerConfig = RMTrainerConfig()
+
+    @model_validator(mode="after")
+    def _scores_pairs_apart(self) -> Self:
         if self.learner.shared_prefix:
             raise ValueError(
                 "learner.shared_prefix is for the attempts of a group; pairs are scored apart: use learner.shared_prefix=false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_placement(self) -> RMConfig:
-        refuse_impossible_layout(self.placement, {"actor": self.learner.world_size}, self.cluster)
         return self

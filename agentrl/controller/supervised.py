@@ -30,6 +30,7 @@ from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
 from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.learner import pack_for, start_learner
+from agentrl.controller.nsight import check_nsight, recorded
 from agentrl.controller.run_dir import write_atomically
 from agentrl.controller.seats import reserve_seats
 from agentrl.controller.supervised_data import Examples
@@ -146,6 +147,7 @@ def run_job(job: Job) -> Path:
         InfrastructureError: a rank was lost, or the disk is full.
     """
     trainer = job.config.trainer
+    check_nsight(job.config.profiler.nsight)
     order = Order.of(len(job.train.samples), trainer)
     data = _digest(job.train.samples, trainer)
     checkpoint, progress = _open_run(job, data)
@@ -297,6 +299,7 @@ def _open_learner(job: Job, order: Order) -> Iterator[Workers[Learner]]:
         device=config.placement.device_of("actor"),
     )
     with reserve_seats(config.placement, {"actor": config.learner.world_size}) as seats:
+        seats = recorded(seats, config.profiler.nsight, job.run_dir / "nsight")
         learner = start_learner(spec, seats["actor"])
         try:
             yield learner
