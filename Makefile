@@ -55,7 +55,8 @@ test: setup ## run the tests that need no GPU, no network and no patience (TEST_
 test-slow: setup ## run the tests that take minutes
 	$(PYTEST) -m slow $(ARGS)
 
-test-sglang: setup ## run the tests that need a real SGLang server
+test-sglang: setup ## run the tests that need a real SGLang server, on a CPU (the first time: builds an environment for it, 1.5 GB)
+	@$(BIN)/python tests/sglang_cpu/environment.py >/dev/null
 	$(PYTEST) -m sglang $(ARGS)
 
 lint: setup ## check style and formatting
