@@ -10,7 +10,7 @@ from agentrl.config.section import Section
 
 
 class LoRAConfig(Section):
-    """A trained low-rank adapter beside frozen weights; servers get the sum of both."""
+    """A trained low-rank adapter beside frozen weights; servers get it alone, or the sum of both (`rollout.weights.adapter`)."""
 
     rank: int = Field(0, ge=0, description="Rank of the adapter; 0: no adapter, all weights are trained.")
     alpha: float = Field(32.0, gt=0, description="The adapter's share is scaled by alpha / rank.")

@@ -30,6 +30,7 @@ class EmbeddedServerConfig(Section):
     page_size: int = Field(32, ge=1, description="Tokens per block.")
     max_batch_tokens: int = Field(512, ge=1, description="Tokens per forward.")
     max_requests_per_batch: int = Field(128, ge=1, description="Requests per forward; more wait.")
+    max_lora_rank: int = Field(256, ge=1, description="LoRA adapters of a higher rank are refused.")
     threads: int = Field(1, ge=1, description="CPU threads of torch.")
 
 
@@ -38,14 +39,19 @@ class SGLangServerConfig(Section):
 
     python: str | None = Field(None, description="Python of an environment in which SGLang is installed; None: this one's.")
     args: dict[str, Any] = Field({}, description="Further server arguments, `name: value`.")
-
     env: dict[str, str] = Field({}, description="Variables added to the servers' environment.")
+
 
 class WeightsConfig(Section):
     """How new weights reach the servers."""
 
     transport: Literal["disk", "distributed"] = Field(
         "disk", description="disk: safetensors in a folder all can read; distributed: torch process group."
+    )
+    adapter: Literal["auto", "merged", "alone"] = Field(
+        "auto",
+        description="What is sent of a model with `model.lora`: all weights with the adapter merged into them, or the adapter alone; "
+        "auto: alone where transport is disk and all servers load adapters.",
     )
     folder: str | None = Field(None, description="Folder of the disk transport; None: `weights/` of the run directory.")
     bucket_bytes: int = Field(256 * 2**20, ge=1, description="Bytes sent at once by the distributed transport.")

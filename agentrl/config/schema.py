@@ -102,6 +102,33 @@ class Config(Section):
         """`critic.epochs_per_step` with None resolved."""
         return self.critic.epochs_per_step or self.learner.epochs_per_step
 
+    @property
+    def why_merged(self) -> str | None:
+        """What forbids to publish the LoRA adapter alone, None where nothing in the config does."""
+        rollout, lora = self.rollout, self.model.lora
+        bound, copies = rollout.embedded.max_lora_rank, rollout.sglang.args.get("dp_size", 1)
+        objections = {
+            "model.lora.rank=0: there is no adapter": lora.rank == 0,
+            f"rollout.weights.transport={rollout.weights.transport}: adapters travel by disk": rollout.weights.transport != "disk",
+            f"rollout.weights.pause_mode={rollout.weights.pause_mode}: adapters change when no request runs, so it must be auto or abort": (
+                rollout.weights.pause_mode not in ("auto", "abort")
+            ),
+            "tracking.baselines are whole models, which take the place of the base weights": bool(self.tracking.baselines),
+            "model.lora.target_modules names lm_head, beside which servers load no adapter": "lm_head" in lora.target_modules,
+            f"rollout.embedded.max_lora_rank={bound} is below model.lora.rank={lora.rank}": (
+                rollout.backend == "embedded" and not rollout.urls and lora.rank > bound
+            ),
+            f"rollout.sglang.args.dp_size={copies}: SGLang loads adapters with dp_size=1 alone": rollout.backend == "sglang"
+            and copies != 1,
+        }
+        return next((why for why, holds in objections.items() if holds), None)
+
+    @model_validator(mode="after")
+    def _check_adapter(self) -> Config:
+        if self.rollout.weights.adapter == "alone" and (why := self.why_merged) is not None:
+            raise ValueError(f"rollout.weights.adapter=alone is impossible: {why}; use auto or merged")
+        return self
+
     @model_validator(mode="after")
     def _check_critic(self) -> Config:
         name = self.algorithm.advantage
@@ -124,7 +151,9 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_placement(self) -> Config:
         refuse_impossible_layout(self.placement, self.num_ranks, self.cluster)
-        self.profiler.nsight.refuse_absent(self.num_ranks)
+        absent = [role for role in self.profiler.nsight.roles if role not in self.num_ranks]
+        if absent:
+            raise ValueError(f"profiler.nsight.roles names {absent[0]}, which this run does not have; it has: {', '.join(self.num_ranks)}")
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.learner import weights
 from agentrl.learner.checkpoint import DESCRIPTION
-from agentrl.learner.lora import write_adapter
+from agentrl.learner.lora import adapter_tensors, write_adapter
 from agentrl.learner.restore import read_model_config, read_policy
 from agentrl.learner.score_head import SCORE_HEAD
 
@@ -49,7 +49,7 @@ def export_checkpoint(checkpoint: Path, out: Path, *, adapter_only: bool = False
     described = model.model_copy(update={"path": description, "tokenizer_path": description, "chat_template": None})
     if adapter_only:
         writer = weights.FolderWriter(out)
-        writer.write(lambda partial: write_adapter(policy.adapters, model.lora, base_name, partial))
+        writer.write(lambda partial: write_adapter(adapter_tensors(policy.adapters), model.lora, base_name, partial))
         writer.write(lambda partial: weights.copy_tokenizer(described, partial))
         writer.finish()
     else:

@@ -74,8 +74,14 @@ class LearnerWeights:
     def export(self, folder: str) -> None:
         self._learner.run(Learner.export, folder)
 
+    def export_adapter(self, folder: str) -> None:
+        self._learner.run(Learner.export_adapter, folder)
+
     def tensor_specs(self) -> list[TensorSpec]:
         return self._learner.run(Learner.tensor_specs)
+
+    def adapter_specs(self) -> list[TensorSpec]:
+        return self._learner.run(Learner.adapter_specs)
 
     def join_weights_group(self, address: str, port: int, world_size: int, name: str, backend: str) -> None:
         self._learner.run(Learner.join_weights_group, address, port, world_size, name, backend)
@@ -88,3 +94,6 @@ class LearnerWeights:
 
     def checksums(self) -> Mapping[str, str]:
         return self._learner.run(Learner.checksums)
+
+    def adapter_checksums(self) -> Mapping[str, str]:
+        return self._learner.run(Learner.adapter_checksums)

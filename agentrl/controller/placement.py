@@ -21,6 +21,7 @@ from agentrl.algorithms.logprob_kernels import check_kernels
 from agentrl.buffer.actor import BufferActor, BufferPlan
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
+from agentrl.controller.adapter import confirm_adapter, resolve_adapter
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get
 from agentrl.controller.checkpoint import find_checkpoint, tidy
@@ -61,6 +62,7 @@ def open_run(config: Config) -> Iterator[Run]:
     """
     given = config
     config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
+    config = resolve_adapter(config)
     check_nsight(config.profiler.nsight)
     find_estimator(config.algorithm.advantage)
     bind_policy_loss(config.algorithm)
@@ -94,6 +96,7 @@ def open_run(config: Config) -> Iterator[Run]:
 
         servers = ServerFleet.launch(config, seats.get("servers", ()), run_dir=run_dir.root)
         stack.callback(servers.close)
+        config = confirm_adapter(config, given, servers)
         buffer, plan = _open_buffer(config)
         observer.set_total_steps(plan.total_steps)
         if plan.template_note is not None:

@@ -197,6 +197,21 @@ class Learner:
         weights.export(self._policy, self._place, self._spec.model, Path(folder))
 
     @dispatch("all")
+    def adapter_specs(self) -> list[TensorSpec]:
+        """Return the tensors of the LoRA adapter by the names of peft's files; none without an adapter."""
+        return weights.adapter_specs(self._policy)
+
+    @dispatch("all")
+    def adapter_checksums(self) -> dict[str, str]:
+        """Return {name: sha256 of the bytes} of the published adapter."""
+        return weights.adapter_checksums(self._policy)
+
+    @dispatch("all")
+    def export_adapter(self, folder: str) -> None:
+        """Write the LoRA adapter alone as a folder that peft and SGLang load; rank 0 writes."""
+        weights.export_adapter(self._policy, self._place, self._spec.model, Path(folder))
+
+    @dispatch("all")
     def join_weights_group(self, address: str, port: int, world_size: int, name: str, backend: str) -> None:
         """Open the group to the servers: rank 0 of the learner is its rank 0; blocks until all servers have come."""
         self.leave_weights_group()

@@ -1,7 +1,7 @@
 """LoRA: beside a frozen weight W of shape [O, I] stands an adapter, and the layer computes with W + alpha / rank * B A.
 
-`peft` makes the layers. The learner trains A and B, computes the reference policy with the adapter switched off, and publishes the
-sum under the name of W, so that servers and checkpoints in Hugging Face format know nothing of it.
+`peft` makes the layers. The learner trains A and B, computes the reference policy with the adapter switched off, and publishes either
+the adapter alone, in peft's folder format, or the sum under the name of W; exported models are sums.
 
 Source: Hu et al. 2021, arXiv:2106.09685.
 """
@@ -105,19 +105,26 @@ def switched_off(module: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def write_adapter(adapters: Mapping[str, LowRank], config: LoRAConfig, base: str, folder: Path) -> None:
-    """Write an adapter that is not sharded as peft reads it: adapter_config.json and adapter_model.safetensors."""
+def adapter_tensors(adapters: Mapping[str, LowRank]) -> dict[str, Tensor]:
+    """Return A and B of every adapter by the names of peft's files; sharded where the model is."""
     tensors = {}
     for name, adapter in adapters.items():
         layer = f"base_model.model.{name.removesuffix('.weight')}"
-        tensors[f"{layer}.lora_A.weight"] = adapter.down.detach().contiguous()
-        tensors[f"{layer}.lora_B.weight"] = adapter.up.detach().contiguous()
+        tensors[f"{layer}.lora_A.weight"] = adapter.down
+        tensors[f"{layer}.lora_B.weight"] = adapter.up
+    return tensors
+
+
+def write_adapter(tensors: Mapping[str, Tensor], config: LoRAConfig, base: str, folder: Path) -> None:
+    """Write whole `adapter_tensors` as peft reads them: adapter_config.json and adapter_model.safetensors."""
     described = _peft_config(config)
     described.base_model_name_or_path = base
     described.inference_mode = True
-    described.target_modules = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in adapters})
+    described.target_modules = sorted({name.rsplit(".", 3)[1] for name in tensors})
     described.save_pretrained(str(folder))
-    save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+    file = folder / "adapter_model.safetensors"
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, str(file), metadata={"format": "pt"})
+    file.chmod(0o644)  # safetensors makes it private; a server may run under another account
 
 
 def _peft_config(config: LoRAConfig) -> LoraConfig:

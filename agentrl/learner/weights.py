@@ -1,4 +1,4 @@
-"""How the policy leaves the learner: as a Hugging Face folder, or bucket by bucket through a process group.
+"""How the policy leaves the learner: as a Hugging Face folder, as the folder of its adapter, or bucket by bucket through a process group.
 
 Every function is a collective of all ranks (gathering a sharded tensor is), though rank 0 alone writes and sends.
 """
@@ -19,8 +19,10 @@ from torch.distributed import ProcessGroup
 
 from agentrl.config.model import ModelConfig
 from agentrl.errors import InfrastructureError
+from agentrl.learner.lora import adapter_tensors, gather, write_adapter
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import Place
+from agentrl.plugins.sources import locate
 from agentrl.sglang.process_group import broadcast, flatten, tensor_checksum
 from agentrl.types import TensorSpec
 
@@ -67,6 +69,38 @@ def export(policy: Policy, place: Place | None, model: ModelConfig, folder: Path
         writer.write(partial(_write_index, files, tensor_specs(policy)))
         writer.write(partial(describe, policy, model))
         writer.finish()
+
+
+def adapter_specs(policy: Policy) -> list[TensorSpec]:
+    """Return name (as in peft's files), dtype and shape of every tensor of the adapter."""
+    dtype = policy.published_dtype
+    return [
+        TensorSpec(name, str(dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * dtype.itemsize)
+        for name, tensor in adapter_tensors(policy.adapters).items()
+    ]
+
+
+def adapter_checksums(policy: Policy) -> dict[str, str]:
+    """Return {name: sha256} of the adapter's tensors as `export_adapter` writes them."""
+    return {name: tensor_checksum(tensor) for name, tensor in _whole_adapter(policy).items()}
+
+
+def export_adapter(policy: Policy, place: Place | None, model: ModelConfig, folder: Path) -> None:
+    """Write the adapter alone as peft and SGLang load it; the folder appears complete or not at all.
+
+    Raises:
+        InfrastructureError: the folder could not be written.
+    """
+    tensors = _whole_adapter(policy)
+    if place is None or place.is_first:
+        writer = FolderWriter(folder)
+        writer.write(partial(write_adapter, tensors, model.lora, model.path))
+        writer.finish()
+
+
+def _whole_adapter(policy: Policy) -> dict[str, Tensor]:
+    # In the published dtype: the learner's own forward rounds the adapter to it too.
+    return {name: gather(tensor).to(policy.published_dtype).cpu() for name, tensor in adapter_tensors(policy.adapters).items()}
 
 
 def describe(policy: Policy, model: ModelConfig, folder: Path) -> None:
@@ -163,7 +197,7 @@ def copy_tokenizer(model: ModelConfig, folder: Path) -> None:
     for file in files:
         shutil.copyfile(file, folder / file.name)
     if model.chat_template is not None:
-        shutil.copyfile(model.chat_template, folder / "chat_template.jinja")
+        shutil.copyfile(locate(model.chat_template), folder / "chat_template.jinja")
 
 
 def _sync(folder: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import ray
@@ -27,6 +28,7 @@ from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits
 from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import Lease, Trajectory
 
 T = TypeVar("T")
@@ -84,7 +86,9 @@ class RolloutPart:
         chat = Chat.of(model)
         api_key = server_key(config.rollout.api_key_env)
         vocab_size, context_tokens = model_limits(model, chat)
-        self._router = Router(lambda url: SGLangClient(url, api_key=api_key), vocab_size=vocab_size, context_tokens=context_tokens)
+        adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
+        connect = partial(SGLangClient, api_key=api_key, adapter=adapter)
+        self._router = Router(connect, vocab_size=vocab_size, context_tokens=context_tokens)
         self._host = AsyncioHost()
         self._manager = AgentLoopManager(
             config.agent,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentrl.config.model import ModelConfig
+from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
 from agentrl.plugins.sources import locate
 
@@ -59,6 +59,7 @@ class SGLangServer:
     dtype: str
     api_key_env: str | None = None
     trust_remote_code: bool = False
+    lora: LoRAConfig | None = None
 
     def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]:
         options: dict[str, Any] = {
@@ -68,6 +69,7 @@ class SGLangServer:
             "dtype": self.dtype,
             "weight_version": weight_version,
             "trust_remote_code": self.trust_remote_code,
+            **(_lora_options(self.lora) if self.lora is not None else {}),
             **self.config.args,
         }
         guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid())]
@@ -86,7 +88,14 @@ def launcher(rollout: RolloutConfig, model: ModelConfig) -> Launcher:
         if library is not None and library.endswith(".py"):
             library = str(locate(library).absolute())  # a copy that was shipped to this process, not to the server's
         return EmbeddedServer(rollout.embedded, model.dtype, rollout.api_key_env, model.trust_remote_code, library)
-    return SGLangServer(rollout.sglang, model.dtype, rollout.api_key_env, model.trust_remote_code)
+    lora = model.lora if rollout.weights.adapter == "alone" else None
+    return SGLangServer(rollout.sglang, model.dtype, rollout.api_key_env, model.trust_remote_code, lora)
+
+
+def _lora_options(lora: LoRAConfig) -> dict[str, Any]:
+    """Return SGLang's options that let it load the policy's adapter at run time; the base weights take a place of their own."""
+    modules = list(lora.target_modules) or ["all"]
+    return {"enable_lora": True, "max_lora_rank": lora.rank, "lora_target_modules": modules, "max_loras_per_batch": 2}
 
 
 def as_options(values: Mapping[str, Any]) -> list[str]:

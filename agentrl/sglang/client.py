@@ -14,12 +14,14 @@ import trio
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.http.client import HttpClient, HttpReply
 from agentrl.sglang.protocol import (
+    AdapterSupport,
     ModelInfo,
     PauseMode,
     ServerLoad,
     bucket_body,
     error_message,
     generate_body,
+    parse_adapter_support,
     parse_checksums,
     parse_generation,
     parse_load,
@@ -35,14 +37,15 @@ _BUSY = frozenset({408, 429})
 
 
 class SGLangClient:
-    """One server at `url`; `api_key` goes into the Authorization header and into no message.
+    """One server at `url`; `api_key` goes into the Authorization header and into no message; `adapter` is the LoRA adapter to sample with.
 
     Every method raises RequestRefused when the server calls the request wrong (4xx), and ServerError when it fails (5xx, an
     unreadable reply) or does not answer (status None).
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, adapter: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self._adapter = adapter
         self._http = HttpClient(self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
 
     async def aclose(self) -> None:
@@ -55,7 +58,7 @@ class SGLangClient:
 
         Cancelling it aborts the request on the server too, which would otherwise sample on for nobody.
         """
-        body = generate_body(input_ids, params, rid=rid)
+        body = generate_body(input_ids, params, rid=rid, adapter=self._adapter)
         try:
             reply = await self._call("POST", "/generate", body)
         except trio.Cancelled:
@@ -87,7 +90,7 @@ class SGLangClient:
     # -------------------------------------------------------------------------------------------------- questions
 
     async def is_ready(self) -> bool:
-        """Tell whether the server answers and takes requests. It never raises ServerError, and works while paused."""
+        """Tell whether the server answers and takes requests; a real SGLang that is paused says no. It never raises ServerError."""
         try:
             return (await self._http.request("GET", "/ready")).status == 200
         except ServerError:
@@ -102,6 +105,9 @@ class SGLangClient:
     async def model_info(self) -> ModelInfo:
         return parse_model_info((await self._call("GET", "/model_info")).json(), server=self.url)
 
+    async def adapter_support(self) -> AdapterSupport:
+        return parse_adapter_support(await self.server_info())
+
     async def checksums(self) -> Mapping[str, str]:
         """Return {weight name: hex}; a real SGLang uses its own fused names."""
         return parse_checksums((await self._call("POST", "/weights_checker", {"action": "checksum"})).json(), server=self.url)
@@ -111,6 +117,14 @@ class SGLangClient:
     async def update_weights_from_disk(self, path: str, *, version: int, flush_cache: bool) -> None:
         """Load the safetensors of folder `path`, which the server must be able to read, as `version`."""
         await self._update("/update_weights_from_disk", {"model_path": path, "weight_version": str(version), "flush_cache": flush_cache})
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load the LoRA adapter of folder `path`, which the server must be able to read, as `name`; refused while it has one so called."""
+        await self._update("/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget the LoRA adapter `name`; waits for its running requests, refused when there is none so called."""
+        await self._update("/unload_lora_adapter", {"lora_name": name})
 
     async def update_weight_version(self, version: int) -> None:
         """Rename the weights the server has; nothing is transferred and nothing aborted."""

@@ -18,6 +18,9 @@ from agentrl.types import Generation, SamplingParams, TensorSpec
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
+POLICY_ADAPTER = "policy"
+"""The name under which servers hold the LoRA adapter of the policy, whatever its version."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -37,9 +40,21 @@ class ServerLoad:
     max_tokens: int
 
 
-def generate_body(input_ids: Sequence[int], params: SamplingParams, *, rid: str) -> dict[str, Any]:
-    """Return the body of POST /generate: token ids in, token ids and log-probabilities out."""
-    return {
+def adapter_tensor(adapter: str, name: str) -> str:
+    """Return how `/weights_checker` of the embedded server calls a tensor of a loaded adapter."""
+    return f"{adapter}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSupport:
+    """Which LoRA adapters a server loads: none (`max_rank` 0), or those up to a rank."""
+
+    max_rank: int
+
+
+def generate_body(input_ids: Sequence[int], params: SamplingParams, *, rid: str, adapter: str | None = None) -> dict[str, Any]:
+    """Return the body of POST /generate: token ids in, token ids and log-probabilities out; `adapter` None: of the base weights."""
+    body: dict[str, Any] = {
         "rid": rid,
         "input_ids": list(map(int, input_ids)),
         "sampling_params": {
@@ -54,6 +69,9 @@ def generate_body(input_ids: Sequence[int], params: SamplingParams, *, rid: str)
         "return_logprob": True,
         "stream": False,
     }
+    if adapter is not None:
+        body["lora_path"] = adapter  # SGLang's word for the name of a loaded adapter
+    return body
 
 
 def bucket_body(specs: Sequence[TensorSpec], *, group: str, version: int | None, flush_cache: bool) -> dict[str, Any]:
@@ -124,6 +142,13 @@ def parse_model_info(reply: Any, *, server: str) -> ModelInfo:
         raise ServerError(f"{server} sent a model info that cannot be read: {type(error).__name__}: {error}") from error
 
 
+def parse_adapter_support(info: Any) -> AdapterSupport:
+    """Read the settings of LoRA in /server_info; a server that does not speak of it loads none."""
+    if not isinstance(info, Mapping) or info.get("enable_lora") is not True or int(info.get("dp_size") or 1) > 1:
+        return AdapterSupport(0)  # SGLang loads adapters at run time on one data-parallel rank alone
+    return AdapterSupport(int(info.get("max_lora_rank") or 0))
+
+
 def parse_load(reply: Any, *, server: str) -> ServerLoad:
     """Sum the loads of all data-parallel ranks of a server."""
     try:
@@ -150,7 +175,7 @@ def error_message(reply: Any) -> str | None:
     """Find the message in an error body; SGLang has several shapes of them."""
     if not isinstance(reply, Mapping):
         return None
-    for value in (reply.get("error"), reply.get("message")):
+    for value in (reply.get("error"), reply.get("message"), reply.get("error_message")):
         if isinstance(value, Mapping):
             value = value.get("message")
         if value:

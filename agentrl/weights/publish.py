@@ -1,5 +1,7 @@
 """Publish a version: pause the servers, send the weights, resume. After it, every next token carries the version.
 
+What is sent are all weights, adapters merged into them, or a LoRA adapter alone (`rollout.weights.adapter`).
+
 A publish is all or nothing per server: a server that fails is returned in `PublishReport.failed` (paused, or dead) and must not
 take traffic until `publish` reached it; the router holds it back, because its version stays behind.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,8 +20,9 @@ from typing import Literal, Protocol, TypeVar
 import trio
 
 from agentrl.config.rollout import WeightsConfig
-from agentrl.errors import InfrastructureError, ServerError
+from agentrl.errors import InfrastructureError, RequestRefused, ServerError
 from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.protocol import POLICY_ADAPTER, adapter_tensor
 from agentrl.types import TensorSpec
 from agentrl.weights.plan import plan_buckets
 
@@ -32,7 +35,11 @@ class WeightSource(Protocol):
 
     def export(self, folder: str) -> None: ...
 
+    def export_adapter(self, folder: str) -> None: ...
+
     def tensor_specs(self) -> Sequence[TensorSpec]: ...
+
+    def adapter_specs(self) -> Sequence[TensorSpec]: ...
 
     def open_rendezvous(self) -> tuple[str, int]:
         """Return a free (address, port) of the host of rank 0, reachable by the servers."""
@@ -44,6 +51,8 @@ class WeightSource(Protocol):
     def leave_weights_group(self) -> None: ...
 
     def checksums(self) -> Mapping[str, str]: ...
+
+    def adapter_checksums(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +89,11 @@ class Publisher:
         """
         started = time.monotonic()
         failed: dict[str, str] = {}
-        specs = await _in_thread(self._source.tensor_specs)
+        specs = await _in_thread(self._source.adapter_specs if self._is_alone else self._source.tensor_specs)
         with trio.move_on_after(self._config.timeout_s) as scope:
-            if self._config.transport == "disk":
+            if self._is_alone:
+                await self._adapter_by_disk(version, servers, failed)
+            elif self._config.transport == "disk":
                 await self._by_disk(version, servers, failed)
             else:
                 await self._by_group(version, servers, specs, failed)
@@ -102,6 +113,22 @@ class Publisher:
         async def send(server: SGLangClient) -> None:
             async with _paused(server, self._pause_mode):
                 await server.update_weights_from_disk(str(folder), version=version, flush_cache=self._flush)
+
+        await _for_each(servers, send, failed)
+        _keep_newest(self._folder, keep=2)
+
+    async def _adapter_by_disk(self, version: int, servers: Sequence[SGLangClient], failed: dict[str, str]) -> None:
+        """Put the adapter of `version` in the place of the last one; the base weights stay as the servers were started with."""
+        folder = self._folder / f"v{version:06d}"
+        await _in_thread(partial(self._source.export_adapter, str(folder)))
+
+        async def send(server: SGLangClient) -> None:
+            # Aborted, because a server gives up an adapter only when no request runs with it, and so that none runs with two.
+            async with _paused(server, "abort"):
+                with suppress(RequestRefused):  # it has none before its first publish
+                    await server.unload_adapter(POLICY_ADAPTER)
+                await server.load_adapter(POLICY_ADAPTER, str(folder))
+                await server.update_weight_version(version)
 
         await _for_each(servers, send, failed)
         _keep_newest(self._folder, keep=2)
@@ -182,12 +209,16 @@ class Publisher:
     # ------------------------------------------------------------------------------------------------------ checks
 
     @property
+    def _is_alone(self) -> bool:
+        return self._config.adapter == "alone"
+
+    @property
     def _flush(self) -> bool:
         # SGLang answers 400 to a flush while requests are held in place; their KV cache stays stale by design.
         return self._pause_mode != "in_place"
 
     async def _verify(self, servers: Sequence[SGLangClient], failed: dict[str, str]) -> None:
-        expected = await _in_thread(self._source.checksums)
+        expected = await _in_thread(self._expected_checksums)
 
         async def check(server: SGLangClient) -> None:
             got = await server.checksums()
@@ -199,6 +230,11 @@ class Publisher:
                 )
 
         await _for_each(servers, check, failed)
+
+    def _expected_checksums(self) -> Mapping[str, str]:
+        if not self._is_alone:
+            return self._source.checksums()
+        return {adapter_tensor(POLICY_ADAPTER, name): value for name, value in self._source.adapter_checksums().items()}
 
 
 @asynccontextmanager

@@ -153,6 +153,19 @@ class App:
         await self._service.update_from_disk(text_of(body, "model_path"), version=version, abort_all=body.get("abort_all_requests") is True)
         return _success(f"Succeeded to update model weights. Weight version updated to {self._service.version}.", num_paused_requests=0)
 
+    async def load_adapter(self, request: Request) -> Response:
+        body = await read_body(request)
+        await self._service.load_adapter(text_of(body, "lora_name"), text_of(body, "lora_path"))
+        return self._adapters()
+
+    async def unload_adapter(self, request: Request) -> Response:
+        await self._service.unload_adapter(text_of(await read_body(request), "lora_name"))
+        return self._adapters()
+
+    def _adapters(self) -> Response:
+        held = self._service.adapter
+        return _json({"success": True, "loaded_adapters": {held.name: held.folder} if held is not None else {}})
+
     async def begin_update(self, request: Request) -> Response:
         await read_body(request)
         await self._service.begin_update()
@@ -216,6 +229,8 @@ class App:
             "/continue_generation": self.resume,
             "/weights_checker": self.check_weights,
             "/update_weights_from_disk": self.update_from_disk,
+            "/load_lora_adapter": self.load_adapter,
+            "/unload_lora_adapter": self.unload_adapter,
             "/begin_weight_update": self.begin_update,
             "/end_weight_update": self.end_update,
             "/update_weights_from_distributed": self.update_from_group,

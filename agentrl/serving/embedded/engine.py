@@ -25,6 +25,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 )
 
 from agentrl.config.rollout import EmbeddedServerConfig
+from agentrl.serving.embedded.adapter import AdapterSlot
 from agentrl.serving.embedded.attention import segment_attention
 from agentrl.serving.embedded.sampler import GREEDY, RowSampling, sample
 
@@ -40,6 +41,7 @@ class Job:
     key: str
     sampling: RowSampling
     finished: asyncio.Future[None]
+    sees_adapter: bool = False
     samples: list[tuple[int, float]] = field(default_factory=list)  # (token, logprob)
 
 
@@ -55,7 +57,8 @@ class Engine:
         # Greedy over scores that `_Sampling` made one-hot: see the head of this file.
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._manager = self.model.init_continuous_batching(generation_config=greedy, continuous_batching_config=_batching(config))
-        self._manager.logit_processor = _only(_Sampling(self._jobs))
+        self.adapter_slot = AdapterSlot(model, max_rank=config.max_lora_rank)
+        self._manager.logit_processor = _Processors(_Sampling(self._jobs), self._jobs, self.adapter_slot)
         if not _has_sliding_window(model):
             # After the manager was made, which knows transformers' own implementations only.
             self.model.set_attn_implementation(_ATTENTION)
@@ -73,14 +76,16 @@ class Engine:
         """False once the generation loop ended: it cannot be started again in this process."""
         return self._manager.is_running()
 
-    def submit(self, input_ids: list[int], *, max_new_tokens: int, stop_ids: frozenset[int], sampling: RowSampling) -> Job:
+    def submit(
+        self, input_ids: list[int], *, max_new_tokens: int, stop_ids: frozenset[int], sampling: RowSampling, sees_adapter: bool = False
+    ) -> Job:
         """Queue a request and return it; its `finished` resolves at its last token, or raises EngineError.
 
         The caller has checked what would end the loop: ids within the vocabulary, at least one of them, and prompt plus
         max_new_tokens (>= 1) within `cache_tokens`.
         """
         # Keys are the engine's own: a cancelled request may linger for one forward after its rid is free for the next.
-        job = Job(f"r{next(self._keys)}", sampling, asyncio.get_running_loop().create_future())
+        job = Job(f"r{next(self._keys)}", sampling, asyncio.get_running_loop().create_future(), sees_adapter)
         self._jobs[job.key] = job
         self._manager.register_result_handler(job.key, lambda output: self._finish(job, output.error))
         self._manager.add_request(
@@ -140,6 +145,21 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
         return one_hot
 
 
+class _Processors(ContinuousBatchingLogitsProcessorList):
+    """Our sampling alone; and, because it hears of all requests of a forward beforehand, whose token sees the adapter."""
+
+    def __init__(self, sampling: _Sampling, jobs: dict[str, Job], slot: AdapterSlot) -> None:
+        super().__init__(LogitsProcessorList([sampling]))
+        self.tensors_required = 1  # the list counts only the processors that it converted itself
+        self._jobs = jobs
+        self._slot = slot
+
+    def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
+        jobs = [self._jobs.get(request.state.request_id) for request in requests_in_batch]
+        self._slot.expect([(r.query_length, job is not None and job.sees_adapter) for r, job in zip(requests_in_batch, jobs, strict=True)])
+        return super().prepare_tensor_args(requests_in_batch, arg_storage)
+
+
 def _attend(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -175,12 +195,6 @@ def _has_sliding_window(model: PreTrainedModel) -> bool:
     if layers is None:
         return getattr(config, "sliding_window", None) is not None
     return any(layer != "full_attention" for layer in layers)
-
-
-def _only(processor: _Sampling) -> ContinuousBatchingLogitsProcessorList:
-    processors = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([processor]))
-    processors.tensors_required = 1  # the list counts only the processors that it converted itself
-    return processors
 
 
 def _batching(config: EmbeddedServerConfig) -> ContinuousBatchingConfig:

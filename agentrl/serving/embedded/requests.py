@@ -26,7 +26,7 @@ _TOP_LEVEL_OFF: Mapping[str, tuple[Any, ...]] = {
     for name in (
         "text", "input_embeds", "image_data", "video_data", "audio_data", "stream", "top_logprobs_num", "token_ids_logprob",
         "return_text_in_logprobs", "return_hidden_states", "return_routed_experts", "return_sampling_mask", "return_entropy",
-        "return_prompt_token_ids", "lora_path", "session_params", "custom_logit_processor",
+        "return_prompt_token_ids", "session_params", "custom_logit_processor",
     )
 }  # fmt: skip
 _SAMPLING_OFF: Mapping[str, tuple[Any, ...]] = {
@@ -64,7 +64,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt to continue."""
+    """One prompt to continue, with the LoRA adapter of that name, or by the base weights alone."""
 
     rid: str
     input_ids: list[int]
@@ -73,6 +73,7 @@ class GenerateRequest:
     stop_ids: frozenset[int]
     return_logprob: bool
     skip_special_tokens: bool
+    adapter: str | None = None
 
 
 def parse_generate(body: Any, limits: Limits) -> tuple[list[GenerateRequest], bool]:
@@ -97,7 +98,8 @@ def parse_generate(body: Any, limits: Limits) -> tuple[list[GenerateRequest], bo
     rids = _per_prompt(body.get("rid"), len(prompts), name="rid", is_batch=is_batch)
     params = _per_prompt(body.get("sampling_params"), len(prompts), name="sampling_params", is_batch=is_batch)
     return_logprob = _per_prompt(body.get("return_logprob"), len(prompts), name="return_logprob", is_batch=is_batch)
-    requests = [_parse_one(*each, limits) for each in zip(prompts, rids, params, return_logprob, strict=True)]
+    adapters = _per_prompt(body.get("lora_path"), len(prompts), name="lora_path", is_batch=is_batch)
+    requests = [_parse_one(*each, limits) for each in zip(prompts, rids, params, return_logprob, adapters, strict=True)]
     if len({request.rid for request in requests}) < len(requests):
         raise BadRequest("Duplicate request ID detected within the batch")
     return requests, is_batch
@@ -113,7 +115,9 @@ def _per_prompt(value: Any, count: int, *, name: str, is_batch: bool) -> Sequenc
     return value
 
 
-def _parse_one(prompt: Any, rid: Any, params: Any, return_logprob: Any, limits: Limits) -> GenerateRequest:
+def _parse_one(prompt: Any, rid: Any, params: Any, return_logprob: Any, adapter: Any, limits: Limits) -> GenerateRequest:
+    if adapter is not None and not isinstance(adapter, str):
+        raise BadRequest(f"`lora_path` must be the name of a loaded adapter, not {adapter!r}")
     if rid is not None and not (isinstance(rid, str) and rid):
         raise BadRequest(f"`rid` must be a string that is not empty, not {rid!r}")
     _check_prompt(prompt, limits)
@@ -133,6 +137,7 @@ def _parse_one(prompt: Any, rid: Any, params: Any, return_logprob: Any, limits: 
         stop_ids=frozenset(token for token in stop_ids if token >= 0) | eos_ids,
         return_logprob=bool(return_logprob),
         skip_special_tokens=_flag(params, "skip_special_tokens", True),
+        adapter=adapter or None,
     )
 
 

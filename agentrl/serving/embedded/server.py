@@ -114,7 +114,7 @@ def serve(
         service.abort_all()
 
     service = Service(engine, Weights(model), model_path=model_path, version=weight_version)
-    info = {"version": _version(), "backend": "agentrl-embedded", "dtype": dtype, **config.model_dump()}
+    info = {"version": _version(), "backend": "agentrl-embedded", "dtype": dtype, "enable_lora": True, **config.model_dump()}
     app = build_app(App(service, limits, decode=_decoder(model_path), info=info), api_key=api_key, lifespan=lifespan)
     settings = uvicorn.Config(
         app,

@@ -19,10 +19,12 @@ from typing import Literal
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from agentrl.serving.embedded.adapter import Adapter
 from agentrl.serving.embedded.engine import Engine, Job
 from agentrl.serving.embedded.requests import BadRequest, GenerateRequest
 from agentrl.serving.embedded.weights import Weights, WeightSpec
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
+from agentrl.sglang.protocol import adapter_tensor
 
 GROUP_TIMEOUT_S = 300.0
 """A weights group that does not form, or a broadcast that does not come, by then failed."""
@@ -51,6 +53,15 @@ class Result:
     message: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """The adapter that requests may name."""
+
+    name: str
+    folder: str
+    adapter: Adapter
+
+
 @dataclass(eq=False)
 class _Entry:
     """One request from arrival to answer: waiting while `job` is None. `starts` are (version, index of its first token)."""
@@ -75,6 +86,7 @@ class Service:
         self.version = version
         self.is_paused = False
         self.is_warm = False
+        self.adapter: LoadedAdapter | None = None
         self._weights = weights
         self._entries: dict[str, _Entry] = {}
         self._num_running = 0
@@ -96,7 +108,7 @@ class Service:
         """Sample one continuation. Cancelling it takes the request out of the engine.
 
         Raises:
-            BadRequest: a request with this rid is under way.
+            BadRequest: a request with this rid is under way, or no adapter of its name is loaded when it is admitted.
             EngineError: the engine ended.
         """
         self.check_rids([request])
@@ -120,8 +132,13 @@ class Service:
 
     async def _run(self, entry: _Entry) -> None:
         request = entry.request
+        self._check_adapter(request)  # behind the gate: a request that waited for a publish takes what that brought
         job = self.engine.submit(
-            request.input_ids, max_new_tokens=request.max_new_tokens, stop_ids=request.stop_ids, sampling=request.sampling
+            request.input_ids,
+            max_new_tokens=request.max_new_tokens,
+            stop_ids=request.stop_ids,
+            sampling=request.sampling,
+            sees_adapter=request.adapter is not None,
         )
         entry.job = job
         entry.starts = [(self.version, 0)]
@@ -134,6 +151,13 @@ class Service:
             self._num_running -= 1
             if self._num_running == 0:
                 self._idle.set()
+
+    def _check_adapter(self, request: GenerateRequest) -> None:
+        if request.adapter is not None and (self.adapter is None or self.adapter.name != request.adapter):
+            raise BadRequest(f"no LoRA adapter {request.adapter!r} is loaded; {self._loaded_text()}")
+
+    def _loaded_text(self) -> str:
+        return f"loaded: {self.adapter.name!r}" if self.adapter is not None else "none is"
 
     def _result(self, entry: _Entry, *, was_admitted: bool) -> Result:
         request = entry.request
@@ -252,9 +276,31 @@ class Service:
         if version is not None:
             self.rename(version)
 
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Put the LoRA adapter of `folder` beside the weights; raise WrongState or WeightsRefused, with nothing changed."""
+        adapter = await asyncio.to_thread(self.engine.adapter_slot.read, folder)
+        async with self._exclusive(abort_all=False):
+            if self.adapter is not None:
+                raise WrongState(f"the embedded server holds one LoRA adapter at a time; {self._loaded_text()}, unload it first")
+            await asyncio.to_thread(self._while_parked, partial(self.engine.adapter_slot.put, adapter))
+            self.adapter = LoadedAdapter(name, folder, adapter)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take the LoRA adapter away when nothing runs any more; raise WrongState when there is none so called."""
+        async with self._exclusive(abort_all=False):
+            if self.adapter is None or self.adapter.name != name:
+                raise WrongState(f"no LoRA adapter {name!r} is loaded; {self._loaded_text()}")
+            await asyncio.to_thread(self._while_parked, partial(self.engine.adapter_slot.put, None))
+            self.adapter = None
+
     async def checksums(self) -> dict[str, str]:
+        """Return {name: sha256} of all weights, and of the tensors of the adapter behind its name and a slash."""
         async with self._update_lock:
-            return await asyncio.to_thread(self._weights.checksums)
+            found = await asyncio.to_thread(self._weights.checksums)
+            if self.adapter is not None:
+                own = await asyncio.to_thread(self.adapter.adapter.checksums)
+                found |= {adapter_tensor(self.adapter.name, name): value for name, value in own.items()}
+            return found
 
     def _while_parked(self, action: Callable[[], None]) -> None:
         # Nothing runs, but a request cancelled a moment ago may be in a last forward.

@@ -69,7 +69,7 @@ class Weights:
                 raise WeightsRefused(f"{file} cannot be read: {error}") from error
         self.check({name: tuple(tensor.shape) for name, tensor in tensors.items()})
         self.check_complete(list(tensors))
-        _check_finite(tensors)
+        check_finite(tensors)
         return tensors
 
     def receive(self, specs: Sequence[WeightSpec], group: ProcessGroup, *, is_bucket: bool) -> dict[str, Tensor]:
@@ -85,7 +85,7 @@ class Weights:
             for spec in specs:
                 tensors[spec.name] = torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
                 broadcast(tensors[spec.name], group)
-        _check_finite(tensors)
+        check_finite(tensors)
         return tensors
 
     @torch.no_grad()
@@ -124,7 +124,7 @@ def _weight_files(folder: Path) -> list[Path]:
     raise WeightsRefused(f"{folder} has neither {single.name} nor {_INDEX}")
 
 
-def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
     # A model that computes NaN cannot be sampled from: the engine would end.
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):

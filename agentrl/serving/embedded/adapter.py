@@ -1,0 +1,153 @@
+"""A LoRA adapter beside the served weights: read and checked as a whole, then computed unmerged, x W + scale * x A B.
+
+Unmerged, because so the learner computes it: in bfloat16 the sum of a weight and its adapter is rounded to the weight's precision, and
+what a small step changed is lost; and because the base weights then need no second copy to begin the next adapter from. Requests with
+and without the adapter share a forward: a mask over the packed tokens says whose token is whose.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from agentrl.serving.embedded.weights import WeightsRefused, check_finite
+from agentrl.sglang.process_group import tensor_checksum
+
+_NAME = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<half>[AB])\.weight")
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (None, False),
+    "bias": (None, "none"),
+    "fan_in_fan_out": (None, False),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
+    "modules_to_save": (None, []),
+}
+"""Fields of adapter_config.json that change what an adapter computes, with the values that do not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """The adapter of one layer: down_RI (A), up_OR (B)."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+    def product(self, x: Tensor) -> Tensor:
+        return linear(linear(x, self.down), self.up) * self.scale
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """A checked adapter of the served model, in its dtype and on its device."""
+
+    pairs: Mapping[str, Pair]
+
+    def checksums(self) -> dict[str, str]:
+        """Return {name in peft's file: sha256 of the bytes}."""
+        halves = {"A": "down", "B": "up"}
+        return {
+            f"base_model.model.{layer}.lora_{half}.weight": tensor_checksum(getattr(pair, field))
+            for layer, pair in self.pairs.items()
+            for half, field in halves.items()
+        }
+
+
+class AdapterSlot:
+    """The place for one adapter in a model's linear layers. Used by one generation thread; changed only while that is parked."""
+
+    def __init__(self, model: PreTrainedModel, *, max_rank: int) -> None:
+        self._model = model
+        self._max_rank = max_rank
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._rows: Sequence[tuple[int, bool]] = ()
+
+    def read(self, folder: str) -> Adapter:
+        """Read an adapter in peft's format; raise WeightsRefused when it is not one of this model, or is larger than allowed."""
+        scale = _read_scale(Path(folder), max_rank=self._max_rank)
+        file = Path(folder) / "adapter_model.safetensors"
+        try:
+            tensors = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise WeightsRefused(f"{file} cannot be read: {error}") from error
+        check_finite(tensors)
+        layers = {name: module for name, module in self._model.named_modules() if isinstance(module, nn.Linear)}
+        return Adapter({name: self._pair(name, halves, layers, scale) for name, halves in _by_layer(tensors).items()})
+
+    def _pair(self, name: str, halves: Mapping[str, Tensor], layers: Mapping[str, nn.Linear], scale: float) -> Pair:
+        layer = layers.get(name)
+        if layer is None or layer is self._model.get_output_embeddings():
+            raise WeightsRefused(f"{name!r} is no linear layer of this model that can have an adapter")
+        if set(halves) != {"A", "B"}:
+            raise WeightsRefused(f"the adapter of {name!r} has lora_{min(halves)} alone; it takes lora_A and lora_B")
+        rank = halves["A"].shape[0]
+        expected = [(rank, layer.in_features), (layer.out_features, rank)]
+        found = [tuple(halves[half].shape) for half in "AB"]
+        if found != expected or rank > self._max_rank:
+            raise WeightsRefused(f"the adapter of {name!r} has the shapes {found}; this model takes {expected}, rank <= {self._max_rank}")
+        down, up = (halves[half].to(layer.weight.device, layer.weight.dtype) for half in "AB")
+        return Pair(down, up, scale)
+
+    def put(self, adapter: Adapter | None) -> None:
+        """Compute with `adapter`, or with none, from the next forward on."""
+        for hook in self._hooks:
+            hook.remove()
+        pairs = adapter.pairs if adapter is not None else {}
+        self._hooks = [self._model.get_submodule(name).register_forward_hook(partial(self._add, pair)) for name, pair in pairs.items()]
+
+    def expect(self, rows: Sequence[tuple[int, bool]]) -> None:
+        """Say what the next forward is packed of: for each request its tokens, and whether they see the adapter."""
+        self._rows = rows
+
+    def _add(self, pair: Pair, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+        x = inputs[0]
+        if not any(sees for _, sees in self._rows):
+            return None
+        if all(sees for _, sees in self._rows):
+            return output + pair.product(x)
+        mask_T = torch.zeros(x.shape[-2], 1, dtype=torch.bool, device=x.device)  # padding behind the requests sees nothing
+        start = 0
+        for num_tokens, sees in self._rows:
+            mask_T[start : start + num_tokens] = sees
+            start += num_tokens
+        return torch.where(mask_T, output + pair.product(x), output)
+
+
+def _read_scale(folder: Path, *, max_rank: int) -> float:
+    """Return alpha / rank of adapter_config.json, after checking that nothing in it asks for more."""
+    file = folder / "adapter_config.json"
+    try:
+        described = json.loads(file.read_text(encoding="utf-8"))
+        rank, alpha = int(described["r"]), float(described["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightsRefused(f"{file} cannot be read: {type(error).__name__}: {error}") from error
+    if not 1 <= rank <= max_rank:
+        raise WeightsRefused(f"the adapter has rank {rank}; this server takes 1 to {max_rank} (--max-lora-rank)")
+    strange = [name for name, plain in _PLAIN.items() if described.get(name) not in plain]
+    if strange:
+        raise WeightsRefused(f"the adapter sets {strange[0]}={described[strange[0]]!r}, which this server does not compute")
+    return alpha / (rank**0.5 if described.get("use_rslora") else rank)
+
+
+def _by_layer(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    layers: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise WeightsRefused(f"{name!r} is no tensor of a LoRA adapter in peft's format")
+        layers.setdefault(match["layer"], {})[match["half"]] = tensor
+    if not layers:
+        raise WeightsRefused("the adapter has no tensors")
+    return layers
