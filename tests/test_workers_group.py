@@ -13,6 +13,7 @@ from agentrl.errors import ConfigError, LearnerError
 from agentrl.workers.dispatch import dispatch
 from agentrl.workers.group import Patience, WorkerGroup
 from agentrl.workers.pools import Seat
+from agentrl.workers.starting import wait_until_all_ready
 
 
 class Counter:
@@ -88,6 +89,21 @@ class Counter:
         if self.rank == rank:
             os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("connection closed by peer")
+
+
+class Meeting:
+    """A worker that is made once workers of as many groups as `num_groups` are being made; as `impossible` it never is."""
+
+    def __init__(self, folder, name, num_groups, *, rank, address, port):
+        if name == "impossible":
+            raise ConfigError("no such model")
+        (folder / f"{name}{rank}").touch()
+        while sum(1 for _ in folder.iterdir()) < num_groups:
+            time.sleep(0.01)
+
+    @dispatch("all")
+    def stands(self):
+        return True
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -168,6 +184,49 @@ def test_a_lost_rank_is_named_although_the_others_fail_first():
             group.run(Counter.die_on, 1)
     finally:
         group.stop()
+
+
+def launch(name, folder, *, num_groups, seconds=60.0):
+    return WorkerGroup.launch(Meeting, folder, name, num_groups, seats=[Seat()], name=name, patience=Patience(seconds))
+
+
+def test_groups_are_made_side_by_side(tmp_path):
+    groups = [launch(name, tmp_path, num_groups=2) for name in ("learner", "critic")]  # one after the other, each would wait for ever
+    try:
+        wait_until_all_ready(groups)
+        assert [group.starting for group in groups] == [{}, {}]
+        assert all(group.run(Meeting.stands) for group in groups)
+    finally:
+        for group in groups:
+            group.stop()
+
+
+def test_the_first_that_fails_ends_the_wait_for_all(tmp_path):
+    groups = [launch(name, tmp_path, num_groups=9, seconds=600.0) for name in ("learner", "impossible", "critic")]
+    try:
+        with pytest.raises(ConfigError, match=r"^no such model$"):
+            wait_until_all_ready(groups)
+    finally:
+        for group in groups:
+            group.stop()
+
+
+def test_the_first_that_is_late_is_named(tmp_path):
+    groups = [launch("learner", tmp_path, num_groups=9, seconds=600.0), launch("critic", tmp_path, num_groups=9, seconds=0.5)]
+    try:
+        with pytest.raises(LearnerError, match=r"^critic rank 0 did not finish '(start|find_address)' in time"):
+            wait_until_all_ready(groups)
+    finally:
+        for group in groups:
+            group.stop()
+
+
+def test_a_call_has_its_time_from_the_end_of_the_one_before(replicated):
+    first, second, beside = (replicated.begin(method) for method in (Counter.facts, Counter.ranks, Counter.release))
+    assert second.deadline - first.deadline == pytest.approx(120.0)
+    assert beside.deadline - first.deadline < 60.0  # in a thread of its own
+    assert (first.is_over, [handle.wait() for handle in (second, beside)]) == (False, [[0, 1, 2, 3], None])
+    assert replicated.begin(Counter.facts).deadline < second.deadline
 
 
 def test_a_rank_that_hangs_is_named_with_the_bound():

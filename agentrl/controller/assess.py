@@ -24,7 +24,7 @@ from agentrl.learner.critic import Critic
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.types import Group, Outcome, Trajectory
-from agentrl.workers.workers import Workers
+from agentrl.workers.workers import Handle, Workers
 
 REWARD_KL_ESTIMATORS = {"k1": k1, **KL_ESTIMATORS}
 
@@ -67,10 +67,21 @@ def settle(roles: Roles, groups: Sequence[Group], assessment: Assessment) -> lis
     return [roles.reward_kl.observe(assessment.kl, num_tokens)]
 
 
-def update_critic(critic: Workers[Critic], minibatches: Sequence[Sequence[Sample]], config: Config) -> list[dict[str, float]]:
-    """Make the critic's updates of one step and return the metrics of each."""
+def begin_critic_updates(roles: Roles, minibatches: Sequence[Sequence[Sample]], config: Config) -> list[Handle[dict[str, float]]]:
+    """Begin the critic's updates of one step, of which each gives its metrics; nothing where there is no critic.
+
+    In a pool of its own the critic computes while the policy does. In the policy's pool its updates are over when this returns: two
+    models with their activations might not fit into GPUs that hold either of them.
+    """
+    critic = roles.critic
+    if critic is None:
+        return []
     packed = [pack_for_critic(critic, minibatch, config) for minibatch in minibatches]
-    return [critic.run(Critic.update, microbatches) for _ in range(config.critic_epochs) for microbatches in packed]
+    updates = [critic.begin(Critic.update, microbatches) for _ in range(config.critic_epochs) for microbatches in packed]
+    if not roles.is_critic_apart:
+        for update in updates:
+            update.wait()
+    return updates
 
 
 def pack_for_critic(critic: Workers[Critic], samples: Sequence[Sample], config: Config) -> list[Microbatch]:

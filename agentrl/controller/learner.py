@@ -30,6 +30,12 @@ def learner_spec(config: Config, *, total_updates: int, dump_folder: str | None 
     )
 
 
+def launch_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:
+    """Begin to start the ranks as Ray actors in their seats; `wait_until_ready` ends it."""
+    patience = Patience(spec.learner.collective_timeout_s)
+    return WorkerGroup.launch(Learner, spec, seats=seats, patience=patience, num_replicas=spec.learner.num_replicas)
+
+
 def start_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:
     """Start the ranks as Ray actors in their seats and wait until the model stands on all of them.
 
@@ -37,8 +43,9 @@ def start_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learn
         ConfigError: the model, device or attention cannot be had.
         LearnerError: the ranks did not come together.
     """
-    patience = Patience(spec.learner.collective_timeout_s)
-    return WorkerGroup.start(Learner, spec, seats=seats, patience=patience, num_replicas=spec.learner.num_replicas)
+    learner = launch_learner(spec, seats)
+    learner.wait_until_ready()
+    return learner
 
 
 def open_local_learner(spec: LearnerSpec) -> LocalWorker[Learner]:

@@ -1,4 +1,4 @@
-"""Start what a run consists of, in an order that finds a user's mistakes first, and stop all of it at the end.
+"""Start what a run consists of and stop all of it at the end. Mistakes of a user are looked for first; then processes start side by side.
 
 driver
  ├─ BufferActor        no GPU        ledger, Arrow store, place in the data
@@ -29,8 +29,8 @@ from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.conversations import Conversations
 from agentrl.controller.nsight import check_nsight, recorded
 from agentrl.controller.observe import Observer
-from agentrl.controller.reward_role import resolve_reward_model, start_reward_role
-from agentrl.controller.roles import check_critic, start_roles
+from agentrl.controller.reward_role import launch_reward_role, resolve_reward_model
+from agentrl.controller.roles import check_critic, launch_roles
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run import Run
 from agentrl.controller.run_dir import RunDir
@@ -47,6 +47,7 @@ from agentrl.learner.layout import check_folder
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
+from agentrl.workers.starting import Starting, wait_until_all_ready
 
 DATA_TIMEOUT_S = 3600.0
 """Reading and measuring a large training set takes minutes; this only ends what hangs."""
@@ -97,27 +98,25 @@ def open_run(config: Config) -> Iterator[Run]:
         servers = ServerFleet.launch(config, seats.get("servers", ()), run_dir=run_dir.root)
         stack.callback(servers.close)
         config = confirm_adapter(config, given, servers)
-        buffer, plan = _open_buffer(config)
-        observer.set_total_steps(plan.total_steps)
-        if plan.template_note is not None:
-            observer.say(plan.template_note)
-        for line in plan.sandboxes:
-            observer.say(line)
-        roles = start_roles(config, seats, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
+        buffer = BufferActor.remote(config)  # type: ignore[attr-defined]  # ray's stubs keep the plain class
+        rollouts = RolloutFleet(config, buffer)
+        stack.callback(rollouts.close)
+        starting: list[Starting] = [rollouts, servers]
+        if conversations is not None:
+            reward_role = launch_reward_role(config, conversations, seats["reward_model"])
+            stack.callback(reward_role.stop)
+            batch_rewards.connect(reward_role.score)
+            starting.append(reward_role.ranks)
+        plan = _open_buffer(buffer, observer)  # a mistake in the data ends the run here; the schedules go by what it holds
+        roles = launch_roles(config, seats, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
         checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer)
         stack.callback(checkpoints.close)  # after the learner is stopped: an interrupted run does not wait for its data
         stack.callback(roles.stop)
-        if conversations is not None:
-            reward_role = start_reward_role(config, conversations, seats["reward_model"])
-            stack.callback(reward_role.stop)
-            batch_rewards.connect(reward_role.score)
-        rollouts = RolloutFleet(config, buffer)
-        stack.callback(rollouts.close)
+        wait_until_all_ready([*roles.ranks, *starting])
         if checkpoint is not None:
             roles.load(checkpoint.learner)
             get(buffer.restore.remote(checkpoint.buffer_state()), timeout_s=DATA_TIMEOUT_S, who="the replay buffer")
             observer.say(f"resumed from {checkpoint.folder.name}")
-        servers.wait_until_ready(timeout_s=config.rollout.server_start_timeout_s)
         observer.say(f"ready after {time.monotonic() - started:.1f} s: {_readiness(config, plan)}")
         yield Run(
             config,
@@ -151,10 +150,13 @@ def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Ch
     return Validation(dataset, config.eval, folder=folder, num_examine=config.reward.num_examine)
 
 
-def _open_buffer(config: Config) -> tuple[ActorHandle, BufferPlan]:
-    buffer = BufferActor.remote(config)  # type: ignore[attr-defined]  # ray's stubs keep the plain class
+def _open_buffer(buffer: ActorHandle, observer: Observer) -> BufferPlan:
     plan: BufferPlan = get(buffer.open.remote(), timeout_s=DATA_TIMEOUT_S, who="the replay buffer")
-    return buffer, plan
+    observer.set_total_steps(plan.total_steps)
+    for line in (plan.template_note, *plan.sandboxes):
+        if line is not None:
+            observer.say(line)
+    return plan
 
 
 def _readiness(config: Config, plan: BufferPlan) -> str:

@@ -26,10 +26,10 @@ class RewardRole:
     """Scores the attempts of a batch by the ranks of the reward model, packed and spread like a batch of the learner."""
 
     def __init__(self, ranks: Workers[RewardModel], conversations: Conversations, config: RewardModelConfig) -> None:
-        self._ranks = ranks
+        """Take the ranks, which may still be starting; they stand before `score` is called."""
+        self.ranks = ranks
         self._conversations = conversations
         self._config = config
-        self._parity_tokens = ranks.run(RewardModel.parity_tokens)
         self._lock = threading.Lock()  # ranks that got the calls of two terms in different orders would wait for each other
 
     def score(self, attempts: Sequence[Attempted]) -> list[RewardResult | None]:
@@ -49,32 +49,27 @@ class RewardRole:
 
     def stop(self) -> None:
         """End the ranks."""
-        self._ranks.stop()
+        self.ranks.stop()
 
     def _score(self, samples: Sequence[Sample]) -> dict[int, float]:
         """Return the score of each sample by its index."""
-        shards = pack(
-            samples,
-            max_tokens=self._config.microbatch_tokens,
-            world_size=self._ranks.dp_size,
-            parity_tokens=self._parity_tokens,
-        )
-        microbatches = [microbatch for shard in shards for microbatch in shard]
         with self._lock:
-            scores = self._ranks.run(RewardModel.score, microbatches)
+            shards = pack(
+                samples,
+                max_tokens=self._config.microbatch_tokens,
+                world_size=self.ranks.dp_size,
+                parity_tokens=self.ranks.run(RewardModel.parity_tokens),
+            )
+            microbatches = [microbatch for shard in shards for microbatch in shard]
+            scores = self.ranks.run(RewardModel.score, microbatches)
         return dict(_by_index(microbatches, scores))
 
 
-def start_reward_role(config: Config, conversations: Conversations, seats: Sequence[Seat]) -> RewardRole:
-    """Start the ranks as Ray actors in their seats and wait until the model stands on all of them.
-
-    Raises:
-        ConfigError: the model cannot be had, or is no reward model.
-        LearnerError: the ranks did not come together.
-    """
+def launch_reward_role(config: Config, conversations: Conversations, seats: Sequence[Seat]) -> RewardRole:
+    """Begin to start the ranks as Ray actors in their seats; `wait_until_ready` of its ranks ends it."""
     own, device = config.reward_model, config.placement.device_of("reward_model")
     patience = Patience(own.collective_timeout_s, "reward_model.collective_timeout_s")
-    ranks = WorkerGroup.start(RewardModel, own, device, seats=seats, name="reward model", patience=patience)
+    ranks = WorkerGroup.launch(RewardModel, own, device, seats=seats, name="reward model", patience=patience)
     return RewardRole(ranks, conversations, own)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from agentrl.algorithms.aggregation import Aggregation
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
-from agentrl.controller.learner import learner_spec, open_local_learner, start_learner
+from agentrl.controller.learner import launch_learner, learner_spec, open_local_learner
 from agentrl.controller.reward_kl import RewardKL
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import AgentRLError, ConfigError
@@ -28,6 +28,7 @@ from agentrl.learner.layout import check_folder
 from agentrl.learner.learner import Learner
 from agentrl.workers.group import Patience, WorkerGroup
 from agentrl.workers.pools import Seat
+from agentrl.workers.starting import wait_until_all_ready
 from agentrl.workers.workers import LocalWorker, Workers
 
 CRITIC_FOLDER = "critic"
@@ -35,11 +36,20 @@ CRITIC_FOLDER = "critic"
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """critic, reward_kl: None where the algorithm has no use for them."""
+    """critic, reward_kl: None where the algorithm has no use for them.
+
+    is_critic_apart: the critic stands in a pool of its own, so that it computes while the policy does.
+    """
 
     learner: Workers[Learner]
     critic: Workers[Critic] | None = None
     reward_kl: RewardKL | None = None
+    is_critic_apart: bool = False
+
+    @property
+    def ranks(self) -> list[Workers[Learner] | Workers[Critic]]:
+        """The ranks of each role that has some."""
+        return [self.learner] if self.critic is None else [self.learner, self.critic]
 
     def start_save(self, folder: str) -> None:
         """Copy the state of all roles and begin to write the copy into `folder`."""
@@ -83,32 +93,41 @@ class Roles:
         self.learner.stop()
 
 
-def start_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_steps: int, dump_folder: str) -> Roles:
-    """Start all ranks as Ray actors in their seats and wait until the models stand.
+def launch_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_steps: int, dump_folder: str) -> Roles:
+    """Begin to start all ranks as Ray actors in their seats, side by side; each of `ranks` ends it by its `wait_until_ready`.
 
     Args:
         config: with `model` resolved to a folder.
         num_steps: of the whole run, which the schedules of the learning rates go by.
+    """
+    own = learner_spec(config, total_updates=_policy_updates(config, num_steps), dump_folder=dump_folder)
+    learner = launch_learner(own, seats["actor"])
+    critic = _launch_critic(config, seats["critic"], num_steps=num_steps, dump_folder=dump_folder) if config.has_critic else None
+    is_critic_apart = config.has_critic and config.placement.pool_of("critic") != config.placement.pool_of("actor")
+    return Roles(learner, critic, _reward_kl(config), is_critic_apart)
+
+
+def start_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_steps: int, dump_folder: str) -> Roles:
+    """Launch the roles (see there) and wait until the models stand on all ranks.
 
     Raises:
         ConfigError: a model, device or attention cannot be had.
         LearnerError: the ranks did not come together.
     """
-    own = learner_spec(config, total_updates=_policy_updates(config, num_steps), dump_folder=dump_folder)
-    learner = start_learner(own, seats["actor"])
+    roles = launch_roles(config, seats, num_steps=num_steps, dump_folder=dump_folder)
     try:
-        critic = _start_critic(config, seats["critic"], num_steps=num_steps, dump_folder=dump_folder) if config.has_critic else None
+        wait_until_all_ready(roles.ranks)
     except AgentRLError:
-        learner.stop()
+        roles.stop()
         raise
-    return Roles(learner, critic, _reward_kl(config))
+    return roles
 
 
-def _start_critic(config: Config, seats: Sequence[Seat], *, num_steps: int, dump_folder: str) -> WorkerGroup[Critic]:
+def _launch_critic(config: Config, seats: Sequence[Seat], *, num_steps: int, dump_folder: str) -> WorkerGroup[Critic]:
     spec = critic_spec(config, num_steps=num_steps, dump_folder=dump_folder)
     patience = Patience(spec.learner.collective_timeout_s)
-    start: Callable[..., Critic] = CriticWorker
-    return WorkerGroup.start(start, spec, seats=seats, name="critic", patience=patience, num_replicas=spec.learner.num_replicas)
+    make: Callable[..., Critic] = CriticWorker
+    return WorkerGroup.launch(make, spec, seats=seats, name="critic", patience=patience, num_replicas=spec.learner.num_replicas)
 
 
 def open_local_roles(config: Config, *, num_steps: int, dump_folder: str) -> Roles:

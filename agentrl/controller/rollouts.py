@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from agentrl.rollout.actor import RolloutActor
 from agentrl.types import Lease, Trajectory
 
 CALL_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 600.0
+"""Tokenizer and plugins are read within seconds; but on a small machine all else starts at the same time."""
 
 
 @dataclass
@@ -32,7 +35,7 @@ class _Member:
 
 
 class RolloutFleet:
-    """All rollout actors of a run."""
+    """All rollout actors of a run. Made, it begins to start them; `wait_until_ready` ends that."""
 
     def __init__(self, config: Config, buffer: ActorHandle) -> None:
         self._config = config
@@ -41,7 +44,23 @@ class RolloutFleet:
         self._servers: tuple[tuple[str, ...], int] = ((), -1)
         self._is_running = False
         self._members = [self._new_member(index) for index in range(config.rollout.num_actors)]
-        get([m.actor.stats.remote() for m in self._members], timeout_s=CALL_TIMEOUT_S * 3, who="a rollout actor")
+        self._starting = [member.actor.stats.remote() for member in self._members]
+        self._deadline = time.monotonic() + START_TIMEOUT_S
+
+    @property
+    def starting(self) -> Mapping[ObjectRef, float]:
+        """The actors that are not known to stand, and until when they have to (of the monotonic clock)."""
+        return dict.fromkeys(self._starting, self._deadline)
+
+    def wait_until_ready(self) -> None:
+        """Wait until every actor has its tokenizer and plugins.
+
+        Raises:
+            UserError: one of them is missing or wrong.
+            InfrastructureError: an actor died, or did not come up in time.
+        """
+        get(self._starting, timeout_s=max(0.0, self._deadline - time.monotonic()), who="a rollout actor")
+        self._starting = []
 
     def _new_member(self, index: int) -> _Member:
         owner = f"rollout-{index}-{uuid.uuid4().hex[:8]}"
@@ -124,8 +143,9 @@ class RolloutFleet:
         return total
 
     def close(self) -> None:
-        """Stop playing and end the actors."""
+        """Stop playing and end the actors; those that are still starting play nothing."""
         with suppress(AgentRLError):
-            get([m.actor.stop.remote() for m in self._members], timeout_s=CALL_TIMEOUT_S, who="a rollout actor")
+            if not self._starting:
+                get([m.actor.stop.remote() for m in self._members], timeout_s=CALL_TIMEOUT_S, who="a rollout actor")
         for member in self._members:
             ray.kill(member.actor)

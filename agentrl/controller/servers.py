@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from agentrl.sglang.client import SGLangClient
 from agentrl.workers.pools import Seat
 
 POLL_TIMEOUT_S = 30.0
+SUPERVISOR_START_S = 300.0
+"""Beyond `rollout.server_start_timeout_s`, which the supervisor keeps itself once it stands: this only ends what hangs."""
 UNPUBLISHED = "default"
 """Version of a server before its first publish; the client refuses tokens that carry it."""
 
@@ -37,9 +40,10 @@ class _Server:
 class ServerFleet:
     """All servers of a run. `urls` are those that hold the current weights and may take traffic."""
 
-    def __init__(self, servers: list[_Server], *, api_key: str | None) -> None:
+    def __init__(self, servers: list[_Server], *, api_key: str | None, start_timeout_s: float) -> None:
         self._servers = servers
         self._api_key = api_key
+        self._deadline = time.monotonic() + start_timeout_s + SUPERVISOR_START_S
 
     @classmethod
     def launch(cls, config: Config, seats: Sequence[Seat], *, run_dir: Path) -> ServerFleet:
@@ -48,22 +52,28 @@ class ServerFleet:
         api_key = _api_key(rollout.api_key_env)
         if rollout.urls:
             statuses = [probe(url, api_key=api_key, timeout_s=rollout.server_start_timeout_s) for url in rollout.urls]
-            return cls([_Server(None, status) for status in statuses], api_key=api_key)
+            return cls([_Server(None, status) for status in statuses], api_key=api_key, start_timeout_s=rollout.server_start_timeout_s)
         servers = []
         for index, seat in enumerate(seats):
             options = ServerActor.options(**seat.ray_options())  # type: ignore[attr-defined]  # ray's stubs keep the plain class
             actor = options.remote(f"server_{index}", rollout, config.model, run_dir=str(run_dir))
             servers.append(_Server(actor, ServerStatus("", "starting"), actor.start.remote(config.model.path, UNPUBLISHED)))
-        return cls(servers, api_key=api_key)
+        return cls(servers, api_key=api_key, start_timeout_s=rollout.server_start_timeout_s)
 
-    def wait_until_ready(self, *, timeout_s: float) -> None:
+    @property
+    def starting(self) -> Mapping[ObjectRef, float]:
+        """The servers that are not known to generate, and until when they have to (of the monotonic clock)."""
+        return {s.starting: self._deadline for s in self._servers if s.starting is not None}
+
+    def wait_until_ready(self) -> None:
         """Wait until every server generates; none may take traffic before a publish.
 
         Raises:
-            InfrastructureError: one did not come up within `timeout_s`; the message ends with its log.
+            InfrastructureError: one did not come up within `rollout.server_start_timeout_s`; the message ends with its log.
         """
-        refs = [s.starting for s in self._servers if s.starting is not None]
-        get(refs, timeout_s=timeout_s + POLL_TIMEOUT_S, who="a server's supervisor")
+        get(list(self.starting), timeout_s=max(0.0, self._deadline - time.monotonic()), who="a server's supervisor")
+        for server in self._servers:
+            server.starting = None
         self.poll()
 
     # ---------------------------------------------------------------------------------------------------- state

@@ -6,7 +6,7 @@
     credit    rewards (and values) -> advantages on action tokens
     pack      trajectories -> microbatches without padding, per rank
     score     proximal (and reference) log-probabilities, before the first update
-    update    loss / global count, backward, clip, step; once per minibatch and epoch, the critic before the policy
+    update    loss / global count, backward, clip, step; once per minibatch and epoch, the critic before the policy or beside it
     publish   pause the servers, send the weights, resume; version + 1
 
 Meanwhile the rollout actors lease tasks, play them and fill the buffer; they stop for nobody but the bound on staleness.
@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from agentrl.config.schema import Config
-from agentrl.controller.assess import assess, settle, update_critic
+from agentrl.controller.assess import assess, begin_critic_updates, settle
 from agentrl.controller.credit import credit, leave_out_old, split_minibatches
 from agentrl.controller.learner import pack_for
 from agentrl.controller.placement import open_run
@@ -28,7 +28,9 @@ from agentrl.controller.result import RunResult
 from agentrl.controller.roles import Roles
 from agentrl.controller.run import Run
 from agentrl.learner.learner import Learner
+from agentrl.learner.packing import budget_metrics
 from agentrl.types import Group
+from agentrl.workers.workers import Handle
 
 Timer = Callable[[str], AbstractContextManager[None]]
 """Measures a named phase of the step: `with timer("score"): ...`."""
@@ -88,15 +90,21 @@ def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, v
     rng = np.random.default_rng((config.trainer.seed, step))
     minibatches = split_minibatches(samples, num_minibatches=config.learner.minibatches_per_step, rng=rng)
     beside = settle(roles, groups, assessment)
+    critic_updates: list[Handle[dict[str, float]]] = []
     if roles.critic is not None:
         with timer("update_critic"):
-            beside += update_critic(roles.critic, minibatches, config)
-        if step < config.critic.warmup_steps:
-            return beside
+            critic_updates = begin_critic_updates(roles, minibatches, config)
+            if step < config.critic.warmup_steps:
+                return [*beside, *(update.wait() for update in critic_updates)]
     with timer("score"):
-        scored = [learner.run(Learner.score, pack_for(learner, m, config.learner)) for m in minibatches]
+        packed = [pack_for(learner, m, config.learner) for m in minibatches]
+        scored = [learner.run(Learner.score, microbatches) for microbatches in packed]
+    beside.append(budget_metrics([m for own in packed for m in own], max_tokens=config.learner.microbatch_tokens))
     with timer("update"):
         updates = [learner.run(Learner.update, minibatch) for _ in range(config.learner.epochs_per_step) for minibatch in scored]
+    if roles.critic is not None:
+        with timer("update_critic"):  # what is left of them
+            beside += [update.wait() for update in critic_updates]
     return [*updates, *beside]
 
 

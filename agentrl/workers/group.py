@@ -64,6 +64,19 @@ class Patience:
         return self.collective_s * self.times * (num_items + 2)
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Workers that are being made. meeting: where they will meet; ranks: done when the worker of each stands; deadline: monotonic clock."""
+
+    meeting: ObjectRef
+    ranks: Mapping[int, ObjectRef]
+    deadline: float
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+
 class WorkerGroup(Workers[W]):
     """All ranks of one role. Rank r is a replica of data-parallel rank r // num_replicas.
 
@@ -77,6 +90,33 @@ class WorkerGroup(Workers[W]):
         self._num_replicas = num_replicas
         self._name = name
         self._patience = patience
+        self._start: _Start | None = None
+        self._last_calls: dict[str | None, _Call[Any]] = {}
+        """By thread of the ranks: what a call that is begun runs after."""
+
+    @classmethod
+    def launch(
+        cls,
+        worker: Callable[..., W],
+        *args: Any,
+        seats: Sequence[Seat],
+        name: str = "learner",
+        patience: Patience,
+        num_replicas: int = 1,
+    ) -> WorkerGroup[W]:
+        """Begin to start a rank per seat and to make `worker(*args, rank=, address=, port=)` on each; `wait_until_ready` ends it.
+
+        Args:
+            name: what a rank is called in errors: `learner rank 1 was lost ...`.
+        """
+        assert isinstance(worker, type), "a worker is a class"
+        host = host_class(worker)
+        hosts: list[Any] = [host.options(**seat.ray_options()).remote() for seat in seats]
+        group = cls(hosts, name=name, patience=patience, num_replicas=num_replicas)
+        meeting = hosts[0].find_address.remote()
+        starts = {rank: host.start.remote(worker, args, meeting, rank=rank) for rank, host in enumerate(hosts)}
+        group._start = _Start(meeting, starts, time.monotonic() + patience.deadline_s(0))
+        return group
 
     @classmethod
     def start(
@@ -88,27 +128,31 @@ class WorkerGroup(Workers[W]):
         patience: Patience,
         num_replicas: int = 1,
     ) -> WorkerGroup[W]:
-        """Start a rank per seat, make `worker(*args, rank=, address=, port=)` on each, and wait until all of them stand.
-
-        Args:
-            name: what a rank is called in errors: `learner rank 1 was lost ...`.
+        """Launch a group (see there) and wait until all ranks stand.
 
         Raises:
             AgentRLError: what a worker raised.
             LearnerError: the ranks did not come together.
         """
-        assert isinstance(worker, type), "a worker is a class"
-        host = host_class(worker)
-        hosts: list[Any] = [host.options(**seat.ray_options()).remote() for seat in seats]
-        group = cls(hosts, name=name, patience=patience, num_replicas=num_replicas)
-        try:
-            address, port = group.find_address()
-            starts = [host.start.remote(worker, args, rank=rank, address=address, port=port) for rank, host in enumerate(hosts)]
-            group._wait("start", dict(enumerate(starts)), patience.deadline_s(0))
-        except AgentRLError:
-            group.stop()
-            raise
+        group = cls.launch(worker, *args, seats=seats, name=name, patience=patience, num_replicas=num_replicas)
+        group.wait_until_ready()
         return group
+
+    @property
+    def starting(self) -> Mapping[ObjectRef, float]:
+        return {} if self._start is None else dict.fromkeys(self._start.ranks.values(), self._start.deadline)
+
+    def wait_until_ready(self) -> None:
+        if self._start is None:
+            return
+        start, self._start = self._start, None
+        try:
+            # First: without it the ranks that wait for it fail too, and one of them would be named instead of rank 0.
+            self._wait("find_address", {0: start.meeting}, start.left_s)
+            self._wait("start", start.ranks, start.left_s)
+        except AgentRLError:
+            self.stop()
+            raise
 
     def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         how, what = dispatch_of(method), method.__name__
@@ -118,7 +162,9 @@ class WorkerGroup(Workers[W]):
         if how.thread is not None:
             options["concurrency_group"] = how.thread
         refs = [getattr(self._hosts[rank], remote).options(**options).remote(what, *own, **kwargs) for rank, own in per_rank.items()]
-        return _Call(self, what, how, dict(zip(per_rank, refs, strict=True)), self._patience.deadline_s(num_items))
+        call: _Call[Any] = _Call(self, what, how, dict(zip(per_rank, refs, strict=True)), self._deadline(how, num_items))
+        self._last_calls[how.thread] = call
+        return call
 
     def patient(self, times: float) -> WorkerGroup[W]:
         patience = Patience(self._patience.collective_s, self._patience.key, times)
@@ -141,6 +187,12 @@ class WorkerGroup(Workers[W]):
             ray.kill(host)
 
     # ----------------------------------------------------------------------------------------------------- private
+
+    def _deadline(self, how: Dispatch, num_items: int) -> float:
+        """Return when a call that is begun at this moment has to be over: it runs after the one before, if that is still under way."""
+        before = self._last_calls.get(how.thread)
+        begins = time.monotonic() if before is None or before.is_over else max(time.monotonic(), before.deadline)
+        return begins + self._patience.deadline_s(num_items)
 
     def _split(self, how: Dispatch, what: str, args: Sequence[Any]) -> tuple[dict[int, list[Any]], int]:
         """Return the arguments of each rank that is called, and how many items a rank gets."""
@@ -205,16 +257,21 @@ class WorkerGroup(Workers[W]):
 class _Call(Handle[R], Generic[R]):
     """A call that the ranks make; refs: of each rank that was called, a pair of (how many, items) where they are kept."""
 
-    def __init__(self, group: WorkerGroup[Any], what: str, how: Dispatch, refs: Mapping[int, Any], timeout_s: float) -> None:
+    def __init__(self, group: WorkerGroup[Any], what: str, how: Dispatch, refs: Mapping[int, Any], deadline: float) -> None:
         self._group, self._what, self._how, self._refs = group, what, how, refs
-        self._deadline = time.monotonic() + timeout_s
+        self.deadline = deadline
         self._result: list[R] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was waited for, and came to its end."""
+        return bool(self._result)
 
     def wait(self) -> R:
         if not self._result:
             is_kept = self._how.join == "kept"
             waited = {rank: ref[0] if is_kept else ref for rank, ref in self._refs.items()}
-            self._group._wait(self._what, waited, max(0.0, self._deadline - time.monotonic()))
+            self._group._wait(self._what, waited, max(0.0, self.deadline - time.monotonic()))
             counted = [rank for rank in self._refs if self._group._is_counted(rank, self._how)]
             values = ray.get([waited[rank] for rank in counted])
             joined: Any = Kept([self._refs[rank][1] for rank in counted], values) if is_kept else join_results(values, self._how.join)

@@ -23,8 +23,9 @@ class WorkerHost:
         """Return the process id of this rank."""
         return os.getpid()
 
-    def start(self, worker: type, args: Sequence[Any], *, rank: int, address: str, port: int) -> None:
-        """Make the worker; ranks of a group meet at address:port."""
+    def start(self, worker: type, args: Sequence[Any], meeting: tuple[str, int], *, rank: int) -> None:
+        """Make the worker; ranks of a group meet at `meeting`, address and port of rank 0."""
+        address, port = meeting
         self._worker = worker(*args, rank=rank, address=address, port=port)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:

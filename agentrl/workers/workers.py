@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Concatenate, Generic, ParamSpec, TypeVar
+
+from ray import ObjectRef
 
 from agentrl.workers.addresses import find_free_port
 from agentrl.workers.dispatch import dispatch_of, join_results
@@ -30,6 +32,20 @@ class Workers(ABC, Generic[W]):
     """
 
     dp_size: int
+
+    @property
+    @abstractmethod
+    def starting(self) -> Mapping[ObjectRef, float]:
+        """The ranks that are not known to stand, and until when they have to (of the monotonic clock)."""
+
+    @abstractmethod
+    def wait_until_ready(self) -> None:
+        """Wait until all ranks stand, before the first call; those of a group that does not come up are ended.
+
+        Raises:
+            AgentRLError: what a worker raised as it was made.
+            LearnerError: the ranks did not come together.
+        """
 
     @abstractmethod
     def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
@@ -69,6 +85,13 @@ class LocalWorker(Workers[W]):
     def __init__(self, worker: W, *, close: Callable[[W], None] | None = None) -> None:
         self.worker = worker
         self._close = close
+
+    @property
+    def starting(self) -> Mapping[ObjectRef, float]:
+        return {}
+
+    def wait_until_ready(self) -> None:
+        """Return at once: the worker was made before."""
 
     def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         join = dispatch_of(method).join
