@@ -125,9 +125,11 @@ def learn_by_framework(config, dtype, batches):
         recorded = Recorded(learner.worker._stepper.optimizer, names)
         metrics = []
         for step, batch in enumerate(batches):
-            metrics += learn(
+            *updates, budget = learn(
                 Roles(learner), group_trajectories(batch), config, step=step, version=step, timer=lambda phase: contextlib.nullcontext()
             )
+            assert set(budget) == {"microbatches_over_budget", "microbatch_tokens_max"}
+            metrics += updates
         return initial, metrics, recorded.updates, {name: whole(p) for name, p in names.items()}
     finally:
         learner.stop()

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Sample, samples_from
-from agentrl.learner.packing import pack
+from agentrl.learner.packing import budget_metrics, pack
 from agentrl.types import Outcome, Trajectory
 
 
@@ -68,6 +68,10 @@ def test_ranks_have_as_many_microbatches_within_the_budget(batch, max_tokens, wo
     assert len({len(shard) for shard in shards}) == 1
     for microbatch in (m for shard in shards for m in shard):
         assert microbatch.num_tokens <= max_tokens or len(microbatch.segment_lengths) == 1
+    lone = [row.num_tokens for sample in batch for row in sample.rows() if row.num_tokens > max_tokens]
+    metrics = budget_metrics([m for shard in shards for m in shard], max_tokens=max_tokens)
+    assert metrics["microbatches_over_budget"] == len(lone)
+    assert metrics["microbatch_tokens_max"] == max(lone) if lone else metrics["microbatch_tokens_max"] <= max_tokens
     fillers = [m for shard in shards for m in shard if m.is_filler]
     assert len(fillers) < world_size
     assert sum(m.num_action_tokens + m.num_sequences + m.num_tokens for m in fillers) == 0

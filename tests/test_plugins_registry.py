@@ -16,7 +16,8 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
-from agentrl.controller.shipping import shipped, user_files
+from agentrl.config.supervised import RMConfig, SFTConfig
+from agentrl.controller.shipping import rank_files, shipped, user_files
 from agentrl.data.build import OfferedTools
 from agentrl.errors import PluginError
 from agentrl.plugins import Reference, Tool, import_source, load_plugins, locate
@@ -153,6 +154,15 @@ def test_all_files_that_a_config_names_are_shipped() -> None:
         algorithm=AlgorithmConfig(policy_loss="f.py:loss"),
     )
     assert user_files(config) == ["a.py", "b.py", "c.py", "readers/mine.py", "d.py", "e.py", "f.py"]
+
+
+def test_ranks_alone_get_what_they_read() -> None:
+    """A replay may stand where the agents' files are gone."""
+    files = {"model": {"external_lib": "own_model.py", "chat_template": "own.jinja"}}
+    assert rank_files(SFTConfig.model_validate(files)) == rank_files(RMConfig.model_validate(files)) == ["own_model.py", "own.jinja"]
+    run = Config.model_validate({**files, "agent": {"plugins": ["a.py"]}, "algorithm": {"policy_loss": "f.py:loss"}})
+    assert rank_files(run) == ["f.py", "own_model.py", "own.jinja"]
+    assert set(user_files(run)) == {"a.py", *rank_files(run)}
 
 
 def test_no_files_no_runtime_environment() -> None:

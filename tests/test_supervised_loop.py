@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from agentrl.controller.supervised import Job, Loop, Order, Progress
 from agentrl.controller.supervised_data import Examples
 from agentrl.learner.batch import Sample
 from agentrl.tracking.console import QuietConsole
-from agentrl.tracking.metrics import MetricsFile
+from agentrl.tracking.metrics import MetricsFile, read_metrics
 from agentrl.tracking.tracker import Trackers
 from agentrl.workers.workers import LocalWorker
 
@@ -53,11 +54,11 @@ class CountingLearner:
         self.num_updates = int((Path(folder) / "updates").read_text())
 
 
-def run(folder, losses, *, export, test_freq, save_freq, stop=None):
+def run(folder, losses, *, export, test_freq, save_freq, stop=None, **learner_options):
     """Run, or go on from the newest checkpoint; return which update's weights came out."""
     trainer = {"steps": len(losses), "batch_size": 2, "export": export, "test_freq": test_freq, "save_freq": save_freq}
     data = {"val_files": ["held_out.jsonl"]}
-    config = SFTConfig.model_validate({"trainer": {**trainer, "output": str(folder / "policy")}, "data": data})
+    config = SFTConfig.model_validate({"trainer": {**trainer, "output": str(folder / "policy")}, "data": data, "learner": learner_options})
     job = Job("sft", "conversation", config, config.model, Examples(SAMPLES), Examples(SAMPLES))
     (job.run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
     checkpoint = find_checkpoint(job.run_dir / "checkpoints", TrainerConfig())
@@ -92,6 +93,14 @@ def test_the_last_or_the_best_weights_come_out_also_of_a_stopped_run(tmp_path_fa
     validated = [step for step in range(1, len(losses) + 1) if step % test_freq == 0 or step == len(losses)]
     expected = len(losses) if export == "last" else min(validated, key=lambda step: (losses[step - 1], step))
     assert run(folder, losses, **options) == expected
+
+
+@pytest.mark.parametrize(("budget", "over"), [(1, 2.0), (2, 0.0), (99, 0.0)])
+def test_rows_longer_than_a_microbatch_are_counted(tmp_path, budget, over):
+    run(tmp_path, [1.0], export="last", test_freq=1, save_freq=-1, microbatch_tokens=budget)
+    values = read_metrics(tmp_path / "policy_run" / "metrics.jsonl")[0].values
+    assert values["sft/microbatches_over_budget"] == over
+    assert values["sft/microbatch_tokens_max"] == (2.0 if budget < 4 else 4.0)
 
 
 def test_a_best_policy_that_was_removed_is_replaced_by_the_last(tmp_path):

@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.chat.codec import TURN
 from agentrl.errors import ConfigError
+from agentrl.plugins.sources import locate
 
 TemplateMessage = dict[str, Any]
 
@@ -161,7 +162,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _sources(folder: Path, configured: Any, template_file: str | None) -> dict[str, str]:
     if template_file is not None:
         try:
-            return {"default": Path(template_file).read_text(encoding="utf-8")}
+            return {"default": locate(template_file).read_text(encoding="utf-8")}
         except OSError as error:
             raise ConfigError(f"model.chat_template {template_file!r} cannot be read: {error.strerror}") from error
     own_file = folder / "chat_template.jinja"

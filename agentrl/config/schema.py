@@ -151,9 +151,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_placement(self) -> Config:
         refuse_impossible_layout(self.placement, self.num_ranks, self.cluster)
-        absent = [role for role in self.profiler.nsight.roles if role not in self.num_ranks]
-        if absent:
-            raise ValueError(f"profiler.nsight.roles names {absent[0]}, which this run does not have; it has: {', '.join(self.num_ranks)}")
+        self.profiler.nsight.refuse_absent(self.num_ranks)
         return self
 
     @model_validator(mode="after")

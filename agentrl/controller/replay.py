@@ -23,6 +23,7 @@ from agentrl.controller.observe import Observer
 from agentrl.controller.roles import Roles, open_local_roles, start_roles
 from agentrl.controller.run_dir import RunDir, write_atomically
 from agentrl.controller.seats import reserve_seats
+from agentrl.controller.shipping import rank_files
 from agentrl.controller.stored import StoredSteps
 from agentrl.controller.train import learn
 from agentrl.data.model_source import resolve_model
@@ -180,7 +181,7 @@ def _open_roles(config: Config, run_dir: RunDir, *, num_steps: int) -> Iterator[
     num_steps, dump_folder = config.trainer.steps or num_steps, str(run_dir.root / "non_finite")
     with ExitStack() as stack:
         if config.learner.world_size > 1:
-            stack.enter_context(ray_session(config.cluster))
+            stack.enter_context(ray_session(config.cluster, rank_files(config)))
             seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks, roles=_ROLES))
             roles = start_roles(config, seats, num_steps=num_steps, dump_folder=dump_folder)
         else:

@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.agent import AgentConfig
 from agentrl.config.schema import Config
+from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.plugins import Reference
 from agentrl.plugins.sources import pack_files
 
 
 def user_files(config: Config) -> list[str]:
-    """Return the paths of all plugin files that the config names, each once, as they are written there.
+    """Return the paths of all files of the user's own that a run's config names, each once, as they are written there.
 
     A file that only rows of the data name is not among them: list it in `agent.plugins` as well.
     """
     rewards = [*config.reward.sources.values(), *(term.reward for term in config.reward.terms.values() if term.reward)]
     targets = [str(settings.get("target", "")) for settings in config.agent.agent_config.values()]
-    named = [*config.agent.tools, config.agent.default, *targets, config.data.reader or "", *rewards, config.algorithm.policy_loss]
-    references = [reference for text in named if (reference := Reference.parse(text)) is not None and reference.is_file]
+    named = [*config.agent.tools, config.agent.default, *targets, config.data.reader or "", *rewards]
     files = [source for source in config.agent.plugins if source.endswith(".py")]
-    files += [reference.source for reference in references]
-    libraries = (config.model.external_lib, config.reward_model.model.external_lib)
-    files += [library for library in libraries if library is not None and library.endswith(".py")]
+    files += [*_plugin_files(named), *rank_files(config)]
     files += [path for path in (config.reward.custom_function.path, *_verl_files(config.agent)) if path]
     return list(dict.fromkeys(files))
+
+
+def rank_files(config: Config | SFTConfig | RMConfig) -> list[str]:
+    """Return those of them that ranks of the learner read, for a command that runs nothing else: code and templates of models, the loss."""
+    models, files = [config.model], []
+    if isinstance(config, Config):
+        models.append(config.reward_model.model)
+        files += _plugin_files([config.algorithm.policy_loss])
+    for model in models:
+        if model.external_lib is not None and model.external_lib.endswith(".py"):
+            files.append(model.external_lib)
+        if model.chat_template is not None:
+            files.append(model.chat_template)
+    return list(dict.fromkeys(files))
+
+
+def _plugin_files(named: Iterable[str]) -> list[str]:
+    references = [reference for text in named if (reference := Reference.parse(text)) is not None and reference.is_file]
+    return [reference.source for reference in references]
 
 
 def _verl_files(agent: AgentConfig) -> tuple[str | None, ...]:

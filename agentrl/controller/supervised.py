@@ -33,12 +33,14 @@ from agentrl.controller.learner import pack_for, start_learner
 from agentrl.controller.nsight import check_nsight, recorded
 from agentrl.controller.run_dir import write_atomically
 from agentrl.controller.seats import reserve_seats
+from agentrl.controller.shipping import rank_files
 from agentrl.controller.supervised_data import Examples
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.learner.architecture import check_dtype
 from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.packing import budget_metrics
 from agentrl.learner.score_head import ScoreHead
 from agentrl.tracking.job import JobConsole
 from agentrl.tracking.tracker import Trackers, open_trackers
@@ -57,6 +59,8 @@ SHOWN = (
     "chosen_score",
     "rejected_score",
     "num_tokens",
+    "microbatches_over_budget",
+    "microbatch_tokens_max",
     "non_finite_updates",
 )
 """Metrics of an update in the order in which they are recorded; a console shows the first."""
@@ -152,7 +156,7 @@ def run_job(job: Job) -> Path:
     data = _digest(job.train.samples, trainer)
     checkpoint, progress = _open_run(job, data)
     start = checkpoint.step if checkpoint is not None else 0
-    with interruptible(), ray_session(job.config.cluster), _open_trackers(job, order, checkpoint) as trackers:
+    with interruptible(), ray_session(job.config.cluster, rank_files(job.config)), _open_trackers(job, order, checkpoint) as trackers:
         trackers.console.say(job.train.summary(job.noun) + (f", from checkpoint {checkpoint.folder}" if checkpoint is not None else ""))
         if job.validation is not None:
             trackers.console.say(f"held out: {job.validation.summary(job.noun)}")
@@ -178,8 +182,9 @@ class Loop:
     def run(self, start: int) -> None:
         """Make the updates behind the first `start`, and leave the model in `trainer.output`."""
         for step, indices in enumerate(self._order.batches(made_updates=start), start=start + 1):
-            metrics = self._learner.run(Learner.supervised_update, self._pack([self._job.train.samples[index] for index in indices]))
-            self._record_update(step, metrics)
+            microbatches = self._pack([self._job.train.samples[index] for index in indices])
+            budget = budget_metrics(microbatches, max_tokens=self._job.config.learner.microbatch_tokens)
+            self._record_update(step, self._learner.run(Learner.supervised_update, microbatches) | budget)
             if self._is_due(step, self._trainer.test_freq, at_end=True):
                 self._validate(step)
             if self._is_due(step, self._trainer.save_freq, at_end=self._trainer.save_freq > 0):

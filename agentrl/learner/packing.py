@@ -60,6 +60,12 @@ def pack(
     return _deal([_concatenate(members) for members in bins if members], world_size, parity_tokens)
 
 
+def budget_metrics(microbatches: Sequence[Microbatch], *, max_tokens: int) -> dict[str, float]:
+    """Return `microbatches_over_budget`, how many exceed `max_tokens` (a row that is longer by itself), and `microbatch_tokens_max`."""
+    sizes = [m.num_tokens for m in microbatches]
+    return {"microbatches_over_budget": float(sum(n > max_tokens for n in sizes)), "microbatch_tokens_max": float(max(sizes))}
+
+
 def _cut(sample: Sample, max_tokens: int) -> list[Piece]:
     rows = [sample] if sample.num_tokens <= max_tokens else sample.rows()
     ends = np.cumsum([row.action_mask.sum() for row in rows])
@@ -109,12 +115,16 @@ def _deal(microbatches: Sequence[Microbatch], world_size: int, parity_tokens: fl
 
 
 def filler() -> Microbatch:
-    """Return a microbatch of one token with nothing to learn; its gradient is exactly 0."""
+    """Return a microbatch with nothing to learn; its gradient is exactly 0.
+
+    Of two tokens: for one, a compiled layer has a graph of its own.
+    """
     none = np.zeros(0, np.int64)
     floats = np.zeros(0, np.float32)
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
     no, nothing = np.zeros(1, np.bool_), np.zeros(0, np.bool_)
-    return Microbatch(zero, zero, one, -one, none, none, none, none, nothing, floats, floats, -one, no, no, zero, floats, floats)
+    tokens, positions = np.zeros(2, np.int64), np.arange(2)
+    return Microbatch(tokens, positions, 2 * one, -one, none, none, none, none, nothing, floats, floats, -one, no, no, zero, floats, floats)
 
 
 def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:

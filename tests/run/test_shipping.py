@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import ray
 
+from agentrl.chat.template import load_template
 from agentrl.config.cluster import ClusterConfig
+from agentrl.config.supervised import SFTConfig
 from agentrl.controller.cluster import ray_session
+from agentrl.controller.sft import supervise
 from agentrl.plugins import load_plugins
+from agentrl.plugins.sources import SHIPPED_PACKAGE
 
 
-def test_a_worker_loads_a_plugin_whose_file_only_the_driver_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_reads_plugin_and_template_whose_files_only_the_driver_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "driver"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -25,10 +30,35 @@ def test_a_worker_loads_a_plugin_whose_file_only_the_driver_had(tmp_path: Path, 
         "        return RewardResult(7.0)\n"
     )
 
-    def name_in_worker() -> str:
-        return load_plugins(["my_reward.py"]).rewards.get("seven").__name__
+    template = folder / "own.jinja"
+    template.write_text("of the driver")
 
-    with ray_session(ClusterConfig(num_cpus=1), ["my_reward.py"]):
+    def read_in_worker() -> tuple[str, str]:
+        rendered = load_template(Path("anywhere"), template_file="own.jinja").render([], add_generation_prompt=False)
+        return load_plugins(["my_reward.py"]).rewards.get("seven").__name__, rendered
+
+    with ray_session(ClusterConfig(num_cpus=1), ["my_reward.py", "own.jinja"]):
         file.unlink()
-        remote = ray.remote(num_cpus=0)(name_in_worker)
-        assert ray.get(remote.remote(), timeout=120) == "Seven"
+        template.unlink()
+        remote = ray.remote(num_cpus=0)(read_in_worker)
+        assert ray.get(remote.remote(), timeout=120) == ("Seven", "of the driver")
+
+
+CONVERSATION = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+
+
+def test_a_rank_of_supervised_training_imports_the_shipped_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own_model.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'imported')!r}).write_text(__file__)\n")
+    Path("sft.jsonl").write_text(json.dumps(CONVERSATION))
+    config = SFTConfig.model_validate(
+        {
+            "data": {"train_files": ["sft.jsonl"]},
+            "model": {"external_lib": "own_model.py"},
+            "from_scratch": {"architecture": "qwen2", "sizes": SIZES},
+            "trainer": {"steps": 1, "batch_size": 1, "logger": []},
+        }
+    )
+    supervise(config)
+    assert Path((tmp_path / "imported").read_text()).parent.name == SHIPPED_PACKAGE
