@@ -148,8 +148,8 @@ def test_segments_longer_than_a_sliding_window_see_the_window_alone():
 
 def test_flash_attention_that_is_not_installed_is_refused():
     with pytest.raises(ConfigError, match="flash-attn"):
-        choose_attention("flash_attention_2", device="cuda")
-    assert choose_attention("auto", device="cpu") == "segment_sdpa"
+        choose_attention("flash_attention_2", device="cuda", dtype="bfloat16")
+    assert choose_attention("auto", device="cpu", dtype="bfloat16") == "segment_sdpa"
 
 
 # ----------------------------------------------------------------------------------------------------------- losses

@@ -23,23 +23,35 @@ SEGMENT_SDPA = "segment_sdpa"
 _FLASH = "flash_attention_2"
 
 
-def choose_attention(requested: str, *, device: str, shares_rows: bool = False, shares_prefixes: bool = False) -> str:
-    """Resolve `model.attention` for a device type (`cpu`, `cuda`); `shares_rows`: with sequence parallelism; `shares_prefixes`: with
-    prompts that several segments continue.
+def choose_attention(requested: str, *, device: str, dtype: str, shares_rows: bool = False, shares_prefixes: bool = False) -> str:
+    """Resolve `model.attention` for a device type (`cpu`, `cuda`) and the dtype computed in (`float32`, ...); `shares_rows`: with
+    sequence parallelism; `shares_prefixes`: with prompts that several segments continue.
 
     Raises:
-        ConfigError: flash attention is asked for and not installed.
+        ConfigError: flash attention is asked for, and it is not installed, or knows no such device or dtype.
     """
     if shares_prefixes or shares_rows:
         return SEGMENT_SDPA
     has_flash = importlib.util.find_spec("flash_attn") is not None
-    if requested == _FLASH and not has_flash:
-        raise ConfigError("model.attention=flash_attention_2 needs the package flash-attn; install it or use model.attention=auto")
+    if requested == _FLASH:
+        _check_flash(device, dtype, is_installed=has_flash)
     if requested != "auto":
         return requested
     if device == "cpu":
         return SEGMENT_SDPA
-    return _FLASH if has_flash else "flex_attention"
+    return _FLASH if has_flash and dtype != "float32" else "flex_attention"
+
+
+def _check_flash(device: str, dtype: str, *, is_installed: bool) -> None:
+    if not is_installed:
+        raise ConfigError("model.attention=flash_attention_2 needs the package flash-attn; install it or use model.attention=auto")
+    if device == "cpu":
+        raise ConfigError("model.attention=flash_attention_2 runs on GPUs, and the ranks compute on CPUs; use model.attention=auto")
+    if dtype == "float32":
+        raise ConfigError(
+            "model.attention=flash_attention_2 computes in bfloat16 or float16, and model.dtype=float32; use model.dtype=bfloat16, "
+            "or model.attention=auto"
+        )
 
 
 def packed_arguments(

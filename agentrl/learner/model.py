@@ -113,6 +113,7 @@ def build_policy(
     attention = choose_attention(
         model.attention,
         device=place.device.type,
+        dtype=model.dtype,
         shares_rows=place.sequence_group is not None,
         shares_prefixes=learner.shared_prefix,
     )

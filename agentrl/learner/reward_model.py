@@ -44,7 +44,7 @@ class RewardModel:
     def __init__(self, config: RewardModelConfig, device: Device = "auto", *, rank: int, address: str, port: int) -> None:
         learner = config.as_learner
         place = join_ranks(learner, rank=rank, address=address, port=port, on=device)
-        attention = choose_attention(config.model.attention, device=place.device.type)
+        attention = choose_attention(config.model.attention, device=place.device.type, dtype=config.model.dtype)
         module = load_classifier(config.model, attention)
         class_name = type(module).__name__
         module.requires_grad_(False)

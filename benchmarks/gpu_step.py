@@ -1,0 +1,197 @@
+"""Model-flops utilisation of the learner's step: scores and update of one packed batch, in bfloat16 on a GPU.
+
+    python benchmarks/gpu_step.py                                   # 0.5 B parameters, shaped like Qwen2.5-0.5B, where torch sees a GPU
+    python benchmarks/gpu_step.py --compile --microbatch-tokens 32768
+    python benchmarks/gpu_step.py --peak-tflops 989                 # a GPU that is not in the table
+
+Without a GPU a model of two small layers takes the same way on the CPU, in float32; without --peak-tflops no utilisation is printed then.
+
+Counted are the operations that the model needs, whatever was computed to get them: 2 per parameter of a matrix and token in a forward (the
+head included, the embedding's rows are only read), 2 x length x width x layers per token for causal attention, twice as many again in the
+backward pass. Recomputed activations and logits are not counted, so gradient checkpointing lowers the figure, as it should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
+from agentrl.learner.batch import Sample
+from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.packing import pack
+
+QWEN2_HALF_BILLION = {
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
+SMALL = QWEN2_HALF_BILLION | {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "H800": 989.0, "A100": 312.0, "A800": 312.0, "B200": 2250.0, "L40S": 362.0, "4090": 165.0}
+"""Dense bfloat16 with float32 accumulation, by a part of the device's name, from NVIDIA's data sheets (SXM; a PCIe card has less)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one batch takes: tokens, and floating-point operations of a forward; a backward has twice as many."""
+
+    num_tokens: int
+    forward_flops: float
+
+    @property
+    def update_flops(self) -> float:
+        return 3 * self.forward_flops
+
+
+def count_work(sizes: dict[str, Any], lengths: Sequence[int]) -> Work:
+    """Count the operations of sequences of these lengths, every token of which goes through the head."""
+    hidden, layers, heads = sizes["hidden_size"], sizes["num_hidden_layers"], sizes["num_attention_heads"]
+    key_values = hidden // heads * sizes["num_key_value_heads"]
+    per_layer = 2 * hidden * hidden + 2 * hidden * key_values + 3 * hidden * sizes["intermediate_size"]
+    parameters = layers * per_layer + hidden * sizes["vocab_size"]
+    matrices = 2.0 * parameters * sum(lengths)
+    # Each token attends to half of its sequence on average: two products of its width with every key.
+    attention = sum(2.0 * length * length * hidden * layers for length in lengths)
+    return Work(sum(lengths), matrices + attention)
+
+
+def make_batch(vocabulary: int, *, num_tokens: int, mean_length: int) -> list[Sample]:
+    """Return sequences of exponential length, `num_tokens` in all; nothing is a prompt, so that all tokens but each first are learned."""
+    rng = np.random.default_rng(0)
+    samples: list[Sample] = []
+    left = num_tokens
+    while left > 1:
+        length = min(left, max(2, int(rng.exponential(mean_length))))
+        mask = np.arange(length) >= 1
+        behavior = np.full(length, -np.log(vocabulary), np.float32)
+        advantages = np.full(length, rng.normal(), np.float32)
+        ids = rng.integers(0, vocabulary, length).astype(np.int32)
+        samples.append(Sample(len(samples), ids, mask, mask, behavior, advantages))
+        left -= length
+    return samples
+
+
+def open_learner(sizes: dict[str, Any], options: LearnerConfig, *, dtype: str, attention: str) -> Learner:
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    model = ModelConfig.model_validate({"dtype": dtype, "attention": attention})
+    from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=sizes)
+    spec = LearnerSpec(model, options, AlgorithmConfig(), "decoupled", 0, 1.0, 1000, None, from_scratch)
+    return Learner(spec, rank=0, address="127.0.0.1", port=port)
+
+
+def seconds_of(work: Callable[[], object], *, warmups: int, repeats: int) -> float:
+    """Return the median wall-clock seconds of one call; the first ones, which compile and allocate, are not counted."""
+    seconds = []
+    for count in range(warmups + repeats):
+        started = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        if count >= warmups:
+            seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def peak_tflops(given: float | None) -> float | None:
+    """Return the GPU's peak in dense bfloat16; None on a CPU.
+
+    Raises:
+        SystemExit: the GPU is not in the table, and nothing is given.
+    """
+    if given is not None or not torch.cuda.is_available():
+        return given
+    name = torch.cuda.get_device_name()
+    known = [peak for part, peak in PEAK_TFLOPS.items() if part in name]
+    if not known:
+        raise SystemExit(f"the peak of {name!r} is not in the table; give its dense bfloat16 TFLOP/s as --peak-tflops")
+    return known[0]
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time scores and update of one batch, and relate them to the peak."""
+    has_gpu = torch.cuda.is_available()
+    peak = peak_tflops(arguments.peak_tflops)
+    sizes = dict(QWEN2_HALF_BILLION if has_gpu else SMALL)
+    num_tokens = arguments.tokens or (65_536 if has_gpu else 1024)
+    options = LearnerConfig(
+        microbatch_tokens=arguments.microbatch_tokens,
+        compile=arguments.compile,
+        gradient_checkpointing=arguments.gradient_checkpointing,
+        logprob_kernels=arguments.logprob_kernels,
+    )
+    batch = make_batch(sizes["vocab_size"], num_tokens=num_tokens, mean_length=arguments.mean_length if has_gpu else 64)
+    work = count_work(sizes, [sample.num_tokens for sample in batch])
+    learner = open_learner(sizes, options, dtype="bfloat16" if has_gpu else "float32", attention=arguments.attention)
+    [microbatches] = pack(batch, max_tokens=options.microbatch_tokens, world_size=1, parity_tokens=learner.parity_tokens())
+    scored = learner.score(microbatches)
+    times = {"warmups": arguments.warmups, "repeats": arguments.repeats}
+    score_s = seconds_of(lambda: learner.score(microbatches), **times)
+    update_s = seconds_of(lambda: learner.update(scored), **times)
+    learner.close()
+    result = asdict(work) | {"num_microbatches": len(microbatches), "score_s": score_s, "update_s": update_s, "peak_tflops": peak}
+    result |= {"device": torch.cuda.get_device_name() if has_gpu else "cpu", "sizes": sizes, "learner": options.model_dump(mode="json")}
+    result["gpu_bytes_max"] = torch.cuda.max_memory_allocated() if has_gpu else None
+    for name, flops, seconds in (("score", work.forward_flops, score_s), ("update", work.update_flops, update_s)):
+        result[f"{name}_tflops"] = flops / seconds / 1e12
+        result[f"{name}_mfu"] = None if peak is None else flops / seconds / 1e12 / peak
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, help="of the batch; without: 65,536 on a GPU, 1,024 on a CPU")
+    parser.add_argument("--mean-length", type=int, default=1024, help="of the sequences on a GPU")
+    parser.add_argument("--microbatch-tokens", type=int, default=16_384)
+    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--logprob-kernels", default="auto")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--peak-tflops", type=float)
+    parser.add_argument("--warmups", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    result = measure(arguments)
+    print(f"{result['device']}: {result['num_tokens']:,} tokens in {result['num_microbatches']} microbatches")
+    for name in ("score", "update"):
+        mfu = result[f"{name}_mfu"]
+        share = "peak unknown" if mfu is None else f"MFU {mfu:.1%} of {result['peak_tflops']:.0f} TFLOP/s"
+        seconds = result[f"{name}_s"]
+        print(
+            f"{name:6} {seconds:7.3f} s  {result['num_tokens'] / seconds:9,.0f} tokens/s  {result[f'{name}_tflops']:8.3f} TFLOP/s  {share}"
+        )
+    if result["gpu_bytes_max"] is not None:
+        print(f"at most {result['gpu_bytes_max'] / 2**30:.1f} GiB of the GPU")
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
