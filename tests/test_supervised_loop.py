@@ -47,8 +47,11 @@ class CountingLearner:
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "config.json").write_text(str(self.num_updates))
 
-    def save(self, folder):
+    def start_save(self, folder):
         (Path(folder) / "updates").write_text(str(self.num_updates))
+
+    def finish_save(self):
+        pass
 
     def load(self, folder):
         self.num_updates = int((Path(folder) / "updates").read_text())

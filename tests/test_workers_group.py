@@ -78,6 +78,11 @@ class Counter:
     def release(self):
         self.may_go.set()
 
+    @dispatch("all", thread="beside")
+    def linger(self):
+        time.sleep(0.1)
+        return self.rank
+
     @dispatch("all")
     def hang_on(self, rank):
         if self.rank == rank:
@@ -227,6 +232,16 @@ def test_a_call_has_its_time_from_the_end_of_the_one_before(replicated):
     assert beside.deadline - first.deadline < 60.0  # in a thread of its own
     assert (first.is_over, [handle.wait() for handle in (second, beside)]) == (False, [[0, 1, 2, 3], None])
     assert replicated.begin(Counter.facts).deadline < second.deadline
+
+
+def test_a_call_on_a_thread_of_its_own_may_have_a_bound_of_its_own(replicated):
+    own = Patience(0.001, key="learner.save_timeout_s")
+    group = WorkerGroup(replicated._hosts, name="critic", patience=Patience(60.0, of_threads={"beside": own}), num_replicas=2)
+    assert group.run(Counter.ranks) == [0, 1, 2, 3]
+    with pytest.raises(LearnerError, match=r"did not finish 'linger' in time \(learner.save_timeout_s=0.001\)$"):
+        group.run(Counter.linger)
+    patient = WorkerGroup(replicated._hosts, name="critic", patience=Patience(0.001, of_threads={"beside": Patience(60.0)}), num_replicas=2)
+    assert patient.run(Counter.linger) == 0
 
 
 def test_a_rank_that_hangs_is_named_with_the_bound():

@@ -82,6 +82,7 @@ class LearnerConfig(Section):
     )
     fsdp: FSDPConfig = FSDPConfig()
     collective_timeout_s: float = Field(300.0, gt=0, description="A collective that takes longer lost a rank.")
+    save_timeout_s: float = Field(1800.0, gt=0, description="A checkpoint whose writing takes longer has failed, and the run ends.")
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import Config
 from agentrl.learner.batch import Microbatch, Sample
+from agentrl.learner.checkpoint import SAVING
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.types import TensorSpec
@@ -30,9 +31,15 @@ def learner_spec(config: Config, *, total_updates: int, dump_folder: str | None 
     )
 
 
+def patience_with(config: LearnerConfig) -> Patience:
+    """Return how long ranks of this config may take: for a checkpoint as long as it says, for all else by its collectives."""
+    saving = Patience(config.save_timeout_s, "learner.save_timeout_s")
+    return Patience(config.collective_timeout_s, of_threads={SAVING: saving})
+
+
 def launch_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:
     """Begin to start the ranks as Ray actors in their seats; `wait_until_ready` ends it."""
-    patience = Patience(spec.learner.collective_timeout_s)
+    patience = patience_with(spec.learner)
     return WorkerGroup.launch(Learner, spec, seats=seats, patience=patience, num_replicas=spec.learner.num_replicas)
 
 

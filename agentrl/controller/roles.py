@@ -17,7 +17,7 @@ from pathlib import Path
 from agentrl.algorithms.aggregation import Aggregation
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
-from agentrl.controller.learner import launch_learner, learner_spec, open_local_learner
+from agentrl.controller.learner import launch_learner, learner_spec, open_local_learner, patience_with
 from agentrl.controller.reward_kl import RewardKL
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import AgentRLError, ConfigError
@@ -26,7 +26,7 @@ from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.critic_worker import CriticWorker
 from agentrl.learner.layout import check_folder
 from agentrl.learner.learner import Learner
-from agentrl.workers.group import Patience, WorkerGroup
+from agentrl.workers.group import WorkerGroup
 from agentrl.workers.pools import Seat
 from agentrl.workers.starting import wait_until_all_ready
 from agentrl.workers.workers import LocalWorker, Workers
@@ -125,7 +125,7 @@ def start_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_ste
 
 def _launch_critic(config: Config, seats: Sequence[Seat], *, num_steps: int, dump_folder: str) -> WorkerGroup[Critic]:
     spec = critic_spec(config, num_steps=num_steps, dump_folder=dump_folder)
-    patience = Patience(spec.learner.collective_timeout_s)
+    patience = patience_with(spec.learner)
     make: Callable[..., Critic] = CriticWorker
     return WorkerGroup.launch(make, spec, seats=seats, name="critic", patience=patience, num_replicas=spec.learner.num_replicas)
 

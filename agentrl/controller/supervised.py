@@ -228,10 +228,14 @@ class Loop:
             self._job.run_dir / "checkpoints",
             step=step,
             version=step,
-            save_learner=lambda folder: self._learner.run(Learner.save, folder),
+            save_learner=self._save_learner,
             buffer_state=self._progress.to_bytes(),
             keep_last=self._trainer.keep_last,
         )
+
+    def _save_learner(self, folder: str) -> None:
+        self._learner.run(Learner.start_save, folder)
+        self._learner.run(Learner.finish_save)
 
 
 def model_with_tokenizer(config: AnyConfig) -> ModelConfig:

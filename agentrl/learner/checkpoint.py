@@ -32,6 +32,9 @@ DESCRIPTION = "huggingface"
 MODEL = "model.json"
 """File of a checkpoint with the `model` config of the learner."""
 
+SAVING = "saving"
+"""Thread of a rank in which it waits for what is being written."""
+
 _FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, KeyError)
 
 
@@ -44,7 +47,7 @@ class _Saving:
 
 
 class Saver:
-    """Writes the learner's state in the background, one checkpoint at a time."""
+    """Writes the learner's state in the background, one checkpoint at a time; timeout_s: what the writing of one may take."""
 
     def __init__(self, model: ModelConfig, *, timeout_s: float) -> None:
         self._model = model
@@ -84,7 +87,10 @@ class Saver:
         assert self._saving is not None, "start comes before finish"
         saving, self._saving = self._saving, None
         try:
-            saving.written.result()
+            saving.written.result(timeout=self._timeout_s)
+        except TimeoutError as error:
+            late = TimeoutError(f"it took longer than learner.save_timeout_s={self._timeout_s:g}")
+            raise _unwritten(saving.folder, late) from error
         except _FAILURES as error:
             raise _unwritten(saving.folder, error) from error
 

@@ -98,7 +98,7 @@ class Critic:
         )
         self._objective = ValueObjective(spec.aggregation, cliprange=spec.cliprange)
         self._meter = Meter(place)
-        self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.collective_timeout_s)
+        self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
 
     @dispatch("dp", join="concat")
     def values(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
@@ -145,7 +145,7 @@ class Critic:
         """Copy model, optimizer, schedule and random state, and begin to write the copy into `folder`; one at a time."""
         self._saver.start(self._model, self._stepper, self._place, Path(folder))
 
-    @dispatch("all", thread="saving")
+    @dispatch("all", thread=checkpoint.SAVING)
     def finish_save(self) -> None:
         """Wait until what `start_save` began is written; may be called by another thread than all else."""
         self._saver.finish()

@@ -81,7 +81,7 @@ class Learner:
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
         self._supervised: Objective = SupervisedObjective() if spec.score_head is None else PreferenceObjective()
         self._weights_group: ProcessGroup | None = None
-        self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.collective_timeout_s)
+        self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
         torch.manual_seed(spec.seed + 1 + rank)  # dropout differs between ranks
 
     @property
@@ -240,7 +240,7 @@ class Learner:
         """Copy model, optimizer, schedule and random state, and begin to write the copy into `folder`; one at a time."""
         self._saver.start(self._policy, self._stepper, self._place, Path(folder))
 
-    @dispatch("all", thread="saving")
+    @dispatch("all", thread=checkpoint.SAVING)
     def finish_save(self) -> None:
         """Wait until what `start_save` began is written; may be called by another thread than all else."""
         self._saver.finish()

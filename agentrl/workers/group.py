@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -54,11 +54,21 @@ class Patience:
     """How long a call may take: `collective_s` per item of a rank, and two more.
 
     Each item holds at least one collective, and a rank in a collective that takes longer gives up by itself. key: of the config.
+    of_threads: that of calls on threads of their own (see `dispatch`), where it is another.
     """
 
     collective_s: float
     key: str = "learner.collective_timeout_s"
     times: float = 1.0
+    of_threads: Mapping[str, Patience] = field(default_factory=dict)
+
+    @property
+    def limit(self) -> str:
+        return f"{self.key}={self.collective_s:g}"
+
+    def of(self, how: Dispatch) -> Patience:
+        """Return the patience with a call that is dispatched so."""
+        return self if how.thread is None else self.of_threads.get(how.thread, self)
 
     def deadline_s(self, num_items: int) -> float:
         return self.collective_s * self.times * (num_items + 2)
@@ -167,7 +177,7 @@ class WorkerGroup(Workers[W]):
         return call
 
     def patient(self, times: float) -> WorkerGroup[W]:
-        patience = Patience(self._patience.collective_s, self._patience.key, times)
+        patience = replace(self._patience, times=times)
         return WorkerGroup(self._hosts, name=self._name, patience=patience, num_replicas=self._num_replicas)
 
     def find_address(self) -> tuple[str, int]:
@@ -192,7 +202,7 @@ class WorkerGroup(Workers[W]):
         """Return when a call that is begun at this moment has to be over: it runs after the one before, if that is still under way."""
         before = self._last_calls.get(how.thread)
         begins = time.monotonic() if before is None or before.is_over else max(time.monotonic(), before.deadline)
-        return begins + self._patience.deadline_s(num_items)
+        return begins + self._patience.of(how).deadline_s(num_items)
 
     def _split(self, how: Dispatch, what: str, args: Sequence[Any]) -> tuple[dict[int, list[Any]], int]:
         """Return the arguments of each rank that is called, and how many items a rank gets."""
@@ -220,15 +230,15 @@ class WorkerGroup(Workers[W]):
         """Return whether a rank's result is part of the joined one: of replicas, only the first's is."""
         return how.split != "dp" or rank % self._num_replicas == 0
 
-    def _wait(self, what: str, refs: Mapping[int, ObjectRef], timeout_s: float) -> None:
-        """Wait for one reference per rank; the first failure ends the wait."""
+    def _wait(self, what: str, refs: Mapping[int, ObjectRef], timeout_s: float, limit: str | None = None) -> None:
+        """Wait for one reference per rank; the first failure ends the wait. limit: what `timeout_s` came from, for the error."""
         deadline = time.monotonic() + timeout_s
         pending: dict[ObjectRef, int] = {ref: rank for rank, ref in refs.items()}
         while pending:
             done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
             if not done:
-                ranks, limit = ", ".join(str(rank) for rank in pending.values()), f"{self._patience.key}={self._patience.collective_s:g}"
-                raise LearnerError(f"{self._name} rank {ranks} did not finish {what!r} in time ({limit})")
+                ranks = ", ".join(str(rank) for rank in pending.values())
+                raise LearnerError(f"{self._name} rank {ranks} did not finish {what!r} in time ({limit or self._patience.limit})")
             rank = pending.pop(done[0])
             try:
                 ray.get(done[0])
@@ -271,7 +281,8 @@ class _Call(Handle[R], Generic[R]):
         if not self._result:
             is_kept = self._how.join == "kept"
             waited = {rank: ref[0] if is_kept else ref for rank, ref in self._refs.items()}
-            self._group._wait(self._what, waited, max(0.0, self.deadline - time.monotonic()))
+            limit = self._group._patience.of(self._how).limit
+            self._group._wait(self._what, waited, max(0.0, self.deadline - time.monotonic()), limit)
             counted = [rank for rank in self._refs if self._group._is_counted(rank, self._how)]
             values = ray.get([waited[rank] for rank in counted])
             joined: Any = Kept([self._refs[rank][1] for rank in counted], values) if is_kept else join_results(values, self._how.join)
