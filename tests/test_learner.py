@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,7 +17,7 @@ from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
-from agentrl.learner.attention import choose_attention, segment_sdpa
+from agentrl.learner.attention import Segments, choose_attention, segment_sdpa
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.optimizer import learning_rate
@@ -138,7 +139,7 @@ def test_packed_equals_separate_in_float32_in_eval_and_train_mode(attention):
 def test_segments_longer_than_a_sliding_window_see_the_window_alone():
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
-    got, _ = segment_sdpa(torch.nn.Identity(), query, key, value, None, segment_lengths=torch.tensor([3, 6]), sliding_window=4)
+    got, _ = segment_sdpa(torch.nn.Identity(), query, key, value, None, segments=Segments([3, 6]), sliding_window=4)
     for head in range(4):
         for row in range(9):
             first = max(0 if row < 3 else 3, row - 3)
@@ -644,6 +645,13 @@ def test_a_resumed_learner_goes_on_bit_for_bit(tmp_path):
         scored(one, samples)  # gathers weights that must not outlive the load
         one.load(str(tmp_path / "state"))
         assert ([one.update(scored(one, samples)) for _ in range(2)], one.checksums()) == expected
+
+
+def test_a_checkpoint_that_takes_too_long_is_told_with_the_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentrl.learner.checkpoint.dcp.async_save", lambda *_, **__: Future())  # a disk that never answers
+    with learner(learner=LearnerConfig(save_timeout_s=0.01)) as one:
+        with pytest.raises(CheckpointError, match=r"written to .*: it took longer than learner\.save_timeout_s=0\.01$"):
+            one.save(str(tmp_path))
 
 
 def test_a_missing_checkpoint_is_named(tmp_path):

@@ -19,18 +19,20 @@ from agentrl.config.learner import FSDPConfig, LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.offload import move_state, state_at_hand
-from agentrl.learner.packing import pack
+from agentrl.learner.packing import filler, pack
 from learner_parts import free_port, free_ports, random_samples, tiny_sizes
 
 SIZES = tiny_sizes(61, num_hidden_layers=3, intermediate_size=47)
 WORLD_SIZE = 4
 TIMEOUT_S = 200.0
+NUM_GRAPHS = 12
+"""Of a compiled model with a reference."""
 
 
-def start(rank=0, port=None, *, world_size=1, **options):
+def start(rank=0, port=None, *, world_size=1, from_sizes=None, **options):
     options = {"world_size": world_size, "collective_timeout_s": TIMEOUT_S, "optimizer": OptimizerConfig(lr=1e-2)} | options
     algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
-    from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
+    from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES | (from_sizes or {}))
     spec = LearnerSpec(
         ModelConfig(), LearnerConfig(**options), algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, master_dtype=torch.float64
     )
@@ -84,17 +86,47 @@ def test_chunks_of_logits_change_nothing_but_rounding(plain, tokens):
     np.testing.assert_allclose(metrics, plain[0], rtol=1e-9)
 
 
-@pytest.mark.slow
-def test_a_compiled_model_learns_the_same(plain, monkeypatch):
-    """With the graphs of torch.compile but without its code generator, which takes minutes for them on a CPU."""
+@pytest.fixture
+def graphs(monkeypatch):
+    """Compile without the code generator, which takes minutes for them on a CPU; return a function that counts the graphs made."""
     compiled = torch.compile
     monkeypatch.setattr("torch.compile", lambda function, **options: compiled(function, backend="aot_eager", **options))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    return lambda: torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.slow
+def test_a_compiled_model_learns_the_same(plain, graphs):
     metrics, _, _ = run_alone(compile=True)
     np.testing.assert_allclose(metrics, plain[0], rtol=1e-8)
     # Four pieces around the attention, each for the policy's scores, the reference's and the update: none per length, nor per layer.
-    assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 12
+    assert 0 < graphs() <= NUM_GRAPHS
+
+
+def rows(*lengths, prompt=0):
+    """Return one packed row of these lengths; `prompt`: so many first tokens are one prompt, computed once."""
+    samples = [sample for n in lengths for sample in random_samples(1, 61, length=n, seed=n)]
+    for sample in samples:
+        sample.token_ids[:prompt] = 1
+        sample.action_mask[:prompt] = False
+        sample.action_mask[prompt:] = True
+    [[row]] = pack(samples, max_tokens=999, world_size=1, shared_prefix=prompt > 0)
+    assert (row.prefix_segments >= 0).any() == (prompt > 0)
+    return row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [(9, 6, 7), (SIZES["hidden_size"],)], ids=["any", "one-segment-as-long-as-the-model-is-wide"])
+def test_the_number_of_graphs_does_not_depend_on_the_data(graphs, first):
+    """Whatever is computed first: one segment or several, prompts shared or not, fillers, as many tokens as the model has of something."""
+    learner = start(compile=True, shared_prefix=True, from_sizes={"num_hidden_layers": 1})
+    try:
+        for row in [rows(*first), rows(7), rows(4, 4), rows(5, 6, 7), rows(8, 9, prompt=3), rows(32), rows(16, 16), filler()]:
+            learner.update(learner.score([row]) + learner.score([rows(5, 8)]))
+        assert 0 < graphs() <= NUM_GRAPHS
+    finally:
+        learner.close()
 
 
 def test_uneven_copies_are_refused():

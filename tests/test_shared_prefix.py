@@ -14,7 +14,7 @@ from agentrl.config.algorithm import AlgorithmConfig, KLConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.schema import Config
-from agentrl.learner.attention import segment_sdpa
+from agentrl.learner.attention import Segments, segment_sdpa
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
@@ -132,11 +132,11 @@ def test_a_segment_behind_a_prefix_attends_as_the_joined_row_does(window):
     query, key, value = (torch.randn(1, heads, 18, 8, dtype=torch.float64) for heads in (4, 2, 2))
     starts = [0, *itertools.accumulate(lengths)]
     spans = [list(range(a, b)) for a, b in itertools.pairwise(starts)]
-    options = {"segment_lengths": torch.tensor(lengths), "prefix_segments": torch.tensor(prefixes), "sliding_window": window}
+    options = {"segments": Segments(lengths, prefixes), "sliding_window": window}
     packed, _ = segment_sdpa(torch.nn.Identity(), query, key, value, None, **options)
     for span, prefix in zip(spans, prefixes, strict=True):
         row = (spans[prefix] if prefix >= 0 else []) + span
-        apart = {"segment_lengths": torch.tensor([len(row)]), "sliding_window": window}
+        apart = {"segments": Segments([len(row)]), "sliding_window": window}
         joined, _ = segment_sdpa(torch.nn.Identity(), *(t[:, :, row] for t in (query, key, value)), None, **apart)
         torch.testing.assert_close(packed[:, span], joined[:, -len(span) :], rtol=1e-12, atol=1e-12)
 

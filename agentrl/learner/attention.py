@@ -23,6 +23,18 @@ SEGMENT_SDPA = "segment_sdpa"
 _FLASH = "flash_attention_2"
 
 
+class Segments:
+    """Where the segments of a packed row lie: their lengths, which sum to the row, and the segment that each one continues (-1: none).
+
+    An object of its own rather than tensors, tuples or a frozen dataclass: a compiled layer hands it on unread, so that no graph is
+    bound to the number of segments or to there being prefixes, and FSDP leaves it on the CPU, where it is read.
+    """
+
+    def __init__(self, lengths: Sequence[int], prefixes: Sequence[int] | None = None) -> None:
+        self.lengths = list(lengths)
+        self.prefixes = None if prefixes is None else list(prefixes)
+
+
 def choose_attention(requested: str, *, device: str, dtype: str, shares_rows: bool = False, shares_prefixes: bool = False) -> str:
     """Resolve `model.attention` for a device type (`cpu`, `cuda`) and the dtype computed in (`float32`, ...); `shares_rows`: with
     sequence parallelism; `shares_prefixes`: with prompts that several segments continue.
@@ -69,8 +81,7 @@ def packed_arguments(
     """
     has_prefixes = any(segment >= 0 for segment in prefix_segments)
     if attention == SEGMENT_SDPA:
-        prefixes = torch.tensor(prefix_segments) if has_prefixes else None
-        return {"segment_lengths": torch.tensor(segment_lengths), "prefix_segments": prefixes, "sequence_group": sequence_group}
+        return {"segments": Segments(segment_lengths, prefix_segments if has_prefixes else None), "sequence_group": sequence_group}
     assert sequence_group is None, f"{attention} computes whole rows"
     assert not has_prefixes, f"{attention} knows no segment that continues another"
     if attention == _FLASH:
@@ -99,8 +110,7 @@ def segment_sdpa(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    segment_lengths: Tensor | None = None,
-    prefix_segments: Tensor | None = None,
+    segments: Segments | None = None,
     sequence_group: ProcessGroup | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -111,19 +121,18 @@ def segment_sdpa(
 
     Args:
         query: f[1, H, T, D]; key, value: f[1, K, T, D] with H a multiple of K.
-        segment_lengths: i64[G], lengths that sum to T; a tensor, because a compiled layer is bound to the length of a tuple.
-        prefix_segments: i64[G], the segment whose keys and values stand before a segment's own, -1 for none; None: no segment has one.
+        segments: of the row; the keys and values of the segment that one continues stand before its own.
         sequence_group: N ranks that share the row: query, key, value and the result hold T/N tokens of it.
 
     Returns:
         f[1, T, H, D], and no attention weights.
     """
-    assert segment_lengths is not None, f"{type(module).__name__} does not pass segment_lengths on to its attention"
+    assert segments is not None, f"{type(module).__name__} does not pass segments on to its attention"
     if sequence_group is not None:
         query, key, value = tokens_to_heads((query, key, value), sequence_group)
-    queries, keys, values = (t.split(segment_lengths.tolist(), dim=2) for t in (query, key, value))
-    if prefix_segments is not None:
-        keys, values = (_behind_prefixes(t, prefix_segments.tolist()) for t in (keys, values))
+    queries, keys, values = (t.split(segments.lengths, dim=2) for t in (query, key, value))
+    if segments.prefixes is not None:
+        keys, values = (_behind_prefixes(t, segments.prefixes) for t in (keys, values))
     outputs = [
         scaled_dot_product_attention(q, k, v, **_causal(q, k, sliding_window), dropout_p=dropout, scale=scaling, enable_gqa=True)
         for q, k, v in zip(queries, keys, values, strict=True)

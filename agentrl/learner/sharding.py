@@ -39,6 +39,8 @@ def shard(module: nn.Module, mesh: DeviceMesh, config: LearnerConfig, *, compute
         if config.compile:
             # The forward alone: FSDP's hooks stay outside of the graph.
             layer.forward = torch.compile(layer.forward, dynamic=True)
+            # Else a row with as many tokens as the model has columns, heads or dimensions of a head would bind its graph to that number.
+            torch.fx.experimental._config.use_duck_shape = False
         if config.gradient_checkpointing and has_backward:
             # Inside of what FSDP wraps, so that the weights are gathered once for recomputation and backward.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
