@@ -79,7 +79,7 @@ def planned_steps(trainer: TrainerConfig, *, num_tasks: int, groups_per_step: in
 # Threads per kind of call. Leases and takes are long polls that hold their thread while they wait: in pools of their own
 # they can never starve `add`, `release` and `advance`, which are what they wait for. More rollout actors than lease threads
 # only take turns in polling.
-@ray.remote(num_cpus=0, max_concurrency=8, concurrency_groups={"lease": 64, "take": 2})  # type: ignore[call-overload]
+@ray.remote(num_cpus=0, max_concurrency=8, concurrency_groups={"lease": 64, "take": 2})  # type: ignore[call-overload]  # not in ray's stubs
 class BufferActor:
     """Shell of ReplayBuffer; see there. Call `open` first: its errors are the user's, a constructor's would lose their type."""
 

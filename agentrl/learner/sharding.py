@@ -75,4 +75,4 @@ def _prefetch(layers: list[nn.Module], count: int) -> None:
     for index, layer in enumerate(layers):
         following = layers[index + 1 : index + 1 + count]
         if following:
-            layer.set_modules_to_forward_prefetch(following)  # type: ignore[operator]
+            layer.set_modules_to_forward_prefetch(following)  # type: ignore[operator]  # FSDP mixes its class in at run time

@@ -171,7 +171,7 @@ class RolloutPart:
             await self._router.aclose()
 
 
-@ray.remote(num_cpus=0, max_concurrency=8)  # type: ignore[call-overload]
+@ray.remote(num_cpus=0, max_concurrency=8)  # type: ignore[call-overload]  # not in ray's stubs
 class RolloutActor:
     """Plays tasks for one `owner` of leases; see RolloutPart. `buffer` None: only `play`."""
 

@@ -87,7 +87,7 @@ class OpenTrajectory:
             raise RequestError(str(error), type=error.outcome.value, code="trajectory_ended") from error
         except UserError as error:  # messages that the chat template refuses, say
             raise RequestError(str(error)) from error
-        except Exception as error:
+        except Exception as error:  # boundary of one HTTP request
             self.failures.append(error)
             status = 502 if isinstance(error, ServerError) else 500
             raise RequestError(f"{type(error).__name__}: {error}", status=status, type="server_error", code="trajectory_failed") from error

@@ -76,7 +76,7 @@ class Guest:
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S) as scope:
             try:
                 await self._run(self._close)
-            except Exception:
+            except Exception:  # boundary: a plugin raised while it ended, and its trajectory is over
                 log.warning("%s failed to close", self._label, exc_info=True)
         if scope.cancelled_caught:
             log.warning("%s did not close within %g s", self._label, CLOSE_TIMEOUT_S)
@@ -99,7 +99,7 @@ class Guest:
                 return await self._run(function, *args)
             except (ToolError, UserError, WrongCall):
                 raise
-            except Exception as error:
+            except Exception as error:  # boundary of one call: a plugin raised
                 raise ToolError(f"{self._label} raised in `{what}`: {type(error).__name__}: {error}") from error
         raise GuestTimeout(f"{self._label}: `{what}` timed out after {self._timeout_s:g} s")
 

@@ -20,6 +20,7 @@ class Request:
     """
 
     def __init__(self, fields: dict[str, object]) -> None:
+        # Of the types declared here, as the host wrote them: mypy cannot see across the pipe.
         self.python: str = fields["python"]  # type: ignore[assignment]
         self.prefix: str = fields["prefix"]  # type: ignore[assignment]
         self.packages: list[str] = fields["packages"]  # type: ignore[assignment]
