@@ -242,11 +242,15 @@ def play(rank, world_size, port, folder):
         facts = train(one, rank, world_size)
         weights = {name: one._policy.full_tensor(name).numpy() for name in one._policy.tensors}
         one.save(str(folder / "state"))
+        one.export_adapter(str(folder / "published"))
+        checksums = one.adapter_checksums()
         tensors = {name: tensor.numpy() for name, tensor in adapter(one).items()}
     if rank == 0:
         save_file(weights, str(folder / "weights.safetensors"))
         save_file(tensors, str(folder / "adapter.safetensors"))
         (folder / "facts.json").write_text(json.dumps(facts))
+        published = load_file(folder / "published/adapter_model.safetensors")
+        assert {name: tensor_checksum(torch.tensor(tensor)) for name, tensor in published.items()} == checksums
 
 
 def test_two_ranks_learn_as_one(tmp_path):
@@ -272,6 +276,10 @@ def test_two_ranks_learn_as_one(tmp_path):
         ours, theirs = (load_file(folder / f"{name}.safetensors") for folder in (one_rank, two_ranks))
         for key in ours:
             np.testing.assert_allclose(theirs[key], ours[key], atol=1e-6 if name == "weights" else 1e-10, err_msg=key)
+    ours, theirs = (load_file(folder / "published/adapter_model.safetensors") for folder in (one_rank, two_ranks))
+    assert len(ours) == 2 * 2 * 7  # A and B, two layers, seven linear layers each
+    for key in ours:
+        np.testing.assert_allclose(theirs[key], ours[key], atol=1e-6, err_msg=key)
     with learner() as resumed:  # one rank goes on from the checkpoint of two
         resumed.load(str(two_ranks / "state"))
         ours = {name: tensor.numpy() for name, tensor in adapter(resumed).items()}

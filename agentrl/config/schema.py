@@ -118,6 +118,12 @@ class Config(Section):
             f"rollout.embedded.max_lora_rank={bound} is below model.lora.rank={lora.rank}": (
                 rollout.backend == "embedded" and not rollout.urls and lora.rank > bound
             ),
+            "rollout.weights.verify compares checksums, and SGLang shows none of adapters": (
+                rollout.backend == "sglang" and rollout.weights.verify
+            ),
+            "rollout.sglang.args.device=cpu: SGLang pins the memory of adapters, which needs a GPU": (
+                rollout.backend == "sglang" and rollout.sglang.args.get("device") == "cpu"
+            ),
             f"rollout.sglang.args.dp_size={copies}: SGLang loads adapters with dp_size=1 alone": rollout.backend == "sglang"
             and copies != 1,
         }

@@ -44,6 +44,7 @@ class Observer:
         )
         self._timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
         self._last_rollout: Mapping[str, float] = {}
+        self._published_bytes = 0
 
     def say(self, text: str) -> None:
         """Tell the person at the console one thing."""
@@ -56,12 +57,17 @@ class Observer:
         """Show the servers: URL -> state."""
         self._trackers.console.set_servers(states)
 
+    def count_published(self, num_bytes: int) -> None:
+        """Count what a publish sent to all servers together, towards the step under way."""
+        self._published_bytes += num_bytes
+
     def timer(self, phase: str) -> AbstractContextManager[None]:
         return self._timer(phase)
 
     def begin_steps(self) -> None:
-        """Forget the time before the first step, so that it is not counted into it."""
+        """Forget time and publishes before the first step, so that they are not counted into it."""
         self._timer.finish_step()
+        self._published_bytes = 0
 
     # ------------------------------------------------------------------------------------------------------ steps
 
@@ -104,7 +110,9 @@ class Observer:
             "rollout/interruptions": growth.get("num_interruptions", 0.0),
             "rollout/server_failures": growth.get("server_failures", 0.0),
             "rollout/retried": growth.get("retried", 0.0),
+            "publish/bytes": float(self._published_bytes),
         }
+        self._published_bytes = 0
         self._trackers.write("train", step=step, version=version, values=values)
         if self._config.trainer.keep_trajectories:
             played = encode([t for group in groups for t in group.attempts])

@@ -118,6 +118,7 @@ class Run:
     def _send_weights(self, urls: Sequence[str]) -> None:
         """Bring `urls` to the current version; those that fail are restarted and brought there by `heal`."""
         report = in_trio(self._publish_to, urls)
+        self.observer.count_published(report.num_bytes)
         for url, why in report.failed.items():
             self.observer.say(f"server {url} did not take version {self.version}: {why}; it is restarted")
             self.servers.restart(url, why=why)
