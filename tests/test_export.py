@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import trio
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
@@ -24,13 +25,17 @@ from agentrl.controller.export import export_checkpoint
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.supervised_data import pair_sample
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
+from agentrl.http.client import HttpClient
 from agentrl.learner import weights
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
-from agentrl.types import TensorSpec
+from agentrl.serving.supervisor import Supervisor
+from agentrl.sglang.client import SGLangClient
+from agentrl.types import SamplingParams, TensorSpec
 from learner_parts import lone_learner, tiny_sizes
+from sglang_cpu.server import sglang_on_cpu
 
 VOCABULARY = build_tiny_tokenizer().get_vocab_size(with_added_tokens=True)
 SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
@@ -203,6 +208,50 @@ def test_a_base_that_has_moved_is_named(base, adapted, tmp_path):
     finally:
         moved.rename(base)
     assert same_weights(tmp_path / "out", folder / "policy")
+
+
+# ----------------------------------------------------------------------------------------------------- a real server
+
+PROMPT = [5, 17, 42, 99, 7]
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("lora", [LoRAConfig(), LoRAConfig(rank=3, alpha=6.0)], ids=["full", "merged"])
+def test_a_real_server_computes_with_an_export_what_the_learner_computed(base, tmp_path, lora):
+    checkpoint, expected = checkpoint_of(ModelConfig(path=str(base), lora=lora), tmp_path)
+    export_checkpoint(checkpoint, tmp_path / "out")
+    server = Supervisor(sglang_on_cpu(), log_file=tmp_path / "server.log", start_timeout_s=240, max_restarts=0)
+    try:
+        url = server.start(str(tmp_path / "out"), "2")
+        scored, sampled = trio.run(scored_and_sampled_by, url)
+    finally:
+        server.stop()
+    np.testing.assert_allclose(scored, expected, atol=1e-4)
+    assert set(sampled.versions) == {2}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
+    ids = torch.tensor([*PROMPT, *sampled.token_ids])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(loaded(ids[None]).logits[0], -1)[len(PROMPT) - 1 : -1]
+    np.testing.assert_allclose(sampled.logprobs, logprobs.gather(1, ids[len(PROMPT) :, None])[:, 0], atol=1e-4)
+
+
+async def scored_and_sampled_by(url):
+    """Return the server's log-probabilities of the microbatch's targets, and a generation of its own."""
+    [microbatch] = microbatches()
+    sequences = np.split(microbatch.token_ids, np.cumsum(microbatch.segment_lengths)[:-1])
+    body = {
+        "input_ids": [sequence.tolist() for sequence in sequences],
+        "sampling_params": {"max_new_tokens": 0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    async with HttpClient(url) as http:
+        replies = (await http.request("POST", "/generate", json=body)).json()
+    of_tokens = [triple[0] for reply in replies for triple in reply["meta_info"]["input_token_logprobs"]]
+    client = SGLangClient(url)
+    sampled = await client.generate(PROMPT, SamplingParams(40), rid="sampled")
+    await client.aclose()
+    return np.array([of_tokens[position + 1] for position in microbatch.predictor_positions]), sampled
 
 
 # ----------------------------------------------------------------------------------------------------- reward models

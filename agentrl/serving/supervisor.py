@@ -31,6 +31,7 @@ _STOP_GRACE_S = 8.0
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 * 1024
 _MISUSE_STATUS = 2
+_NOT_READY_STATUS = 503
 _REFUSAL = re.compile(r"^(?:\S+: )?error: (.+)$", re.MULTILINE)
 """How a program says what is wrong with its options: SGLang, and the embedded server."""
 
@@ -213,7 +214,10 @@ class Supervisor:
 
 
 def generates(url: str, *, api_key: str | None, timeout_s: float) -> bool:
-    """Tell whether the server at `url` generates a token within `timeout_s`."""
+    """Tell whether the server at `url` generates a token within `timeout_s` and takes requests.
+
+    An SGLang that generates may be warming up still, and would end itself if a pause or an update got in the way.
+    """
 
     async def ask() -> bool:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -221,7 +225,9 @@ def generates(url: str, *, api_key: str | None, timeout_s: float) -> bool:
         with trio.move_on_after(timeout_s):
             async with HttpClient(url, headers=headers) as http:
                 try:
-                    return (await http.request("POST", "/generate", json=body)).status == 200
+                    if (await http.request("POST", "/generate", json=body)).status != 200:
+                        return False
+                    return (await http.request("GET", "/ready")).status != _NOT_READY_STATUS
                 except ServerError:
                     return False
         return False

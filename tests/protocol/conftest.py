@@ -1,4 +1,4 @@
-"""One suite for every server that speaks the protocol: here against the embedded server, as a process of its own.
+"""One suite for every server that speaks the protocol: the embedded server, and a real SGLang on a CPU (`make test-sglang`).
 
 `server` is the only fixture that knows what it talks to. A test that needs more than every server has asks its capabilities.
 """
@@ -21,11 +21,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import ServerError
 from agentrl.http.client import HttpClient
-from agentrl.serving.launch import EmbeddedServer
+from agentrl.serving.launch import EmbeddedServer, Launcher
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import generate_body, parse_generation
 from agentrl.types import Generation, SamplingParams
+from sglang_cpu.server import sglang_on_cpu
 
 VOCAB_SIZE = 300
 CONTEXT_TOKENS = 512
@@ -37,8 +38,10 @@ class Capabilities:
 
     pause_modes: tuple[str, ...]
     refuses_foreign_ids: bool  # real SGLang on a CPU dies of them
-    refuses_foreign_weights: bool  # real SGLang ignores unknown names and dies of wrong shapes
+    refuses_foreign_weights: bool  # real SGLang ignores unknown names and dies of wrong shapes, and of half a file
     checksums_by_hf_name: bool
+    is_ready_while_paused: bool
+    knows_held_requests: bool  # real SGLang neither counts nor aborts what has not reached its scheduler
     cache_tokens: int
 
 
@@ -75,25 +78,47 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "model", folder / "other"
 
 
-@pytest.fixture(scope="session")
-def running_server(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def embedded() -> tuple[Launcher, Capabilities]:
     config = EmbeddedServerConfig(num_blocks=24, page_size=16)
-    supervisor = Supervisor(
-        EmbeddedServer(config, "float32"),
-        log_file=tmp_path_factory.mktemp("log") / "server.log",
-        start_timeout_s=120,
-        max_restarts=0,
-    )
-    url = supervisor.start(str(models[0]), "0")
     capabilities = Capabilities(
         pause_modes=("abort",),
         refuses_foreign_ids=True,
         refuses_foreign_weights=True,
         checksums_by_hf_name=True,
+        is_ready_while_paused=True,
+        knows_held_requests=True,
         cache_tokens=config.num_blocks * config.page_size,
     )
-    yield Server(url, *models, capabilities)
-    supervisor.stop()
+    return EmbeddedServer(config, "float32"), capabilities
+
+
+def sglang() -> tuple[Launcher, Capabilities]:
+    capabilities = Capabilities(
+        pause_modes=("abort", "retract", "in_place"),
+        refuses_foreign_ids=False,
+        refuses_foreign_weights=False,
+        checksums_by_hf_name=False,
+        is_ready_while_paused=False,
+        knows_held_requests=False,
+        cache_tokens=4096,
+    )
+    # The models have no tokenizer; prompts of 350 tokens are computed in three forwards.
+    launcher = sglang_on_cpu(skip_tokenizer_init=True, max_total_tokens=capabilities.cache_tokens, chunked_prefill_size=128)
+    return launcher, capabilities
+
+
+BACKENDS: dict[str, Callable[[], tuple[Launcher, Capabilities]]] = {"embedded": embedded, "sglang": sglang}
+
+
+@pytest.fixture(scope="session", params=["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
+def running_server(request: pytest.FixtureRequest, models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    launcher, capabilities = BACKENDS[request.param]()
+    log_file = tmp_path_factory.mktemp("log") / "server.log"
+    supervisor = Supervisor(launcher, log_file=log_file, start_timeout_s=240, max_restarts=0)
+    try:
+        yield Server(supervisor.start(str(models[0]), "0"), *models, capabilities)
+    finally:
+        supervisor.stop()
 
 
 @pytest.fixture
@@ -137,6 +162,20 @@ def sample_on(server: Server) -> Callable[..., Awaitable[Generation]]:
             return parse_generation((await http.request("POST", "/generate", json=body)).json(), server=server.url)
 
     return generate
+
+
+@pytest.fixture
+def until_held(server: Server) -> Script:
+    """Return once the paused server holds a request; one that does not count those is given the time that a request needs to arrive."""
+
+    async def wait(client: SGLangClient) -> None:
+        if not server.capabilities.knows_held_requests:
+            await trio.sleep(1.0)
+            return
+        while not (await client.loads()).num_waiting:
+            await trio.sleep(0.005)
+
+    return wait
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def test_unknown_keys_at_the_top_are_ignored(server, talk):
     assert status == 200
 
 
-def test_a_duplicate_live_rid_is_refused_and_the_first_goes_on(talk, sample_on):
+def test_a_duplicate_live_rid_is_refused_and_the_first_goes_on(talk, sample_on, until_held):
     async def script(client):
         results = []
 
@@ -95,8 +95,7 @@ def test_a_duplicate_live_rid_is_refused_and_the_first_goes_on(talk, sample_on):
         await client.pause("abort")  # so that the first one lives for as long as the test needs
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one)
-            while not (await client.loads()).num_waiting:
-                await trio.sleep(0.005)
+            await until_held(client)
             with pytest.raises(RequestRefused, match="Duplicate request ID detected: dup"):
                 await client.generate([3], SamplingParams(1), rid="dup")
             await client.resume()

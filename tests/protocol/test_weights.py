@@ -96,6 +96,41 @@ def test_generations_across_an_update_are_continued_with_exact_versions(server, 
     assert {part.versions[0] for parts in played.values() for part in parts if len(part.versions)} == {0, 1}
 
 
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_other_pause_modes_end_no_request(server, talk, sample_on, logprobs_of, mode):
+    """`retract` computes the prefix anew and is exact; `in_place` goes on with the cache of the old weights and is off by design."""
+    if mode not in server.capabilities.pause_modes:
+        return
+
+    async def script(client):
+        done = []
+
+        async def one(rid):
+            done.append(await sample_on(PROMPT, 300, rid=rid))
+
+        async with trio.open_nursery() as nursery:
+            for i in range(2):
+                nursery.start_soon(one, f"goes-on-{i}")
+            await until_running(client)
+            await client.pause(mode)
+            await client.update_weights_from_disk(str(server.other), version=1, flush_cache=mode == "retract")
+            await client.resume()
+        return done
+
+    for got in talk(script):
+        assert got.finish_reason == "length"
+        assert got.versions.tolist() == sorted(got.versions)
+        assert set(got.versions) == {0, 1}
+        ids = got.token_ids.tolist()
+        of_versions = np.array([logprobs_of(model, PROMPT, ids) for model in (server.model, server.other)])
+        error = np.abs(got.logprobs - of_versions[got.versions, np.arange(len(ids))])
+        assert error[got.versions == 0].max() < 1e-4
+        if mode == "retract":
+            assert error.max() < 1e-4
+        else:
+            assert error.max() > 1e-2
+
+
 def test_an_update_without_a_pause_waits_for_what_runs(server, talk, sample_on):
     async def script(client):
         done = []
@@ -243,6 +278,8 @@ def test_weights_that_do_not_fit_change_nothing(server, talk, scratch, spoil, me
 
 
 def test_half_a_file_is_refused(server, talk, scratch):
+    if not server.capabilities.refuses_foreign_weights:
+        return
     file = scratch / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
 
