@@ -15,21 +15,28 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+import agentrl
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.config.cluster import ClusterConfig
+from agentrl.controller.cluster import ray_session
 from agentrl.data.prepare import write_aime, write_gsm8k
 
 RECIPES = sorted(file.stem for file in (Path(__file__).parents[2] / "configs" / "recipes").glob("*.yaml"))
 AGENTS = {"gsm8k_tools": "tool_agent", "gsm8k_feedback": "interaction_agent"}
-IN_MAKE_TEST = ("gsm8k_tools",)
-"""The others take minutes together: `make test-slow`."""
-
 LENGTHS = (
-    *("data.max_prompt_tokens=2048", "agent.max_response_tokens=192", "learner.microbatch_tokens=2304"),
+    *("data.max_prompt_tokens=2048", "agent.max_response_tokens=192", "learner.microbatch_tokens=2304", "rollout.num_actors=1"),
     *("rollout.max_concurrent_trajectories=64", "buffer.groups_per_step=4", "rollout.group_size=4", "trainer.steps=1"),
 )
 TURN_TOKENS = {"gsm8k_tools": 24, "gsm8k_feedback": 24}
 """So that several turns fit into a response; of the recipes that bound turns."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray():
+    """One Ray for the runs of all recipes."""
+    with ray_session(ClusterConfig()):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +74,21 @@ def write_data(recipe: str, folder: Path) -> tuple[Path, Path]:
     return folder / "train.parquet", folder / "test.parquet"
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(name, marks=() if name in IN_MAKE_TEST else pytest.mark.slow) for name in RECIPES])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_one_step(world, model, recipe, tmp_path):
     train, val = write_data(recipe, tmp_path / "data")
     run_dir = tmp_path / "run"
-    arguments = [f"data.train_files=[{train}]", f"data.val_files=[{val}]", f"model.path={model}", f"trainer.run_dir={run_dir}", *LENGTHS]
+    overrides = [
+        "size=tiny",
+        f"data.train_files=[{train}]",
+        f"data.val_files=[{val}]",
+        f"model.path={model}",
+        f"trainer.run_dir={run_dir}",
+        *LENGTHS,
+    ]
     if recipe in TURN_TOKENS:
-        arguments.append(f"agent.max_turn_tokens={TURN_TOKENS[recipe]}")
-    command = world.start("train", f"recipes/{recipe}", "size=tiny", *arguments)
-    assert command.wait() == 0, command.output()
+        overrides.append(f"agent.max_turn_tokens={TURN_TOKENS[recipe]}")
+    assert agentrl.train(agentrl.load_config(f"recipes/{recipe}", overrides)).step == 1
     result = json.loads((run_dir / "result.json").read_text())
     assert (result["step"], result["balanced"], result["counts"]["consumed"]) == (1, True, 4)
     [step] = world.records(run_dir).train
