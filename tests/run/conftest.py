@@ -19,6 +19,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.config.cluster import ClusterConfig
+from agentrl.controller.cluster import ray_session
 from agentrl.data.arithmetic import write_arithmetic
 
 CONFIG = """
@@ -179,3 +181,10 @@ def write_tiny_model(folder: Path) -> None:
         vocab_size=Chat.load(str(folder)).vocab_size, max_position_embeddings=1024, initializer_range=0.1, tie_word_embeddings=True, **sizes
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def one_ray():
+    """One Ray for all runs of a file."""
+    with ray_session(ClusterConfig()):
+        yield

@@ -12,9 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import agentrl
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
-from agentrl.config.cluster import ClusterConfig
 from agentrl.config.compose import load_rm_config
-from agentrl.controller.cluster import ray_session
 from agentrl.controller.reward_model import train_reward_model
 from agentrl.data.build import OfferedTools
 from agentrl.data.trajectories import decode, read_parquet
@@ -23,11 +21,7 @@ from agentrl.types import Task
 SIZES = "{hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2}"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ray():
-    """One Ray for all runs of this file."""
-    with ray_session(ClusterConfig()):
-        yield
+pytestmark = pytest.mark.usefixtures("one_ray")
 
 
 @dataclass(frozen=True)

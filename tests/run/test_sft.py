@@ -8,20 +8,14 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from agentrl.config.cluster import ClusterConfig
 from agentrl.config.compose import load_sft_config
-from agentrl.controller.cluster import ray_session
 from agentrl.controller.sft import supervise
 from agentrl.errors import ConfigError
 
 SIZES = "{hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2}"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ray():
-    """One Ray for all runs of this file."""
-    with ray_session(ClusterConfig()):
-        yield
+pytestmark = pytest.mark.usefixtures("one_ray")
 
 
 @dataclass(frozen=True)
