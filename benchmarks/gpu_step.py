@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--mean-length", type=int, default=1024, help="of the sequences on a GPU")
     parser.add_argument("--microbatch-tokens", type=int, default=16_384)
     parser.add_argument("--attention", default="auto")
-    parser.add_argument("--logprob-kernels", default="auto")
+    parser.add_argument("--logprob-kernels", default="eager")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--peak-tflops", type=float)

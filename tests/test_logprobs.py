@@ -313,13 +313,11 @@ def test_few_graphs_serve_chunks_of_all_sizes():
 
 
 def test_kernels_are_chosen_by_device_and_by_what_is_installed(monkeypatch):
-    assert choose_kernels("auto", device="cpu") is EAGER
-    assert choose_kernels("eager", device="cuda") is EAGER
+    assert choose_kernels("eager", device="cpu") is choose_kernels("eager", device="cuda") is EAGER
     monkeypatch.setattr(kernels_module, "_has_triton", lambda: False)
-    assert choose_kernels("auto", device="cuda") is EAGER
     with pytest.raises(ConfigError, match="compiled needs the package triton"):
         choose_kernels("compiled", device="cuda")
     monkeypatch.setattr(kernels_module, "_has_triton", lambda: True)
-    assert choose_kernels("auto", device="cuda") is choose_kernels("compiled", device="cuda") is compiled()
-    with pytest.raises(ConfigError, match="makes kernels for a GPU, and the ranks compute on a cpu; use auto or eager"):
+    assert choose_kernels("compiled", device="cuda") is compiled()
+    with pytest.raises(ConfigError, match="makes kernels for a GPU, and the ranks compute on a cpu; use eager"):
         choose_kernels("compiled", device="cpu")

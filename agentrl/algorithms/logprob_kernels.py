@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 
-KernelChoice = Literal["auto", "eager", "compiled"]
+KernelChoice = Literal["eager", "compiled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,7 @@ def choose_kernels(requested: KernelChoice, *, device: str) -> ChunkKernels:
         ConfigError: see `check_kernels`.
     """
     check_kernels(requested, device=device)
-    is_compiled = requested == "compiled" or (requested == "auto" and device == "cuda" and _has_triton())
-    return compiled() if is_compiled else EAGER
+    return compiled() if requested == "compiled" else EAGER
 
 
 def check_kernels(requested: KernelChoice, *, device: str) -> None:
@@ -75,9 +74,7 @@ def check_kernels(requested: KernelChoice, *, device: str) -> None:
     if requested != "compiled":
         return
     if device != "cuda":
-        raise ConfigError(
-            f"learner.logprob_kernels=compiled makes kernels for a GPU, and the ranks compute on a {device}; use auto or eager"
-        )
+        raise ConfigError(f"learner.logprob_kernels=compiled makes kernels for a GPU, and the ranks compute on a {device}; use eager")
     if not _has_triton():
         raise ConfigError(
             "learner.logprob_kernels=compiled needs the package triton, which comes with torch for CUDA; install it, or use eager"

@@ -69,10 +69,10 @@ class LearnerConfig(Section):
     logprob_chunk_tokens: int | None = Field(
         None, ge=1, description="Tokens whose logits exist at once; None: about 64 MiB of logits on a CPU, 512 MiB on a GPU."
     )
-    logprob_kernels: Literal["auto", "eager", "compiled"] = Field(
-        "auto",
+    logprob_kernels: Literal["eager", "compiled"] = Field(
+        "eager",
         description="How a chunk of logits becomes log-probabilities, entropies and gradients: eager, operator by operator; compiled, one "
-        "Triton kernel each, on a GPU; auto: compiled on a GPU where Triton is installed.",
+        "Triton kernel each, on a GPU.",
     )
     compile: bool = Field(False, description="Compile each layer with torch.compile; the first updates wait for the compiler.")
     offload: Literal["none", "optimizer", "parameters"] = Field(
