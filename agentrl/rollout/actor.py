@@ -23,7 +23,8 @@ from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.garbage import collect_rarely
-from agentrl.rollout.limits import model_limits, server_key
+from agentrl.rollout.limits import allow_trajectories, model_limits, server_key
+from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits
@@ -78,8 +79,10 @@ class RolloutPart:
         """Load tokenizer, plugins and rewards, and start the thread.
 
         Raises:
-            UserError: one of them is missing or wrong.
+            UserError: one of them is missing or wrong, or so many trajectories need more open files than this machine allows.
         """
+        num_trajectories = config.rollout.max_concurrent_trajectories
+        allow_trajectories(num_trajectories)
         self._config = config
         self._buffer = buffer
         model = config.model
@@ -87,7 +90,7 @@ class RolloutPart:
         api_key = server_key(config.rollout.api_key_env)
         vocab_size, context_tokens = model_limits(model, chat)
         adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
-        connect = partial(SGLangClient, api_key=api_key, adapter=adapter)
+        connect = partial(SGLangClient, api_key=api_key, adapter=adapter, max_connections=num_trajectories)
         self._router = Router(connect, vocab_size=vocab_size, context_tokens=context_tokens)
         self._host = AsyncioHost()
         self._manager = AgentLoopManager(
@@ -101,9 +104,10 @@ class RolloutPart:
             prompt=PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts),
             attempts_per_group=config.attempts_per_group,
         )
+        self._gaps = LoopGaps()
         self._calls: set[trio.CancelScope] = set()
         self._is_started = threading.Event()
-        self._thread = threading.Thread(target=trio.run, args=(self._main,), name="rollout", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="rollout", daemon=True)
         self._thread.start()
         self._is_started.wait()
 
@@ -130,7 +134,7 @@ class RolloutPart:
         trio.from_thread.run_sync(set_servers, trio_token=self._token)
 
     def stats(self) -> dict[str, float]:
-        return self._manager.stats()
+        return self._manager.stats() | self._gaps.counters()
 
     def stop(self) -> None:
         """End `run` and `play`: agents are cancelled, tools closed, running generations aborted. May be called again."""
@@ -154,6 +158,9 @@ class RolloutPart:
             return None
 
         return trio.from_thread.run(cancellable, trio_token=self._token)
+
+    def _run_loop(self) -> None:
+        trio.run(self._main, instruments=[self._gaps])
 
     async def _main(self) -> None:
         """The thread's life: calls come in from outside, and all of them end before the plugins' event loop does."""

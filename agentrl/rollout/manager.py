@@ -256,6 +256,7 @@ class AgentLoopManager:
         router = self._router
         return self._stats.snapshot() | {
             "idle_s": router.idle.seconds(),
+            "generations_in_flight": float(router.idle.num_running),
             "servers_up": float(router.num_up),
             "server_failures": float(router.num_server_failures),
             "tool_breaker_openings": float(self._player.tools.num_breaker_openings),

@@ -43,10 +43,12 @@ class SGLangClient:
     unreadable reply) or does not answer (status None).
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None, adapter: str | None = None) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, adapter: str | None = None, max_connections: int = 1024) -> None:
         self.url = url.rstrip("/")
         self._adapter = adapter
-        self._http = HttpClient(self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._http = HttpClient(
+            self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {}, max_connections=max_connections
+        )
 
     async def aclose(self) -> None:
         await self._http.aclose()
