@@ -87,6 +87,12 @@ class RolloutConfig(Section):
     )
     max_retries: int = Field(2, ge=0, description="Retries of one member before its group is dropped.")
     server_start_timeout_s: float = Field(180.0, gt=0, description="A server that is not ready by then failed.")
+    max_server_silence_s: float = Field(
+        60.0,
+        gt=0,
+        description="A server that answers no generation for so long, whose load stands still and that is not paused, hangs: its "
+        "trajectories go on elsewhere. A pause longer than `weights.timeout_s` is none.",
+    )
     max_server_restarts: int = Field(3, ge=0, description="Restarts per server before the run ends.")
     max_actor_restarts: int = Field(3, ge=0, description="Restarts per rollout actor before the run ends.")
     embedded: EmbeddedServerConfig = EmbeddedServerConfig()

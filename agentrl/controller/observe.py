@@ -109,6 +109,8 @@ class Observer:
             "rollout/in_flight": rollout_stats.get("in_flight", 0.0),
             "rollout/interruptions": growth.get("num_interruptions", 0.0),
             "rollout/server_failures": growth.get("server_failures", 0.0),
+            "rollout/servers_drained": growth.get("servers_drained", 0.0),
+            "rollout/redone_share": growth.get("redone_tokens", 0.0) / max(growth.get("prefilled_tokens", 0.0), 1.0),
             "rollout/retried": growth.get("retried", 0.0),
             "publish/bytes": float(self._published_bytes),
         }

@@ -91,7 +91,13 @@ class RolloutPart:
         vocab_size, context_tokens = model_limits(model, chat)
         adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
         connect = partial(SGLangClient, api_key=api_key, adapter=adapter, max_connections=num_trajectories)
-        self._router = Router(connect, vocab_size=vocab_size, context_tokens=context_tokens)
+        self._router = Router(
+            connect,
+            vocab_size=vocab_size,
+            context_tokens=context_tokens,
+            max_silence_s=config.rollout.max_server_silence_s,
+            max_pause_s=config.rollout.weights.timeout_s,
+        )
         self._host = AsyncioHost()
         self._manager = AgentLoopManager(
             config.agent,

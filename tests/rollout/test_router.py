@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.rollout.router import MAX_SERVER_FAILURES, Router
-from agentrl.sglang.protocol import ModelInfo
+from agentrl.sglang.protocol import Pulse, ServerLoad
 from agentrl.types import Generation, SamplingParams
 
 EOS = 9
@@ -26,7 +26,8 @@ class Server:
         self.chunks, self.errors = list(chunks), list(errors)
         self.requests: list[tuple[list[int], int, str]] = []
         self.num_prompt: int | None = None
-        self.probes = 0
+        self.probes = self.pulses = 0
+        self.is_paused, self.is_working = False, True
         self.is_closed = False
 
     async def generate(self, input_ids, params, *, rid):
@@ -45,9 +46,19 @@ class Server:
         assert self.version is not None
         return Generation(ids, -ids / np.float32(10), np.full(len(ids), self.version, np.int32), reason)
 
-    async def model_info(self):
+    async def abort(self, rid):
+        return
+
+    async def settle_aborts(self):
+        return
+
+    async def serves(self, version):
         self.probes += 1
-        return ModelInfo("m", self.version)
+        return self.version is not None and self.version >= version
+
+    async def pulse(self):
+        self.pulses += 1
+        return Pulse(self.is_paused, ServerLoad(1, 0, self.pulses if self.is_working else 0, 100))
 
     async def aclose(self):
         self.is_closed = True
@@ -235,7 +246,7 @@ def test_a_trajectory_stays_where_its_prefix_is_and_new_ones_go_where_least_is_t
         for url, server in servers.items():
             assert {homes[rid.partition("-")[0]] for _, _, rid in server.requests} == {url}
         router.forget("s")
-        assert "s" not in router._affinity
+        assert len(router._affinity) == 3
 
     run(main, servers)
 
