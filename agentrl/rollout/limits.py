@@ -24,8 +24,8 @@ def allow_trajectories(num_trajectories: int) -> None:
     limit = raise_open_files(2 * num_trajectories + OTHER_FILES)
     if limit < num_trajectories + OTHER_FILES:
         raise ConfigError(
-            f"rollout.max_concurrent_trajectories={num_trajectories} needs {num_trajectories + OTHER_FILES} open files in a rollout actor, and "
-            f"this machine allows a process {limit} (its hard limit, `ulimit -Hn`): raise that, or play at most "
+            f"rollout.max_concurrent_trajectories={num_trajectories} needs {num_trajectories + OTHER_FILES} open files in a rollout actor, "
+            f"and a process on this machine may have {limit} (the hard limit, `ulimit -Hn`): raise it, or play at most "
             f"{max(0, limit - OTHER_FILES)} per actor, in more actors (rollout.num_actors)"
         )
 
