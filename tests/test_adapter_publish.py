@@ -223,7 +223,7 @@ def test_a_restarted_server_gets_the_adapter_on_its_base(learner, server, tmp_pa
         return report, await client.generate(PROMPT, GREEDY, rid="once")
 
     talk(once, server.url)
-    server.supervisor.restart()
+    server.supervisor.restart(server.supervisor.status().url)
     with_weights = trio.run(until_needs_weights, server.supervisor)
     report, generation = talk(once, with_weights.url)
     server.url = with_weights.url

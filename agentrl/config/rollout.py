@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -66,10 +68,12 @@ class WeightsConfig(Section):
 class RolloutConfig(Section):
     """Generation: servers, sampling, concurrency."""
 
-    backend: Literal["embedded", "sglang"] = Field("embedded", description="Which server to start, or which kind runs at `urls`.")
-    urls: tuple[str, ...] = Field((), description="Attach to these running servers instead of starting any.")
-    api_key_env: str | None = Field(None, description="Environment variable with the key of the servers; never the key itself.")
-    num_servers: int = Field(1, ge=1, description="Servers to start.")
+    backend: Literal["embedded", "sglang"] = Field("embedded", description="Which kind of server to start; those at `urls` are asked.")
+    urls: tuple[str, ...] = Field((), description="Attach to these running servers.")
+    api_key_env: str | None = Field(
+        None, description="Environment variable with the key of the servers, never the key itself; needed beyond this machine."
+    )
+    num_servers: int | None = Field(None, ge=0, description="Servers to start, beside those at `urls`; null: 1, or none with `urls`.")
     num_actors: int = Field(1, ge=1, description="Rollout actors (processes that run agent loops).")
     group_size: int = Field(8, ge=1, description="Trajectories per task (GRPO's n).")
     greedy_baseline: Literal["auto", "always"] = Field(
@@ -96,15 +100,30 @@ class RolloutConfig(Section):
     max_server_restarts: int = Field(3, ge=0, description="Restarts per server before the run ends.")
     max_actor_restarts: int = Field(3, ge=0, description="Restarts per rollout actor before the run ends.")
     embedded: EmbeddedServerConfig = EmbeddedServerConfig()
+    colocated: bool = Field(
+        False, description="Servers stand on the learner's GPUs: while it learns they are paused and give their memory back."
+    )
     sglang: SGLangServerConfig = SGLangServerConfig()
+    server_hang_timeout_s: float = Field(
+        120.0, gt=0, description="A server from which nothing comes for so long, though it is not paused, is killed and started anew."
+    )
     weights: WeightsConfig = WeightsConfig()
 
     @property
-    def pause_mode_in_use(self) -> Literal["abort", "retract", "in_place"]:
-        """What `weights.pause_mode` comes to: the embedded server knows `abort` only."""
-        if self.weights.pause_mode != "auto":
-            return self.weights.pause_mode
-        return "abort" if self.backend == "embedded" else "retract"
+    def num_started(self) -> int:
+        """`num_servers` with None resolved."""
+        if self.num_servers is not None:
+            return self.num_servers
+        return 0 if self.urls else 1
+
+    def pause_mode_of(self, kind: Literal["embedded", "sglang"]) -> Literal["abort", "retract", "in_place"]:
+        """Return what `weights.pause_mode` comes to for a kind of server.
+
+        The embedded one knows `abort` only, and colocated ones give up their memory, on which a held request stands.
+        """
+        if kind == "embedded" or self.colocated:
+            return "abort"
+        return "retract" if self.weights.pause_mode == "auto" else self.weights.pause_mode
 
     @model_validator(mode="after")
     def _complete_and_check(self) -> RolloutConfig:
@@ -119,3 +138,38 @@ class RolloutConfig(Section):
             raise ValueError(f"on_outcome.{failed[0]}=train: an attempt that failed has no reward to learn from; use retry or drop")
         object.__setattr__(self, "on_outcome", {**DEFAULT_OUTCOME_POLICY, **self.on_outcome})
         return self
+        self._check_servers()
+
+    def _check_servers(self) -> None:
+        if not self.num_started and not self.urls:
+            raise ValueError("num_servers=0 starts no server, and urls names none to attach to; name some, or start some")
+        if self.num_started and self.backend == "embedded" and self.weights.pause_mode not in ("auto", "abort"):
+            raise ValueError(
+                f"weights.pause_mode={self.weights.pause_mode}: the embedded server (backend=embedded) knows abort only; use auto or abort"
+            )
+        if self.colocated and self.weights.pause_mode not in ("auto", "abort"):
+            raise ValueError(
+                f"weights.pause_mode={self.weights.pause_mode}: with colocated=true no request outlives the memory that is given back; "
+                "use auto or abort"
+            )
+        for url in self.urls:
+            if why := refuse_url(url, has_key=self.api_key_env is not None):
+                raise ValueError(f"urls: {why}")
+
+
+def refuse_url(url: str, *, has_key: bool) -> str | None:
+    """Return why no server is attached to at `url`, in one line; None when one may be."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"{url!r} is no URL of a server; write http://HOST:PORT"
+    if has_key or is_local(parts.hostname):
+        return None
+    return f"{url} is on another machine, and whoever reaches it may change the policy; name its key by rollout.api_key_env"
+
+
+def is_local(host: str) -> bool:
+    """Tell whether an address is of this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import ray
 from ray import ObjectRef
@@ -16,7 +16,9 @@ from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get, in_trio
 from agentrl.controller.checkpoint import Checkpoint
+from agentrl.controller.colocated import Colocation
 from agentrl.controller.credit import group_trajectories
+from agentrl.controller.elastic import ElasticServers
 from agentrl.controller.learner import LearnerWeights
 from agentrl.controller.observe import Observer
 from agentrl.controller.result import RunResult
@@ -64,6 +66,8 @@ class Run:
         self.roles = roles
         self.servers = servers
         self.rollouts = rollouts
+        self._elastic = ElasticServers(config, servers, rollouts, run_dir=run_dir.root, say=observer.say)
+        self._colocation = Colocation(servers, rollouts, say=observer.say) if config.rollout.colocated else None
         self.validation = validation
         self.batch_rewards = batch_rewards
         self.observer = observer
@@ -79,7 +83,7 @@ class Run:
             LearnerWeights(roles.learner),
             weights,
             folder=run_dir.weights(weights),
-            pause_mode=config.rollout.pause_mode_in_use,
+            pause_mode=config.rollout.pause_mode_of(config.rollout.backend),
             backend=weights.backend if weights.backend != "auto" else roles.learner.run(Learner.collective_backend),
         )
 
@@ -103,10 +107,15 @@ class Run:
         ray.timeline(str(folder / "ray.json"))
 
     # -------------------------------------------------------------------------------------------------- publish
+    def memory_for_learner(self) -> AbstractContextManager[None]:
+        """Have the memory of colocated servers free within the block; `publish` follows it."""
+        return nullcontext() if self._colocation is None else self._colocation.lend(version=self.version)
+
 
     def publish(self) -> None:
         """Give the learner's weights a new version and bring every server to it."""
         self.version = self._new_version("policy")
+        self._elastic.attend(version=self.version)  # a run that never waits for its batches looks after them here
         self._send_weights(self.servers.urls + self.servers.urls_needing_weights)
         get(self.buffer.advance.remote(self.version), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
 
@@ -121,7 +130,7 @@ class Run:
         self.observer.count_published(report.num_bytes)
         for url, why in report.failed.items():
             self.observer.say(f"server {url} did not take version {self.version}: {why}; it is restarted")
-            self.servers.restart(url, why=why)
+            self.servers.restart(url)
         self.servers.mark_ready([url for url in urls if url not in report.failed])
         self.rollouts.set_servers(self.servers.urls, version=self.version)
         self.observer.set_servers(self.servers.states)
@@ -198,11 +207,13 @@ class Run:
     def heal(self) -> None:
         """Replace dead rollout actors; bring restarted servers to the current version before they take traffic."""
         self.rollouts.heal(self.observer.say)
-        self.servers.poll()
+        self._elastic.attend(version=self.version)
         self.observer.set_servers(self.servers.states)
         behind = self.servers.urls_needing_weights
         if behind:
-            self.observer.say(f"server {', '.join(behind)} was restarted and gets version {self.version}")
+            for url in behind:
+                what = "was restarted" if self.servers.has_restarted(url) else "joined"
+                self.observer.say(f"server {url} {what} and gets version {self.version}")
             self._send_weights(behind)
         elif set(self.servers.urls) != set(self.rollouts.urls):
             self.rollouts.set_servers(self.servers.urls, version=self.version)

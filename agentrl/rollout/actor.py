@@ -139,6 +139,10 @@ class RolloutPart:
 
         trio.from_thread.run_sync(set_servers, trio_token=self._token)
 
+    def outstanding_tokens(self) -> dict[str, int]:
+        """Return per server what is still to be computed for running requests."""
+        return self._router.outstanding_tokens()
+
     def stats(self) -> dict[str, float]:
         return self._manager.stats() | self._gaps.counters()
 
@@ -200,6 +204,9 @@ class RolloutActor:
 
     def set_servers(self, urls: Sequence[str], version: int) -> None:
         self._part.set_servers(urls, version)
+
+    def outstanding_tokens(self) -> dict[str, int]:
+        return self._part.outstanding_tokens()
 
     def stats(self) -> dict[str, float]:
         return self._part.stats()

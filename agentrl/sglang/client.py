@@ -206,6 +206,11 @@ class SGLangClient:
         reply = await self._call("POST", path, body)
         if not reply.body:
             return
+    async def update_weights_from_tensor(self, pickled: str, *, num_ranks: int, version: int | None, flush_cache: bool) -> None:
+        """Send one bucket inside the request, the same to each of the server's tensor-parallel ranks; the embedded server refuses it."""
+        body: dict[str, Any] = {"serialized_named_tensors": [pickled] * num_ranks, "flush_cache": flush_cache}
+        await self._update("/update_weights_from_tensor", body | ({"weight_version": str(version)} if version is not None else {}))
+
         answer = reply.json()
         if isinstance(answer, Mapping) and answer.get("success") is False:
             raise ServerError(f"{self.url}{path}: {error_message(answer) or 'failed without a message'}", status=reply.status)

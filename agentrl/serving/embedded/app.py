@@ -97,6 +97,16 @@ class App:
         return _json({"status": "ok", "message": "Generation continued successfully."})
 
     async def flush_cache(self, request: Request) -> Response:
+    async def release_memory(self, request: Request) -> Response:
+        await read_body(request)
+        await self._service.release_memory()
+        return _json(None)
+
+    async def resume_memory(self, request: Request) -> Response:
+        await read_body(request)
+        self._service.resume_memory()
+        return _json(None)
+
         """No block outlives its request, so there is nothing to flush; running requests refuse it as in SGLang."""
         timeout_s = seconds_of(request.query_params.get("timeout", "0"))
         if await self._service.wait_idle(timeout_s):
@@ -232,6 +242,8 @@ class App:
             "/load_lora_adapter": self.load_adapter,
             "/unload_lora_adapter": self.unload_adapter,
             "/begin_weight_update": self.begin_update,
+            "/release_memory_occupation": self.release_memory,
+            "/resume_memory_occupation": self.resume_memory,
             "/end_weight_update": self.end_update,
             "/update_weights_from_distributed": self.update_from_group,
             "/update_weights_from_tensor": self.update_from_tensor,

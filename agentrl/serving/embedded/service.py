@@ -95,6 +95,7 @@ class Service:
         self._holds = 0  # updates that shut the gate
         self._is_session = False
         self._update_lock = asyncio.Lock()
+        self._is_released = False
         self._groups: dict[str, ProcessGroup] = {}
 
     # ---------------------------------------------------------------------------------------------------- requests
@@ -198,7 +199,7 @@ class Service:
 
     @property
     def _is_open(self) -> bool:
-        return not (self.is_paused or self._is_session or self._holds)
+        return not (self.is_paused or self._is_session or self._is_released or self._holds)
 
     def _open_if_free(self) -> None:
         if not self._is_open:
@@ -217,6 +218,24 @@ class Service:
         self._open_if_free()
 
     async def wait_idle(self, timeout_s: float) -> bool:
+    async def release_memory(self) -> None:
+        """Sample nothing and take no weights until `resume_memory`. On a CPU nothing is gained by giving the memory itself back.
+
+        Raises:
+            WrongState: requests run, or it is released.
+        """
+        if self._is_released or not (self.is_paused or self._idle.is_set()):
+            raise WrongState("release_memory_occupation should be called only when the server is idle, and once: pause it before")
+        self._is_released = True  # shuts the gate before anything is awaited
+        await self._idle.wait()
+
+    def resume_memory(self) -> None:
+        """Raise WrongState when the memory was not released."""
+        if not self._is_released:
+            raise WrongState("resume_memory_occupation came without release_memory_occupation before")
+        self._is_released = False
+        self._open_if_free()
+
         """Tell whether nothing runs, waiting up to `timeout_s` for it."""
         if timeout_s > 0 and not self._idle.is_set():
             with contextlib.suppress(TimeoutError):
@@ -228,6 +247,8 @@ class Service:
         """One update at a time, with the gate shut and nothing running."""
         async with self._update_lock:
             self._holds += 1
+            if self._is_released:
+                raise WrongState("the memory of the weights is released; call resume_memory_occupation before an update")
             try:
                 if abort_all:
                     self.abort_all()
