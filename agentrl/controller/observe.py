@@ -10,6 +10,7 @@ from dataclasses import asdict
 from agentrl.config.schema import Config
 from agentrl.controller.run_dir import RunDir, write_atomically
 from agentrl.data.trajectories import encode, write_parquet
+from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.closing import ClosingRow, closing_table, write_summary
 from agentrl.tracking.console import validation_text
@@ -112,6 +113,7 @@ class Observer:
             "rollout/servers_drained": growth.get("servers_drained", 0.0),
             "rollout/redone_share": growth.get("redone_tokens", 0.0) / max(growth.get("prefilled_tokens", 0.0), 1.0),
             "rollout/retried": growth.get("retried", 0.0),
+            **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},
             "publish/bytes": float(self._published_bytes),
         }
         self._published_bytes = 0

@@ -31,6 +31,7 @@ from agentrl.controller.validation import Validation
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import InfrastructureError, RewardError
 from agentrl.learner.learner import Learner
+from agentrl.rollout.loop_gaps import without_gaps
 from agentrl.types import BufferCounts, Group, Outcome
 from agentrl.weights.publish import Publisher, PublishReport
 
@@ -198,7 +199,7 @@ class Run:
         if min(waited_s, stats["since_last_add_s"]) > self.config.buffer.stall_timeout_s:
             raise InfrastructureError(
                 f"no trajectory finished for buffer.stall_timeout_s={self.config.buffer.stall_timeout_s:g}; "
-                f"buffer: {self.counts()}; rollouts: {self.rollouts.stats()}"
+                f"buffer: {self.counts()}; rollouts: {without_gaps(self.rollouts.stats())}"
             )
 
     def _num_constant(self) -> int:

@@ -22,10 +22,11 @@ from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.garbage import collect_rarely
-from agentrl.rollout.limits import allow_trajectories, model_limits, server_key
+from agentrl.rollout.garbage import collect_oldest, collect_rarely
+from agentrl.rollout.limits import model_limits, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink
+from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits
 from agentrl.sglang.client import SGLangClient
@@ -136,6 +137,7 @@ class RolloutPart:
     def set_servers(self, urls: Sequence[str], version: int) -> None:
         def set_servers() -> None:
             self._router.set_servers(urls, version=version)
+            collect_oldest()  # behind a publish: the servers have all requests, and need no other for a while
 
         trio.from_thread.run_sync(set_servers, trio_token=self._token)
 

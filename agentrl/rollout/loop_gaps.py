@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import trio
+
+Clock = Callable[[], int]
+"""Returns nanoseconds."""
 
 SHORT_S = 1 / 8192
 """Gaps below (0.12 ms) are only counted."""
@@ -29,24 +32,25 @@ class LoopGaps(trio.abc.Instrument):
     may so be taken for up to REFRESH_NS longer than it was, never for shorter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wall_clock: Clock = time.perf_counter_ns, thread_clock: Clock = time.thread_time_ns) -> None:
+        self._wall_clock = wall_clock
+        self._thread_clock = thread_clock
         self._num_short = 0
         self._counts = [0] * (MAX_BUCKETS + 1)
-        self._wall_ns = self._read_at_ns = time.perf_counter_ns()
-        self._thread_ns = 0
+        self._wall_ns = self._read_at_ns = self._thread_ns = 0
 
     def before_run(self) -> None:
         """Begin: called in the thread of the loop."""
-        self._wall_ns = self._read_at_ns = time.perf_counter_ns()
-        self._thread_ns = time.thread_time_ns()
+        self._wall_ns = self._read_at_ns = self._wall_clock()
+        self._thread_ns = self._thread_clock()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         """Count the gap that ends here."""
-        now = time.perf_counter_ns()
+        now = self._wall_clock()
         gap = now - self._wall_ns
         self._wall_ns = now
         if now - self._read_at_ns >= REFRESH_NS:
-            read = time.thread_time_ns()
+            read = self._thread_clock()
             gap = min(gap, read - self._thread_ns)
             self._thread_ns = read
             self._read_at_ns = now
@@ -69,8 +73,13 @@ def upper_bound(index: int) -> float:
     return SHORT_S * 2 ** ((index + 1) / BUCKETS_PER_DOUBLING)
 
 
+def without_gaps(counters: Mapping[str, float]) -> dict[str, float]:
+    """Return the counters that a person can read."""
+    return {name: value for name, value in counters.items() if not name.startswith(PREFIX)}
+
+
 def gap_metrics(growth: Mapping[str, float]) -> dict[str, float]:
-    """Return p99.9 and maximum in seconds of the gaps that counters grew by, to the upper bound of their bucket (19 % at most).
+    """Return `p999` and `max` in seconds of the gaps that counters grew by: the upper bound of the bucket, at most 19 % above.
 
     Nothing where no gap was counted. An actor that was replaced counts from zero, so that a counter may have shrunk: that is no gap.
     """
