@@ -160,6 +160,22 @@ def test_a_failed_server_is_left_and_comes_back_only_with_the_weights(error):
     assert (len(bad.requests), len(good.requests)) == (1, 2)
 
 
+def test_a_server_that_answers_probes_and_no_generation_draws_less_and_less():
+    bad, good = Server(latency_s=0.0, errors=[ServerError("broken", status=500)] * 1000), Server(latency_s=0.5)
+
+    async def main(router):
+        await trio.sleep(1)
+        with trio.move_on_after(120):
+            while True:
+                await router.generate([7], params(), trajectory_key="t")
+                router.forget("t")
+        assert router.num_drained == len(bad.requests)
+
+    run(main, {"a": bad, "b": good})
+    assert len(good.requests) > 100
+    assert 6 <= len(bad.requests) <= 10  # after 0.5, 1, 2, ... 30 s
+
+
 def test_a_request_under_which_servers_fail_again_and_again_is_given_up():
     server = Server(errors=[ServerError(f"crash {i}", status=500) for i in range(9)])
 
