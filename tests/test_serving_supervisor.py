@@ -149,7 +149,7 @@ def test_a_server_that_hangs_or_dies_is_restarted_until_the_budget_is_spent(mode
         url = watched.start(model, "5")
         first = watched.status()
         assert (first.state, first.restarts, first.url) == ("needs_weights", 0, url)
-        watched.mark_ready()
+        watched.mark_ready(watched.status().url)
         assert watched.status().state == "ready"
         assert set(trio.run(sample, url).versions) == {5}
 
@@ -159,14 +159,16 @@ def test_a_server_that_hangs_or_dies_is_restarted_until_the_budget_is_spent(mode
         assert (second.restarts, second.url != url, is_gone(first.pid)) == (1, True, True)
         assert set(trio.run(sample, second.url).versions) == {5}
         watched.restart(url)  # of the server that is gone already
-        watched.mark_ready()
+        watched.mark_ready(url)
+        assert watched.status().state == "needs_weights"
+        watched.mark_ready(watched.status().url)
         assert watched.status().state == "ready"
 
         trio.run(ask_until_it_fails, second.url, partial(os.kill, second.pid, signal.SIGKILL))
         wait_for(lambda: watched.status().state == "failed")
         assert "signal SIGKILL" in watched.status().message
         assert "listening on" in watched.status().message  # the end of its log
-        watched.mark_ready()
+        watched.mark_ready(watched.status().url)
         assert watched.status().state == "failed"
     finally:
         watched.stop()
@@ -215,7 +217,7 @@ def test_an_attached_server_that_stops_is_waited_for_and_needs_weights_again(run
     try:
         assert server.wait_until_up() == url
         assert (server.status().state, server.status().kind) == ("needs_weights", "embedded")
-        server.mark_ready()
+        server.mark_ready(url)
         assert server.status().state == "ready"
         os.kill(pid, signal.SIGSTOP)
         wait_for(lambda: server.status().state == "starting")

@@ -232,9 +232,9 @@ class ServerFleet:
         """Record that `urls` hold the current weights."""
         for member in self._with(urls):
             if isinstance(member.watch, AttachedServer):
-                member.watch.mark_ready()
+                member.watch.mark_ready(member.status.url)
             else:
-                get(member.watch.mark_ready.remote(), timeout_s=POLL_TIMEOUT_S, who=_WHO)
+                get(member.watch.mark_ready.remote(member.status.url), timeout_s=POLL_TIMEOUT_S, who=_WHO)
         self.poll()
 
     def restart(self, url: str) -> None:

@@ -38,8 +38,8 @@ class ServerActor:
     def status(self) -> ServerStatus:
         return self._supervisor.status()
 
-    def mark_ready(self) -> None:
-        self._supervisor.mark_ready()
+    def mark_ready(self, url: str) -> None:
+        self._supervisor.mark_ready(url)
 
     def restart(self, url: str) -> None:
         self._supervisor.restart(url)

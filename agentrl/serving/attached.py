@@ -59,10 +59,10 @@ class AttachedServer:
         with self._lock:
             return self._status
 
-    def mark_ready(self) -> None:
-        """Say that the server has received the current weights."""
+    def mark_ready(self, url: str) -> None:
+        """Say that the server at `url` has received the current weights; its successor has not."""
         with self._lock:
-            if self._status.state == "needs_weights":
+            if self._status.url == url and self._status.state == "needs_weights":
                 self._status = replace(self._status, state="ready")
 
     def restart(self, url: str) -> None:
