@@ -47,8 +47,14 @@ class SGLangServerConfig(Section):
 class WeightsConfig(Section):
     """How new weights reach the servers."""
 
-    transport: Literal["disk", "distributed"] = Field(
-        "disk", description="disk: safetensors in a folder all can read; distributed: torch process group."
+    transport: Literal["disk", "distributed", "tensor"] = Field(
+        "disk",
+        description="disk: safetensors in a folder all can read; distributed: torch process group; "
+        "tensor: in requests to SGLang servers on this machine.",
+    )
+    delta: bool = Field(
+        False,
+        description="With transport disk: write and read only what an update changed; the learner keeps a copy of its weights on the host.",
     )
     adapter: Literal["auto", "merged", "alone"] = Field(
         "auto",
@@ -61,8 +67,18 @@ class WeightsConfig(Section):
     pause_mode: Literal["auto", "abort", "retract", "in_place"] = Field(
         "auto", description="What happens to running requests; auto: abort for the embedded server, retract for SGLang."
     )
-    verify: bool = Field(False, description="Compare checksums of servers and learner after every publish.")
-    timeout_s: float = Field(120.0, gt=0, description="Deadline of one publish.")
+    verify: bool = Field(
+        False, description="Check after every publish, by checksums or sampled tokens, that servers have the learner's weights."
+    )
+    timeout_s: float = Field(
+        120.0, gt=0, description="Deadline of one attempt to bring a server to a version; one that answers still gets a second."
+    )
+
+    @model_validator(mode="after")
+    def _check_delta(self) -> WeightsConfig:
+        if self.delta and self.transport != "disk":
+            raise ValueError(f"delta=true, transport={self.transport}: only the transport disk sends deltas; use disk, or delta=false")
+        return self
 
 
 class RolloutConfig(Section):
@@ -90,7 +106,13 @@ class RolloutConfig(Section):
         DEFAULT_OUTCOME_POLICY, description="Per outcome: train on it, retry the member, or drop its group."
     )
     max_retries: int = Field(2, ge=0, description="Retries of one member before its group is dropped.")
+    colocated: bool = Field(
+        False, description="Servers stand on the learner's GPUs: while it learns they are paused and give their memory back."
+    )
     server_start_timeout_s: float = Field(180.0, gt=0, description="A server that is not ready by then failed.")
+    server_hang_timeout_s: float = Field(
+        120.0, gt=0, description="A server from which nothing comes for so long, though it is not paused, is killed and started anew."
+    )
     max_server_silence_s: float = Field(
         60.0,
         gt=0,
@@ -100,13 +122,7 @@ class RolloutConfig(Section):
     max_server_restarts: int = Field(3, ge=0, description="Restarts per server before the run ends.")
     max_actor_restarts: int = Field(3, ge=0, description="Restarts per rollout actor before the run ends.")
     embedded: EmbeddedServerConfig = EmbeddedServerConfig()
-    colocated: bool = Field(
-        False, description="Servers stand on the learner's GPUs: while it learns they are paused and give their memory back."
-    )
     sglang: SGLangServerConfig = SGLangServerConfig()
-    server_hang_timeout_s: float = Field(
-        120.0, gt=0, description="A server from which nothing comes for so long, though it is not paused, is killed and started anew."
-    )
     weights: WeightsConfig = WeightsConfig()
 
     @property
@@ -136,9 +152,9 @@ class RolloutConfig(Section):
         failed = [o.value for o, policy in self.on_outcome.items() if policy == "train" and o not in SCORED_OUTCOMES]
         if failed:
             raise ValueError(f"on_outcome.{failed[0]}=train: an attempt that failed has no reward to learn from; use retry or drop")
+        self._check_servers()
         object.__setattr__(self, "on_outcome", {**DEFAULT_OUTCOME_POLICY, **self.on_outcome})
         return self
-        self._check_servers()
 
     def _check_servers(self) -> None:
         if not self.num_started and not self.urls:
@@ -152,6 +168,8 @@ class RolloutConfig(Section):
                 f"weights.pause_mode={self.weights.pause_mode}: with colocated=true no request outlives the memory that is given back; "
                 "use auto or abort"
             )
+        if self.num_started and self.backend == "embedded" and self.weights.transport == "tensor":
+            raise ValueError("weights.transport=tensor: the embedded server (backend=embedded) unpickles nothing; use disk or distributed")
         for url in self.urls:
             if why := refuse_url(url, has_key=self.api_key_env is not None):
                 raise ValueError(f"urls: {why}")

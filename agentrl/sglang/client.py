@@ -159,9 +159,13 @@ class SGLangClient:
 
     # ---------------------------------------------------------------------------------------------------- weights
 
-    async def update_weights_from_disk(self, path: str, *, version: int, flush_cache: bool) -> None:
-        """Load the safetensors of folder `path`, which the server must be able to read, as `version`."""
-        await self._update("/update_weights_from_disk", {"model_path": path, "weight_version": str(version), "flush_cache": flush_cache})
+    async def update_weights_from_disk(self, path: str, *, version: int, flush_cache: bool, load_format: str = "auto") -> None:
+        """Load the safetensors of folder `path`, which the server must be able to read, as `version`.
+
+        The format is always said: a server that was started with dummy weights would make up others.
+        """
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": flush_cache, "load_format": load_format}
+        await self._update("/update_weights_from_disk", body)
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Load the LoRA adapter of folder `path`, which the server must be able to read, as `name`; refused while it has one so called."""
@@ -202,15 +206,15 @@ class SGLangClient:
         """Receive one bucket that rank 0 of `group` broadcasts; `version` with the last bucket, None before."""
         await self._update("/update_weights_from_distributed", bucket_body(specs, group=group, version=version, flush_cache=flush_cache))
 
-    async def _update(self, path: str, body: Mapping[str, Any]) -> None:
-        reply = await self._call("POST", path, body)
-        if not reply.body:
-            return
     async def update_weights_from_tensor(self, pickled: str, *, num_ranks: int, version: int | None, flush_cache: bool) -> None:
         """Send one bucket inside the request, the same to each of the server's tensor-parallel ranks; the embedded server refuses it."""
         body: dict[str, Any] = {"serialized_named_tensors": [pickled] * num_ranks, "flush_cache": flush_cache}
         await self._update("/update_weights_from_tensor", body | ({"weight_version": str(version)} if version is not None else {}))
 
+    async def _update(self, path: str, body: Mapping[str, Any]) -> None:
+        reply = await self._call("POST", path, body)
+        if not reply.body:
+            return
         answer = reply.json()
         if isinstance(answer, Mapping) and answer.get("success") is False:
             raise ServerError(f"{self.url}{path}: {error_message(answer) or 'failed without a message'}", status=reply.status)
