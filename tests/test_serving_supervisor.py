@@ -204,7 +204,7 @@ def test_a_load_that_never_changes_is_a_hanging_server(tmp_path):
         "/ready": {},
     }
     with answering(answers) as url:
-        dog = Watchdog(timeout_s=20.0, api_key=None, clock=iter((0, 0, 19, 20, 40)).__next__)
+        dog = Watchdog(timeout_s=20.0, api_key=None, clock=iter((0, 0, 19, 20, 40, 41)).__next__)
         dog.begin(url)
         assert [dog.look() is None for _ in range(3)] == [True, True, False]  # the first look has nothing to compare with
         answers["/v1/loads"]["loads"][0]["num_used_tokens"] = 8
