@@ -19,6 +19,7 @@ from agentrl.controller.checkpoint import Checkpoint
 from agentrl.controller.colocated import Colocation
 from agentrl.controller.credit import group_trajectories
 from agentrl.controller.elastic import ElasticServers
+from agentrl.controller.joining import find_unfit
 from agentrl.controller.learner import LearnerWeights
 from agentrl.controller.observe import Observer
 from agentrl.controller.result import RunResult
@@ -32,6 +33,7 @@ from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import InfrastructureError, RewardError
 from agentrl.learner.learner import Learner
 from agentrl.rollout.loop_gaps import without_gaps
+from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import BufferCounts, Group, Outcome
 from agentrl.weights.publish import Publisher, PublishReport
 
@@ -79,13 +81,16 @@ class Run:
         self.step = checkpoint.step if checkpoint else 0
         self.version = -1
         self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
+        self._has_published = False  # before it, every server needs weights; after it, only those that join
         weights = config.rollout.weights
+        self._adapter = POLICY_ADAPTER if weights.adapter == "alone" else None
         self._publisher = Publisher(
             LearnerWeights(roles.learner),
             weights,
             folder=run_dir.weights(weights),
-            pause_mode=config.rollout.pause_mode_of(config.rollout.backend),
+            pause_mode=lambda url: config.rollout.pause_mode_of(servers.kind_of(url)),
             backend=weights.backend if weights.backend != "auto" else roles.learner.run(Learner.collective_backend),
+            temperature=config.rollout.temperature,
         )
 
     def timer(self, phase: str) -> AbstractContextManager[None]:
@@ -107,16 +112,16 @@ class Run:
         self.roles.learner.run(Learner.write_trace, str(folder))
         ray.timeline(str(folder / "ray.json"))
 
-    # -------------------------------------------------------------------------------------------------- publish
     def memory_for_learner(self) -> AbstractContextManager[None]:
         """Have the memory of colocated servers free within the block; `publish` follows it."""
         return nullcontext() if self._colocation is None else self._colocation.lend(version=self.version)
 
+    # -------------------------------------------------------------------------------------------------- publish
 
     def publish(self) -> None:
         """Give the learner's weights a new version and bring every server to it."""
-        self.version = self._new_version("policy")
         self._elastic.attend(version=self.version)  # a run that never waits for its batches looks after them here
+        self.version = self._new_version("policy")
         self._send_weights(self.servers.urls + self.servers.urls_needing_weights)
         get(self.buffer.advance.remote(self.version), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
 
@@ -126,20 +131,32 @@ class Run:
         return version
 
     def _send_weights(self, urls: Sequence[str]) -> None:
-        """Bring `urls` to the current version; those that fail are restarted and brought there by `heal`."""
-        report = in_trio(self._publish_to, urls)
+        """Bring `urls` to the current version; those that fail are restarted and brought there by `heal`.
+
+        Servers that join, or come back, are checked before they serve, whatever `rollout.weights.verify` says of the others.
+        """
+        joining = [url for url in urls if url in self.servers.urls_needing_weights]
+        for url in joining if self._has_published else ():
+            what = "was restarted" if self.servers.has_restarted(url) else "joined"
+            self.observer.say(f"server {url} {what} and gets version {self.version}")
+        report = in_trio(self._publish_to, urls, bool(joining) and self._has_published)
+        self._has_published = True
         self.observer.count_published(report.num_bytes)
-        for url, why in report.failed.items():
+        for url, why in report.repaired.items():
+            self.observer.say(f"server {url} took version {self.version} at the second attempt: {why}")
+        given = self.servers.clients([url for url in joining if url not in report.failed], adapter=self._adapter)
+        failed = {**report.failed, **in_trio(find_unfit, given, self.version)}
+        for url, why in failed.items():
             self.observer.say(f"server {url} did not take version {self.version}: {why}; it is restarted")
             self.servers.restart(url)
-        self.servers.mark_ready([url for url in urls if url not in report.failed])
+        self.servers.mark_ready([url for url in urls if url not in failed])
         self.rollouts.set_servers(self.servers.urls, version=self.version)
         self.observer.set_servers(self.servers.states)
 
-    async def _publish_to(self, urls: Sequence[str]) -> PublishReport:
+    async def _publish_to(self, urls: Sequence[str], must_verify: bool) -> PublishReport:
         clients = self.servers.clients(urls)
         try:
-            return await self._publisher.publish(self.version, clients)
+            return await self._publisher.publish(self.version, clients, must_verify=must_verify)
         finally:
             for client in clients:
                 await client.aclose()
@@ -212,9 +229,6 @@ class Run:
         self.observer.set_servers(self.servers.states)
         behind = self.servers.urls_needing_weights
         if behind:
-            for url in behind:
-                what = "was restarted" if self.servers.has_restarted(url) else "joined"
-                self.observer.say(f"server {url} {what} and gets version {self.version}")
             self._send_weights(behind)
         elif set(self.servers.urls) != set(self.rollouts.urls):
             self.rollouts.set_servers(self.servers.urls, version=self.version)
