@@ -139,7 +139,7 @@ def decode(batch: pa.RecordBatch) -> list[Trajectory]:
             metrics=dict(plain["metrics"][row]),
             extra_info=json.loads(plain["extra_info"][row]),
             is_greedy=plain["is_greedy"][row],
-            **{name: arrays[row] for name, arrays in columns.items()},  # type: ignore[arg-type]
+            **{name: arrays[row] for name, arrays in columns.items()},  # type: ignore[arg-type]  # the schema has checked their dtypes
         )
         for row in range(batch.num_rows)
     ]

@@ -174,7 +174,7 @@ class Plugins:
                 (self.rewards, AnyReward),
             ):
                 if issubclass(cls, base):
-                    registry.add(cls)  # type: ignore[attr-defined, arg-type]
+                    registry.add(cls)  # type: ignore[attr-defined, arg-type]  # issubclass says what mypy cannot follow through the loop
 
 
 def load_plugins(sources: Iterable[str] = ()) -> Plugins:
@@ -183,6 +183,7 @@ def load_plugins(sources: Iterable[str] = ()) -> Plugins:
     Raises:
         PluginError: a source does not exist or fails to import.
     """
+    # Registries hold subclasses of what is abstract; mypy takes the argument for a class to be called.
     plugins = Plugins(
         agents=Registry("agent", AgentLoop, group="agentrl.agents", aliases=AGENT_ALIASES),  # type: ignore[type-abstract]
         tools=Registry("tool", Tool, group="agentrl.tools", from_function=function_tool),  # type: ignore[type-abstract]

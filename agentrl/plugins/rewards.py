@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from agentrl.types import JsonObject, Message, Outcome, Task
 
@@ -96,6 +96,10 @@ class AnyReward(ABC):
 
     def check(self, task: Task) -> None:
         """Raise DataError when the task lacks what this reward needs; called before any rollout."""
+
+    @abstractmethod
+    def score(self, subject: Any) -> Any:
+        """Score what the scope says: an attempt, or several. A coroutine function where `runs_in` is asyncio or trio."""
 
 
 class Reward(AnyReward):

@@ -146,7 +146,7 @@ def _import_file(source: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception:
+    except Exception:  # the user's code runs: whatever it raises
         del sys.modules[name]  # a second try must not find half a module
         raise
     return module

@@ -102,7 +102,7 @@ class RewardCalls:
 
     async def _timed(self, term: Term, subject: Subject) -> Any:
         if term.reward.runs_in == "inline":
-            return term.reward.score(subject)  # type: ignore[attr-defined]
+            return term.reward.score(subject)
         with trio.CancelScope(deadline=trio.current_time() + MAX_WAIT_FACTOR * term.timeout_s) as deadline:
 
             def begin() -> None:
@@ -114,7 +114,7 @@ class RewardCalls:
 
     async def _placed(self, term: Term, subject: Subject, begin: Callable[[], None]) -> Any:
         """Call the reward in its place; `begin` starts the deadline: time in line for a thread or process is not its fault."""
-        score = term.reward.score  # type: ignore[attr-defined]
+        score = term.reward.score
         if term.reward.runs_in == "process":
             assert term.recipe is not None, term
             return await self._processes.score(term.recipe, subject, begin=begin)

@@ -76,7 +76,7 @@ def _answer(request: MakeRequest | ScoreRequest, rewards: dict[int, AnyReward]) 
         if isinstance(request, MakeRequest):
             rewards[request.key] = request.recipe.make()
             return Reply()
-        return Reply(rewards[request.key].score(request.subject))  # type: ignore[attr-defined]
+        return Reply(rewards[request.key].score(request.subject))
     except Exception as error:  # noqa: BLE001 - boundary of one score: a reward raised
         return Reply(error=_one_line(error))
 

@@ -111,7 +111,7 @@ async def _until_end(agent: AgentLoop, task: Task, session: TrajectorySession) -
     """Run the agent loop until it returns, or the session ends the trajectory; then the session knows the outcome."""
     try:
         await agent.run(task, session)
-    except Exception as error:
+    except Exception as error:  # what wraps the end of a trajectory is the agent's own choice
         if not isinstance(_cause(error), TrajectoryEnd):
             raise
 

@@ -178,7 +178,7 @@ class TrajectorySession:
         async with self._gateway.open(served) as (endpoint, failures):
             try:
                 yield endpoint
-            except Exception as error:
+            except Exception as error:  # boundary of one guest: its program raised
                 if not failures and self._ended is None:
                     raise
                 reaction = error

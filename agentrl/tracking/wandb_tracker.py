@@ -37,7 +37,7 @@ class WandbTracker:
                 id=_run_id(run_dir / "wandb_id.txt"),
                 resume="allow",
                 dir=str(run_dir),
-                mode=mode,  # type: ignore[arg-type]
+                mode=mode,  # type: ignore[arg-type]  # one of the config's literals
                 config=dict(config),
                 # The console is ours: wandb would wrap the streams and print banners through the live display.
                 settings=wandb.Settings(console="off", silent=True, init_timeout=INIT_TIMEOUT_S),

@@ -6,6 +6,10 @@ import marshal
 
 from .tree import read_all, write_all
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # the launcher starts in milliseconds: typing alone would take some
+    from typing import Any
+
 HEADER_BYTES = 8
 
 
@@ -19,28 +23,28 @@ class Request:
     avoid: walls that are not even tried, so that a test sees what the others hold.
     """
 
-    def __init__(self, fields: dict[str, object]) -> None:
+    def __init__(self, fields: dict[str, Any]) -> None:
         # Of the types declared here, as the host wrote them: mypy cannot see across the pipe.
-        self.python: str = fields["python"]  # type: ignore[assignment]
-        self.prefix: str = fields["prefix"]  # type: ignore[assignment]
-        self.packages: list[str] = fields["packages"]  # type: ignore[assignment]
-        self.source: str = fields["source"]  # type: ignore[assignment]
-        self.echo: bool = fields["echo"]  # type: ignore[assignment]
-        self.stdin: bytes = fields["stdin"]  # type: ignore[assignment]
-        self.files: dict[str, bytes] = fields["files"]  # type: ignore[assignment]
-        self.workspace: str | None = fields["workspace"]  # type: ignore[assignment]
-        self.temporary: str = fields["temporary"]  # type: ignore[assignment]
-        self.is_merged: bool = fields["is_merged"]  # type: ignore[assignment]
-        self.avoid: list[str] = fields["avoid"]  # type: ignore[assignment]
-        self.cpu_s: float = fields["cpu_s"]  # type: ignore[assignment]
-        self.wall_s: float = fields["wall_s"]  # type: ignore[assignment]
-        self.memory_bytes: int = fields["memory_bytes"]  # type: ignore[assignment]
-        self.max_processes: int = fields["max_processes"]  # type: ignore[assignment]
-        self.output_bytes: int = fields["output_bytes"]  # type: ignore[assignment]
-        self.file_bytes: int = fields["file_bytes"]  # type: ignore[assignment]
-        self.disk_bytes: int = fields["disk_bytes"]  # type: ignore[assignment]
-        self.max_files: int = fields["max_files"]  # type: ignore[assignment]
-        self.max_open_files: int = fields["max_open_files"]  # type: ignore[assignment]
+        self.python: str = fields["python"]
+        self.prefix: str = fields["prefix"]
+        self.packages: list[str] = fields["packages"]
+        self.source: str = fields["source"]
+        self.echo: bool = fields["echo"]
+        self.stdin: bytes = fields["stdin"]
+        self.files: dict[str, bytes] = fields["files"]
+        self.workspace: str | None = fields["workspace"]
+        self.temporary: str = fields["temporary"]
+        self.is_merged: bool = fields["is_merged"]
+        self.avoid: list[str] = fields["avoid"]
+        self.cpu_s: float = fields["cpu_s"]
+        self.wall_s: float = fields["wall_s"]
+        self.memory_bytes: int = fields["memory_bytes"]
+        self.max_processes: int = fields["max_processes"]
+        self.output_bytes: int = fields["output_bytes"]
+        self.file_bytes: int = fields["file_bytes"]
+        self.disk_bytes: int = fields["disk_bytes"]
+        self.max_files: int = fields["max_files"]
+        self.max_open_files: int = fields["max_open_files"]
 
 
 def read_request(descriptor: int) -> Request:

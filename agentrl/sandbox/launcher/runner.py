@@ -26,7 +26,7 @@ def show(kind: type[BaseException], value: BaseException, trace: TracebackType |
 def run(path: str, *, echo: bool) -> None:
     """Run the file as `__main__`."""
     sys.excepthook = show
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # nobody has replaced it yet
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # what `site` would have given
     module = type(sys)("__main__")
     module.__file__ = path

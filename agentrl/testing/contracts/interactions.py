@@ -56,7 +56,7 @@ class InteractionContract:
         for name, text in ODD_TEXTS.items():
             try:
                 replies, score = self._conversation([text, text])
-            except Exception as error:
+            except Exception as error:  # boundary of one check: the plugin raised
                 raise AssertionError(f"{name} text raised {type(error).__name__}: {error}") from error
             for reply in replies:
                 check_reply(reply)
