@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -69,7 +70,14 @@ class Command:
         return self.log.read_text()
 
     def wait(self, timeout_s: float = 180) -> int:
-        return self.process.wait(timeout=timeout_s)
+        """Return the exit status; a command that takes longer is ended with all it started, and the test fails."""
+        try:
+            return self.process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            for process in self.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            raise
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)

@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_learns_to_use_the_calculator(world, quickstart, seed):
     run_dir = quickstart / f"seed{seed}"
@@ -20,7 +20,7 @@ def test_it_learns_to_use_the_calculator(world, quickstart, seed):
         f"trainer.seed={seed}",
         f"trainer.run_dir={run_dir}",
     )
-    assert command.wait(800) == 0, command.output()
+    assert command.wait(1400) == 0, command.output()
     validation = json.loads((run_dir / "result.json").read_text())["validation"]
     initial, final = validation["initial"], validation["final"]
     assert initial["val/accuracy"] < 0.6
