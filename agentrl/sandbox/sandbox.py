@@ -12,7 +12,7 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ from agentrl.sandbox.protections import PROBE, Protections, bait, judge, refuse
 from agentrl.sandbox.result import Ending, SandboxResult
 
 log = logging.getLogger(__name__)
+
+TEST_S = 30.0
+"""What the self-test may take at least; it needs milliseconds, unless the machine is busy."""
 
 _reports: dict[str, None] = {}
 """What the self-tests of this process found, each once."""
@@ -72,7 +75,7 @@ class Sandbox:
         """
         if self._protections is None:
             await trio.to_thread.run_sync(self.check)
-        process = self._process(program)
+        process = self._process(program, self.options.limits)
         failure: SandboxError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_when_cancelled, process)
@@ -88,7 +91,7 @@ class Sandbox:
     def run_sync(self, program: Program) -> SandboxResult:
         """Do what `run` does, blocking; from any thread."""
         self.check()
-        process = self._process(program)
+        process = self._process(program, self.options.limits)
         with self._slots:
             return _result(process.run())
 
@@ -109,13 +112,13 @@ class Sandbox:
             return self._protections
 
     def _test(self) -> Protections:
-        limits = self.options.limits
+        own = self.options.limits  # of which those of time are for programs: a busy machine is no reason to say that walls are missing
+        limits = replace(own, wall_s=max(own.wall_s, TEST_S), cpu_s=max(own.cpu_s, TEST_S))
         with bait(limits) as baited:
-            reply = self._process(Program(PROBE, stdin=json.dumps(baited))).run()
+            reply = self._process(Program(PROBE, stdin=json.dumps(baited)), limits).run()
             return judge(_result(reply), reply, baited, limits)
 
-    def _process(self, program: Program) -> LauncherProcess:
-        limits = self.options.limits
+    def _process(self, program: Program, limits: Limits) -> LauncherProcess:
         return LauncherProcess(self._request(program, limits), timeout_s=limits.wall_s)
 
     def _request(self, program: Program, limits: Limits) -> dict[str, Any]:
