@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from agentrl.tracking.console import Console, QuietConsole, open_console
 from agentrl.tracking.metrics import Kind, MetricsFile, StepRecord
 from agentrl.tracking.redact import redact
+
+WandbMode = Literal["online", "offline", "disabled"]
 
 
 class Tracker(Protocol):
@@ -28,7 +30,7 @@ class TrackingOptions(Protocol):
     """What of the `tracking` config this package reads."""
 
     @property
-    def wandb_mode(self) -> str: ...
+    def wandb_mode(self) -> WandbMode: ...
 
 
 class Trackers:
@@ -148,7 +150,7 @@ def _open_guests(openers: Mapping[str, Callable[[], Tracker]], console: Console)
     return guests
 
 
-def _open_wandb(mode: str, run_dir: Path, project: str, experiment: str, config: Mapping[str, Any]) -> Tracker:
+def _open_wandb(mode: WandbMode, run_dir: Path, project: str, experiment: str, config: Mapping[str, Any]) -> Tracker:
     from agentrl.tracking.wandb_tracker import WandbTracker
 
     return WandbTracker(run_dir, project=project, experiment=experiment, mode=mode, config=config)

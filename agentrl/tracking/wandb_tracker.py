@@ -12,6 +12,7 @@ import wandb
 
 from agentrl.errors import ConfigError
 from agentrl.tracking.metrics import StepRecord
+from agentrl.tracking.tracker import WandbMode
 
 INIT_TIMEOUT_S = 60
 
@@ -19,7 +20,7 @@ INIT_TIMEOUT_S = 60
 class WandbTracker:
     """One wandb run per run folder: a resumed run goes on under the same id, kept in `wandb_id.txt`."""
 
-    def __init__(self, run_dir: Path, *, project: str, experiment: str, mode: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, run_dir: Path, *, project: str, experiment: str, mode: WandbMode, config: Mapping[str, Any]) -> None:
         """Start the run.
 
         Raises:
@@ -37,7 +38,7 @@ class WandbTracker:
                 id=_run_id(run_dir / "wandb_id.txt"),
                 resume="allow",
                 dir=str(run_dir),
-                mode=mode,  # type: ignore[arg-type]  # one of the config's literals
+                mode=mode,
                 config=dict(config),
                 # The console is ours: wandb would wrap the streams and print banners through the live display.
                 settings=wandb.Settings(console="off", silent=True, init_timeout=INIT_TIMEOUT_S),

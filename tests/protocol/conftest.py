@@ -1,6 +1,7 @@
 """One suite for every server that speaks the protocol: the embedded server, and a real SGLang on a CPU (`make test-sglang`).
 
-`server` is the only fixture that knows what it talks to. A test that needs more than every server has asks its capabilities.
+`server` is the only fixture that knows what it talks to. A test that expects different things
+of different servers asks their capabilities; one that is about one kind of server names it: ONLY_SGLANG, ONLY_EMBEDDED in test_weights.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ class Capabilities:
 
     pause_modes: tuple[str, ...]
     refuses_foreign_ids: bool  # real SGLang on a CPU dies of them
-    refuses_foreign_weights: bool  # real SGLang ignores unknown names and dies of wrong shapes, and of half a file
     checksums_by_hf_name: bool
     is_ready_while_paused: bool
     knows_held_requests: bool  # real SGLang neither counts nor aborts what has not reached its scheduler
@@ -83,7 +83,6 @@ def embedded() -> tuple[Launcher, Capabilities]:
     capabilities = Capabilities(
         pause_modes=("abort",),
         refuses_foreign_ids=True,
-        refuses_foreign_weights=True,
         checksums_by_hf_name=True,
         is_ready_while_paused=True,
         knows_held_requests=True,
@@ -96,7 +95,6 @@ def sglang() -> tuple[Launcher, Capabilities]:
     capabilities = Capabilities(
         pause_modes=("abort", "retract", "in_place"),
         refuses_foreign_ids=False,
-        refuses_foreign_weights=False,
         checksums_by_hf_name=False,
         is_ready_while_paused=False,
         knows_held_requests=False,

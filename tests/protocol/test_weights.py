@@ -1,6 +1,7 @@
 """New weights: by disk and by process group, their versions on every token, and what an update refuses."""
 
 import sys
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -15,6 +16,11 @@ from learner_parts import free_port
 
 PROMPT = [5, 17, 42]
 GREEDY = SamplingParams(10, temperature=0.0)
+
+ONLY_SGLANG = pytest.mark.parametrize("running_server", [pytest.param("sglang", marks=pytest.mark.sglang)], indirect=True)
+"""The embedded server knows one way to pause."""
+ONLY_EMBEDDED = pytest.mark.parametrize("running_server", ["embedded"], indirect=True)
+"""A real SGLang ignores unknown names, and dies of wrong shapes and of half a file."""
 
 TRAINER = """
 import sys
@@ -41,6 +47,21 @@ async def until_running(client):
     """Return while at least one request is in the middle of its output."""
     while (await client.loads()).num_used_tokens <= len(PROMPT) + 5:
         await trio.sleep(0.005)
+
+
+@asynccontextmanager
+async def generating(client, sample_on, *, count):
+    """Have `count` requests in the middle of 300 tokens; yield the list that holds their generations when the context is left."""
+    done = []
+
+    async def one(index):
+        done.append(await sample_on(PROMPT, 300, rid=f"runs-{index}"))
+
+    async with trio.open_nursery() as nursery:
+        for index in range(count):
+            nursery.start_soon(one, index)
+        await until_running(client)
+        yield done
 
 
 def test_disk_update_changes_the_next_tokens_and_their_version(server, talk, logprobs_of):
@@ -96,22 +117,13 @@ def test_generations_across_an_update_are_continued_with_exact_versions(server, 
     assert {part.versions[0] for parts in played.values() for part in parts if len(part.versions)} == {0, 1}
 
 
+@ONLY_SGLANG
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_other_pause_modes_end_no_request(server, talk, sample_on, logprobs_of, mode):
     """`retract` computes the prefix anew and is exact; `in_place` goes on with the cache of the old weights and is off by design."""
-    if mode not in server.capabilities.pause_modes:
-        return
 
     async def script(client):
-        done = []
-
-        async def one(rid):
-            done.append(await sample_on(PROMPT, 300, rid=rid))
-
-        async with trio.open_nursery() as nursery:
-            for i in range(2):
-                nursery.start_soon(one, f"goes-on-{i}")
-            await until_running(client)
+        async with generating(client, sample_on, count=2) as done:
             await client.pause(mode)
             await client.update_weights_from_disk(str(server.other), version=1, flush_cache=mode == "retract")
             await client.resume()
@@ -133,15 +145,7 @@ def test_other_pause_modes_end_no_request(server, talk, sample_on, logprobs_of, 
 
 def test_an_update_without_a_pause_waits_for_what_runs(server, talk, sample_on):
     async def script(client):
-        done = []
-
-        async def one(rid):
-            done.append(await sample_on(PROMPT, 300, rid=rid))
-
-        async with trio.open_nursery() as nursery:
-            for i in range(4):
-                nursery.start_soon(one, f"runs-{i}")
-            await until_running(client)
+        async with generating(client, sample_on, count=4) as done:
             await client.update_weights_from_disk(str(server.other), version=3, flush_cache=True)
         return done, await client.model_info()
 
@@ -255,13 +259,12 @@ def spoil_value(tensors):
     tensors["model.norm.weight"] = torch.full((32,), float("nan"))
 
 
+@ONLY_EMBEDDED
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [(spoil_name, "model.unknown.weight"), (spoil_shape, "shape"), (spoil_missing, "missing"), (spoil_value, "finite")],
 )
 def test_weights_that_do_not_fit_change_nothing(server, talk, scratch, spoil, message):
-    if not server.capabilities.refuses_foreign_weights:
-        return
     tensors = {name: t + 1 for name, t in load_file(scratch / "model.safetensors").items()}
     spoil(tensors)
     save_file(tensors, scratch / "model.safetensors")
@@ -277,9 +280,8 @@ def test_weights_that_do_not_fit_change_nothing(server, talk, scratch, spoil, me
     assert talk(script).version == 0
 
 
+@ONLY_EMBEDDED
 def test_half_a_file_is_refused(server, talk, scratch):
-    if not server.capabilities.refuses_foreign_weights:
-        return
     file = scratch / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
 

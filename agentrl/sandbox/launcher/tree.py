@@ -52,12 +52,12 @@ def unpack(data: bytes, folder: int, *, owner: int | None) -> None:
     """Write what `pack` returned into an empty folder that nobody else can reach yet."""
     entries: list[Entry] = marshal.loads(data) if data else []
     for path, mode, content in sorted(entries, key=lambda entry: stat.S_ISLNK(entry[1])):  # through no link is ever written
-        if stat.S_ISLNK(mode):
-            os.symlink(content, path, dir_fd=folder)  # type: ignore[arg-type]  # a link's content is text
-        elif stat.S_ISDIR(mode):
+        if isinstance(content, str):
+            os.symlink(content, path, dir_fd=folder)
+        elif content is None:
             os.mkdir(path, 0o700, dir_fd=folder)
         else:
-            write_file(folder, path, content, mode=mode & 0o700)  # type: ignore[arg-type]  # a file's is bytes
+            write_file(folder, path, content, mode=mode & 0o700)
         if owner is not None:
             os.chown(path, owner, owner, dir_fd=folder, follow_symlinks=False)
 
