@@ -6,7 +6,7 @@ QUICKSTART := runs/quickstart
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 TEST_PROCESSES ?= 2
-BENCH ?= sync_vs_async rollout_overhead advantages learner_step logprob_memory learner_memory
+BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logprob_memory learner_memory
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-slow test-sglang lint type bench docs templates clean

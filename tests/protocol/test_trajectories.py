@@ -226,7 +226,7 @@ def test_generations_of_a_killed_server_go_on_from_what_is_recorded(server, talk
     for index, generation in generations.items():
         versions = generation.versions.tolist()
         assert versions == sorted(versions)
-        assert generation.finish_reason == "length" and len(versions) == total or generation.token_ids[-1] == 1
+        assert len(versions) == total if generation.finish_reason == "length" else generation.token_ids[-1] == 1
         error = np.abs(generation.logprobs - of_versions(server, logprobs_of, prompts[index], generation))
         assert error.max() < 1e-4
         interrupted += set(versions) == {0, 1}
