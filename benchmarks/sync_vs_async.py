@@ -7,7 +7,7 @@ turns; 64 slots at the server. The learner takes tokens / (slots x rate) for a b
 Buffer, controller and rollout actors are the real ones, over HTTP; server and learner sleep (paced_server.py), because what asynchrony
 wins is waiting, and real ones on the same cores would hide it behind contention. Three kinds of run:
 
-    asynchronous        `buffer.max_staleness=4`; servers and learner work side by side; nothing is dropped (`buffer.stragglers=wait`)
+    asynchronous        `buffer.max_staleness=4`; servers and learner work side by side; nothing is dropped
     synchronous         `buffer.max_staleness=0`, the same server and the same learner, in turn
     equal_resources     synchronous, and each phase has the resources of both: twice the slots, and a learner twice as fast
 
@@ -68,7 +68,6 @@ rollout:
 buffer:
   groups_per_step: {groups_per_step}
   max_staleness: {max_staleness}
-  stragglers: wait
   stall_timeout_s: 86400
 trainer:
   steps: {steps}

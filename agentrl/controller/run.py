@@ -35,7 +35,7 @@ from agentrl.learner.learner import Learner
 from agentrl.rollout.loop_gaps import without_gaps
 from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import BufferCounts, Group, Outcome
-from agentrl.weights.publish import Publisher, PublishReport
+from agentrl.weights.publish import Publisher, PublishReport, load_folder
 
 CALL_TIMEOUT_S = 60.0
 POLL_S = 1.0
@@ -82,6 +82,7 @@ class Run:
         self.version = -1
         self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
         self._has_published = False  # before it, every server needs weights; after it, only those that join
+        self._baseline: str | None = None  # the folder whose weights the servers have meanwhile
         weights = config.rollout.weights
         self._adapter = POLICY_ADAPTER if weights.adapter == "alone" else None
         self._publisher = Publisher(
@@ -140,7 +141,7 @@ class Run:
             what = "was restarted" if self.servers.has_restarted(url) else "joined"
             self.observer.say(f"server {url} {what} and gets version {self.version}")
         report = in_trio(self._publish_to, urls, bool(joining) and self._has_published)
-        self._has_published = True
+        self._has_published |= self._baseline is None
         self.observer.count_published(report.num_bytes)
         for url, why in report.repaired.items():
             self.observer.say(f"server {url} took version {self.version} at the second attempt: {why}")
@@ -156,6 +157,8 @@ class Run:
     async def _publish_to(self, urls: Sequence[str], must_verify: bool) -> PublishReport:
         clients = self.servers.clients(urls)
         try:
+            if self._baseline is not None:
+                return await load_folder(self._baseline, self.version, clients, timeout_s=self.config.rollout.weights.timeout_s)
             return await self._publisher.publish(self.version, clients, must_verify=must_verify)
         finally:
             for client in clients:
@@ -269,18 +272,11 @@ class Run:
         if self.validation is None or self.is_resumed:
             return
         for name, folder in self.config.tracking.baselines.items():
+            self._baseline = folder
             self.version = self._new_version(f"baseline {name}")
-            in_trio(self._load_baseline, folder)
-            urls = self.servers.urls_needing_weights + self.servers.urls
-            self.rollouts.set_servers(urls, version=self.version)
+            self._send_weights(self.servers.urls + self.servers.urls_needing_weights)
             self.results[name] = self.validation.run(self, step=0, version=self.version, baseline=name)
-
-    async def _load_baseline(self, folder: str) -> None:
-        for client in self.servers.clients(self.servers.urls_needing_weights + self.servers.urls):
-            try:
-                await client.update_weights_from_disk(folder, version=self.version, flush_cache=True)
-            finally:
-                await client.aclose()
+        self._baseline = None
 
     # ----------------------------------------------------------------------------------------------------- keep
 

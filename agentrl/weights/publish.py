@@ -2,9 +2,9 @@
 
 What is sent are all weights, adapters merged into them, or a LoRA adapter alone (`rollout.weights.adapter`).
 
-A publish is all or nothing per server. One that did not take it and still answers is tried once more; whoever is left then is named in
-`PublishReport.failed` (paused, or dead) and must not take traffic until `publish` reached it; the router holds it back, because its
-version stays behind.
+A publish is all or nothing per server. One that did not take it and still answers is tried once more, alone; whoever is left then is
+named in `PublishReport.failed` (paused, or dead) and must not take traffic until `publish` reached it; the router holds it back, because
+its version stays behind.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import PauseMode
 from agentrl.types import SendTimes
-from agentrl.weights.attempt import PING_S, LearnerCalls, Sent, Transport, find_silent
+from agentrl.weights.attempt import PING_S, LearnerCalls, Sent, Transport, find_silent, for_each
 from agentrl.weights.changes import ChangesTransport
 from agentrl.weights.folder import AdapterTransport, FolderTransport
 from agentrl.weights.group import GroupTransport
 from agentrl.weights.source import WeightSource
 from agentrl.weights.tensor import TensorTransport
 from agentrl.weights.verify import Verifier
-
-NUM_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +79,24 @@ class Publisher:
         verifier = Verifier(self._learner, self._is_alone, self._temperature) if self._is_verified or must_verify else None
         hold = partial(self._held, version=version, verifier=verifier)
         await self._transport.prepare(version)
-        attempts: list[Sent] = []
-        failed: dict[str, str] = {}
-        left = list(servers)
-        while left and len(attempts) < NUM_ATTEMPTS:
-            # Asked first, because one that hangs would hold up all others of its group until the deadline.
-            silent = await find_silent(left, timeout_s=min(PING_S, self._config.timeout_s))
-            failed |= {url: attempts[-1].failed[url] if attempts else why for url, why in silent.items()}
-            left = [server for server in left if server.url not in silent]
-            if not left:
-                break
-            attempts.append(await self._transport.send(version, left, hold))
-            left = [server for server in left if server.url in attempts[-1].failed]
-        failed |= {server.url: attempts[-1].failed[server.url] for server in left}
+        # Asked first, because one that hangs would hold up all others of its group until the deadline.
+        failed = await self._find_silent(servers)
+        attempts = [await self._transport.send(version, answering, hold)] if (answering := _without(servers, failed)) else []
+        missed = dict(attempts[0].failed) if attempts else {}
+        failed |= {url: missed[url] for url in await self._find_silent([server for server in servers if server.url in missed])}
+        for server in _without(answering, failed):
+            if server.url in missed:
+                # By itself, because one that fails takes the others of its group along.
+                attempts.append(await self._transport.send(version, [server], hold))
+                failed |= attempts[-1].failed
         return _report(version, time.monotonic() - started, attempts, failed)
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
         """Give up what is kept between publishes, on `servers` too."""
         await self._transport.close(servers)
+
+    async def _find_silent(self, servers: Sequence[SGLangClient]) -> dict[str, str]:
+        return await find_silent(servers, timeout_s=min(PING_S, self._config.timeout_s))
 
     @asynccontextmanager
     async def _held(self, server: SGLangClient, *, version: int, verifier: Verifier | None) -> AsyncIterator[bool]:
@@ -114,6 +112,21 @@ class Publisher:
         if self._is_alone:
             return "abort"  # an adapter is given up only when no request runs with it, and none may run with two
         return self._pause_mode(server.url) if callable(self._pause_mode) else self._pause_mode
+
+
+async def load_folder(folder: str, version: int, servers: Sequence[SGLangClient], *, timeout_s: float) -> PublishReport:
+    """Bring `servers`, on which nothing runs, to the weights of an exported policy that is not the learner's."""
+    started = time.monotonic()
+
+    async def load(server: SGLangClient) -> None:
+        await server.update_weights_from_disk(folder, version=version, flush_cache=True)
+
+    failed = await for_each(servers, load, timeout_s=timeout_s, limit="rollout.weights.timeout_s")
+    return PublishReport(version, time.monotonic() - started, 0, failed)
+
+
+def _without(servers: Sequence[SGLangClient], failed: Mapping[str, str]) -> list[SGLangClient]:
+    return [server for server in servers if server.url not in failed]
 
 
 def _transport(learner: LearnerCalls, config: WeightsConfig, *, folder: Path, backend: str) -> Transport:

@@ -31,10 +31,8 @@ def test_a_request_that_comes_while_memory_is_released_is_answered_after_the_pub
     assert set(talk(script).versions.tolist()) == {7}
 
 
+@pytest.mark.parametrize("running_server", ["embedded"], indirect=True)  # the scheduler of a real server ends by an assertion
 def test_released_memory_takes_neither_requests_nor_weights(server, talk):
-    if not server.capabilities.refuses_foreign_weights:
-        return  # the scheduler of a real server ends by an assertion
-
     async def script(client):
         await client.pause("abort")
         await client.release_memory()
