@@ -5,6 +5,7 @@ While a bucket travels, the learner gathers the next one; the servers receive si
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -28,12 +29,16 @@ class GroupTransport:
         self._backend = backend
         self._group: tuple[str, ...] = ()  # urls in the open process group, in rank order
         self._num_groups = 0
+        self._name = uuid.uuid4().hex[:8]
+        self._clients: dict[str, SGLangClient] = {}  # of the publish under way
         self._buckets: list[list[TensorSpec]] = []
 
     async def prepare(self, version: int) -> None:
+        self._clients = {}
         self._buckets = plan_buckets(await self._learner.call(self._source.tensor_specs), max_bytes=self._config.bucket_bytes)
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
+        self._clients |= {server.url: server for server in servers}
         num_bytes = sum(spec.num_bytes for bucket in self._buckets for spec in bucket) * len(servers)
         failed = await self._ensure_group(servers)
         if failed:
@@ -86,7 +91,7 @@ class GroupTransport:
         urls = tuple(server.url for server in servers)
         if urls == self._group:
             return {}
-        await self.close(servers)
+        await self.close(list(self._clients.values()))
         self._group = urls  # from here on there is something to leave, also when forming the group fails half-way
         self._num_groups += 1
         address, port = await self._learner.call(self._source.open_rendezvous)
@@ -127,8 +132,8 @@ class GroupTransport:
 
     @property
     def _group_name(self) -> str:
-        # A name is used once: a server that was not among those of the last publish may still hold its last group.
-        return f"agentrl_weights_{self._num_groups}"
+        # A name is used once: a server that was not among those of the last publish, or of a run before, may still hold its last group.
+        return f"agentrl_weights_{self._name}_{self._num_groups}"
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
         """Leave the process group, and make those of `servers` that were in it leave too, if they answer."""
