@@ -142,7 +142,7 @@ class Run:
             self.observer.say(f"server {url} {what} and gets version {self.version}")
         report = in_trio(self._publish_to, urls, bool(joining) and self._has_published)
         self._has_published |= self._baseline is None
-        self.observer.count_published(report.num_bytes)
+        self.observer.count_published(report.num_bytes, report.times)
         for url, why in report.repaired.items():
             self.observer.say(f"server {url} took version {self.version} at the second attempt: {why}")
         given = self.servers.clients([url for url in joining if url not in report.failed], adapter=self._adapter)

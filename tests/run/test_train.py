@@ -43,6 +43,7 @@ def test_on_policy_run_with_two_ranks_and_the_process_group(world):
     # Every step makes one update with prox := policy, so this holds for each; behavior comes from the server, over all turns.
     assert all(r["learner/mismatch_max"] < 1e-4 for r in records.train)
     assert all(r["learner/ppo_kl"] == 0 and r["learner/ratio_max"] == 1 for r in records.train)
+    assert all(r["publish/bytes"] > 0 and r["publish/gather_s"] > 0 for r in records.train)
 
     assert {path.name for path in (run_dir / "traces").glob("*/*")} == {"rank0.json.gz", "rank1.json.gz", "ray.json"}
     # What Ray knew: calls of the first publish are there, those of the last second may be missing.
