@@ -6,7 +6,7 @@ QUICKSTART := runs/quickstart
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 TEST_PROCESSES ?= 2
-BENCH ?= sync_vs_async rollout_overhead advantages learner_step logprob_memory learner_memory
+BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logprob_memory learner_memory
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-slow test-sglang lint type bench docs templates clean
@@ -52,9 +52,9 @@ $(QUICKSTART)/data/.done: | setup
 test: setup ## run the tests that need no GPU, no network and no patience (TEST_PROCESSES=0: in one process, as --pdb needs)
 	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not sglang" $(ARGS)
 
-# Each of them trains for minutes, most of the time on one core.
+# Each of them trains for minutes, most of the time on one core. Those on a real SGLang belong to `test-sglang`.
 test-slow: setup ## run the tests that take minutes
-	$(PYTEST) -n $(TEST_PROCESSES) --dist worksteal -m slow $(ARGS)
+	$(PYTEST) -n $(TEST_PROCESSES) --dist worksteal -m "slow and not sglang" $(ARGS)
 
 test-sglang: setup ## run the tests that need a real SGLang server, on a CPU (the first time: builds an environment for it, 1.5 GB)
 	@$(BIN)/python tests/sglang_cpu/environment.py >/dev/null

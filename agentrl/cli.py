@@ -24,8 +24,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 data_app = typer.Typer(help="Write datasets as Parquet in the schema that `agentrl train` reads.", no_args_is_help=True)
+servers_app = typer.Typer(help="The inference servers of a run that goes on: list them, add one, let one go.", no_args_is_help=True)
 config_app = typer.Typer(help="Look at a config before running it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(servers_app, name="servers")
 app.add_typer(config_app, name="config")
 
 ConfigFile = Annotated[
@@ -35,6 +37,8 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides, such as trainer.steps=20 rollout.group_size=8.")
 ]
 Command = Annotated[Literal["train", "sft", "rm"], typer.Option("--for", help="The command that the config is for.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that goes on.")]
+Patience = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds until the request is withdrawn: runs answer between steps.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
@@ -280,6 +284,52 @@ def data_aime(
 
     written = write_aime(out, source)
     typer.echo(f"wrote {', '.join(f'{name}.parquet' for name in written)} to {out}")
+
+
+@servers_app.command("list")
+def servers_list(
+    run: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """List the servers: state, version, tokens that agents wait for (prompt and what may still be sampled), restarts."""
+    _options(debug)
+    from agentrl.controller.control import read_servers
+    from agentrl.controller.server_table import format_servers
+
+    table = read_servers(run)
+    typer.echo(table.model_dump_json(indent=1) if as_json else format_servers(table))
+
+
+@servers_app.command("add")
+def servers_add(
+    run: RunFolder,
+    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A running server to attach to.")] = None,
+    start: Annotated[bool, typer.Option("--start", help="Start one more, of the kind and with the options that the run has.")] = False,
+    timeout_s: Patience = 600.0,
+    debug: Debug = False,
+) -> None:
+    """Let a server join: it gets the current weights, is checked, and then serves."""
+    _options(debug)
+    from agentrl.controller.control import Request, ask
+
+    if start == (url is not None):
+        raise UserError("name the URL of a running server, or use --start; one of the two")
+    typer.echo(ask(run, Request(verb="attach", server=url) if url is not None else Request(verb="start"), timeout_s=timeout_s))
+
+
+@servers_app.command("drain")
+def servers_drain(
+    run: RunFolder,
+    server: Annotated[str, typer.Argument(metavar="URL", help="URL of the server, or its name in the list.")],
+    timeout_s: Patience = 600.0,
+    debug: Debug = False,
+) -> None:
+    """Let a server go: its trajectories go on elsewhere from what they have. One that the run started ends, another is left as it is."""
+    _options(debug)
+    from agentrl.controller.control import Request, ask
+
+    typer.echo(ask(run, Request(verb="drain", server=server), timeout_s=timeout_s))
 
 
 @config_app.command("show")

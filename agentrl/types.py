@@ -222,13 +222,19 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """What a server sampled for one turn: token_ids i32[N], logprobs f32[N], versions i32[N], aligned."""
+    """What a server sampled for one turn: token_ids i32[N], logprobs f32[N], versions i32[N], aligned.
+
+    num_cached_tokens: of the prompt, found in the server's prefix cache. num_retractions: how often the server itself gave up its
+    cache of the request and computed all of it again.
+    """
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     finish_reason: Literal["stop", "length", "abort"]
     num_interruptions: int = 0
+    num_cached_tokens: int = 0
+    num_retractions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +245,14 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendTimes:
+    """What rank 0 spent on the buckets of a publish: gathering them, and waiting for one to arrive before the next could leave."""
+
+    gather_s: float
+    wait_s: float
 
 
 @dataclass(frozen=True, slots=True)

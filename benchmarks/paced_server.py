@@ -1,7 +1,8 @@
-"""A server that speaks the protocol's rollout routes but only waits: latency per token, and long-tailed lengths.
+"""A server that speaks the protocol's rollout routes but only waits: a pace per token, long-tailed lengths, turns that end in a tool call.
 
-It stands in for a GPU server in benchmarks of the asynchrony: what it costs is time, not cores. The lengths are log-normal; the
-k-th request of a server gets the k-th length of a seeded sequence, so that two runs see the same workload.
+It stands in for a GPU server in benchmarks of waiting: what it costs is time, not cores. The k-th trajectory that a server meets gets the
+k-th script of a seeded sequence: how long each of its turns is (log-normal), and how long each tool call takes (exponential). So two
+runs see the same work, in whatever order it is done. A call names its seconds, for `wait` of paced_tool.py to sleep.
 """
 
 from __future__ import annotations
@@ -9,7 +10,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
+import json
+import socket
+import subprocess
+import sys
 import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -19,25 +30,107 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from agentrl.chat.chat import Chat
+from agentrl.http.open_files import raise_open_files
+from agentrl.sglang.client import PROBE_RID
+
+TIMEOUT_S = 60.0
+MAX_CONNECTIONS = 65_536
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What every trajectory does, and how fast a server is.
+
+    slots: requests answered at once, each at `seconds_per_token`; further ones wait. mean_tokens: of a turn, log-normal with `sigma`,
+    `max_tokens` at most. tool_share: mean latency of the tool in mean turns, exponential.
+    """
+
+    seconds_per_token: float
+    slots: int = 64
+    turns: int = 3
+    mean_tokens: float = 200.0
+    sigma: float = 1.0
+    max_tokens: int = 8000
+    tool_share: float = 0.3
+    seed: int = 0
+
+    @property
+    def mean_turn_s(self) -> float:
+        return self.mean_tokens * self.seconds_per_token
+
+    def seconds_of(self, num_tokens: float) -> float:
+        """Return how long all slots together take for so many tokens: tokens / (slots x rate)."""
+        return num_tokens * self.seconds_per_token / self.slots
+
+
+class Script:
+    """What one trajectory has left to do: lengths of its turns in tokens, seconds of the tool call at the end of each but the last."""
+
+    def __init__(self, workload: Workload, rng: np.random.Generator) -> None:
+        median = workload.mean_tokens / np.exp(workload.sigma**2 / 2)
+        lengths = rng.lognormal(np.log(median), workload.sigma, size=workload.turns)
+        self._lengths = np.clip(lengths, 1, workload.max_tokens).astype(int).tolist()
+        self._latencies = rng.exponential(workload.tool_share * workload.mean_turn_s, size=workload.turns - 1).tolist()
+        self._rest: list[int] | None = None  # tokens of the turn that is under way
+
+    def turn(self, words: Words) -> list[int]:
+        """Return the tokens that are left of the turn under way, or begin the next."""
+        if self._rest is None:
+            latency = self._latencies.pop(0) if len(self._lengths) > 1 else None
+            self._rest = words.turn(self._lengths.pop(0), latency)
+        return self._rest
+
+    def take(self, num_tokens: int) -> None:
+        """Record that so many tokens of the turn were sampled."""
+        assert self._rest is not None, "no turn was begun"
+        self._rest = self._rest[num_tokens:] or None
+
+    @property
+    def is_over(self) -> bool:
+        return self._rest is None and not self._lengths
+
+
+class Words:
+    """Writes turns of a given length in tokens; a call needs some two dozen, and a turn with one is no shorter."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        # Whole words, whose ids are beyond the small integers that Python keeps once for all: a real vocabulary's are, too.
+        words = [id for id in range(257, chat.vocab_size) if chat.decode([id], skip_special=True).strip().isalpha()]
+        self._filler = list(itertools.islice(itertools.cycle(words), 100_000))
+
+    def turn(self, length: int, latency: float | None) -> list[int]:
+        end = [self._chat.eos_token_ids[0]]
+        if latency is not None:
+            call = json.dumps({"name": "wait", "arguments": {"seconds": round(latency, 3)}})
+            end = [*self._chat.encode(f"<tool_call>{call}</tool_call>"), *end]
+        return [*self._filler[: max(0, length - len(end))], *end]
+
 
 class PacedEngine:
-    """Answers after `length * seconds_per_token`, at most `slots` requests at once; counts the time with nothing to do."""
+    """Answers after `length * seconds_per_token`, at most `slots` requests at once; counts the time with nothing to do.
 
-    def __init__(self, *, seconds_per_token: float, median_tokens: float, sigma: float, slots: int, vocab_size: int, stop_id: int) -> None:
-        self._pace = seconds_per_token
-        self._median, self._sigma = median_tokens, sigma
-        self._slots = asyncio.Semaphore(slots)
-        self._num_slots = slots
-        self._vocab_size, self._stop_id = vocab_size, stop_id
-        self._lengths = np.random.default_rng(0)
+    A pause of mode `abort` cuts the running requests, which answer with what they have; under any other they stand still and go on.
+    """
+
+    def __init__(self, workload: Workload, chat: Chat) -> None:
+        self._workload = workload
+        self._slots = asyncio.Semaphore(workload.slots)
+        self._scripts: dict[str, Script] = {}
+        self._words = Words(chat)
+        self._rng = np.random.default_rng(workload.seed)
+        self._logprob = -float(np.log(chat.vocab_size))
+        self._resumed, self._interrupt = asyncio.Event(), asyncio.Event()
+        self._resumed.set()
+        self._paused_s = 0.0
+        self._paused_at: float | None = None
         self._running = 0
         self._changed = time.monotonic()
         self.busy_slot_s = 0.0
         self.idle_s = 0.0
+        self.num_tokens = 0
         self.version = "default"
-        self._resumed = asyncio.Event()
-        self._resumed.set()
-        self._interrupt = asyncio.Event()
 
     def _account(self, change: int) -> None:
         now = time.monotonic()
@@ -45,53 +138,90 @@ class PacedEngine:
         self.idle_s += (now - self._changed) * (self._running == 0)
         self._running, self._changed = self._running + change, now
 
-    def _length(self, limit: int) -> int:
-        return int(np.clip(self._lengths.lognormal(np.log(self._median), self._sigma), 1, limit))
-
     async def generate(self, body: dict) -> dict:
-        prompt, limit = body["input_ids"], body["sampling_params"]["max_new_tokens"]
-        length = self._length(limit)
+        if body["sampling_params"]["max_new_tokens"] == 1:  # of a trajectory's turns nobody wants one token: this is a probe of the server
+            await self._resumed.wait()
+            return self._reply(body, [1], self.version, {"type": "length", "length": 1})
+        key, limit = body["rid"].rpartition("-")[0], body["sampling_params"]["max_new_tokens"]
+        if key == PROBE_RID:  # the router looks whether the server generates; that is no part of the workload
+            await self._resumed.wait()
+            return self._reply(body, [body["input_ids"][0]], self.version, {"type": "length", "length": 1})
+        if (script := self._scripts.get(key)) is None:
+            script = self._scripts[key] = Script(self._workload, self._rng)
         async with self._slots:
             await self._resumed.wait()
-            version, started = self.version, time.monotonic()
+            turn = script.turn(self._words)
+            length = min(len(turn), limit)
+            version = self.version
             self._account(+1)
             try:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._interrupt.wait(), timeout=length * self._pace)
+                done = await self._sample(length)
             finally:
                 self._account(-1)
-        done = min(length, int((time.monotonic() - started) / self._pace))
-        is_cut = done < length
-        rng = np.random.default_rng(length)
-        ids = rng.integers(0, 256, size=done).tolist()
-        if not is_cut and length < limit:
-            ids[-1:] = [self._stop_id]
-        finish = {"type": "abort", "message": "Aborted"} if is_cut else {"type": "stop" if length < limit else "length"}
+        script.take(done if done < length else len(turn))  # at the limit of tokens the turn is over
+        if script.is_over:
+            del self._scripts[key]
+        self.num_tokens += done
+        if done < length:
+            finish = {"type": "abort", "message": "Aborted"}
+        else:
+            finish = {"type": "stop", "matched": turn[-1]} if length == len(turn) else {"type": "length", "length": length}
+        return self._reply(body, turn[:done], version, finish)
+
+    async def _sample(self, length: int) -> int:
+        """Wait as long as `length` tokens take, pauses added; return how many there are when it is over, or cut."""
+        pace = self._workload.seconds_per_token
+        started, paused_before = time.monotonic(), self._paused_s
+        while (left := length * pace - (time.monotonic() - started - (self._paused_s - paused_before))) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._interrupt.wait(), timeout=left)
+            if self._interrupt.is_set():
+                return min(length, int((time.monotonic() - started - (self._paused_s - paused_before)) / pace))
+            await self._resumed.wait()
+        return length
+
+    def _reply(self, body: dict, ids: Sequence[int], version: str, finish: dict) -> dict:
         return {
             "text": "",
             "output_ids": ids,
             "meta_info": {
                 "id": body.get("rid", ""),
                 "finish_reason": finish,
-                "prompt_tokens": len(prompt),
+                "prompt_tokens": len(body["input_ids"]),
                 "completion_tokens": len(ids),
                 "weight_version": version,
                 "weight_versions": [{"version": version, "start": 0, "end": len(ids)}],
-                "output_token_logprobs": [[-float(np.log(self._vocab_size)), token, None] for token in ids],
+                "output_token_logprobs": [[self._logprob, token, None] for token in ids],
             },
         }
 
-    async def pause(self) -> None:
+    def pause(self, mode: str) -> None:
         self._resumed.clear()
-        self._interrupt.set()
+        self._paused_at = time.monotonic()
+        if mode == "abort":
+            self._interrupt.set()
 
-    async def resume(self) -> None:
+    def resume(self) -> None:
+        if self._paused_at is not None:
+            self._paused_s += time.monotonic() - self._paused_at
+            self._paused_at = None
         self._interrupt.clear()
         self._resumed.set()
 
+    @property
+    def is_resumed(self) -> bool:
+        return self._resumed.is_set()
+
+    def rank_load(self) -> dict[str, int]:
+        """Return what /v1/loads says: the tokens in use grow as long as something runs, for whoever looks whether the server lives."""
+        self._account(0)
+        used = int(self.busy_slot_s / self._workload.seconds_per_token)
+        waiting = max(0, len(self._scripts) - self._running)
+        return {"num_running_reqs": self._running, "num_waiting_reqs": waiting, "num_used_tokens": used, "max_total_num_tokens": 1 << 40}
+
     def load(self) -> dict[str, float]:
         self._account(0)
-        return {"busy_slot_s": self.busy_slot_s, "idle_s": self.idle_s, "slots": self._num_slots}
+        return {"busy_slot_s": self.busy_slot_s, "idle_s": self.idle_s, "num_tokens": self.num_tokens}
 
 
 def build_app(engine: PacedEngine) -> Starlette:
@@ -103,16 +233,17 @@ def build_app(engine: PacedEngine) -> Starlette:
     async def generate(request: Request) -> Response:
         return reply(await engine.generate(orjson.loads(await request.body())))
 
-    async def pause(_: Request) -> Response:
-        await engine.pause()
+    async def pause(request: Request) -> Response:
+        engine.pause(orjson.loads(await request.body())["mode"])
         return reply({"status": "ok"})
 
     async def resume(_: Request) -> Response:
-        await engine.resume()
+        engine.resume()
         return reply({"status": "ok"})
 
     async def update(request: Request) -> Response:
-        engine.version = str(orjson.loads(await request.body())["weight_version"])
+        body = orjson.loads(await request.body())
+        engine.version = str(body.get("weight_version") or body["new_version"])
         return reply({"success": True, "message": ""})
 
     async def info(_: Request) -> Response:
@@ -120,6 +251,12 @@ def build_app(engine: PacedEngine) -> Starlette:
 
     async def load(_: Request) -> Response:
         return reply(engine.load())
+
+    async def loads(_: Request) -> Response:
+        return reply({"loads": [engine.rank_load()]})
+
+    async def ready(_: Request) -> Response:
+        return Response(status_code=200 if engine.is_resumed else 503)
 
     async def nothing(_: Request) -> Response:
         return Response()
@@ -130,10 +267,13 @@ def build_app(engine: PacedEngine) -> Starlette:
             Route("/pause_generation", pause, methods=["POST"]),
             Route("/continue_generation", resume, methods=["POST"]),
             Route("/update_weights_from_disk", update, methods=["POST"]),
+            Route("/update_weight_version", update, methods=["POST"]),
             Route("/model_info", info),
             Route("/get_model_info", info),
             Route("/server_info", info),
-            Route("/ready", nothing),
+            Route("/v1/loads", loads),
+            Route("/ready", ready),
+            Route("/health_generate", nothing),
             Route("/flush_cache", nothing, methods=["GET", "POST"]),
             Route("/abort_request", nothing, methods=["POST"]),
             Route("/benchmark/load", load),
@@ -141,28 +281,49 @@ def build_app(engine: PacedEngine) -> Starlette:
     )
 
 
+@contextmanager
+def paced_servers(workload: Workload, model: Path, *, count: int = 1) -> Iterator[list[str]]:
+    """Run paced servers in processes of their own, each with all of the workload's slots; yield their URLs."""
+    processes = []
+    try:
+        for index in range(count):
+            own = {**asdict(workload), "seed": workload.seed + index}
+            command = [sys.executable, __file__, "--model", str(model), "--workload", json.dumps(own)]
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        yield [f"http://127.0.0.1:{int(process.stdout.readline())}" for process in processes if process.stdout is not None]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def read_load(url: str) -> dict[str, float]:
+    """Return the server's own account since it started: busy_slot_s, idle_s, num_tokens."""
+    with urllib.request.urlopen(f"{url}/benchmark/load", timeout=TIMEOUT_S) as reply:
+        return json.loads(reply.read())
+
+
+def set_version(url: str, version: int) -> None:
+    """Say that the server samples from weights of `version`, as a publish does."""
+    body = json.dumps({"new_version": str(version)}).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/update_weight_version", body), timeout=TIMEOUT_S):
+        return
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--seconds-per-token", type=float, default=0.01)
-    parser.add_argument("--median-tokens", type=float, default=60)
-    parser.add_argument("--sigma", type=float, default=1.0, help="of the log-normal length; 1.0 has a long tail")
-    parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--vocab-size", type=int, required=True)
-    parser.add_argument("--stop-id", type=int, required=True)
+    parser.add_argument("--model", required=True, help="folder with the tokenizer")
+    parser.add_argument("--workload", required=True, help="fields of Workload, as JSON")
     args = parser.parse_args()
+    raise_open_files(MAX_CONNECTIONS)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(4096)
+    print(listener.getsockname()[1], flush=True)
 
     async def serve() -> None:
-        engine = PacedEngine(
-            seconds_per_token=args.seconds_per_token,
-            median_tokens=args.median_tokens,
-            sigma=args.sigma,
-            slots=args.slots,
-            vocab_size=args.vocab_size,
-            stop_id=args.stop_id,
-        )
-        config = uvicorn.Config(build_app(engine), host="127.0.0.1", port=args.port, log_level="warning", timeout_keep_alive=60)
-        await uvicorn.Server(config).serve()
+        engine = PacedEngine(Workload(**json.loads(args.workload)), Chat.load(args.model))
+        await uvicorn.Server(uvicorn.Config(build_app(engine), log_level="warning", timeout_keep_alive=600)).serve(sockets=[listener])
 
     asyncio.run(serve())
 

@@ -41,7 +41,7 @@ from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits
 from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import ModelInfo
+from agentrl.sglang.protocol import Pulse, ServerLoad
 from agentrl.types import Generation, Lease, Message, Task, Trajectory
 
 CONCURRENCY = 256
@@ -110,8 +110,17 @@ class InstantClient:
         self._asked[trajectory] += 1
         return self._generations[turn]
 
-    async def model_info(self) -> ModelInfo:
-        return ModelInfo("instant", 0)
+    async def abort(self, rid: str) -> None:
+        return
+
+    async def settle_aborts(self) -> None:
+        return
+
+    async def serves(self, version: int) -> bool:
+        return True
+
+    async def pulse(self) -> Pulse:
+        return Pulse(is_paused=False, load=ServerLoad(0, 0, sum(self._asked.values()), 1))
 
     async def aclose(self) -> None:
         return

@@ -1,56 +1,77 @@
-"""Synchronous against asynchronous training on a long-tailed workload: wall-clock per step, idle shares, in one run.
+"""What asynchrony wins, on a fixed workload of many turns with long tails: synchronous against asynchronous wall-clock, in one run.
 
-    make bench          # or: python benchmarks/sync_vs_async.py --steps 8
+    python benchmarks/sync_vs_async.py --out runs/bench/sync_vs_async.json
 
-The learner, buffer and rollout actors are the real ones with a tiny random model; the servers are paced (see paced_server.py),
-because what asynchrony wins is waiting time, and a real server on the same two cores would hide it behind contention.
-Both modes run alternately, each `--repeats` times; the last lines are the medians and their ratio.
+Steps of 16 groups of 8; trajectories of 3 turns, log-normal in length (sigma 1.0), and 2 tool calls, exponential with a mean of 0.3 mean
+turns; 64 slots at the server. The learner takes tokens / (slots x rate) for a batch, as long as the server does with all slots busy.
+Buffer, controller and rollout actors are the real ones, over HTTP; server and learner sleep (paced_server.py), because what asynchrony
+wins is waiting, and real ones on the same cores would hide it behind contention. Three kinds of run:
+
+    asynchronous        `buffer.max_staleness=4`; servers and learner work side by side; nothing is dropped
+    synchronous         `buffer.max_staleness=0`, the same server and the same learner, in turn
+    equal_resources     synchronous, and each phase has the resources of both: twice the slots, and a learner twice as fast
+
+Slow the pace (`--seconds-per-token`) until the ratios stop changing: what a busy machine adds to each step is a share of the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from paced_server import Workload, paced_servers, read_load
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.compose import load_config
-from agentrl.controller.train import train
-from agentrl.data.arithmetic import write_arithmetic
+from agentrl.config.schema import Config
+from agentrl.controller.placement import open_run
+from agentrl.controller.run import Run
+from agentrl.types import Group
+
+GROUPS_PER_STEP = 16
+GROUP_SIZE = 8
+MAX_STALENESS = 4
+MIN_SPEEDUP = 2.8
+MAX_OVERHEAD = 1.25
+"""Of asynchronous time over the longer one of server time and learner time."""
+MAX_CONTEXT_TOKENS = 65_536
 
 CONFIG = """
 data:
-  train_files: [{folder}/data/train.parquet]
+  train_files: [{folder}/train.jsonl]
 model:
   path: {folder}/model
 agent:
-  default: single_turn_agent
-  max_turns: 1
-  max_response_tokens: 640
+  default: tool_agent
+  plugins: ["{tool}"]
+  tools: [wait]
+  max_turns: 3
+  max_response_tokens: 32768
+  trajectory_timeout_s: 86400
+  tool_timeout_s: 86400
 rollout:
+  backend: sglang
   urls: ["{url}"]
-  group_size: 4
+  group_size: {group_size}
   max_concurrent_trajectories: 128
+  weights: {{pause_mode: retract}}
 buffer:
-  groups_per_step: 8
-learner:
-  microbatch_tokens: 2048
+  groups_per_step: {groups_per_step}
+  max_staleness: {max_staleness}
+  stall_timeout_s: 86400
 trainer:
   steps: {steps}
+  run_dir: {run_dir}
   val_before_train: false
   keep_trajectories: false
   logger: []
@@ -60,120 +81,196 @@ tracking:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One mode of one repeat; shares are of the wall-clock between the first and the last step."""
+class Kind:
+    """One kind of run: how old tokens may be, how many times the slots, how many times as fast the learner."""
 
+    name: str
     max_staleness: int
-    seconds_per_step: float
-    learner_idle: float
-    servers_idle: float
-    slots_unused: float
-    lag_max: float
+    resources: int = 1
 
 
-@contextmanager
-def paced_server(args: argparse.Namespace, chat: Chat) -> Iterator[str]:
-    """Run a paced server in its own process; yield its URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, str(Path(__file__).with_name("paced_server.py")), "--port", str(port)]
-    command += ["--seconds-per-token", str(args.seconds_per_token), "--median-tokens", str(args.median_tokens), "--sigma", str(args.sigma)]
-    command += ["--slots", str(args.slots), "--vocab-size", str(chat.vocab_size), "--stop-id", str(chat.eos_token_ids[0])]
-    process = subprocess.Popen(command)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(100):
-            try:
-                urllib.request.urlopen(f"{url}/ready", timeout=1)
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
+KINDS = (Kind("asynchronous", MAX_STALENESS), Kind("synchronous", 0), Kind("equal_resources", 0, resources=2))
 
 
-def measure(folder: Path, url: str, *, max_staleness: int, steps: int) -> Figures:
-    """Train for `steps` and read the figures from metrics.jsonl and the server's own account."""
-    config = folder / "bench.yaml"
-    config.write_text(CONFIG.format(folder=folder, url=url, steps=steps))
-    run_dir = folder / f"run_{max_staleness}_{time.monotonic_ns()}"
-    before = _load(url)
-    started = time.monotonic()
-    train(load_config(str(config), [f"buffer.max_staleness={max_staleness}", f"trainer.run_dir={run_dir}"]))
-    after, wall = _load(url), time.monotonic() - started
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    steps_s = [r["time/step_s"] for r in records if r["kind"] == "train"][1:]  # the first holds the warm-up
-    idle = [r["time/take_s"] for r in records if r["kind"] == "train"][1:]
+@dataclass(frozen=True)
+class Figures:
+    """One run, without the steps before the pipeline was full. Seconds are per step.
+
+    work_s: tokens / (slots x rate) of the workload, which is the server time and the learner time. slots_busy: share of the server's slots.
+    take_s, learn_s, rest_s: what the controller waited for: the batch, the learner's sleep, everything else.
+    """
+
+    kind: str
+    steps: int
+    step_s: float
+    work_s: float
+    take_s: float
+    learn_s: float
+    rest_s: float
+    slots_busy: float
+    tokens_per_trajectory: float
+    lag_mean: float
+    lag_max: int
+    num_dropped: int
+
+    @property
+    def overhead(self) -> float:
+        """Step time over the time that the longer of server and learner needs."""
+        return self.step_s / self.work_s
+
+
+@dataclass(frozen=True)
+class Step:
+    num_tokens: int
+    lags: tuple[int, ...]
+    take_s: float
+    learn_s: float
+    ended: float
+
+
+def measure(kind: Kind, workload: Workload, folder: Path, *, warmup: int, steps: int) -> Figures:
+    """Make `warmup + steps` steps with a paced learner, and return the figures of the last `steps`."""
+    served = replace(workload, slots=workload.slots * kind.resources)
+    with paced_servers(served, folder / "model") as (url,):
+        config = config_of(kind, folder, url, steps=warmup + steps + MAX_STALENESS + 1)  # so that no step lacks groups to play next
+        with open_run(config) as run:
+            run.publish()
+            run.start_rollouts()
+            done: list[Step] = []
+            busy_s = [0.0, 0.0]
+            for index in range(warmup + steps):
+                if index == warmup:
+                    busy_s[0] = read_load(url)["busy_slot_s"]
+                done.append(paced_step(run, workload, learner_speed=kind.resources))
+                print(f"{kind.name}: step {index + 1}, {done[-1].take_s:.1f} s for the batch", file=sys.stderr, flush=True)
+            busy_s[1] = read_load(url)["busy_slot_s"]
+            counts = run.counts()
+    assert counts.is_balanced, counts
+    before, kept = done[warmup - 1], done[warmup:]
+    wall_s = kept[-1].ended - before.ended
+    lags = [lag for step in kept for lag in step.lags]
     return Figures(
-        max_staleness,
-        statistics.mean(steps_s),
-        sum(idle) / sum(steps_s),
-        (after["idle_s"] - before["idle_s"]) / wall,
-        1 - (after["busy_slot_s"] - before["busy_slot_s"]) / (wall * after["slots"]),
-        max(r["rollout/lag/max"] for r in records if r["kind"] == "train"),
+        kind.name,
+        steps,
+        step_s=wall_s / steps,
+        work_s=statistics.mean(workload.seconds_of(step.num_tokens) for step in kept),
+        take_s=statistics.mean(step.take_s for step in kept),
+        learn_s=statistics.mean(step.learn_s for step in kept),
+        rest_s=wall_s / steps - statistics.mean(step.take_s + step.learn_s for step in kept),
+        slots_busy=(busy_s[1] - busy_s[0]) / (wall_s * served.slots),
+        tokens_per_trajectory=statistics.mean(step.num_tokens for step in kept) / (GROUPS_PER_STEP * GROUP_SIZE),
+        lag_mean=statistics.mean(lags),
+        lag_max=max(lags),
+        num_dropped=sum(counts.dropped.values()),
     )
 
 
-def _load(url: str) -> dict[str, float]:
-    with urllib.request.urlopen(f"{url}/benchmark/load", timeout=10) as reply:
-        return json.loads(reply.read())
+def paced_step(run: Run, workload: Workload, *, learner_speed: float) -> Step:
+    """Do what `train_step` does, with a learner that sleeps."""
+    started = time.monotonic()
+    groups = run.take()
+    taken, learned_by = time.monotonic(), run.version
+    num_tokens = count_tokens(groups)
+    time.sleep(workload.seconds_of(num_tokens) / learner_speed)
+    learned = time.monotonic()
+    run.step += 1
+    run.publish()
+    run.record(groups, [], learned_by=learned_by)
+    lags = tuple(learned_by - group.min_version for group in groups)
+    return Step(num_tokens, lags, taken - started, learned - taken, time.monotonic())
 
 
-def prepare(folder: Path) -> Chat:
-    """Write a tiny tokenizer, a random model and the arithmetic rows into `folder`."""
+def count_tokens(groups: Sequence[Group]) -> int:
+    return sum(trajectory.num_action_tokens for group in groups for trajectory in group.trajectories)
+
+
+def config_of(kind: Kind, folder: Path, url: str, *, steps: int) -> Config:
+    path = folder / f"{kind.name}.yaml"
+    path.write_text(
+        CONFIG.format(
+            folder=folder,
+            url=url,
+            tool=Path(__file__).with_name("paced_tool.py"),
+            group_size=GROUP_SIZE,
+            groups_per_step=GROUPS_PER_STEP,
+            max_staleness=kind.max_staleness,
+            steps=steps,
+            run_dir=folder / f"run_{kind.name}_{time.monotonic_ns()}",
+        )
+    )
+    return load_config(str(path), [])
+
+
+def prepare(folder: Path, *, num_tasks: int) -> None:
+    """Write a tiny tokenizer, a random model of a few kilobytes and the tasks into `folder`."""
     model = folder / "model"
     write_tiny_tokenizer(model)
-    chat = Chat.load(str(model))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    vocab_size = Chat.load(str(model)).vocab_size
+    config = Qwen2Config(vocab_size=vocab_size, max_position_embeddings=MAX_CONTEXT_TOKENS, tie_word_embeddings=True, **sizes)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = Qwen2Config(vocab_size=chat.vocab_size, max_position_embeddings=2048, tie_word_embeddings=True, **sizes)
     AutoModelForCausalLM.from_config(config).save_pretrained(model)
-    write_arithmetic(folder / "data", seed=0, num_train=600, num_val=12, num_sft=12)
-    return chat
+    (folder / "train.jsonl").write_text("".join(json.dumps(row_of(index)) + "\n" for index in range(num_tasks)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--max-staleness", type=int, default=2)
+def row_of(index: int) -> dict[str, object]:
+    """Return a task; what it asks does not matter to a server that only waits."""
+    return {
+        "data_source": "arithmetic",
+        "prompt": [{"role": "user", "content": f"What is {index}+{index}?"}],
+        "reward_model": {"style": "rule", "ground_truth": str(2 * index)},
+        "agent_name": "tool_agent",
+    }
+
+
+def line_of(figures: Figures) -> str:
+    return (
+        f"{figures.kind:<16} {figures.step_s:7.2f} s/step = {figures.overhead:4.2f} x the work of {figures.work_s:.2f} s  "
+        f"(batch {figures.take_s:.1f}, learner {figures.learn_s:.1f}, rest {figures.rest_s:.2f})  slots busy {figures.slots_busy:4.0%}  "
+        f"lag mean {figures.lag_mean:.1f} max {figures.lag_max}  dropped {figures.num_dropped}"
+    )
+
+
+def ratios_of(results: Sequence[Figures]) -> dict[str, float]:
+    """Return how many times as long as the asynchronous run the others take for the same work, and its own overhead."""
+    by_kind = {figures.kind: figures for figures in results}
+    if (own := by_kind.get("asynchronous")) is None:
+        return {}
+    others = {name: figures.overhead / own.overhead for name, figures in by_kind.items() if figures is not own}
+    return {"asynchronous_over_work": own.overhead, **others}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20, help="measured steps of each kind")
+    parser.add_argument("--warmup", type=int, default=MAX_STALENESS + 2, help="steps before, until the pipeline is full")
+    parser.add_argument("--kinds", default=",".join(kind.name for kind in KINDS))
     parser.add_argument("--seconds-per-token", type=float, default=0.02)
-    parser.add_argument("--median-tokens", type=float, default=60)
-    parser.add_argument("--sigma", type=float, default=1.0)
-    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--mean-tokens", type=float, default=200.0, help="of a turn")
+    parser.add_argument("--max-tokens", type=int, default=8000, help="of a turn")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     args = parser.parse_args()
+    workload = Workload(args.seconds_per_token, mean_tokens=args.mean_tokens, max_tokens=args.max_tokens, seed=args.seed)
     results: list[Figures] = []
     with tempfile.TemporaryDirectory() as name:
-        chat = prepare(Path(name))
-        for repeat in range(args.repeats):
-            for staleness in (0, args.max_staleness):
-                with paced_server(args, chat) as url:
-                    figures = measure(Path(name), url, max_staleness=staleness, steps=args.steps)
-                results.append(figures)
-                print(f"repeat {repeat}: {_line(figures)}", flush=True)
-    sync, asynchronous = ([f for f in results if f.max_staleness == s] for s in (0, args.max_staleness))
-    print(f"\nsynchronous:  {_line(_median(sync))}\nasynchronous: {_line(_median(asynchronous))}")
-    ratio = _median(sync).seconds_per_step / _median(asynchronous).seconds_per_step
-    print(f"asynchronous steps take 1/{ratio:.2f} of the synchronous time")
+        folder = Path(name)
+        prepare(folder, num_tasks=GROUPS_PER_STEP * (args.warmup + args.steps + 2 * MAX_STALENESS + 2))
+        for kind in KINDS:
+            if kind.name in args.kinds.split(","):
+                warmup = args.warmup if kind.max_staleness else 1
+                results.append(measure(kind, workload, folder, warmup=warmup, steps=args.steps))
+                print(line_of(results[-1]), flush=True)
+    ratios = ratios_of(results)
+    print("\n" + "\n".join(f"{name}: {ratio:.2f}" for name, ratio in ratios.items()))
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({"results": [asdict(f) for f in results], "ratio": ratio}, indent=1))
-
-
-def _median(figures: list[Figures]) -> Figures:
-    return Figures(*(statistics.median(values) for values in zip(*(asdict(f).values() for f in figures), strict=True)))
-
-
-def _line(f: Figures) -> str:
-    return (
-        f"max_staleness={f.max_staleness:g}  {f.seconds_per_step:6.2f} s/step  learner idle {f.learner_idle:4.0%}  "
-        f"servers idle {f.servers_idle:4.0%}  slots unused {f.slots_unused:4.0%}  lag max {f.lag_max:g}"
-    )
+        record = {"workload": asdict(workload), "results": [asdict(f) for f in results], "ratios": ratios}
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    has_passed = ratios.get("synchronous", MIN_SPEEDUP) >= MIN_SPEEDUP and ratios.get("asynchronous_over_work", 1.0) <= MAX_OVERHEAD
+    print(f"wanted: synchronous at least {MIN_SPEEDUP}, asynchronous_over_work at most {MAX_OVERHEAD}: {'yes' if has_passed else 'NO'}")
+    return int(not has_passed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -223,7 +223,7 @@ def test_a_restarted_server_gets_the_adapter_on_its_base(learner, server, tmp_pa
         return report, await client.generate(PROMPT, GREEDY, rid="once")
 
     talk(once, server.url)
-    server.supervisor.restart()
+    server.supervisor.restart(server.supervisor.status().url)
     with_weights = trio.run(until_needs_weights, server.supervisor)
     report, generation = talk(once, with_weights.url)
     server.url = with_weights.url
@@ -380,7 +380,7 @@ def test_auto_is_alone_where_an_adapter_travels_by_disk():
     [
         ({"lora": {}}, "there is no adapter"),
         ({"weights": {"transport": "distributed"}}, "adapters travel by disk"),
-        ({"weights": {"pause_mode": "retract"}}, "pause_mode=retract"),
+        ({"backend": "sglang", "weights": {"pause_mode": "retract"}}, "pause_mode=retract"),
         ({"baselines": {"other": "/other"}}, "baselines"),
         ({"lora": {"rank": 4, "target_modules": ["q_proj", "lm_head"]}}, "lm_head"),
         ({"lora": {"rank": 512}}, "max_lora_rank=256 is below"),
@@ -400,7 +400,7 @@ def test_alone_is_refused_where_it_is_impossible(changes, why):
 def test_attached_servers_are_asked(folder, server):
     def confirm(url, path, adapter):
         given = config_of(lora={"rank": 3}, path=path, urls=[url], weights={"adapter": adapter})
-        fleet = SimpleNamespace(clients=lambda urls: [SGLangClient(url) for url in urls])
+        fleet = SimpleNamespace(clients=lambda urls: [SGLangClient(url) for url in urls], wait_until_attached=lambda: [url])
         return confirm_adapter(resolve_adapter(given), given, fleet).rollout.weights.adapter
 
     assert confirm(server.url, folder / "base", "auto") == "alone"

@@ -57,5 +57,5 @@ def test_a_bound_and_null_are_in_the_type() -> None:
     fields = dict(iter_keys(Config))
     assert type_words(fields["trainer", "steps"]) == "whole number, at least 1, or null"
     assert type_words(fields["algorithm", "clip_low"]) == "number, above 0, below 1"
-    assert type_words(fields["rollout", "weights", "transport"]) == "`disk` `distributed`"
+    assert type_words(fields["rollout", "weights", "transport"]) == "`disk` `distributed` `tensor`"
     assert type_words(fields["learner", "optimizer", "betas"]) == "list of 2 numbers"

@@ -144,9 +144,10 @@ def reduced(mesh, rank):
 def send(learner, port):
     """Send all weights in buckets to the one peer, and tell what it needs to read them."""
     specs = learner.tensor_specs()
-    learner.join_weights_group("127.0.0.1", port, 2, "weights", "gloo")
+    learner.join_weights_group("127.0.0.1", port, 2, "weights", "gloo", TIMEOUT_S)
     for start in range(0, len(specs), BUCKET):
         learner.send_bucket([s.name for s in specs[start : start + BUCKET]])
+    learner.finish_buckets()
     learner.leave_weights_group()
     return [(s.name, s.dtype, s.shape, s.num_bytes) for s in specs]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -19,9 +19,17 @@ OWNERS = ("a", "b", "c")
 class LedgerMachine(RuleBasedStateMachine):
     """Plays many owners and one learner. `held` and `arrived` are the model: what each owner has, what has come of it."""
 
-    @initialize(per_step=st.integers(1, 3), staleness=st.integers(0, 2), size=st.integers(1, 2), total=st.none() | st.integers(1, 12))
-    def start(self, per_step: int, staleness: int, size: int, total: int | None) -> None:
+    @initialize(
+        per_step=st.integers(1, 3),
+        staleness=st.integers(0, 2),
+        size=st.integers(1, 2),
+        total=st.none() | st.integers(1, 12),
+        waits=st.booleans(),
+    )
+    def start(self, per_step: int, staleness: int, size: int, total: int | None, waits: bool) -> None:
         self.settings = {"groups_per_step": per_step, "max_staleness": staleness, "group_size": size, "total_groups": total}
+        self.settings["waits_for_stragglers"] = waits
+        self.leased_at: dict[int, int] = {}
         self.ledger = Ledger(**self.settings)
         self.version = 0
         self.ledger.advance(0)
@@ -49,6 +57,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.held[group_id] = self.owners[which]
         self.arrived[group_id] = {}
         self.leases.append(group_id)
+        self.leased_at[group_id] = self.version
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), age=st.integers(0, 3))
@@ -109,9 +118,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def take(self) -> None:
         self.gone |= set(self.ledger.drop_stale())
         batch = self.ledger.take(self.settings["groups_per_step"])
+        late = [group_id for group_id in self.held if self.version - self.leased_at[group_id] >= self.settings["max_staleness"]]
+        is_held_up = self.settings["waits_for_stragglers"] and bool(late)
         if batch is None:
-            assert self.ledger.num_ready < self.settings["groups_per_step"]
+            assert is_held_up or self.ledger.num_ready < self.settings["groups_per_step"]
             return
+        assert not is_held_up
         last_lease = [len(self.leases) - self.leases[::-1].index(group.group_id) for group in batch]
         assert last_lease == sorted(last_lease)
         for group in batch:
@@ -336,3 +348,48 @@ def test_misuse_is_answered():
         ledger.restore({"format": 99}, version=1)
     with pytest.raises(ValueError, match="older than the state's 3"):
         ledger.restore(ledger.state(), version=2)
+
+
+@given(
+    per_step=st.integers(1, 4),
+    staleness=st.integers(0, 4),
+    size=st.integers(1, 2),
+    moves=st.lists(st.tuples(st.sampled_from(["lease", "lease", "arrive", "learn"]), st.integers(0, 1000)), max_size=200),
+)
+def test_what_waits_for_stragglers_drops_none(per_step: int, staleness: int, size: int, moves: list[tuple[str, int]]) -> None:
+    """However long a group takes: when its tokens are no older than its lease, it is learned from, within the bound."""
+    ledger = Ledger(groups_per_step=per_step, max_staleness=staleness, group_size=size, waits_for_stragglers=True)
+    ledger.advance(0)
+    version = 0
+    missing: dict[int, tuple[int, int]] = {}  # of each leased group: version at the lease, members that have not arrived
+
+    def arrive(number: int) -> None:
+        group_id = sorted(missing)[number % len(missing)]
+        leased_at, left = missing.pop(group_id)
+        ledger.add_member("a", group_id, left - 1, leased_at + number % (version - leased_at + 1))
+        if left > 1:
+            missing[group_id] = (leased_at, left - 1)
+
+    def learn() -> bool:
+        nonlocal version
+        assert ledger.drop_stale() == []
+        batch = ledger.take(per_step)
+        if batch is not None:
+            assert all(ledger.lag(group) <= staleness for group in batch)
+            version += 1
+            ledger.advance(version)
+        return batch is not None
+
+    for move, number in moves:
+        if move == "lease" and ledger.can_lease():
+            missing[ledger.lease("a")] = (version, size)
+        elif move == "arrive" and missing:
+            arrive(number)
+        elif move == "learn":
+            learn()
+    while missing:
+        arrive(0)
+    while learn():
+        pass
+    assert ledger.num_ready < per_step
+    assert ledger.counts().dropped == {}

@@ -1,26 +1,34 @@
 """Server processes: start, death and restart, end, and the ways in which a start is refused."""
 
+import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 import trio
+import yaml
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
 from agentrl.errors import ServerError, UserError
 from agentrl.http.client import HttpClient
+from agentrl.serving.attached import AttachedServer
 from agentrl.serving.embedded.server import serve
+from agentrl.serving.health import Watchdog, generates
 from agentrl.serving.launch import EmbeddedServer, SGLangServer, launcher
-from agentrl.serving.supervisor import Supervisor, generates, probe
+from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams
 
@@ -39,6 +47,15 @@ def model(tmp_path_factory):
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def running(model, tmp_path_factory):
+    """An embedded server for tests that leave it as it was."""
+    watched = supervisor(EmbeddedServer(SMALL, "float32"), tmp_path_factory.mktemp("running"))
+    watched.start(model, "5")
+    yield watched
+    watched.stop()
+
+
 def wait_for(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -46,8 +63,57 @@ def wait_for(condition, seconds=60.0):
         time.sleep(0.02)
 
 
+async def tell(url, verb):
+    client = SGLangClient(url)
+    await (client.pause("abort") if verb == "pause" else client.resume())
+    await client.aclose()
+
+
+async def ask_until_it_fails(url, harm):
+    """Sample over and over, and do `harm` to the server meanwhile; a request fails then, instead of waiting for ever."""
+
+    async def ask():
+        with trio.fail_after(60), contextlib.suppress(ServerError):
+            while True:
+                await sample(url, 100)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await trio.sleep(0.2)
+        harm()
+
+
+@contextlib.contextmanager
+def answering(answers):
+    """Yield the URL of an HTTP server that answers each path with a JSON body."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = json.dumps(answers[self.path]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
 def is_gone(pid):
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def attached(url, *, start_timeout_s=60.0, hang_timeout_s=60.0, max_restarts=3):
+    server = AttachedServer(url, start_timeout_s=start_timeout_s, hang_timeout_s=hang_timeout_s, max_restarts=max_restarts, api_key=None)
+    server.start()
+    return server
 
 
 class Script:
@@ -63,41 +129,111 @@ class Script:
         return {}
 
 
-def supervisor(made, tmp_path, *, max_restarts=3, timeout_s=60.0):
-    return Supervisor(made, log_file=tmp_path / "servers" / "s.log", start_timeout_s=timeout_s, max_restarts=max_restarts)
+def supervisor(made, tmp_path, *, max_restarts=3, timeout_s=60.0, hang_timeout_s=None):
+    log_file = tmp_path / "servers" / "s.log"
+    return Supervisor(made, log_file=log_file, start_timeout_s=timeout_s, max_restarts=max_restarts, hang_timeout_s=hang_timeout_s)
 
 
-def test_a_killed_server_is_restarted_until_the_budget_is_spent(model, tmp_path):
-    watched = supervisor(EmbeddedServer(SMALL, "float32"), tmp_path, max_restarts=1)
+async def sample(url, num_tokens=2):
+    client = SGLangClient(url)
+    try:
+        return await client.generate([3], SamplingParams(num_tokens), rid="a")
+    finally:
+        await client.aclose()
+
+
+def test_a_server_that_hangs_or_dies_is_restarted_until_the_budget_is_spent(model, tmp_path):
+    """Both in the middle of a request: a stopped process would keep it for ever, and is killed first."""
+    watched = supervisor(EmbeddedServer(SMALL, "float32"), tmp_path, max_restarts=1, hang_timeout_s=4.0)
     try:
         url = watched.start(model, "5")
         first = watched.status()
-        assert (first.state, first.restarts, first.url) == ("ready", 0, url)
+        assert (first.state, first.restarts, first.url) == ("needs_weights", 0, url)
+        watched.mark_ready(watched.status().url)
+        assert watched.status().state == "ready"
+        assert set(trio.run(sample, url).versions) == {5}
 
-        async def ask():
-            client = SGLangClient(url)
-            generation = await client.generate([3], SamplingParams(2), rid="a")
-            await client.aclose()
-            return generation
-
-        assert set(trio.run(ask).versions) == {5}
-        os.kill(first.pid, signal.SIGKILL)
-        wait_for(lambda: watched.status().state == "needs_weights")
+        trio.run(ask_until_it_fails, url, partial(os.kill, first.pid, signal.SIGSTOP))
+        wait_for(lambda: watched.status().state == "needs_weights" and watched.status().restarts)
         second = watched.status()
-        assert second.restarts == 1
-        assert second.pid != first.pid
-        assert generates(second.url, api_key=None, timeout_s=10)
-        watched.mark_ready()
+        assert (second.restarts, second.url != url, is_gone(first.pid)) == (1, True, True)
+        assert set(trio.run(sample, second.url).versions) == {5}
+        watched.restart(url)  # of the server that is gone already
+        watched.mark_ready(url)
+        assert watched.status().state == "needs_weights"
+        watched.mark_ready(watched.status().url)
         assert watched.status().state == "ready"
 
-        os.kill(second.pid, signal.SIGKILL)
+        trio.run(ask_until_it_fails, second.url, partial(os.kill, second.pid, signal.SIGKILL))
         wait_for(lambda: watched.status().state == "failed")
         assert "signal SIGKILL" in watched.status().message
         assert "listening on" in watched.status().message  # the end of its log
-        watched.mark_ready()
+        watched.mark_ready(watched.status().url)
         assert watched.status().state == "failed"
     finally:
         watched.stop()
+
+
+def test_a_paused_server_is_no_hanging_one(running):
+    clock = [0.0]
+    dog = Watchdog(timeout_s=20.0, api_key=None, clock=lambda: clock[0])
+    dog.begin(running.status().url)
+
+    def look():
+        clock[0] += 30.0
+        return dog.look()
+
+    assert look() is None  # idle: it samples a token
+    trio.run(tell, running.status().url, "pause")
+    assert look() is None
+    trio.run(tell, running.status().url, "resume")
+    os.kill(running.status().pid, signal.SIGSTOP)
+    try:
+        clock[0] += 10.0
+        assert dog.look() is None, "not before the time is over"
+        assert look() == "the server hung: nothing came from it for rollout.server_hang_timeout_s=20"
+    finally:
+        os.kill(running.status().pid, signal.SIGCONT)
+
+
+def test_a_load_that_never_changes_is_a_hanging_server(tmp_path):
+    """What SGLang shows when its scheduler hangs: HTTP answers, with the last snapshot."""
+    answers = {
+        "/v1/loads": {"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 0, "num_used_tokens": 7, "max_total_num_tokens": 99}]},
+        "/server_info": {},
+        "/ready": {},
+    }
+    with answering(answers) as url:
+        dog = Watchdog(timeout_s=20.0, api_key=None, clock=iter((0, 0, 19, 20, 40, 41)).__next__)
+        dog.begin(url)
+        assert [dog.look() is None for _ in range(3)] == [True, True, False]  # the first look has nothing to compare with
+        answers["/v1/loads"]["loads"][0]["num_used_tokens"] = 8
+        assert dog.look() is None
+
+
+def test_an_attached_server_that_stops_is_waited_for_and_needs_weights_again(running):
+    url, pid = running.status().url, running.status().pid
+    server = attached(url, hang_timeout_s=4.0, max_restarts=2)
+    try:
+        assert server.wait_until_up() == url
+        assert (server.status().state, server.status().kind) == ("needs_weights", "embedded")
+        server.mark_ready(url)
+        assert server.status().state == "ready"
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: server.status().state == "starting")
+        assert "the server hung" in server.status().message
+        os.kill(pid, signal.SIGCONT)
+        wait_for(lambda: server.status().state == "needs_weights")
+        assert server.status().restarts == 1
+        trio.run(tell, url, "pause")  # as a failed publish leaves it
+        server.restart(url)
+        wait_for(lambda: server.status().restarts == 2 and server.status().state == "needs_weights")
+        assert generates(url, api_key=None, timeout_s=10)
+        server.restart(url)
+        wait_for(lambda: server.status().state == "failed")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        server.stop()
 
 
 def test_stop_ends_the_server_and_is_not_mistaken_for_a_death(model, tmp_path):
@@ -108,7 +244,10 @@ def test_stop_ends_the_server_and_is_not_mistaken_for_a_death(model, tmp_path):
     watched.stop()
     assert is_gone(pid)
     assert watched.status().restarts == 0
-    assert probe(watched.status().url, api_key=None, timeout_s=2).state == "failed"
+    gone = attached(watched.status().url, start_timeout_s=1.0)
+    with pytest.raises(ServerError, match="did not generate a token within 1 s"):
+        gone.wait_until_up()
+    gone.stop()
 
 
 def test_a_server_that_ends_while_starting_shows_the_end_of_its_log(tmp_path):
@@ -195,6 +334,26 @@ time.sleep(600)
 def test_the_guard_reports_how_its_command_ended(code, status):
     guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid()), "--", sys.executable, "-c", code]
     assert subprocess.run(guard, check=False).returncode == status
+
+
+def test_the_guard_hands_the_key_over_in_a_file_that_is_gone_afterwards(monkeypatch):
+    monkeypatch.setenv("TEST_SERVER_KEY", "ses: #ame")
+    code = "import os, stat, sys; f = sys.argv[2]; print(sys.argv[1], f, oct(os.stat(os.path.dirname(f)).st_mode & 0o77), open(f).read())"
+    guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid()), "--api-key-env", "TEST_SERVER_KEY", "--"]
+    shown = subprocess.run([*guard, sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    option, file, mode, content = shown.split(maxsplit=3)
+    assert (option, mode) == ("--config", "0o0")
+    assert yaml.safe_load(content) == {"api-key": "ses: #ame"}
+    assert not Path(file).exists()
+
+    refused = subprocess.run([*guard, "server", "--config", "own.yaml"], check=False, capture_output=True, text=True)
+    assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
+        2,
+        "error: a server takes one --config, and that with its API key is written here; put what yours holds into rollout.sglang.args",
+    )
+    monkeypatch.delenv("TEST_SERVER_KEY")
+    refused = subprocess.run([*guard, "server"], check=False, capture_output=True, text=True)
+    assert "TEST_SERVER_KEY with the server's API key is not set on this machine" in refused.stderr
 
 
 def test_sigterm_ends_the_server_by_itself(model, tmp_path):

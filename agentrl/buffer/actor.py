@@ -119,6 +119,7 @@ class BufferActor:
             total_groups=steps * config.buffer.groups_per_step,
             has_greedy=config.has_greedy,
             drop_constant_groups=config.buffer.drop_constant_groups,
+            waits_for_stragglers=config.buffer.stragglers == "wait",
         )
         return BufferPlan(
             num_tasks=len(dataset),

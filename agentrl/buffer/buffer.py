@@ -49,6 +49,7 @@ class ReplayBuffer:
         total_groups: int | None = None,
         has_greedy: bool = False,
         drop_constant_groups: bool = False,
+        waits_for_stragglers: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start empty; the arguments are those of `Ledger`, `clock` returns seconds.
@@ -62,7 +63,11 @@ class ReplayBuffer:
         self._group_size = group_size
         self._has_greedy = has_greedy
         self._ledger = Ledger(
-            groups_per_step=groups_per_step, max_staleness=max_staleness, group_size=group_size + has_greedy, total_groups=total_groups
+            groups_per_step=groups_per_step,
+            max_staleness=max_staleness,
+            group_size=group_size + has_greedy,
+            total_groups=total_groups,
+            waits_for_stragglers=waits_for_stragglers,
         )
         self._members: dict[int, dict[int, pa.RecordBatch]] = {}  # of leased and ready groups: member -> one row
         self._changed = threading.Condition()

@@ -7,6 +7,9 @@ The bound on staleness has two halves. With B groups per step, S the largest lag
 
 The first keeps the second rare: whoever is leased would be taken, in order, S batches from now at the latest. With S = 0
 nothing is leased between a take and its publish.
+
+A batch that does not wait for stragglers makes those too old that were leased S versions ago. One that waits for them drops none: the
+first half leaves at most B groups of that age, so that they fit into it.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ Admission = Literal["waiting", "ready", "late", "duplicate"]
 class _Leased:
     owner: str
     order: int
+    version: int  # at the lease: no token of the group is older
     members: dict[int, int] = field(default_factory=dict)  # member -> version of its oldest action token
 
 
@@ -55,7 +59,15 @@ class Ledger:
     flight could be taken for its own.
     """
 
-    def __init__(self, *, groups_per_step: int, max_staleness: int, group_size: int, total_groups: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        groups_per_step: int,
+        max_staleness: int,
+        group_size: int,
+        total_groups: int | None = None,
+        waits_for_stragglers: bool = False,
+    ) -> None:
         """Start empty.
 
         Args:
@@ -63,7 +75,9 @@ class Ledger:
             max_staleness: S, in versions.
             group_size: members of a complete group.
             total_groups: groups the run will consume; no more are leased than it still needs. None: endless.
+            waits_for_stragglers: no batch is taken before every leased group is complete that would be too old for the next one.
         """
+        self._waits_for_stragglers = waits_for_stragglers
         self._groups_per_step = groups_per_step
         self._max_staleness = max_staleness
         self._group_size = group_size
@@ -115,7 +129,7 @@ class Ledger:
         else:
             group_id = self._drawn
             self._drawn += 1
-        self._leased[group_id] = _Leased(owner, self._num_leases)
+        self._leased[group_id] = _Leased(owner, self._num_leases, self._version)
         self._num_leases += 1
         return group_id
 
@@ -184,13 +198,15 @@ class Ledger:
         return stale
 
     def take(self, num_groups: int) -> list[ReadyGroup] | None:
-        """Consume the `num_groups` oldest leases among the ready groups within the bound; None if there are fewer.
+        """Consume the `num_groups` oldest leases among the ready groups within the bound; None if there are fewer, or stragglers.
 
         Raises:
             ValueError: num_groups is not in 1..groups_per_step: the bound admits no more at once.
         """
         if not 1 <= num_groups <= self._groups_per_step:
             raise ValueError(f"cannot take {num_groups} groups: a batch holds 1 to groups_per_step={self._groups_per_step}")
+        if self._waits_for_stragglers and self._has_stragglers():
+            return None
         fresh = [group for group in self._ready.values() if self.lag(group) <= self._max_staleness]
         if len(fresh) < num_groups:
             return None
@@ -199,6 +215,9 @@ class Ledger:
             del self._ready[group.group_id]
         self._consumed += len(batch)
         return batch
+
+    def _has_stragglers(self) -> bool:
+        return any(self._version - leased.version >= self._max_staleness for leased in self._leased.values())
 
     def reject(self, num_groups: int, reason: str) -> None:
         """Drop the last `num_groups` that were taken: nothing was learned from them, and the bound admits others in their place.

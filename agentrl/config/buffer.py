@@ -14,6 +14,11 @@ class BufferConfig(Section):
 
     groups_per_step: int = Field(16, ge=1, description="Groups (tasks) in one batch.")
     max_staleness: int = Field(1, ge=0, description="No token older than this many versions is trained on; 0: strictly on-policy.")
+    stragglers: Literal["wait", "drop"] = Field(
+        "wait",
+        description="A group in flight that the next publish would make too old. wait: the learner waits for it, and none is dropped as "
+        "stale; drop: it is dropped once complete, and learning goes on, with fewer long attempts than were sampled.",
+    )
     sampler: Literal["fifo"] = Field("fifo", description="Order in which ready groups are taken; fifo: oldest lease first.")
     stall_timeout_s: float = Field(600.0, gt=0, description="No finished trajectory for so long ends the run with a report.")
     drop_constant_groups: bool = Field(

@@ -212,7 +212,7 @@ def _rollout_warnings(config: Config) -> Iterator[str]:
         )
     if rollout.group_size == 1 and config.algorithm.singleton == "zero" and config.algorithm.advantage in GROUP_ADVANTAGES:
         yield f"rollout.group_size=1 with {config.algorithm.advantage}: every advantage is 0 and nothing is learned"
-    if rollout.backend == "embedded" and not rollout.urls:
+    if rollout.backend == "embedded" and rollout.num_started:
         room = rollout.embedded.num_blocks * rollout.embedded.page_size
         if room < numbers.longest_tokens:
             yield f"the embedded server's cache of {room:,} tokens is smaller than the longest trajectory of {numbers.longest_tokens:,}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -45,8 +47,14 @@ class SGLangServerConfig(Section):
 class WeightsConfig(Section):
     """How new weights reach the servers."""
 
-    transport: Literal["disk", "distributed"] = Field(
-        "disk", description="disk: safetensors in a folder all can read; distributed: torch process group."
+    transport: Literal["disk", "distributed", "tensor"] = Field(
+        "disk",
+        description="disk: safetensors in a folder all can read; distributed: torch process group; "
+        "tensor: in requests to SGLang servers on this machine.",
+    )
+    delta: bool = Field(
+        False,
+        description="With transport disk: write and read only what an update changed; the learner keeps a copy of its weights on the host.",
     )
     adapter: Literal["auto", "merged", "alone"] = Field(
         "auto",
@@ -59,17 +67,29 @@ class WeightsConfig(Section):
     pause_mode: Literal["auto", "abort", "retract", "in_place"] = Field(
         "auto", description="What happens to running requests; auto: abort for the embedded server, retract for SGLang."
     )
-    verify: bool = Field(False, description="Compare checksums of servers and learner after every publish.")
-    timeout_s: float = Field(120.0, gt=0, description="Deadline of one publish.")
+    verify: bool = Field(
+        False, description="Check after every publish, by checksums or sampled tokens, that servers have the learner's weights."
+    )
+    timeout_s: float = Field(
+        120.0, gt=0, description="Deadline of one attempt to bring a server to a version; one that answers still gets a second."
+    )
+
+    @model_validator(mode="after")
+    def _check_delta(self) -> WeightsConfig:
+        if self.delta and self.transport != "disk":
+            raise ValueError(f"delta=true, transport={self.transport}: only the transport disk sends deltas; use disk, or delta=false")
+        return self
 
 
 class RolloutConfig(Section):
     """Generation: servers, sampling, concurrency."""
 
-    backend: Literal["embedded", "sglang"] = Field("embedded", description="Which server to start, or which kind runs at `urls`.")
-    urls: tuple[str, ...] = Field((), description="Attach to these running servers instead of starting any.")
-    api_key_env: str | None = Field(None, description="Environment variable with the key of the servers; never the key itself.")
-    num_servers: int = Field(1, ge=1, description="Servers to start.")
+    backend: Literal["embedded", "sglang"] = Field("embedded", description="Which kind of server to start; those at `urls` are asked.")
+    urls: tuple[str, ...] = Field((), description="Attach to these running servers.")
+    api_key_env: str | None = Field(
+        None, description="Environment variable with the key of the servers, never the key itself; needed beyond this machine."
+    )
+    num_servers: int | None = Field(None, ge=0, description="Servers to start, beside those at `urls`; null: 1, or none with `urls`.")
     num_actors: int = Field(1, ge=1, description="Rollout actors (processes that run agent loops).")
     group_size: int = Field(8, ge=1, description="Trajectories per task (GRPO's n).")
     greedy_baseline: Literal["auto", "always"] = Field(
@@ -86,7 +106,19 @@ class RolloutConfig(Section):
         DEFAULT_OUTCOME_POLICY, description="Per outcome: train on it, retry the member, or drop its group."
     )
     max_retries: int = Field(2, ge=0, description="Retries of one member before its group is dropped.")
+    colocated: bool = Field(
+        False, description="Servers stand on the learner's GPUs: while it learns they are paused and give their memory back."
+    )
     server_start_timeout_s: float = Field(180.0, gt=0, description="A server that is not ready by then failed.")
+    server_hang_timeout_s: float = Field(
+        120.0, gt=0, description="A server from which nothing comes for so long, though it is not paused, is killed and started anew."
+    )
+    max_server_silence_s: float = Field(
+        60.0,
+        gt=0,
+        description="A server that answers no generation for so long, whose load stands still and that is not paused, hangs: its "
+        "trajectories go on elsewhere. A pause longer than `weights.timeout_s` is none.",
+    )
     max_server_restarts: int = Field(3, ge=0, description="Restarts per server before the run ends.")
     max_actor_restarts: int = Field(3, ge=0, description="Restarts per rollout actor before the run ends.")
     embedded: EmbeddedServerConfig = EmbeddedServerConfig()
@@ -94,11 +126,20 @@ class RolloutConfig(Section):
     weights: WeightsConfig = WeightsConfig()
 
     @property
-    def pause_mode_in_use(self) -> Literal["abort", "retract", "in_place"]:
-        """What `weights.pause_mode` comes to: the embedded server knows `abort` only."""
-        if self.weights.pause_mode != "auto":
-            return self.weights.pause_mode
-        return "abort" if self.backend == "embedded" else "retract"
+    def num_started(self) -> int:
+        """`num_servers` with None resolved."""
+        if self.num_servers is not None:
+            return self.num_servers
+        return 0 if self.urls else 1
+
+    def pause_mode_of(self, kind: Literal["embedded", "sglang"]) -> Literal["abort", "retract", "in_place"]:
+        """Return what `weights.pause_mode` comes to for a kind of server.
+
+        The embedded one knows `abort` only, and colocated ones give up their memory, on which a held request stands.
+        """
+        if kind == "embedded" or self.colocated:
+            return "abort"
+        return "retract" if self.weights.pause_mode == "auto" else self.weights.pause_mode
 
     @model_validator(mode="after")
     def _complete_and_check(self) -> RolloutConfig:
@@ -111,5 +152,42 @@ class RolloutConfig(Section):
         failed = [o.value for o, policy in self.on_outcome.items() if policy == "train" and o not in SCORED_OUTCOMES]
         if failed:
             raise ValueError(f"on_outcome.{failed[0]}=train: an attempt that failed has no reward to learn from; use retry or drop")
+        self._check_servers()
         object.__setattr__(self, "on_outcome", {**DEFAULT_OUTCOME_POLICY, **self.on_outcome})
         return self
+
+    def _check_servers(self) -> None:
+        if not self.num_started and not self.urls:
+            raise ValueError("num_servers=0 starts no server, and urls names none to attach to; name some, or start some")
+        if self.num_started and self.backend == "embedded" and self.weights.pause_mode not in ("auto", "abort"):
+            raise ValueError(
+                f"weights.pause_mode={self.weights.pause_mode}: the embedded server (backend=embedded) knows abort only; use auto or abort"
+            )
+        if self.colocated and self.weights.pause_mode not in ("auto", "abort"):
+            raise ValueError(
+                f"weights.pause_mode={self.weights.pause_mode}: with colocated=true no request outlives the memory that is given back; "
+                "use auto or abort"
+            )
+        if self.num_started and self.backend == "embedded" and self.weights.transport == "tensor":
+            raise ValueError("weights.transport=tensor: the embedded server (backend=embedded) unpickles nothing; use disk or distributed")
+        for url in self.urls:
+            if why := refuse_url(url, has_key=self.api_key_env is not None):
+                raise ValueError(f"urls: {why}")
+
+
+def refuse_url(url: str, *, has_key: bool) -> str | None:
+    """Return why no server is attached to at `url`, in one line; None when one may be."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"{url!r} is no URL of a server; write http://HOST:PORT"
+    if has_key or is_local(parts.hostname):
+        return None
+    return f"{url} is on another machine, and whoever reaches it may change the policy; name its key by rollout.api_key_env"
+
+
+def is_local(host: str) -> bool:
+    """Tell whether an address is of this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

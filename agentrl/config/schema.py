@@ -75,8 +75,8 @@ class Config(Section):
             ranks["critic"] = self.learner.world_size
         if self.reward_model.is_used:
             ranks["reward_model"] = self.reward_model.world_size
-        if not self.rollout.urls:
-            ranks["servers"] = self.rollout.num_servers
+        if self.rollout.num_started:
+            ranks["servers"] = self.rollout.num_started
         return ranks
 
     @property
@@ -116,7 +116,7 @@ class Config(Section):
             "tracking.baselines are whole models, which take the place of the base weights": bool(self.tracking.baselines),
             "model.lora.target_modules names lm_head, beside which servers load no adapter": "lm_head" in lora.target_modules,
             f"rollout.embedded.max_lora_rank={bound} is below model.lora.rank={lora.rank}": (
-                rollout.backend == "embedded" and not rollout.urls and lora.rank > bound
+                rollout.backend == "embedded" and rollout.num_started > 0 and lora.rank > bound
             ),
             "rollout.weights.verify compares checksums, and SGLang shows none of adapters": (
                 rollout.backend == "sglang" and rollout.weights.verify
@@ -157,6 +157,12 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_placement(self) -> Config:
         refuse_impossible_layout(self.placement, self.num_ranks, self.cluster)
+        pools = {role: self.placement.pool_of(role) for role in self.num_ranks}
+        if self.rollout.colocated and "servers" in pools and pools["servers"] != pools["actor"]:
+            raise ValueError(
+                f"rollout.colocated=true, but servers stand in pool {pools['servers']} and the learner in {pools['actor']}; "
+                "give both roles one pool, or leave colocated out"
+            )
         self.profiler.nsight.refuse_absent(self.num_ranks)
         return self
 

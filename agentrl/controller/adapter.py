@@ -31,7 +31,7 @@ def confirm_adapter(config: Config, given: Config, servers: ServerFleet) -> Conf
     """
     if config.rollout.weights.adapter != "alone" or not config.rollout.urls:
         return config
-    why = in_trio(_why_not, servers.clients(config.rollout.urls), config)
+    why = in_trio(why_no_adapter, servers.clients(servers.wait_until_attached()), config)
     if why is None:
         return config
     if given.rollout.weights.adapter == "alone":
@@ -39,7 +39,8 @@ def confirm_adapter(config: Config, given: Config, servers: ServerFleet) -> Conf
     return _with(config, "merged")
 
 
-async def _why_not(clients: Sequence[SGLangClient], config: Config) -> str | None:
+async def why_no_adapter(clients: Sequence[SGLangClient], config: Config) -> str | None:
+    """Return why one of the servers cannot be given the adapter of `config` alone, None when all can; closes the clients."""
     reasons: list[str] = []
     for client in clients:
         try:

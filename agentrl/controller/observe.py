@@ -10,13 +10,16 @@ from dataclasses import asdict
 from agentrl.config.schema import Config
 from agentrl.controller.run_dir import RunDir, write_atomically
 from agentrl.data.trajectories import encode, write_parquet
+from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.closing import ClosingRow, closing_table, write_summary
 from agentrl.tracking.console import validation_text
 from agentrl.tracking.summary import summarise_trajectories
 from agentrl.tracking.timer import PhaseTimer
 from agentrl.tracking.tracker import open_trackers
-from agentrl.types import BufferCounts, Group
+from agentrl.types import BufferCounts, Group, SendTimes
+
+_NOTHING_PUBLISHED: Mapping[str, float] = {"bytes": 0.0}
 
 
 class Observer:
@@ -44,7 +47,7 @@ class Observer:
         )
         self._timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
         self._last_rollout: Mapping[str, float] = {}
-        self._published_bytes = 0
+        self._published = _NOTHING_PUBLISHED
 
     def say(self, text: str) -> None:
         """Tell the person at the console one thing."""
@@ -57,9 +60,10 @@ class Observer:
         """Show the servers: URL -> state."""
         self._trackers.console.set_servers(states)
 
-    def count_published(self, num_bytes: int) -> None:
-        """Count what a publish sent to all servers together, towards the step under way."""
-        self._published_bytes += num_bytes
+    def count_published(self, num_bytes: int, times: SendTimes | None) -> None:
+        """Count what a publish sent to all servers together, and the learner's times, towards the step under way."""
+        own = {"bytes": float(num_bytes), **(asdict(times) if times is not None else {})}
+        self._published = {name: self._published.get(name, 0.0) + own.get(name, 0.0) for name in {**self._published, **own}}
 
     def timer(self, phase: str) -> AbstractContextManager[None]:
         return self._timer(phase)
@@ -67,7 +71,7 @@ class Observer:
     def begin_steps(self) -> None:
         """Forget time and publishes before the first step, so that they are not counted into it."""
         self._timer.finish_step()
-        self._published_bytes = 0
+        self._published = _NOTHING_PUBLISHED
 
     # ------------------------------------------------------------------------------------------------------ steps
 
@@ -109,10 +113,13 @@ class Observer:
             "rollout/in_flight": rollout_stats.get("in_flight", 0.0),
             "rollout/interruptions": growth.get("num_interruptions", 0.0),
             "rollout/server_failures": growth.get("server_failures", 0.0),
+            "rollout/servers_drained": growth.get("servers_drained", 0.0),
+            "rollout/redone_share": growth.get("redone_tokens", 0.0) / max(growth.get("prefilled_tokens", 0.0), 1.0),
             "rollout/retried": growth.get("retried", 0.0),
-            "publish/bytes": float(self._published_bytes),
+            **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},
+            **{f"publish/{name}": value for name, value in self._published.items()},
         }
-        self._published_bytes = 0
+        self._published = _NOTHING_PUBLISHED
         self._trackers.write("train", step=step, version=version, values=values)
         if self._config.trainer.keep_trajectories:
             played = encode([t for group in groups for t in group.attempts])

@@ -4,7 +4,7 @@ driver
  ├─ BufferActor        no GPU        ledger, Arrow store, place in the data
  ├─ RolloutActor x R   no GPU        agent loops on trio
  ├─ WorkerHost x W     as placed     FSDP ranks, each around one worker
- └─ ServerActor x S    as placed     starts and watches one server process, or none for attached URLs
+ └─ ServerActor x S    as placed     starts and watches one server process; attached URLs are watched by threads of the driver
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def open_run(config: Config) -> Iterator[Run]:
         seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
         seats = recorded(seats, config.profiler.nsight, run_dir.root / "nsight")
 
-        servers = ServerFleet.launch(config, seats.get("servers", ()), run_dir=run_dir.root)
+        servers = ServerFleet.launch(config, seats.get("servers", ()), run_dir=run_dir.root, say=observer.say)
         stack.callback(servers.close)
         config = confirm_adapter(config, given, servers)
         buffer = BufferActor.remote(config)  # type: ignore[attr-defined]  # ray's stubs keep the plain class
@@ -161,7 +161,9 @@ def _open_buffer(buffer: ActorHandle, observer: Observer) -> BufferPlan:
 
 def _readiness(config: Config, plan: BufferPlan) -> str:
     report = plan.report
-    servers = f"{len(config.rollout.urls)} attached" if config.rollout.urls else f"{config.rollout.num_servers} {config.rollout.backend}"
+    rollout = config.rollout
+    counts = {"attached": len(rollout.urls), rollout.backend: rollout.num_started}
+    servers = " and ".join(f"{count} {name}" for name, count in counts.items() if count)
     skipped = f" ({report.filtered} over-long prompts filtered, {report.truncated} cut)" if report.filtered or report.truncated else ""
     return (
         f"{servers} server(s), {config.learner.world_size} learner rank(s), {config.rollout.num_actors} rollout actor(s), "

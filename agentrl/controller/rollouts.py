@@ -142,6 +142,15 @@ class RolloutFleet:
                     total[name] = total.get(name, 0.0) + value
         return total
 
+    def outstanding_tokens(self) -> dict[str, int]:
+        """Return the tokens of running requests per server, of all actors that answer."""
+        total: dict[str, int] = {}
+        for member in self._members:
+            with suppress(InfrastructureError):
+                for url, tokens in get(member.actor.outstanding_tokens.remote(), timeout_s=CALL_TIMEOUT_S, who=member.owner).items():
+                    total[url] = total.get(url, 0) + tokens
+        return total
+
     def close(self) -> None:
         """Stop playing and end the actors; those that are still starting play nothing."""
         with suppress(AgentRLError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import ray
 from ray import ObjectRef
@@ -16,7 +16,10 @@ from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.calls import get, in_trio
 from agentrl.controller.checkpoint import Checkpoint
+from agentrl.controller.colocated import Colocation
 from agentrl.controller.credit import group_trajectories
+from agentrl.controller.elastic import ElasticServers
+from agentrl.controller.joining import find_unfit
 from agentrl.controller.learner import LearnerWeights
 from agentrl.controller.observe import Observer
 from agentrl.controller.result import RunResult
@@ -29,8 +32,10 @@ from agentrl.controller.validation import Validation
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import InfrastructureError, RewardError
 from agentrl.learner.learner import Learner
+from agentrl.rollout.loop_gaps import without_gaps
+from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import BufferCounts, Group, Outcome
-from agentrl.weights.publish import Publisher, PublishReport
+from agentrl.weights.publish import Publisher, PublishReport, load_folder
 
 CALL_TIMEOUT_S = 60.0
 POLL_S = 1.0
@@ -64,6 +69,8 @@ class Run:
         self.roles = roles
         self.servers = servers
         self.rollouts = rollouts
+        self._elastic = ElasticServers(config, servers, rollouts, run_dir=run_dir.root, say=observer.say)
+        self._colocation = Colocation(servers, rollouts, say=observer.say) if config.rollout.colocated else None
         self.validation = validation
         self.batch_rewards = batch_rewards
         self.observer = observer
@@ -74,13 +81,17 @@ class Run:
         self.step = checkpoint.step if checkpoint else 0
         self.version = -1
         self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
+        self._has_published = False  # before it, every server needs weights; after it, only those that join
+        self._baseline: str | None = None  # the folder whose weights the servers have meanwhile
         weights = config.rollout.weights
+        self._adapter = POLICY_ADAPTER if weights.adapter == "alone" else None
         self._publisher = Publisher(
             LearnerWeights(roles.learner),
             weights,
             folder=run_dir.weights(weights),
-            pause_mode=config.rollout.pause_mode_in_use,
+            pause_mode=lambda url: config.rollout.pause_mode_of(servers.kind_of(url)),
             backend=weights.backend if weights.backend != "auto" else roles.learner.run(Learner.collective_backend),
+            temperature=config.rollout.temperature,
         )
 
     def timer(self, phase: str) -> AbstractContextManager[None]:
@@ -102,10 +113,15 @@ class Run:
         self.roles.learner.run(Learner.write_trace, str(folder))
         ray.timeline(str(folder / "ray.json"))
 
+    def memory_for_learner(self) -> AbstractContextManager[None]:
+        """Have the memory of colocated servers free within the block; `publish` follows it."""
+        return nullcontext() if self._colocation is None else self._colocation.lend(version=self.version)
+
     # -------------------------------------------------------------------------------------------------- publish
 
     def publish(self) -> None:
         """Give the learner's weights a new version and bring every server to it."""
+        self._elastic.attend(version=self.version)  # a run that never waits for its batches looks after them here
         self.version = self._new_version("policy")
         self._send_weights(self.servers.urls + self.servers.urls_needing_weights)
         get(self.buffer.advance.remote(self.version), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
@@ -116,20 +132,34 @@ class Run:
         return version
 
     def _send_weights(self, urls: Sequence[str]) -> None:
-        """Bring `urls` to the current version; those that fail are restarted and brought there by `heal`."""
-        report = in_trio(self._publish_to, urls)
-        self.observer.count_published(report.num_bytes)
-        for url, why in report.failed.items():
+        """Bring `urls` to the current version; those that fail are restarted and brought there by `heal`.
+
+        Servers that join, or come back, are checked before they serve, whatever `rollout.weights.verify` says of the others.
+        """
+        joining = [url for url in urls if url in self.servers.urls_needing_weights]
+        for url in joining if self._has_published else ():
+            what = "was restarted" if self.servers.has_restarted(url) else "joined"
+            self.observer.say(f"server {url} {what} and gets version {self.version}")
+        report = in_trio(self._publish_to, urls, bool(joining) and self._has_published)
+        self._has_published |= self._baseline is None
+        self.observer.count_published(report.num_bytes, report.times)
+        for url, why in report.repaired.items():
+            self.observer.say(f"server {url} took version {self.version} at the second attempt: {why}")
+        given = self.servers.clients([url for url in joining if url not in report.failed], adapter=self._adapter)
+        failed = {**report.failed, **in_trio(find_unfit, given, self.version)}
+        for url, why in failed.items():
             self.observer.say(f"server {url} did not take version {self.version}: {why}; it is restarted")
-            self.servers.restart(url, why=why)
-        self.servers.mark_ready([url for url in urls if url not in report.failed])
+            self.servers.restart(url)
+        self.servers.mark_ready([url for url in urls if url not in failed])
         self.rollouts.set_servers(self.servers.urls, version=self.version)
         self.observer.set_servers(self.servers.states)
 
-    async def _publish_to(self, urls: Sequence[str]) -> PublishReport:
+    async def _publish_to(self, urls: Sequence[str], must_verify: bool) -> PublishReport:
         clients = self.servers.clients(urls)
         try:
-            return await self._publisher.publish(self.version, clients)
+            if self._baseline is not None:
+                return await load_folder(self._baseline, self.version, clients, timeout_s=self.config.rollout.weights.timeout_s)
+            return await self._publisher.publish(self.version, clients, must_verify=must_verify)
         finally:
             for client in clients:
                 await client.aclose()
@@ -189,7 +219,7 @@ class Run:
         if min(waited_s, stats["since_last_add_s"]) > self.config.buffer.stall_timeout_s:
             raise InfrastructureError(
                 f"no trajectory finished for buffer.stall_timeout_s={self.config.buffer.stall_timeout_s:g}; "
-                f"buffer: {self.counts()}; rollouts: {self.rollouts.stats()}"
+                f"buffer: {self.counts()}; rollouts: {without_gaps(self.rollouts.stats())}"
             )
 
     def _num_constant(self) -> int:
@@ -198,11 +228,10 @@ class Run:
     def heal(self) -> None:
         """Replace dead rollout actors; bring restarted servers to the current version before they take traffic."""
         self.rollouts.heal(self.observer.say)
-        self.servers.poll()
+        self._elastic.attend(version=self.version)
         self.observer.set_servers(self.servers.states)
         behind = self.servers.urls_needing_weights
         if behind:
-            self.observer.say(f"server {', '.join(behind)} was restarted and gets version {self.version}")
             self._send_weights(behind)
         elif set(self.servers.urls) != set(self.rollouts.urls):
             self.rollouts.set_servers(self.servers.urls, version=self.version)
@@ -243,18 +272,11 @@ class Run:
         if self.validation is None or self.is_resumed:
             return
         for name, folder in self.config.tracking.baselines.items():
+            self._baseline = folder
             self.version = self._new_version(f"baseline {name}")
-            in_trio(self._load_baseline, folder)
-            urls = self.servers.urls_needing_weights + self.servers.urls
-            self.rollouts.set_servers(urls, version=self.version)
+            self._send_weights(self.servers.urls + self.servers.urls_needing_weights)
             self.results[name] = self.validation.run(self, step=0, version=self.version, baseline=name)
-
-    async def _load_baseline(self, folder: str) -> None:
-        for client in self.servers.clients(self.servers.urls_needing_weights + self.servers.urls):
-            try:
-                await client.update_weights_from_disk(folder, version=self.version, flush_cache=True)
-            finally:
-                await client.aclose()
+        self._baseline = None
 
     # ----------------------------------------------------------------------------------------------------- keep
 

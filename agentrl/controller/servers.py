@@ -1,23 +1,30 @@
-"""The inference servers of a run: started and supervised by one Ray actor each, or attached by URL."""
+"""The inference servers of a run, of several kinds side by side: started and supervised by one Ray actor each, or attached by URL.
+
+A *guest* joined while the run went on. A guest that is lost is said and forgotten; any other server that is lost for good ends the run.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 
+from agentrl.config.model import ModelConfig
+from agentrl.config.rollout import RolloutConfig, refuse_url
 from agentrl.config.schema import Config
 from agentrl.controller.calls import get
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
 from agentrl.serving.actor import ServerActor
-from agentrl.serving.supervisor import ServerStatus, probe
+from agentrl.serving.attached import AttachedServer
+from agentrl.serving.health import ServerKind, ServerStatus
 from agentrl.sglang.client import SGLangClient
 from agentrl.workers.pools import Seat
 
@@ -27,43 +34,119 @@ SUPERVISOR_START_S = 300.0
 UNPUBLISHED = "default"
 """Version of a server before its first publish; the client refuses tokens that carry it."""
 
+_WHO = "a server's supervisor"
+
 
 @dataclass
-class _Server:
-    """One server: its actor (None when attached by URL) and what was last heard of it."""
+class _Member:
+    """One server and what was last heard of it. `watch` is an actor around a Supervisor, or watches an attached server from here."""
 
-    actor: ActorHandle | None
+    name: str
+    watch: ActorHandle | AttachedServer
     status: ServerStatus
+    deadline: float
+    is_guest: bool = False
     starting: ObjectRef | None = None
+    seat: Seat | None = None
+
+    @property
+    def label(self) -> str:
+        return self.status.url or self.name
+
+    @property
+    def origin(self) -> Literal["started", "attached"]:
+        return "attached" if isinstance(self.watch, AttachedServer) else "started"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLine:
+    """One server as `agentrl servers list` shows it."""
+
+    name: str
+    url: str
+    origin: str
+    kind: str
+    state: str
+    restarts: int
+    message: str
 
 
 class ServerFleet:
     """All servers of a run. `urls` are those that hold the current weights and may take traffic."""
 
-    def __init__(self, servers: list[_Server], *, api_key: str | None, start_timeout_s: float) -> None:
-        self._servers = servers
-        self._api_key = api_key
-        self._deadline = time.monotonic() + start_timeout_s + SUPERVISOR_START_S
+    def __init__(self, rollout: RolloutConfig, model: ModelConfig, *, run_dir: Path, say: Callable[[str], None]) -> None:
+        self._rollout = rollout
+        self._model = model
+        self._run_dir = run_dir
+        self._say = say
+        self._api_key = _api_key(rollout.api_key_env)
+        self._members: list[_Member] = []
+        self._free_seats: list[Seat] = []
+        self._num_started = 0
 
     @classmethod
-    def launch(cls, config: Config, seats: Sequence[Seat], *, run_dir: Path) -> ServerFleet:
-        """Begin to start a server in every seat (or attach to those of rollout.urls); `wait_until_ready` ends it."""
-        rollout = config.rollout
-        api_key = _api_key(rollout.api_key_env)
-        if rollout.urls:
-            statuses = [probe(url, api_key=api_key, timeout_s=rollout.server_start_timeout_s) for url in rollout.urls]
-            return cls([_Server(None, status) for status in statuses], api_key=api_key, start_timeout_s=rollout.server_start_timeout_s)
-        servers = []
-        for index, seat in enumerate(seats):
-            options = ServerActor.options(**seat.ray_options())  # type: ignore[attr-defined]  # ray's stubs keep the plain class
-            actor = options.remote(f"server_{index}", rollout, config.model, run_dir=str(run_dir))
-            servers.append(_Server(actor, ServerStatus("", "starting"), actor.start.remote(config.model.path, UNPUBLISHED)))
-        return cls(servers, api_key=api_key, start_timeout_s=rollout.server_start_timeout_s)
+    def launch(cls, config: Config, seats: Sequence[Seat], *, run_dir: Path, say: Callable[[str], None]) -> ServerFleet:
+        """Begin to start a server in every seat and to attach to those of rollout.urls; `wait_until_ready` ends it.
+
+        Raises:
+            ConfigError: the key of the servers is missing.
+        """
+        fleet = cls(config.rollout, config.model, run_dir=run_dir, say=say)
+        for seat in seats:
+            fleet._start(seat)
+        for url in config.rollout.urls:
+            fleet._attach(url)
+        return fleet
+
+    def _attach(self, url: str, *, is_guest: bool = False) -> _Member:
+        rollout = self._rollout
+        watch = AttachedServer(
+            url,
+            start_timeout_s=rollout.server_start_timeout_s,
+            hang_timeout_s=rollout.server_hang_timeout_s,
+            max_restarts=rollout.max_server_restarts,
+            api_key=self._api_key,
+        )
+        watch.start()
+        member = _Member(watch.status().url, watch, watch.status(), self._start_deadline(), is_guest)
+        self._members.append(member)
+        return member
+
+    def _start(self, seat: Seat, *, is_guest: bool = False) -> _Member:
+        name = f"server_{self._num_started}"
+        self._num_started += 1
+        options = ServerActor.options(**seat.ray_options())  # type: ignore[attr-defined]  # ray's stubs keep the plain class
+        is_open = self._listens_to_the_network()
+        actor = options.remote(name, self._rollout, self._model, run_dir=str(self._run_dir), is_open=is_open)
+        status = ServerStatus("", "starting", self._rollout.backend)
+        member = _Member(name, actor, status, self._start_deadline(), is_guest, actor.start.remote(self._model.path, UNPUBLISHED), seat)
+        self._members.append(member)
+        return member
+
+    def _start_deadline(self) -> float:
+        return time.monotonic() + self._rollout.server_start_timeout_s + SUPERVISOR_START_S
+
+    def _listens_to_the_network(self) -> bool:
+        """Tell whether servers must be reached from other machines: agents and learner may stand on any node of this Ray."""
+        if len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) < 2:
+            return False
+        if self._api_key is None:
+            raise ConfigError(
+                "the nodes of this Ray are several machines, so that servers listen to the network, and whoever reaches one may change the "
+                "policy; put a key into an environment variable on all of them and name it by rollout.api_key_env"
+            )
+        return True
+
+    # ---------------------------------------------------------------------------------------------------- start-up
 
     @property
     def starting(self) -> Mapping[ObjectRef, float]:
-        """The servers that are not known to generate, and until when they have to (of the monotonic clock)."""
-        return {s.starting: self._deadline for s in self._servers if s.starting is not None}
+        """The started servers that are not known to generate, and until when they have to (of the monotonic clock)."""
+        return {m.starting: m.deadline for m in self._members if m.starting is not None}
+
+    def wait_until_attached(self) -> list[str]:
+        """Wait until every server of rollout.urls generates, and return their URLs; raise ServerError when one does not in time."""
+        return [m.watch.wait_until_up() for m in self._members if isinstance(m.watch, AttachedServer)]
 
     def wait_until_ready(self) -> None:
         """Wait until every server generates; none may take traffic before a publish.
@@ -71,79 +154,187 @@ class ServerFleet:
         Raises:
             InfrastructureError: one did not come up within `rollout.server_start_timeout_s`; the message ends with its log.
         """
-        get(list(self.starting), timeout_s=max(0.0, self._deadline - time.monotonic()), who="a server's supervisor")
-        for server in self._servers:
-            server.starting = None
+        deadline = max((m.deadline for m in self._members), default=0.0)
+        get(list(self.starting), timeout_s=max(0.0, deadline - time.monotonic()), who=_WHO)
+        for member in self._members:
+            member.starting = None
+        self.wait_until_attached()
         self.poll()
 
-    # ---------------------------------------------------------------------------------------------------- state
+    # ------------------------------------------------------------------------------------------------------- state
 
     @property
     def urls(self) -> list[str]:
-        return [s.status.url for s in self._servers if s.status.state == "ready"]
+        return [m.status.url for m in self._members if m.status.state == "ready"]
 
     @property
     def urls_needing_weights(self) -> list[str]:
-        return [s.status.url for s in self._servers if s.status.state == "needs_weights"]
+        return [m.status.url for m in self._members if m.status.state == "needs_weights"]
+
+    @property
+    def guests_needing_weights(self) -> list[str]:
+        return [m.status.url for m in self._members if m.is_guest and m.status.state == "needs_weights"]
 
     @property
     def states(self) -> dict[str, str]:
-        """URL -> starting, ready, needs_weights or failed."""
-        return {s.status.url or f"server {index}": s.status.state for index, s in enumerate(self._servers)}
+        """URL (or name, before there is one) -> starting, ready, needs_weights or failed."""
+        return {m.label: m.status.state for m in self._members}
+
+    @property
+    def lines(self) -> list[ServerLine]:
+        """All servers, for people."""
+        return [
+            ServerLine(m.name, m.status.url, m.origin, m.status.kind or "unknown", m.status.state, m.status.restarts, m.status.message)
+            for m in self._members
+        ]
+
+    def kind_of(self, url: str) -> ServerKind:
+        """Return which kind of server runs at `url`; one that did not say so is taken for `rollout.backend`."""
+        return next((m.status.kind for m in self._members if m.status.url == url and m.status.kind), self._rollout.backend)
+
+    def has_restarted(self, url: str) -> bool:
+        return any(m.status.url == url and m.status.restarts for m in self._members)
 
     def poll(self) -> None:
         """Ask every supervisor.
 
         Raises:
-            InfrastructureError: a server used up its restarts, or its supervisor died.
+            InfrastructureError: a server used up its restarts, or its supervisor died; said and forgotten if it is a guest.
         """
-        supervised = [s for s in self._servers if s.actor is not None]
-        refs = [s.actor.status.remote() for s in supervised if s.actor is not None]
-        statuses = get(refs, timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
-        for server, status in zip(supervised, statuses, strict=True):
-            server.status = status
-        for server in self._servers:
-            if server.status.state == "failed":
-                raise InfrastructureError(f"server {server.status.url or '(never up)'} is lost for good: {server.status.message}")
+        for member in list(self._members):
+            try:
+                self._ask(member)
+            except InfrastructureError as error:
+                if not member.is_guest:
+                    raise
+                self._say(f"{error}; the run goes on without it")
+                self._end(member)
+
+    def _ask(self, member: _Member) -> None:
+        if member.starting is not None and not _is_done(member.starting):
+            if time.monotonic() > member.deadline:
+                raise InfrastructureError(f"server {member.label} did not start: nothing is free for it, or its machine hangs")
+            return
+        member.starting = None
+        before, watch = member.status, member.watch
+        if isinstance(watch, AttachedServer):
+            member.status = watch.status()
+        else:
+            member.status = get(watch.status.remote(), timeout_s=POLL_TIMEOUT_S, who=_WHO)
+        status = member.status
+        if status.state == "failed":
+            raise InfrastructureError(f"server {member.label} is lost for good: {status.message}")
+        if status.restarts > before.restarts:
+            limit = self._rollout.max_server_restarts
+            self._say(f"server {before.url}: {status.message.partition(chr(10))[0]}; restart {status.restarts} of {limit}")
 
     def mark_ready(self, urls: Sequence[str]) -> None:
         """Record that `urls` hold the current weights."""
-        for server in self._servers:
-            if server.status.url in urls:
-                if server.actor is None:
-                    server.status = replace(server.status, state="ready")
-                else:
-                    get(server.actor.mark_ready.remote(), timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
+        for member in self._with(urls):
+            if isinstance(member.watch, AttachedServer):
+                member.watch.mark_ready(member.status.url)
+            else:
+                get(member.watch.mark_ready.remote(member.status.url), timeout_s=POLL_TIMEOUT_S, who=_WHO)
         self.poll()
 
-    def restart(self, url: str, *, why: str) -> None:
-        """End a server that did not take its weights; its supervisor starts it anew.
+    def restart(self, url: str) -> None:
+        """End a server that did not take its weights: its supervisor starts it anew. An attached one is waited for."""
+        for member in self._with([url]):
+            if isinstance(member.watch, AttachedServer):
+                member.watch.restart(url)
+            else:
+                get(member.watch.restart.remote(url), timeout_s=POLL_TIMEOUT_S, who=_WHO)
+        self.poll()
+
+    def _with(self, urls: Sequence[str]) -> list[_Member]:
+        return [m for m in self._members if m.status.url in urls]
+
+    # -------------------------------------------------------------------------------------------- joining, leaving
+
+    def attach(self, url: str) -> str:
+        """Attach to a running server while the run goes on; return its URL.
 
         Raises:
-            InfrastructureError: the server was attached by URL, so it is not ours to restart.
+            ConfigError: it is here already, or may not be attached to.
         """
-        for server in self._servers:
-            if server.status.url == url:
-                if server.actor is None:
-                    raise InfrastructureError(f"attached server {url} did not take the weights: {why}")
-                get(server.actor.restart.remote(), timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
-        self.poll()
+        if why := refuse_url(url, has_key=self._api_key is not None):
+            raise ConfigError(why)
+        if self._with([url.rstrip("/")]):
+            raise ConfigError(f"{url} serves this run already")
+        return self._attach(url, is_guest=True).label
+
+    def start_another(self) -> str:
+        """Start one more server of rollout.backend while the run goes on; return its name.
+
+        Raises:
+            ConfigError: no GPU is free for it.
+        """
+        gpus = self._rollout_gpus
+        if self._free_seats:
+            seat = self._free_seats.pop()
+        elif gpus and ray.available_resources().get("GPU", 0.0) < gpus:
+            raise ConfigError(f"no {gpus:g} GPU of this Ray is free for another server; drain one, or attach to one that runs elsewhere")
+        else:
+            seat = Seat(gpus)
+        return self._start(seat, is_guest=True).name
+
+    @property
+    def _rollout_gpus(self) -> float:
+        """What each of the other started servers has."""
+        return next((m.seat.num_gpus for m in self._members if m.seat is not None), 0.0)
+
+    def leaving(self, url_or_name: str) -> str:
+        """Return the URL of the server that is to leave.
+
+        Raises:
+            ConfigError: there is none, or no other serves.
+        """
+        member = next((m for m in self._members if url_or_name.rstrip("/") in (m.status.url, m.name)), None)
+        if member is None:
+            raise ConfigError(f"{url_or_name} is no server of this run; there are: {', '.join(self.states)}")
+        if not [url for url in self.urls if url != member.status.url]:
+            raise ConfigError(f"{url_or_name} cannot leave: no other server is ready; add one first")
+        return member.label
+
+    def remove(self, label: str) -> None:
+        """Forget a server that nobody asks any more: a started one ends, an attached one goes on for others."""
+        for member in [m for m in self._members if m.label == label]:
+            self._end(member)
+
+    def _end(self, member: _Member) -> None:
+        self._members.remove(member)
+        if member.seat is not None:
+            self._free_seats.append(member.seat)
+        _stop([member])
+
+    # --------------------------------------------------------------------------------------------------------- end
 
     def pids(self) -> list[int]:
         """Return the process ids of the supervised servers."""
-        return [s.status.pid for s in self._servers if s.status.pid]
+        return [m.status.pid for m in self._members if m.status.pid]
 
-    def clients(self, urls: Sequence[str]) -> list[SGLangClient]:
-        """Return a client for each URL; to be used within one trio.run."""
-        return [SGLangClient(url, api_key=self._api_key) for url in urls]
+    def clients(self, urls: Sequence[str], *, adapter: str | None = None) -> list[SGLangClient]:
+        """Return a client for each URL, which samples with `adapter`; to be used within one trio.run."""
+        return [SGLangClient(url, api_key=self._api_key, adapter=adapter) for url in urls]
 
     def close(self) -> None:
         """Stop every server that this run started."""
-        actors = [s.actor for s in self._servers if s.actor is not None]
-        with suppress(AgentRLError):  # an actor that is already gone has taken its server with it
-            get([actor.stop.remote() for actor in actors], timeout_s=POLL_TIMEOUT_S, who="a server's supervisor")
-        for actor in actors:
-            ray.kill(actor)
+        _stop(self._members)
+
+
+def _stop(members: Sequence[_Member]) -> None:
+    actors = [m.watch for m in members if not isinstance(m.watch, AttachedServer)]
+    with suppress(AgentRLError):  # an actor that is already gone has taken its server with it
+        get([actor.stop.remote() for actor in actors], timeout_s=POLL_TIMEOUT_S, who=_WHO)
+    for actor in actors:
+        ray.kill(actor)
+    for member in members:
+        if isinstance(member.watch, AttachedServer):
+            member.watch.stop()
+
+
+def _is_done(ref: ObjectRef) -> bool:
+    return bool(ray.wait([ref], timeout=0, fetch_local=False)[0])
 
 
 def _api_key(variable: str | None) -> str | None:

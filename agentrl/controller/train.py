@@ -68,7 +68,7 @@ def train_step(run: Run, config: Config) -> None:
     """Take one batch, learn from it, publish."""
     groups = run.take()
     learned_by = run.version
-    with run.traced():
+    with run.memory_for_learner(), run.traced():
         updates = learn(run.roles, groups, config, step=run.step, version=learned_by, timer=run.timer)
     run.step += 1
     with run.timer("publish"):

@@ -92,7 +92,8 @@ class HttpClient:
         Raises:
             ServerError: no (whole) reply came: unreachable, broken off, not HTTP, or longer than `max_reply_bytes`.
         """
-        body = b"" if json is None else orjson.dumps(json)
+        # A copy, for what orjson returns keeps its whole buffer, of 32 KiB or more, and thousands of requests wait here at once.
+        body = b"" if json is None else bytes(memoryview(orjson.dumps(json)))
         headers = [*self._headers, ("Content-Length", str(len(body)))]
         if body:
             headers.append(("Content-Type", "application/json"))
@@ -165,6 +166,7 @@ class _Connection:
             await self._stream.send_all(data)
         except trio.BrokenResourceError as error:
             raise _StaleConnection from error
+        del data  # the answer may take minutes
         status, reply = await self._read_reply(max_bytes)
         if self._state.our_state is h11.DONE and self._state.their_state is h11.DONE:
             self._state.start_next_cycle()

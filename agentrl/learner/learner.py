@@ -16,6 +16,7 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner import checkpoint, weights
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
+from agentrl.learner.changes import WrittenWeights
 from agentrl.learner.correction import Corrector
 from agentrl.learner.counterfactual import Counterfactual, compare
 from agentrl.learner.held_out import Objective, measure
@@ -25,9 +26,10 @@ from agentrl.learner.model import Policy, build_policy
 from agentrl.learner.preference import PreferenceObjective
 from agentrl.learner.ranks import Device, Place, join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
+from agentrl.learner.sending import BucketSender
 from agentrl.learner.step import Stepper, count_update
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
-from agentrl.types import TensorSpec
+from agentrl.types import SendTimes, TensorSpec
 from agentrl.workers.dispatch import dispatch
 
 
@@ -81,6 +83,8 @@ class Learner:
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
         self._supervised: Objective = SupervisedObjective() if spec.score_head is None else PreferenceObjective()
         self._weights_group: ProcessGroup | None = None
+        self._sender: BucketSender | None = None
+        self._written = WrittenWeights(self._policy, self._place, spec.model)
         self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
         torch.manual_seed(spec.seed + 1 + rank)  # dropout differs between ranks
 
@@ -110,6 +114,11 @@ class Learner:
         assert self._reference is not None, "there is no reference without algorithm.kl.coefficient"
         with self._meter.phase("assess", num_tokens=2 * _count_tokens(microbatches)):
             return [(self._logprobs(self._policy, m), self._logprobs(self._reference, m)) for m in microbatches]
+
+    @dispatch("dp", join="concat")
+    def own_logprobs(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
+        """Return for each microbatch the policy's log-probabilities of its action tokens, f[A]."""
+        return [self._logprobs(self._policy, microbatch) for microbatch in microbatches]
 
     @dispatch("dp")
     def update(self, minibatch: Sequence[ScoredMicrobatch]) -> dict[str, float]:
@@ -187,14 +196,24 @@ class Learner:
         return weights.tensor_specs(self._policy)
 
     @dispatch("all")
-    def checksums(self) -> dict[str, str]:
-        """Return {name: sha256 of the bytes} of the published weights."""
-        return weights.checksums(self._policy)
+    def checksums(self, dtype: str | None = None, is_fused: bool = False) -> dict[str, str]:
+        """Return {name: sha256 of the bytes} of the published weights, in `dtype` or as published; fused: as SGLang lays them out."""
+        return weights.checksums(self._policy, dtype=dtype, is_fused=is_fused)
 
     @dispatch("all")
     def export(self, folder: str) -> None:
         """Write the policy as a folder that transformers and SGLang load; rank 0 writes."""
         weights.export(self._policy, self._place, self._spec.model, Path(folder))
+
+    @dispatch("all")
+    def write_base(self, folder: str, is_again: bool) -> None:
+        """Export the policy, and keep a copy to tell by what later updates change; again: what `write_changes` wrote last, whole."""
+        self._written.write_whole(Path(folder), is_again=is_again)
+
+    @dispatch("all")
+    def write_changes(self, folder: str) -> tuple[int, int]:
+        """Write what changed since the last weights written; return bytes of the changed elements, and of the tensors they are in."""
+        return self._written.write_changes(Path(folder))
 
     @dispatch("all")
     def adapter_specs(self) -> list[TensorSpec]:
@@ -212,23 +231,38 @@ class Learner:
         weights.export_adapter(self._policy, self._place, self._spec.model, Path(folder))
 
     @dispatch("all")
-    def join_weights_group(self, address: str, port: int, world_size: int, name: str, backend: str) -> None:
-        """Open the group to the servers: rank 0 of the learner is its rank 0; blocks until all servers have come."""
+    def join_weights_group(self, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float) -> None:
+        """Open the group to the servers: rank 0 of the learner is its rank 0; blocks until all have come, at most `timeout_s`."""
         self.leave_weights_group()
         if self._place.is_first:
-            timeout_s = self._spec.learner.collective_timeout_s
             self._weights_group = join_weights_group(
                 address=address, port=port, rank=0, world_size=world_size, name=name, backend=backend, timeout_s=timeout_s
             )
 
     @dispatch("all")
     def send_bucket(self, names: Sequence[str]) -> None:
-        """Send the named weights, end to end in this order, to all servers of the group."""
-        weights.send_bucket(self._policy, self._place, names, self._weights_group)
+        """Gather the named weights, and begin to send them, end to end in this order, to all servers of the group."""
+        assert not self._place.is_first or self._weights_group is not None, "send_bucket before join_weights_group"
+        if self._sender is None:
+            self._sender = BucketSender(self._policy, self._weights_group)
+        self._sender.send(names)
+
+    @dispatch("rank0")
+    def finish_buckets(self) -> SendTimes:
+        """Wait until all buckets were sent; return what that took."""
+        assert self._sender is not None, "finish_buckets before send_bucket"
+        sender, self._sender = self._sender, None
+        return sender.finish()
+
+    @dispatch("all")
+    def pickle_bucket(self, names: Sequence[str]) -> str:
+        """Return the named weights pickled, in base64, for servers on this machine (see `agentrl.weights.tensor`)."""
+        return weights.pickle_bucket(self._policy, self._place, names)
 
     @dispatch("all")
     def leave_weights_group(self) -> None:
         """Close the group to the servers, if one is open."""
+        self._sender = None
         if self._weights_group is not None:
             group, self._weights_group = self._weights_group, None
             leave_weights_group(group)

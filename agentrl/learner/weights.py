@@ -1,21 +1,25 @@
-"""How the policy leaves the learner: as a Hugging Face folder, as the folder of its adapter, or bucket by bucket through a process group.
+"""How the policy leaves the learner: as a Hugging Face folder, or as the folder of its adapter; and what it is compared by.
 
-Every function is a collective of all ranks (gathering a sharded tensor is), though rank 0 alone writes and sends.
+Every function is a collective of all ranks (gathering a sharded tensor is), though rank 0 alone writes. Sending is in `sending.py`.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
+import pickle
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from agentrl.config.model import ModelConfig
 from agentrl.errors import InfrastructureError
@@ -23,11 +27,13 @@ from agentrl.learner.lora import adapter_tensors, gather, write_adapter
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import Place
 from agentrl.plugins.sources import locate
-from agentrl.sglang.process_group import broadcast, flatten, tensor_checksum
+from agentrl.sglang.process_group import tensor_bytes, tensor_checksum
 from agentrl.types import TensorSpec
 
 _COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.model", "*.jinja")
 
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Layers that SGLang computes as one, with their parts in the order of their rows."""
 
 MAX_FILE_BYTES = 5 * 2**30
 
@@ -41,13 +47,44 @@ def tensor_specs(policy: Policy) -> list[TensorSpec]:
     ]
 
 
-def checksums(policy: Policy) -> dict[str, str]:
-    """Return {name: sha256 of the weight as published}."""
-    return {name: tensor_checksum(policy.full_tensor(name)) for name in policy.tensors}
+def checksums(policy: Policy, *, dtype: str | None = None, is_fused: bool = False) -> dict[str, str]:
+    """Return {name: sha256 of the weight} in `dtype`, or as published. A collective.
+
+    With `is_fused`, of the weights as SGLang holds them on one GPU or CPU: those that it lays end to end have one name and one sum.
+    """
+    as_dtype = policy.published_dtype if dtype is None else getattr(torch, dtype)
+    sums: dict[str, Any] = {}
+    for name, parts in (_fused(policy.tensors) if is_fused else {name: [name] for name in policy.tensors}).items():
+        sums[name] = hashlib.sha256()
+        for part in parts:
+            sums[name].update(tensor_bytes(policy.full_tensor(part).to(as_dtype)))
+    return {name: digest.hexdigest() for name, digest in sums.items()}
 
 
-def export(policy: Policy, place: Place | None, model: ModelConfig, folder: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+def _fused(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return {SGLang's name: the weights in it, in their order}."""
+    fused: dict[str, list[str]] = {}
+    order = {part: (whole, index) for whole, parts in _FUSED.items() for index, part in enumerate(parts)}
+    for name in names:
+        part = next((word for word in name.split(".") if word in order), None)
+        fused.setdefault(name if part is None else name.replace(part, order[part][0]), []).append(name)
+    for parts in fused.values():
+        parts.sort(key=lambda name: next((order[word][1] for word in name.split(".") if word in order), 0))
+    return fused
+
+
+def export(
+    policy: Policy,
+    place: Place | None,
+    model: ModelConfig,
+    folder: Path,
+    *,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    more: Callable[[Path], None] | None = None,
+) -> None:
     """Write weights, config and tokenizer as transformers and SGLang load them; the folder appears complete or not at all.
+
+    `more` writes what else belongs into it.
 
     Weights of more than `max_file_bytes` go into several files and an index; rank 0 holds one file's worth of them at a time.
     `place` is None in a process without ranks.
@@ -68,6 +105,8 @@ def export(policy: Policy, place: Place | None, model: ModelConfig, folder: Path
     if writer is not None:
         writer.write(partial(_write_index, files, tensor_specs(policy)))
         writer.write(partial(describe, policy, model))
+        if more is not None:
+            writer.write(more)
         writer.finish()
 
 
@@ -124,12 +163,15 @@ def plan_files(specs: Sequence[TensorSpec], *, max_bytes: int) -> dict[str, list
     return {f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups)}
 
 
-def send_bucket(policy: Policy, place: Place, names: Sequence[str], group: ProcessGroup | None) -> None:
-    """Broadcast the named weights from rank 0 to the weights group as one flat run of bytes; `group` is None on other ranks."""
-    tensors = [policy.full_tensor(name) for name in names]
-    if place.is_first:
-        assert group is not None, "send_bucket before join_weights_group"
-        broadcast(flatten(tensors), group)
+def pickle_bucket(policy: Policy, place: Place, names: Sequence[str]) -> str:
+    """Return [(name, tensor)] pickled, in base64; rank 0 alone does. A collective.
+
+    Plain pickles with the data in them: SGLang's unpickler knows their few functions, and no memory need outlive the call.
+    """
+    tensors = [(name, policy.full_tensor(name)) for name in names]
+    if not place.is_first:
+        return ""
+    return base64.b64encode(pickle.dumps([(name, tensor.cpu().contiguous()) for name, tensor in tensors])).decode()
 
 
 class FolderWriter:

@@ -17,7 +17,7 @@ from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, RequestRefused, ServerError
 from agentrl.rollout.limits import server_key
-from agentrl.rollout.router import Client
+from agentrl.rollout.server import Client
 from agentrl.serving.launch import launcher
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient

@@ -18,7 +18,8 @@ from agentrl.plugins import Plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.limits import model_limits
 from agentrl.rollout.manager import AgentLoopManager
-from agentrl.rollout.router import Client, Router
+from agentrl.rollout.router import Router
+from agentrl.rollout.server import Client
 from agentrl.rollout.session import PromptLimits
 from agentrl.types import Lease, Task, Trajectory
 

@@ -22,9 +22,11 @@ from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.garbage import collect_rarely
+from agentrl.rollout.garbage import collect_oldest, collect_rarely
 from agentrl.rollout.limits import model_limits, server_key
+from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink
+from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits
 from agentrl.sglang.client import SGLangClient
@@ -78,8 +80,10 @@ class RolloutPart:
         """Load tokenizer, plugins and rewards, and start the thread.
 
         Raises:
-            UserError: one of them is missing or wrong.
+            UserError: one of them is missing or wrong, or so many trajectories need more open files than this machine allows.
         """
+        num_trajectories = config.rollout.max_concurrent_trajectories
+        allow_trajectories(num_trajectories)
         self._config = config
         self._buffer = buffer
         model = config.model
@@ -87,8 +91,14 @@ class RolloutPart:
         api_key = server_key(config.rollout.api_key_env)
         vocab_size, context_tokens = model_limits(model, chat)
         adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
-        connect = partial(SGLangClient, api_key=api_key, adapter=adapter)
-        self._router = Router(connect, vocab_size=vocab_size, context_tokens=context_tokens)
+        connect = partial(SGLangClient, api_key=api_key, adapter=adapter, max_connections=num_trajectories)
+        self._router = Router(
+            connect,
+            vocab_size=vocab_size,
+            context_tokens=context_tokens,
+            max_silence_s=config.rollout.max_server_silence_s,
+            max_pause_s=config.rollout.weights.timeout_s,
+        )
         self._host = AsyncioHost()
         self._manager = AgentLoopManager(
             config.agent,
@@ -101,9 +111,10 @@ class RolloutPart:
             prompt=PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts),
             attempts_per_group=config.attempts_per_group,
         )
+        self._gaps = LoopGaps()
         self._calls: set[trio.CancelScope] = set()
         self._is_started = threading.Event()
-        self._thread = threading.Thread(target=trio.run, args=(self._main,), name="rollout", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="rollout", daemon=True)
         self._thread.start()
         self._is_started.wait()
 
@@ -126,11 +137,16 @@ class RolloutPart:
     def set_servers(self, urls: Sequence[str], version: int) -> None:
         def set_servers() -> None:
             self._router.set_servers(urls, version=version)
+            collect_oldest()  # behind a publish: the servers have all requests, and need no other for a while
 
         trio.from_thread.run_sync(set_servers, trio_token=self._token)
 
+    def outstanding_tokens(self) -> dict[str, int]:
+        """Return per server what is still to be computed for running requests."""
+        return self._router.outstanding_tokens()
+
     def stats(self) -> dict[str, float]:
-        return self._manager.stats()
+        return self._manager.stats() | self._gaps.counters()
 
     def stop(self) -> None:
         """End `run` and `play`: agents are cancelled, tools closed, running generations aborted. May be called again."""
@@ -154,6 +170,9 @@ class RolloutPart:
             return None
 
         return trio.from_thread.run(cancellable, trio_token=self._token)
+
+    def _run_loop(self) -> None:
+        trio.run(self._main, instruments=[self._gaps])
 
     async def _main(self) -> None:
         """The thread's life: calls come in from outside, and all of them end before the plugins' event loop does."""
@@ -187,6 +206,9 @@ class RolloutActor:
 
     def set_servers(self, urls: Sequence[str], version: int) -> None:
         self._part.set_servers(urls, version)
+
+    def outstanding_tokens(self) -> dict[str, int]:
+        return self._part.outstanding_tokens()
 
     def stats(self) -> dict[str, float]:
         return self._part.stats()

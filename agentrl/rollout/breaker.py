@@ -1,6 +1,8 @@
-"""The circuit breaker of one tool: after failures in a row, calls are refused for a while, then one may try."""
+"""The circuit breaker of one tool or server: after failures in a row, calls are refused for a while, then one may try."""
 
 from __future__ import annotations
+
+import math
 
 
 class CircuitBreaker:
@@ -9,15 +11,19 @@ class CircuitBreaker:
     closed: calls begin; `max_failures` failures in a row open it. open: none begins until `pause_s` have passed; then one does,
     the probe. Its success closes the breaker, its failure opens it again.
 
+    A breaker that opens again before any call but its probes succeeded stays open twice as long each time, up to `max_pause_s`
+    (None: always `pause_s`). `is_open`: begin open, so that the first call is a probe.
+
     A call holds the ticket that `begin` gave it. What a call says that began before the breaker last opened or closed counts for
-    nothing: calls hang in a tool that is down and tell of it one by one.
+    nothing: calls hang in what is down and tell of it one by one.
     """
 
-    def __init__(self, *, max_failures: int, pause_s: float) -> None:
+    def __init__(self, *, max_failures: int, pause_s: float, max_pause_s: float | None = None, is_open: bool = False) -> None:
         self._max_failures = max_failures
-        self._pause_s = pause_s
+        self._pause_s = self._next_pause_s = pause_s
+        self._max_pause_s = pause_s if max_pause_s is None else max_pause_s
         self._failures = 0
-        self._open_until: float | None = None  # None: closed
+        self._open_until: float | None = -math.inf if is_open else None  # None: closed
         self._is_probing = False
         self._epoch = 0
         self.num_openings = 0
@@ -36,26 +42,29 @@ class CircuitBreaker:
         return self._epoch
 
     def succeeded(self, ticket: int) -> None:
-        """The tool did its work, whatever the model made of it."""
+        """The call was answered, whatever the model made of it."""
         if ticket != self._epoch:
             return
         self._failures = 0
         if self._is_probing:
             self._open_until, self._is_probing = None, False
             self._epoch += 1
+        else:
+            self._next_pause_s = self._pause_s
 
     def failed(self, ticket: int, now: float) -> None:
-        """The tool itself broke."""
+        """The tool or server itself broke."""
         if ticket != self._epoch:
             return
         self._failures += 1
         if self._is_probing or self._failures >= self._max_failures:
-            self._open_until, self._is_probing = now + self._pause_s, False
+            self._open_until, self._is_probing = now + self._next_pause_s, False
+            self._next_pause_s = min(2 * self._next_pause_s, self._max_pause_s)
             self._failures = 0
             self._epoch += 1
             self.num_openings += 1
 
     def abandoned(self, ticket: int) -> None:
-        """The call ended and says nothing about the tool: it was cancelled, or ran into its deadline. After a probe, the next may try."""
+        """The call ended and says nothing: it was cancelled, or ran into its deadline. After a probe, the next may try."""
         if ticket == self._epoch:
             self._is_probing = False

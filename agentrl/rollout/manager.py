@@ -256,8 +256,12 @@ class AgentLoopManager:
         router = self._router
         return self._stats.snapshot() | {
             "idle_s": router.idle.seconds(),
+            "generations_in_flight": float(router.idle.num_running),
             "servers_up": float(router.num_up),
             "server_failures": float(router.num_server_failures),
+            "servers_drained": float(router.num_drained),
+            "prefilled_tokens": float(router.work.prefilled_tokens),
+            "redone_tokens": float(router.work.redone_tokens),
             "tool_breaker_openings": float(self._player.tools.num_breaker_openings),
             "outstanding_tokens": float(sum(router.outstanding_tokens().values())),
         }

@@ -32,6 +32,10 @@ class IdleTime:
             self._since = None
         self._running += 1
 
+    @property
+    def num_running(self) -> int:
+        return self._running
+
     def end(self) -> None:
         self._running -= 1
         if self._running == 0:

@@ -9,22 +9,25 @@ import ray
 
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig
+from agentrl.serving.health import ServerStatus
 from agentrl.serving.launch import launcher
-from agentrl.serving.supervisor import ServerStatus, Supervisor
+from agentrl.serving.supervisor import Supervisor
 
 
 # Several threads, so that `status` and `stop` are answered while `start` waits for the model to load.
 @ray.remote(num_cpus=0, max_concurrency=4)  # type: ignore[call-overload]  # ray's stubs lack max_concurrency
 class ServerActor:
-    """Starts the server that `rollout.backend` names; its log is `run_dir/servers/<name>.log`."""
+    """Starts the server that `rollout.backend` names; its log is `run_dir/servers/<name>.log`. is_open: reached from other machines."""
 
-    def __init__(self, name: str, rollout: RolloutConfig, model: ModelConfig, *, run_dir: str, host: str = "127.0.0.1") -> None:
+    def __init__(self, name: str, rollout: RolloutConfig, model: ModelConfig, *, run_dir: str, is_open: bool = False) -> None:
         self._supervisor = Supervisor(
             launcher(rollout, model),
             log_file=Path(run_dir) / "servers" / f"{name}.log",
             start_timeout_s=rollout.server_start_timeout_s,
             max_restarts=rollout.max_server_restarts,
-            host=host,
+            hang_timeout_s=rollout.server_hang_timeout_s,
+            kind=rollout.backend,
+            host=ray.util.get_node_ip_address() if is_open else "127.0.0.1",
             api_key=os.environ.get(rollout.api_key_env) if rollout.api_key_env else None,
         )
 
@@ -35,11 +38,11 @@ class ServerActor:
     def status(self) -> ServerStatus:
         return self._supervisor.status()
 
-    def mark_ready(self) -> None:
-        self._supervisor.mark_ready()
+    def mark_ready(self, url: str) -> None:
+        self._supervisor.mark_ready(url)
 
-    def restart(self) -> None:
-        self._supervisor.restart()
+    def restart(self, url: str) -> None:
+        self._supervisor.restart(url)
 
     def stop(self) -> None:
         self._supervisor.stop()

@@ -60,6 +60,7 @@ class SGLangServer:
     api_key_env: str | None = None
     trust_remote_code: bool = False
     lora: LoRAConfig | None = None
+    is_colocated: bool = False
 
     def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]:
         options: dict[str, Any] = {
@@ -70,6 +71,8 @@ class SGLangServer:
             "weight_version": weight_version,
             "trust_remote_code": self.trust_remote_code,
             **(_lora_options(self.lora) if self.lora is not None else {}),
+            # A copy of the weights stays in host memory: an adapter, or changed bytes alone, come to weights that must be there.
+            **({"enable_memory_saver": True, "enable_weights_cpu_backup": True} if self.is_colocated else {}),
             **self.config.args,
         }
         guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid())]
@@ -89,7 +92,7 @@ def launcher(rollout: RolloutConfig, model: ModelConfig) -> Launcher:
             library = str(locate(library).absolute())  # a copy that was shipped to this process, not to the server's
         return EmbeddedServer(rollout.embedded, model.dtype, rollout.api_key_env, model.trust_remote_code, library)
     lora = model.lora if rollout.weights.adapter == "alone" else None
-    return SGLangServer(rollout.sglang, model.dtype, rollout.api_key_env, model.trust_remote_code, lora)
+    return SGLangServer(rollout.sglang, model.dtype, rollout.api_key_env, model.trust_remote_code, lora, rollout.colocated)
 
 
 def _lora_options(lora: LoRAConfig) -> dict[str, Any]:

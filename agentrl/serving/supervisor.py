@@ -1,7 +1,7 @@
 """Keeps one server process alive: start, readiness, death, restart with a budget, end. Plain threads, no Ray.
 
-A server is ready when it has generated a token. After a restart it has the weights it was first started with, so it stays in
-`needs_weights` until somebody has published to it and called `mark_ready`.
+A server is up when it has generated a token. It has the weights that it was started with, so it stays in `needs_weights` until somebody
+has published to it and called `mark_ready`; after a restart again. One that hangs is killed, and restarted like one that died.
 """
 
 from __future__ import annotations
@@ -13,38 +13,21 @@ import signal
 import subprocess
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
-
-import trio
+from typing import Any
 
 from agentrl.errors import ServerError
-from agentrl.http.client import HttpClient
+from agentrl.serving.health import PROBE_TIMEOUT_S, ServerKind, ServerStatus, Watchdog, generates
 from agentrl.serving.launch import Launcher, free_port
 
-ServerState = Literal["starting", "ready", "needs_weights", "failed"]
-
 _POLL_S = 0.1
-_PROBE_TIMEOUT_S = 10.0
 _STOP_GRACE_S = 8.0
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 * 1024
 _MISUSE_STATUS = 2
-_NOT_READY_STATUS = 503
 _REFUSAL = re.compile(r"^(?:\S+: )?error: (.+)$", re.MULTILINE)
 """How a program says what is wrong with its options: SGLang, and the embedded server."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStatus:
-    """One server at one moment; `pid` is None for servers that somebody else started, `message` one line or a log's end."""
-
-    url: str
-    state: ServerState
-    restarts: int = 0
-    pid: int | None = None
-    message: str = ""
 
 
 class Supervisor:
@@ -53,6 +36,7 @@ class Supervisor:
     Args:
         log_file: receives the output of all of them, one after the other.
         start_timeout_s: a server that does not generate by then failed.
+        hang_timeout_s: a server from which nothing comes for so long is killed; None: nobody looks.
         max_restarts: deaths that are answered by a restart; the next one makes the state `failed`.
         api_key: what requests to the server carry.
     """
@@ -64,6 +48,8 @@ class Supervisor:
         log_file: Path,
         start_timeout_s: float,
         max_restarts: int,
+        hang_timeout_s: float | None = None,
+        kind: ServerKind | None = None,
         host: str = "127.0.0.1",
         api_key: str | None = None,
     ) -> None:
@@ -75,7 +61,8 @@ class Supervisor:
         self._api_key = api_key
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._status = ServerStatus("", "starting")
+        self._status = ServerStatus("", "starting", kind)
+        self._watchdog = None if hang_timeout_s is None else Watchdog(timeout_s=hang_timeout_s, api_key=api_key)
         self._is_stopping = threading.Event()
         self._model: tuple[str, str] = ("", "")
         self._watcher: threading.Thread | None = None
@@ -94,7 +81,7 @@ class Supervisor:
             self._end_process()
             self._set(state="failed", message=str(error))
             raise
-        self._set(state="ready")
+        self._set(state="needs_weights", message="")
         self._watcher = threading.Thread(target=self._watch, name="server-watch", daemon=True)
         self._watcher.start()
         return self.status().url
@@ -103,17 +90,22 @@ class Supervisor:
         with self._lock:
             return self._status
 
-    def mark_ready(self) -> None:
-        """Say that a restarted server has received the current weights."""
+    def mark_ready(self, url: str) -> None:
+        """Say that the server at `url` has received the current weights; its successor has not."""
         with self._lock:
-            if self._status.state == "needs_weights":
-                self._status = _changed(self._status, state="ready")
+            if self._status.url == url and self._status.state == "needs_weights":
+                self._status = replace(self._status, state="ready")
 
-    def restart(self) -> None:
-        """Kill the server, because it does not do what it is told; it is started anew as after a death of its own."""
+    def restart(self, url: str) -> None:
+        """Kill the server at `url`, because it does not do what it is told; it is started anew as after a death of its own.
+
+        Nothing happens when it has been replaced already.
+        """
         with self._lock:
+            if self._status.url != url or self._status.state not in ("ready", "needs_weights"):
+                return
             process = self._process
-            self._status = _changed(self._status, state="starting")
+            self._status = replace(self._status, state="starting")
         if process is not None:
             _signal_group(process.pid, signal.SIGKILL)
 
@@ -128,12 +120,10 @@ class Supervisor:
 
     def _watch(self) -> None:
         while True:
-            assert self._process is not None
-            code = self._process.wait()
+            why = self._wait_until_it_ends()
             if self._is_stopping.is_set():
                 return
             restarts = self.status().restarts
-            why = f"the server ended ({_exit_text(code)})"
             if restarts >= self._max_restarts:
                 self._end_process()
                 self._set(state="failed", message=f"{why} after {restarts} restarts; the end of its log:\n{self._log_tail()}")
@@ -146,7 +136,25 @@ class Supervisor:
                 self._set(message=str(error))
                 self._end_process()
                 continue
-            self._set(state="needs_weights")
+            self._set(state="needs_weights", message="")
+
+    def _wait_until_it_ends(self) -> str:
+        """Wait for the end of the process, and bring it about when it hangs; return why it ended."""
+        process, dog = self._process, self._watchdog
+        assert process is not None
+        if dog is None:
+            return _end_text(process.wait())
+        dog.begin(self.status().url)
+        while True:
+            try:
+                return _end_text(process.wait(timeout=dog.interval_s))
+            except subprocess.TimeoutExpired:
+                hung = dog.look()
+            if hung is not None and not self._is_stopping.is_set():
+                self._set(state="starting", message=hung)  # first, so that it gets no more requests
+                _signal_group(process.pid, signal.SIGKILL)  # not SIGTERM: a process that was stopped would never see it
+                process.wait()
+                return hung
 
     def _launch(self) -> None:
         """Start a process on a fresh port (the old one may linger) and wait until it generates."""
@@ -169,7 +177,7 @@ class Supervisor:
                 )
             except OSError as error:
                 raise ServerError(f"cannot start {command[0]}: {error}") from error
-            self._status = _changed(self._status, url=url, pid=self._process.pid)
+            self._status = replace(self._status, url=url, pid=self._process.pid)
         self._wait_until_it_generates(self._process, url)
 
     def _wait_until_it_generates(self, process: subprocess.Popen[bytes], url: str) -> None:
@@ -177,7 +185,7 @@ class Supervisor:
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 raise ServerError(self._why_it_did_not_start(process.returncode))
-            if generates(url, api_key=self._api_key, timeout_s=min(_PROBE_TIMEOUT_S, max(0.1, deadline - time.monotonic()))):
+            if generates(url, api_key=self._api_key, timeout_s=min(PROBE_TIMEOUT_S, max(0.1, deadline - time.monotonic()))):
                 return
             self._is_stopping.wait(_POLL_S)
         raise ServerError(
@@ -208,59 +216,9 @@ class Supervisor:
             lines = log.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
 
-    def _set(self, *, state: ServerState | None = None, restarts: int | None = None, message: str = "") -> None:
+    def _set(self, **changes: Any) -> None:
         with self._lock:
-            self._status = _changed(self._status, state=state, restarts=restarts, message=message)
-
-
-def generates(url: str, *, api_key: str | None, timeout_s: float) -> bool:
-    """Tell whether the server at `url` generates a token within `timeout_s` and takes requests.
-
-    An SGLang that generates may be warming up still, and would end itself if a pause or an update got in the way.
-    """
-
-    async def ask() -> bool:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
-        with trio.move_on_after(timeout_s):
-            async with HttpClient(url, headers=headers) as http:
-                try:
-                    if (await http.request("POST", "/generate", json=body)).status != 200:
-                        return False
-                    return (await http.request("GET", "/ready")).status != _NOT_READY_STATUS
-                except ServerError:
-                    return False
-        return False
-
-    return trio.run(ask)
-
-
-def probe(url: str, *, api_key: str | None, timeout_s: float) -> ServerStatus:
-    """Return the status of a server that somebody else runs: `needs_weights` once it generates, `failed` if not by then."""
-    deadline = time.monotonic() + timeout_s
-    while (left := deadline - time.monotonic()) > 0:
-        if generates(url, api_key=api_key, timeout_s=min(_PROBE_TIMEOUT_S, left)):
-            return ServerStatus(url, "needs_weights")
-        time.sleep(_POLL_S)
-    return ServerStatus(url, "failed", message=f"{url} did not generate a token within {timeout_s:g} s")
-
-
-def _changed(
-    status: ServerStatus,
-    *,
-    url: str | None = None,
-    state: ServerState | None = None,
-    restarts: int | None = None,
-    pid: int | None = None,
-    message: str | None = None,
-) -> ServerStatus:
-    return ServerStatus(
-        url=status.url if url is None else url,
-        state=state or status.state,
-        restarts=status.restarts if restarts is None else restarts,
-        pid=status.pid if pid is None else pid,
-        message=status.message if message is None else message,
-    )
+            self._status = replace(self._status, **changes)
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
@@ -268,6 +226,10 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
     except ProcessLookupError:
         return
+
+
+def _end_text(code: int) -> str:
+    return f"the server ended ({_exit_text(code)})"
 
 
 def _exit_text(code: int) -> str:

@@ -6,6 +6,7 @@ connection that the server had closed already.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from agentrl.sglang.protocol import (
     AdapterSupport,
     ModelInfo,
     PauseMode,
+    Pulse,
     ServerLoad,
     bucket_body,
     error_message,
@@ -32,6 +34,11 @@ from agentrl.types import Generation, SamplingParams, TensorSpec
 _ABORT_GRACE_S = 2.0
 """How long a cancelled generation may still take to tell the server so."""
 
+PROBE_RID = "probe"
+"""How the request ids of `serves` begin."""
+_PROBE_TOKEN = 1
+"""In every vocabulary."""
+
 _BUSY = frozenset({408, 429})
 """Statuses that call the moment wrong, not the request."""
 
@@ -43,10 +50,13 @@ class SGLangClient:
     unreadable reply) or does not answer (status None).
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None, adapter: str | None = None) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, adapter: str | None = None, max_connections: int = 1024) -> None:
         self.url = url.rstrip("/")
         self._adapter = adapter
-        self._http = HttpClient(self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._cancelled: set[str] = set()  # rids that a paused server may still hold
+        self._http = HttpClient(
+            self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {}, max_connections=max_connections
+        )
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -56,12 +66,14 @@ class SGLangClient:
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, rid: str) -> Generation:
         """Sample one continuation of `input_ids`. It may finish with "abort" and the tokens sampled until then.
 
-        Cancelling it aborts the request on the server too, which would otherwise sample on for nobody.
+        Cancelling it aborts the request on the server too, which would otherwise sample on for nobody. A real SGLang does not hear
+        that of a request that it holds during a pause: `settle_aborts` says it again.
         """
         body = generate_body(input_ids, params, rid=rid, adapter=self._adapter)
         try:
             reply = await self._call("POST", "/generate", body)
         except trio.Cancelled:
+            self._cancelled.add(rid)
             await self._abort_quietly(rid)
             raise
         return parse_generation(reply.json(), server=self.url)
@@ -77,12 +89,29 @@ class SGLangClient:
             except ServerError:
                 return  # a server that is gone samples nothing any more
 
+    async def settle_aborts(self) -> None:
+        """Abort once more what was cancelled since the last call; nothing happens while the server is paused.
+
+        A real SGLang knows nothing of the requests that came during a pause, and would run them after it for nobody.
+        """
+        if not self._cancelled or await self.is_paused():
+            return
+        while self._cancelled:
+            await self.abort(self._cancelled.pop())
+
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling. Requests sent from here on hang until `resume`; what becomes of running ones is the mode's matter."""
         await self._call("POST", "/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
         await self._call("POST", "/continue_generation", {})
+
+    async def release_memory(self) -> None:
+        """Give up the memory of weights and KV cache; the server must be paused, and stay so until they are there again."""
+        await self._call("POST", "/release_memory_occupation", {})
+
+    async def resume_memory(self) -> None:
+        await self._call("POST", "/resume_memory_occupation", {})
 
     async def flush_cache(self) -> None:
         await self._call("POST", "/flush_cache", {})
@@ -95,6 +124,22 @@ class SGLangClient:
             return (await self._http.request("GET", "/ready")).status == 200
         except ServerError:
             return False
+
+    async def is_paused(self) -> bool:
+        """Tell whether generation is paused. A real SGLang that calls itself unhealthy counts as paused: `/ready` is all it tells."""
+        reply = await self._http.request("GET", "/ready")
+        return reply.status == 503 or (await self.server_info()).get("is_paused") is True
+
+    async def pulse(self) -> Pulse:
+        return Pulse(await self.is_paused(), await self.loads())
+
+    async def serves(self, version: int) -> bool:
+        """Tell whether a token that the server samples just now carries `version` or a later one; a paused server lets it wait."""
+        published = (await self.model_info()).version
+        if published is None or published < version:
+            return False
+        token = await self.generate([_PROBE_TOKEN], SamplingParams(1), rid=f"{PROBE_RID}-{uuid.uuid4().hex}")
+        return len(token.versions) > 0 and int(token.versions.min()) >= version
 
     async def loads(self) -> ServerLoad:
         return parse_load((await self._call("GET", "/v1/loads")).json(), server=self.url)
@@ -114,9 +159,13 @@ class SGLangClient:
 
     # ---------------------------------------------------------------------------------------------------- weights
 
-    async def update_weights_from_disk(self, path: str, *, version: int, flush_cache: bool) -> None:
-        """Load the safetensors of folder `path`, which the server must be able to read, as `version`."""
-        await self._update("/update_weights_from_disk", {"model_path": path, "weight_version": str(version), "flush_cache": flush_cache})
+    async def update_weights_from_disk(self, path: str, *, version: int, flush_cache: bool, load_format: str = "auto") -> None:
+        """Load the safetensors of folder `path`, which the server must be able to read, as `version`.
+
+        The format is always said: a server that was started with dummy weights would make up others.
+        """
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": flush_cache, "load_format": load_format}
+        await self._update("/update_weights_from_disk", body)
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Load the LoRA adapter of folder `path`, which the server must be able to read, as `name`; refused while it has one so called."""
@@ -156,6 +205,11 @@ class SGLangClient:
     ) -> None:
         """Receive one bucket that rank 0 of `group` broadcasts; `version` with the last bucket, None before."""
         await self._update("/update_weights_from_distributed", bucket_body(specs, group=group, version=version, flush_cache=flush_cache))
+
+    async def update_weights_from_tensor(self, pickled: str, *, num_ranks: int, version: int | None, flush_cache: bool) -> None:
+        """Send one bucket inside the request, the same to each of the server's tensor-parallel ranks; the embedded server refuses it."""
+        body: dict[str, Any] = {"serialized_named_tensors": [pickled] * num_ranks, "flush_cache": flush_cache}
+        await self._update("/update_weights_from_tensor", body | ({"weight_version": str(version)} if version is not None else {}))
 
     async def _update(self, path: str, body: Mapping[str, Any]) -> None:
         reply = await self._call("POST", path, body)

@@ -63,6 +63,31 @@ def broadcast(tensor: Tensor, group: ProcessGroup, src: int = 0) -> None:
         raise InfrastructureError(f"broadcast in the weights group failed: {error}") from error
 
 
+class Broadcast:
+    """A broadcast under way from this rank; the tensor must not change before `wait` returned."""
+
+    def __init__(self, tensor: Tensor, group: ProcessGroup, src: int = 0) -> None:
+        self._tensor = tensor
+        self._error: RuntimeError | None = None
+        try:
+            self._work = dist.broadcast(tensor, src=src, group=group, async_op=True)
+        except RuntimeError as error:  # raised where it is waited for, so that one place deals with a lost peer
+            self._error = error
+
+    def wait(self) -> None:
+        """Return when the members have it, or the next operation of this device may be begun.
+
+        Raises:
+            InfrastructureError: a member is gone, or the group's time-out passed.
+        """
+        try:
+            if self._error is not None:
+                raise self._error
+            self._work.wait()
+        except RuntimeError as error:
+            raise InfrastructureError(f"broadcast in the weights group failed: {error}") from error
+
+
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Lay tensors end to end as bytes, u8[sum of sizes], row-major and without padding: SGLang's `flattened_bucket`."""
     return torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
@@ -82,6 +107,11 @@ def unflatten(flat: Tensor, specs: Sequence[tuple[torch.dtype, tuple[int, ...]]]
     return [piece.view(dtype).reshape(shape) for piece, (dtype, shape) in zip(pieces, specs, strict=True)]
 
 
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """Return a tensor's bytes in row-major order, in its own dtype, on the host."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
 def tensor_checksum(tensor: Tensor) -> str:
-    """Return the sha256 of a tensor's bytes in row-major order, in its own dtype, as hex: what `/weights_checker` compares."""
-    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+    """Return the sha256 of `tensor_bytes` as hex: what `/weights_checker` compares."""
+    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()

@@ -40,6 +40,14 @@ class ServerLoad:
     max_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What a server says of itself while it answers no generation: one that works has another `load` each time."""
+
+    is_paused: bool
+    load: ServerLoad
+
+
 def adapter_tensor(adapter: str, name: str) -> str:
     """Return how `/weights_checker` of the embedded server calls a tensor of a loaded adapter."""
     return f"{adapter}/{name}"
@@ -103,6 +111,7 @@ def parse_generation(reply: Any, *, server: str) -> Generation:
         logprobs = [float(triple[0]) for triple in triples]
         logprob_ids = [int(triple[1]) for triple in triples]
         versions = parse_versions(meta.get("weight_versions") or [], num_tokens=len(ids), server=server)
+        cached, retractions = int(meta.get("cached_tokens") or 0), int(meta.get("num_retractions") or 0)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise ServerError(f"{server} sent a generation that cannot be read: {type(error).__name__}: {error}") from error
     if reason not in ("stop", "length", "abort"):
@@ -111,7 +120,14 @@ def parse_generation(reply: Any, *, server: str) -> Generation:
         raise ServerError(f"{server} sent {len(ids)} output ids, but log-probabilities of {len(logprob_ids)} (or other) tokens")
     if not all(math.isfinite(value) and value <= 1e-3 for value in logprobs):
         raise ServerError(f"{server} sent a log-probability that is not a finite number below zero")
-    return Generation(np.array(ids, np.int32), np.array(logprobs, np.float32), versions, reason)
+    return Generation(
+        np.array(ids, np.int32),
+        np.array(logprobs, np.float32),
+        versions,
+        reason,
+        num_cached_tokens=cached,
+        num_retractions=retractions,
+    )
 
 
 def parse_versions(spans: Sequence[Mapping[str, Any]], *, num_tokens: int, server: str) -> NDArray[np.int32]:

@@ -12,7 +12,7 @@ import trio
 from agentrl.chat.chat import Chat
 from agentrl.chat.parsing import call_id
 from agentrl.errors import RequestRefused
-from agentrl.sglang.protocol import ModelInfo
+from agentrl.sglang.protocol import Pulse, ServerLoad
 from agentrl.types import Generation, Message, SamplingParams, ToolCall
 
 
@@ -71,6 +71,7 @@ class ScriptedModel:
         self.requests: list[tuple[list[int], Generation]] = []
         self.params: list[SamplingParams] = []
         self.running = 0
+        self._num_pulses = 0
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, rid: str) -> Generation:
         """Answer with the next turn of the trajectory that `rid` names, cut at `params.max_new_tokens`.
@@ -96,8 +97,19 @@ class ScriptedModel:
         self.params.append(params)
         return generation
 
-    async def model_info(self) -> ModelInfo:
-        return ModelInfo("scripted", self.version)
+    async def abort(self, rid: str) -> None:
+        """Let a running turn end by itself."""
+
+    async def settle_aborts(self) -> None:
+        return
+
+    async def serves(self, version: int) -> bool:
+        return self.version >= version
+
+    async def pulse(self) -> Pulse:
+        """Say that it works: a person, or `latency_s`, may take any time."""
+        self._num_pulses += 1
+        return Pulse(is_paused=False, load=ServerLoad(self.running, 0, self._num_pulses, self._num_pulses))
 
     async def aclose(self) -> None:
         return

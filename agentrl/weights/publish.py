@@ -1,276 +1,153 @@
-"""Publish a version: pause the servers, send the weights, resume. After it, every next token carries the version.
+"""Publish a version: pause the servers, send the weights, check them, resume. After it, every next token carries the version.
 
 What is sent are all weights, adapters merged into them, or a LoRA adapter alone (`rollout.weights.adapter`).
 
-A publish is all or nothing per server: a server that fails is returned in `PublishReport.failed` (paused, or dead) and must not
-take traffic until `publish` reached it; the router holds it back, because its version stays behind.
+A publish is all or nothing per server. One that did not take it and still answers is tried once more, alone; whoever is left then is
+named in `PublishReport.failed` (paused, or dead) and must not take traffic until `publish` reached it; the router holds it back, because
+its version stays behind.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
-
-import trio
 
 from agentrl.config.rollout import WeightsConfig
-from agentrl.errors import InfrastructureError, RequestRefused, ServerError
 from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import POLICY_ADAPTER, adapter_tensor
-from agentrl.types import TensorSpec
-from agentrl.weights.plan import plan_buckets
-
-PauseMode = Literal["abort", "retract", "in_place"]
-T = TypeVar("T")
-
-
-class WeightSource(Protocol):
-    """Who holds the weights: the learner. All calls block, and run in worker threads here."""
-
-    def export(self, folder: str) -> None: ...
-
-    def export_adapter(self, folder: str) -> None: ...
-
-    def tensor_specs(self) -> Sequence[TensorSpec]: ...
-
-    def adapter_specs(self) -> Sequence[TensorSpec]: ...
-
-    def open_rendezvous(self) -> tuple[str, int]:
-        """Return a free (address, port) of the host of rank 0, reachable by the servers."""
-
-    def join_weights_group(self, address: str, port: int, world_size: int, name: str, backend: str) -> None: ...
-
-    def send_bucket(self, names: Sequence[str]) -> None: ...
-
-    def leave_weights_group(self) -> None: ...
-
-    def checksums(self) -> Mapping[str, str]: ...
-
-    def adapter_checksums(self) -> Mapping[str, str]: ...
+from agentrl.sglang.protocol import PauseMode
+from agentrl.types import SendTimes
+from agentrl.weights.attempt import PING_S, LearnerCalls, Sent, Transport, find_silent, for_each
+from agentrl.weights.changes import ChangesTransport
+from agentrl.weights.folder import AdapterTransport, FolderTransport
+from agentrl.weights.group import GroupTransport
+from agentrl.weights.source import WeightSource
+from agentrl.weights.tensor import TensorTransport
+from agentrl.weights.verify import Verifier
 
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """What one publish took and whom it did not reach (url -> one line of why)."""
+    """What one publish took and whom it did not reach (url -> one line of why).
+
+    num_bytes: sent to all servers together, second attempts included. repaired: servers that needed the second attempt, with what the
+    first one said. times: the learner's share, of a transport that sends buckets.
+    """
 
     version: int
     seconds: float
     num_bytes: int
     failed: Mapping[str, str] = field(default_factory=dict)
+    repaired: Mapping[str, str] = field(default_factory=dict)
+    times: SendTimes | None = None
 
 
 class Publisher:
     """Publishes versions of one learner to a changing set of servers, by one transport.
 
-    The process group of the `distributed` transport is kept open between publishes and made anew when the set of servers
-    changed or a publish failed.
+    pause_mode: of all servers, or a function of a server's URL. temperature: of the rollout; `rollout.weights.verify` samples at it.
     """
 
-    def __init__(self, source: WeightSource, config: WeightsConfig, *, folder: Path, pause_mode: PauseMode, backend: str) -> None:
-        self._source = source
+    def __init__(
+        self,
+        source: WeightSource,
+        config: WeightsConfig,
+        *,
+        folder: Path,
+        pause_mode: PauseMode | Callable[[str], PauseMode],
+        backend: str,
+        temperature: float = 1.0,
+    ) -> None:
+        self._learner = LearnerCalls(source)
+        self._is_alone = config.adapter == "alone"
         self._config = config
-        self._folder = folder
         self._pause_mode = pause_mode
-        self._backend = backend
-        self._group: tuple[str, ...] = ()  # urls in the open process group, in rank order
-        self._num_groups = 0
+        self._temperature = temperature
+        self._is_verified = config.verify
+        self._transport = _transport(self._learner, config, folder=folder, backend=backend)
 
-    async def publish(self, version: int, servers: Sequence[SGLangClient]) -> PublishReport:
-        """Bring `servers` to `version`; those that could not be brought there are in the report.
+    async def publish(self, version: int, servers: Sequence[SGLangClient], *, must_verify: bool = False) -> PublishReport:
+        """Bring `servers` to `version`; those that could not be brought there are in the report. must_verify: check the weights anyway.
 
         Raises:
             InfrastructureError: the learner's side failed: no server can be trusted to have the version.
         """
         started = time.monotonic()
-        failed: dict[str, str] = {}
-        specs = await _in_thread(self._source.adapter_specs if self._is_alone else self._source.tensor_specs)
-        with trio.move_on_after(self._config.timeout_s) as scope:
-            if self._is_alone:
-                await self._adapter_by_disk(version, servers, failed)
-            elif self._config.transport == "disk":
-                await self._by_disk(version, servers, failed)
-            else:
-                await self._by_group(version, servers, specs, failed)
-            if self._config.verify:
-                await self._verify([s for s in servers if s.url not in failed], failed)
-        if scope.cancelled_caught:
-            raise InfrastructureError(f"publish of version {version} took longer than rollout.weights.timeout_s={self._config.timeout_s:g}")
-        return PublishReport(version, time.monotonic() - started, sum(s.num_bytes for s in specs) * len(servers), failed)
-
-    # ------------------------------------------------------------------------------------------------------- disk
-
-    async def _by_disk(self, version: int, servers: Sequence[SGLangClient], failed: dict[str, str]) -> None:
-        # The folder is written before anything pauses, so that servers stand still only while they read it.
-        folder = self._folder / f"v{version:06d}"
-        await _in_thread(partial(self._source.export, str(folder)))
-
-        async def send(server: SGLangClient) -> None:
-            async with _paused(server, self._pause_mode):
-                await server.update_weights_from_disk(str(folder), version=version, flush_cache=self._flush)
-
-        await _for_each(servers, send, failed)
-        _keep_newest(self._folder, keep=2)
-
-    async def _adapter_by_disk(self, version: int, servers: Sequence[SGLangClient], failed: dict[str, str]) -> None:
-        """Put the adapter of `version` in the place of the last one; the base weights stay as the servers were started with."""
-        folder = self._folder / f"v{version:06d}"
-        await _in_thread(partial(self._source.export_adapter, str(folder)))
-
-        async def send(server: SGLangClient) -> None:
-            # Aborted, because a server gives up an adapter only when no request runs with it, and so that none runs with two.
-            async with _paused(server, "abort"):
-                with suppress(RequestRefused):  # it has none before its first publish
-                    await server.unload_adapter(POLICY_ADAPTER)
-                await server.load_adapter(POLICY_ADAPTER, str(folder))
-                await server.update_weight_version(version)
-
-        await _for_each(servers, send, failed)
-        _keep_newest(self._folder, keep=2)
-
-    # -------------------------------------------------------------------------------------------------- distributed
-
-    async def _by_group(self, version: int, servers: Sequence[SGLangClient], specs: Sequence[TensorSpec], failed: dict[str, str]) -> None:
-        buckets = plan_buckets(specs, max_bytes=self._config.bucket_bytes)
-        try:
-            await self._ensure_group(servers)
-            async with trio.open_nursery() as nursery:
-                for server in servers:
-                    nursery.start_soon(self._receive, server, buckets, version)
-                nursery.start_soon(self._send, buckets)
-        except* (ServerError, InfrastructureError) as errors:
-            # One lost peer breaks the group for all: no server can be trusted to have received every bucket.
-            await self.close()
-            why = "; ".join(str(e) for e in _flatten(errors))
-            failed.update({server.url: why for server in servers})
-
-    async def _receive(self, server: SGLangClient, buckets: Sequence[Sequence[TensorSpec]], version: int) -> None:
-        async with _paused(server, self._pause_mode):
-            await server.begin_weight_update()
-            for index, bucket in enumerate(buckets):
-                is_last = index == len(buckets) - 1
-                await server.update_weights_from_distributed(
-                    bucket, group=self._group_name, version=version if is_last else None, flush_cache=self._flush and is_last
-                )
-            await server.end_weight_update()
-
-    async def _send(self, buckets: Sequence[Sequence[TensorSpec]]) -> None:
-        for bucket in buckets:
-            await _in_thread(partial(self._source.send_bucket, [spec.name for spec in bucket]))
-
-    async def _ensure_group(self, servers: Sequence[SGLangClient]) -> None:
-        urls = tuple(server.url for server in servers)
-        if urls == self._group:
-            return
-        await self.close(servers)
-        self._group = urls  # from here on there is something to leave, also when forming the group fails half-way
-        self._num_groups += 1
-        address, port = await _in_thread(self._source.open_rendezvous)
-        world_size = len(servers) + 1
-        async with trio.open_nursery() as nursery:
-            for rank, server in enumerate(servers, start=1):
-                nursery.start_soon(
-                    partial(
-                        server.init_weights_group,
-                        address=address,
-                        port=port,
-                        rank_offset=rank,
-                        world_size=world_size,
-                        name=self._group_name,
-                        backend=self._backend,
-                    )
-                )
-            join = partial(self._source.join_weights_group, address, port, world_size, self._group_name, self._backend)
-            nursery.start_soon(_in_thread, join)
-
-    @property
-    def _group_name(self) -> str:
-        # A name is used once: a server that was not among those of the last publish may still hold its last group.
-        return f"agentrl_weights_{self._num_groups}"
+        verifier = Verifier(self._learner, self._is_alone, self._temperature) if self._is_verified or must_verify else None
+        hold = partial(self._held, version=version, verifier=verifier)
+        await self._transport.prepare(version)
+        # Asked first, because one that hangs would hold up all others of its group until the deadline.
+        failed = await self._find_silent(servers)
+        attempts = [await self._transport.send(version, answering, hold)] if (answering := _without(servers, failed)) else []
+        missed = dict(attempts[0].failed) if attempts else {}
+        failed |= {url: missed[url] for url in await self._find_silent([server for server in servers if server.url in missed])}
+        for server in _without(answering, failed):
+            if server.url in missed:
+                # By itself, because one that fails takes the others of its group along.
+                attempts.append(await self._transport.send(version, [server], hold))
+                failed |= attempts[-1].failed
+        return _report(version, time.monotonic() - started, attempts, failed)
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Leave the process group, and make those of `servers` that were in it leave too."""
-        if not self._group:
-            return
-        await _in_thread(self._source.leave_weights_group)
-        for server in servers:
-            if server.url in self._group:
-                try:
-                    await server.destroy_weights_group(self._group_name)
-                except ServerError:
-                    continue  # a restarted server has no group to destroy
-        self._group = ()
+        """Give up what is kept between publishes, on `servers` too."""
+        await self._transport.close(servers)
 
-    # ------------------------------------------------------------------------------------------------------ checks
+    async def _find_silent(self, servers: Sequence[SGLangClient]) -> dict[str, str]:
+        return await find_silent(servers, timeout_s=min(PING_S, self._config.timeout_s))
 
-    @property
-    def _is_alone(self) -> bool:
-        return self._config.adapter == "alone"
+    @asynccontextmanager
+    async def _held(self, server: SGLangClient, *, version: int, verifier: Verifier | None) -> AsyncIterator[bool]:
+        mode = self._mode_of(server)
+        await server.pause(mode)
+        yield mode != "in_place"  # SGLang answers 400 to a flush while requests are held in place; their KV cache stays stale by design
+        is_checked = verifier is None or await verifier.sums_agree(server)
+        await server.resume()
+        if verifier is not None and not is_checked:
+            await verifier.samples_agree(server, version)
 
-    @property
-    def _flush(self) -> bool:
-        # SGLang answers 400 to a flush while requests are held in place; their KV cache stays stale by design.
-        return self._pause_mode != "in_place"
-
-    async def _verify(self, servers: Sequence[SGLangClient], failed: dict[str, str]) -> None:
-        expected = await _in_thread(self._expected_checksums)
-
-        async def check(server: SGLangClient) -> None:
-            got = await server.checksums()
-            wrong = sorted(name for name in expected if name in got and got[name] != expected[name])
-            missing = sorted(set(expected) - set(got))
-            if wrong or missing:
-                raise ServerError(
-                    f"{server.url}: {len(wrong)} tensors differ and {len(missing)} are missing, first: {(wrong + missing)[0]}"
-                )
-
-        await _for_each(servers, check, failed)
-
-    def _expected_checksums(self) -> Mapping[str, str]:
-        if not self._is_alone:
-            return self._source.checksums()
-        return {adapter_tensor(POLICY_ADAPTER, name): value for name, value in self._source.adapter_checksums().items()}
+    def _mode_of(self, server: SGLangClient) -> PauseMode:
+        if self._is_alone:
+            return "abort"  # an adapter is given up only when no request runs with it, and none may run with two
+        return self._pause_mode(server.url) if callable(self._pause_mode) else self._pause_mode
 
 
-@asynccontextmanager
-async def _paused(server: SGLangClient, mode: PauseMode) -> AsyncIterator[None]:
-    """Hold `server` during an update.
+async def load_folder(folder: str, version: int, servers: Sequence[SGLangClient], *, timeout_s: float) -> PublishReport:
+    """Bring `servers`, on which nothing runs, to the weights of an exported policy that is not the learner's."""
+    started = time.monotonic()
 
-    One whose update failed stays paused: its weights may be half old, half new, under the old version.
-    """
-    await server.pause(mode)
-    yield
-    await server.resume()
+    async def load(server: SGLangClient) -> None:
+        await server.update_weights_from_disk(folder, version=version, flush_cache=True)
 
-
-async def _for_each(servers: Sequence[SGLangClient], action: Callable[[SGLangClient], Awaitable[None]], failed: dict[str, str]) -> None:
-    """Run `action(server)` on all side by side; a ServerError of one is its own entry in `failed`."""
-
-    async def one(server: SGLangClient) -> None:
-        try:
-            await action(server)
-        except ServerError as error:
-            failed[server.url] = str(error)
-
-    async with trio.open_nursery() as nursery:
-        for server in servers:
-            nursery.start_soon(one, server)
+    failed = await for_each(servers, load, timeout_s=timeout_s, limit="rollout.weights.timeout_s")
+    return PublishReport(version, time.monotonic() - started, 0, failed)
 
 
-async def _in_thread(function: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(function, abandon_on_cancel=True)
+def _without(servers: Sequence[SGLangClient], failed: Mapping[str, str]) -> list[SGLangClient]:
+    return [server for server in servers if server.url not in failed]
 
 
-def _flatten(group: BaseExceptionGroup) -> list[BaseException]:
-    return [leaf for e in group.exceptions for leaf in (_flatten(e) if isinstance(e, BaseExceptionGroup) else [e])]
+def _transport(learner: LearnerCalls, config: WeightsConfig, *, folder: Path, backend: str) -> Transport:
+    if config.adapter == "alone":
+        return AdapterTransport(learner, config, folder=folder)
+    if config.transport == "disk" and config.delta:
+        return ChangesTransport(learner, config, folder=folder)
+    if config.transport == "disk":
+        return FolderTransport(learner, config, folder=folder)
+    if config.transport == "tensor":
+        return TensorTransport(learner, config)
+    return GroupTransport(learner, config, backend=backend)
 
 
-def _keep_newest(folder: Path, *, keep: int) -> None:
-    """Remove all but the newest exported versions; a server may still be reading the one before the last."""
-    for old in sorted(folder.glob("v*"))[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+def _report(version: int, seconds: float, attempts: Sequence[Sent], failed: Mapping[str, str]) -> PublishReport:
+    first = attempts[0].failed if attempts else {}
+    return PublishReport(
+        version,
+        seconds,
+        sum(sent.num_bytes for sent in attempts),
+        failed,
+        repaired={url: why for url, why in first.items() if url not in failed},
+        times=next((sent.times for sent in reversed(attempts) if sent.times is not None), None),
+    )

@@ -29,7 +29,8 @@ from agentrl.sglang.protocol import generate_body, parse_generation
 from agentrl.types import Generation, SamplingParams
 from sglang_cpu.server import sglang_on_cpu
 
-VOCAB_SIZE = 300
+VOCAB_SIZE = 384
+"""Room for the byte-level tokenizer of the quickstart."""
 CONTEXT_TOKENS = 512
 
 

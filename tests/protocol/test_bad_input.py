@@ -27,7 +27,7 @@ EVERYWHERE = {
 EMBEDDED = {
     "prompt larger than the whole cache": {"input_ids": [3] * 400, "sampling_params": {"max_new_tokens": 1}},
     "output larger than the whole cache": {"input_ids": [3], "sampling_params": {"max_new_tokens": 400}},
-    "id not in the vocabulary": {**GOOD, "input_ids": [3, 300]},
+    "id not in the vocabulary": {**GOOD, "input_ids": [3, 384]},
     "huge id": {**GOOD, "input_ids": [2**62]},
     "negative id": {**GOOD, "input_ids": [-1]},
     "ids that are no integers": {**GOOD, "input_ids": ["a", 1.5]},

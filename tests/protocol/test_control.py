@@ -176,3 +176,20 @@ def test_a_closed_connection_leaves_the_server_alive(server, talk):
         return await client.generate(PROMPT, SamplingParams(1), rid="after")
 
     assert len(talk(script).token_ids) == 1
+
+
+@pytest.mark.parametrize("running_server", ["embedded"], indirect=True)  # the only one that says how many tokens it has put back
+def test_a_pause_with_a_full_cache_holds_up_nobody_behind_it(server, talk):
+    """Requests that ran are put back where the cache is full; all end at once, and the next ones are answered."""
+
+    async def script(client):
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(raw, server, endless(f"full-{number}"))
+            while (await client.loads()).num_used_tokens <= server.capabilities.cache_tokens:
+                await trio.sleep(0.002)
+            await client.pause("abort")
+        await client.resume()
+        return await client.generate(PROMPT, SamplingParams(2, temperature=0.0), rid="behind")
+
+    assert len(talk(script).token_ids) == 2

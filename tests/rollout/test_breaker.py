@@ -120,3 +120,18 @@ def test_calls_from_before_say_nothing_about_after(late):
         breaker.failed(slow, 9.0)
     assert breaker.is_open
     assert breaker.begin(1.0 + PAUSE_S) is not None  # the pause counts from the opening
+
+
+def test_each_opening_without_a_success_between_lasts_longer():
+    breaker = CircuitBreaker(max_failures=1, pause_s=1.0, max_pause_s=4.0, is_open=True)
+    breaker.succeeded(breaker.begin(0.0))  # begun open: the first call is a probe
+    assert (breaker.is_open, breaker.num_openings) == (False, 0)
+    now = 0.0
+    for pause_s in (1.0, 2.0, 4.0, 4.0):
+        failing(breaker, 1, now=now)
+        assert breaker.begin(now + 0.99 * pause_s) is None
+        now += pause_s
+        breaker.succeeded(breaker.begin(now))  # the probe
+    breaker.succeeded(breaker.begin(now))  # an ordinary call
+    failing(breaker, 1, now=now)
+    assert breaker.begin(now + 1.0) is not None

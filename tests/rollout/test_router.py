@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.rollout.router import MAX_SERVER_FAILURES, Router
-from agentrl.sglang.protocol import ModelInfo
+from agentrl.sglang.protocol import Pulse, ServerLoad
 from agentrl.types import Generation, SamplingParams
 
 EOS = 9
@@ -26,7 +26,8 @@ class Server:
         self.chunks, self.errors = list(chunks), list(errors)
         self.requests: list[tuple[list[int], int, str]] = []
         self.num_prompt: int | None = None
-        self.probes = 0
+        self.probes = self.pulses = 0
+        self.is_paused, self.is_working = False, True
         self.is_closed = False
 
     async def generate(self, input_ids, params, *, rid):
@@ -45,9 +46,19 @@ class Server:
         assert self.version is not None
         return Generation(ids, -ids / np.float32(10), np.full(len(ids), self.version, np.int32), reason)
 
-    async def model_info(self):
+    async def abort(self, rid):
+        return
+
+    async def settle_aborts(self):
+        return
+
+    async def serves(self, version):
         self.probes += 1
-        return ModelInfo("m", self.version)
+        return self.version is not None and self.version >= version
+
+    async def pulse(self):
+        self.pulses += 1
+        return Pulse(self.is_paused, ServerLoad(1, 0, self.pulses if self.is_working else 0, 100))
 
     async def aclose(self):
         self.is_closed = True
@@ -149,6 +160,22 @@ def test_a_failed_server_is_left_and_comes_back_only_with_the_weights(error):
     assert (len(bad.requests), len(good.requests)) == (1, 2)
 
 
+def test_a_server_that_answers_probes_and_no_generation_draws_less_and_less():
+    bad, good = Server(latency_s=0.0, errors=[ServerError("broken", status=500)] * 1000), Server(latency_s=0.5)
+
+    async def main(router):
+        await trio.sleep(1)
+        with trio.move_on_after(120):
+            while True:
+                await router.generate([7], params(), trajectory_key="t")
+                router.forget("t")
+        assert router.num_drained == len(bad.requests)
+
+    run(main, {"a": bad, "b": good})
+    assert len(good.requests) > 100
+    assert 6 <= len(bad.requests) <= 10  # after 0.5, 1, 2, ... 30 s
+
+
 def test_a_request_under_which_servers_fail_again_and_again_is_given_up():
     server = Server(errors=[ServerError(f"crash {i}", status=500) for i in range(9)])
 
@@ -235,7 +262,7 @@ def test_a_trajectory_stays_where_its_prefix_is_and_new_ones_go_where_least_is_t
         for url, server in servers.items():
             assert {homes[rid.partition("-")[0]] for _, _, rid in server.requests} == {url}
         router.forget("s")
-        assert "s" not in router._affinity
+        assert len(router._affinity) == 3
 
     run(main, servers)
 

@@ -29,6 +29,7 @@ def run(world, tmp_path_factory: pytest.TempPathFactory):
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return float(len(solution_str) % 2)\n"
     )
     overrides = ["algorithm=dapo", "algorithm.advantage=remax", f"trainer.run_dir={folder}/run", "trainer.steps=2"]
+    overrides += ["rollout.group_size=4"]  # of two attempts that differ from the greedy one, both may have earned the same
     overrides += [f"reward.custom_function.path={folder}/parity.py", "reward.terms.length_penalty.weight=0"]
     config = agentrl.load_config(str(world.config), overrides)
     return config, agentrl.train(config)
@@ -43,7 +44,7 @@ def test_only_groups_with_variance_are_learned_from(run):
     assert result.step == 2
     assert result.counts.is_balanced
     assert result.counts.consumed == 2 * config.buffer.groups_per_step
-    for step in (1, 2):  # half of all pairs would not differ, and a quarter not from their greedy attempt either
+    for step in (1, 2):  # one in eight of all fours would not differ
         assert all({t.reward for t in group.attempts} == {0.0, 1.0} for group in stored_groups(result, step))
 
 
@@ -80,8 +81,9 @@ def test_the_same_attempts_teach_an_estimator_that_reads_anchors(run, tmp_path):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_learns_from_them(run, world, tmp_path, algorithm):
     """Real attempts of several turns, through credit, correction and updates; whole runs of some are in test_recipes_learn.py."""
-    result = run[1]
-    replayed = replay(result.run_dir, load_replay_config(result.run_dir, [f"algorithm={algorithm}"], file=world.config, out=tmp_path))
+    config, result = run
+    overrides = [f"algorithm={algorithm}", f"rollout.group_size={config.rollout.group_size}"]
+    replayed = replay(result.run_dir, load_replay_config(result.run_dir, overrides, file=world.config, out=tmp_path))
     for record in read_metrics(tmp_path / "metrics.jsonl"):
         assert_learned(record)
     assert replayed.step == 2

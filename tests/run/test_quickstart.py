@@ -23,6 +23,7 @@ def test_it_learns_to_use_the_calculator(world, quickstart, seed):
     assert command.wait(1400) == 0, command.output()
     validation = json.loads((run_dir / "result.json").read_text())["validation"]
     initial, final = validation["initial"], validation["final"]
+    assert validation["untrained"]["val/accuracy"] < 0.05, "a baseline is played with its own weights alone"
     assert initial["val/accuracy"] < 0.6
     assert final["val/accuracy"] >= 0.9
     assert min(value for name, value in final.items() if name.startswith("val/accuracy/")) >= 0.85

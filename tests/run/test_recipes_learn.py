@@ -30,7 +30,7 @@ def test_a_recipe_learns_the_quickstart_task(world, quickstart, recipe, own, see
         f"data.val_files=[{quickstart}/data/val.parquet]",
         f"model.path={quickstart}/warm_start",
         "~tracking.baselines.untrained",
-        "trainer.steps=160",
+        "trainer.steps=100",  # accuracy is 0.90 or more by then; docs/results/recipes.json has the curves
         "trainer.save_freq=-1",
         f"trainer.seed={seed}",
         f"trainer.run_dir={run_dir}",

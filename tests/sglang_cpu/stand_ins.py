@@ -1,4 +1,4 @@
-"""Stand-ins for packages that SGLang imports at its start and that a text model on a CPU never calls.
+"""What a real SGLang on a CPU lacks: packages that it imports at its start and that a text model never calls, and memory to pin.
 
 A `.pth` file of the environment imports this module into each of its Python processes. An import that nothing else can answer is
 answered by an empty module, each attribute of which is a class that does nothing: it serves as decorator, base, callable, subscript
@@ -90,6 +90,32 @@ class StandIns:
         return
 
 
+class LoraComes:
+    """The first of the import system's finders. It finds nothing: it sees SGLang's LoRA come, which pins memory wherever it runs."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "sglang.srt.lora":
+            leave_memory_unpinned()
+        return
+
+
+def leave_memory_unpinned():
+    """Memory is pinned for copies to an accelerator; where there is none, torch refuses to."""
+    import torch
+
+    for name in ("arange", "empty", "ones", "tensor", "zeros"):
+        setattr(torch, name, without_pinning(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, device=None: tensor
+
+
+def without_pinning(make):
+    @functools.wraps(make)
+    def unpinned(*arguments, pin_memory=False, **named):
+        return make(*arguments, **named)
+
+    return unpinned
+
+
 def is_stand_in(name):
     return name.partition(".")[0] in PACKAGES
 
@@ -105,6 +131,7 @@ def install():
 
     importlib.util.find_spec = find_spec
     sys.meta_path.append(stand_ins)
+    sys.meta_path.insert(0, LoraComes())
 
 
 install()

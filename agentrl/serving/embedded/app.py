@@ -26,6 +26,7 @@ from agentrl.serving.embedded.engine import EngineError
 from agentrl.serving.embedded.requests import BadRequest, Limits, parse_generate
 from agentrl.serving.embedded.service import Result, Service, WrongState
 from agentrl.serving.embedded.weights import WeightsRefused, parse_specs
+from agentrl.sglang.weight_changes import CHANGES_FORMAT
 
 Decode = Callable[[list[int], bool], str]
 """Token ids, whether to skip special tokens -> text; the empty text for a model without a tokenizer."""
@@ -96,6 +97,16 @@ class App:
         self._service.resume()
         return _json({"status": "ok", "message": "Generation continued successfully."})
 
+    async def release_memory(self, request: Request) -> Response:
+        await read_body(request)
+        await self._service.release_memory()
+        return _json(None)
+
+    async def resume_memory(self, request: Request) -> Response:
+        await read_body(request)
+        self._service.resume_memory()
+        return _json(None)
+
     async def flush_cache(self, request: Request) -> Response:
         """No block outlives its request, so there is nothing to flush; running requests refuse it as in SGLang."""
         timeout_s = seconds_of(request.query_params.get("timeout", "0"))
@@ -125,7 +136,8 @@ class App:
         return _json({"timestamp": time.time(), "version": self._info["version"], "loads": [load]})
 
     async def server_info(self, request: Request) -> Response:
-        return _json({**self._info, **self._model_info(), "is_paused": self._service.is_paused})
+        state = {"is_paused": self._service.is_paused, "knows_changes": True}
+        return _json({**self._info, **self._model_info(), **state})
 
     async def model_info(self, request: Request) -> Response:
         return _json(self._model_info())
@@ -149,8 +161,11 @@ class App:
 
     async def update_from_disk(self, request: Request) -> Response:
         body = await read_body(request)
-        version = version_of(body, "weight_version")
-        await self._service.update_from_disk(text_of(body, "model_path"), version=version, abort_all=body.get("abort_all_requests") is True)
+        version, load_format = version_of(body, "weight_version"), body.get("load_format")
+        if load_format not in (None, "auto", "safetensors", CHANGES_FORMAT):
+            raise BadRequest(f"unknown load_format {load_format!r}; the embedded server knows null, auto, safetensors and {CHANGES_FORMAT}")
+        update = self._service.update_from_changes if load_format == CHANGES_FORMAT else self._service.update_from_disk
+        await update(text_of(body, "model_path"), version=version, abort_all=body.get("abort_all_requests") is True)
         return _success(f"Succeeded to update model weights. Weight version updated to {self._service.version}.", num_paused_requests=0)
 
     async def load_adapter(self, request: Request) -> Response:
@@ -227,6 +242,8 @@ class App:
             "/abort_request": self.abort,
             "/pause_generation": self.pause,
             "/continue_generation": self.resume,
+            "/release_memory_occupation": self.release_memory,
+            "/resume_memory_occupation": self.resume_memory,
             "/weights_checker": self.check_weights,
             "/update_weights_from_disk": self.update_from_disk,
             "/load_lora_adapter": self.load_adapter,

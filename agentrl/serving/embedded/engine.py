@@ -23,6 +23,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
     ContinuousBatchingLogitsProcessorList,
 )
+from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.serving.embedded.adapter import AdapterSlot
@@ -160,6 +161,19 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
         return super().prepare_tensor_args(requests_in_batch, arg_storage)
 
 
+class _Scheduler(FIFOScheduler):
+    """From the moment when the cache is full, requests that wait are let in only when one that runs has finished. Here also when none
+    runs any more: all of them may be cancelled at once, and the others would wait for ever."""
+
+    def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[Any] | None, bool, int, int]:
+        self.block_new_requests &= bool(self.active_requests)
+        return super().schedule_batch(token_budget, cache_budget)
+
+
+_SCHEDULER = "agentrl_fifo"
+SCHEDULER_MAPPING[_SCHEDULER] = _Scheduler
+
+
 def _attend(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -204,6 +218,7 @@ def _batching(config: EmbeddedServerConfig) -> ContinuousBatchingConfig:
         max_batch_tokens=config.max_batch_tokens,
         max_requests_per_batch=config.max_requests_per_batch,
         allow_block_sharing=False,
+        scheduler_type=_SCHEDULER,
         # Sampling is Python between the forwards: it can neither be captured in a graph nor overlap the next forward.
         use_async_batching=False,
         use_cuda_graph=False,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import ipaddress
 import logging
 import os
 import socket
@@ -24,7 +23,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.config.rollout import EmbeddedServerConfig
+from agentrl.config.rollout import EmbeddedServerConfig, is_local
 from agentrl.errors import UserError
 from agentrl.plugins.sources import import_source
 from agentrl.serving.embedded.app import App, Decode, build_app
@@ -152,18 +151,11 @@ def _api_key(host: str, variable: str | None) -> str | None:
     key = os.environ.get(variable) if variable else None
     if variable and not key:
         raise UserError(f"the environment variable {variable} with the server's API key is not set")
-    if key is None and not _is_local(host):
+    if key is None and not is_local(host):
         raise UserError(
             f"host {host} is open to other machines: name an environment variable with an API key (--api-key-env), or use 127.0.0.1"
         )
     return key
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _bind(host: str, port: int) -> socket.socket:

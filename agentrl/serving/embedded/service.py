@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroup
 from agentrl.serving.embedded.adapter import Adapter
 from agentrl.serving.embedded.engine import Engine, Job
 from agentrl.serving.embedded.requests import BadRequest, GenerateRequest
-from agentrl.serving.embedded.weights import Weights, WeightSpec
+from agentrl.serving.embedded.weights import Weights, WeightSpec, WeightsRefused, name_of
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
 from agentrl.sglang.protocol import adapter_tensor
 
@@ -88,12 +88,14 @@ class Service:
         self.is_warm = False
         self.adapter: LoadedAdapter | None = None
         self._weights = weights
+        self._weights_name: str | None = None  # known of weights that the learner named
         self._entries: dict[str, _Entry] = {}
         self._num_running = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._holds = 0  # updates that shut the gate
         self._is_session = False
+        self._is_released = False
         self._update_lock = asyncio.Lock()
         self._groups: dict[str, ProcessGroup] = {}
 
@@ -198,7 +200,7 @@ class Service:
 
     @property
     def _is_open(self) -> bool:
-        return not (self.is_paused or self._is_session or self._holds)
+        return not (self.is_paused or self._is_session or self._is_released or self._holds)
 
     def _open_if_free(self) -> None:
         if not self._is_open:
@@ -216,6 +218,24 @@ class Service:
         self.is_paused = False
         self._open_if_free()
 
+    async def release_memory(self) -> None:
+        """Sample nothing and take no weights until `resume_memory`. On a CPU nothing is gained by giving the memory itself back.
+
+        Raises:
+            WrongState: requests run, or it is released.
+        """
+        if self._is_released or not (self.is_paused or self._idle.is_set()):
+            raise WrongState("release_memory_occupation should be called only when the server is idle, and once: pause it before")
+        self._is_released = True  # shuts the gate before anything is awaited
+        await self._idle.wait()
+
+    def resume_memory(self) -> None:
+        """Raise WrongState when the memory was not released."""
+        if not self._is_released:
+            raise WrongState("resume_memory_occupation came without release_memory_occupation before")
+        self._is_released = False
+        self._open_if_free()
+
     async def wait_idle(self, timeout_s: float) -> bool:
         """Tell whether nothing runs, waiting up to `timeout_s` for it."""
         if timeout_s > 0 and not self._idle.is_set():
@@ -227,6 +247,8 @@ class Service:
     async def _exclusive(self, *, abort_all: bool) -> AsyncIterator[None]:
         """One update at a time, with the gate shut and nothing running."""
         async with self._update_lock:
+            if self._is_released:
+                raise WrongState("the memory of the weights is released; call resume_memory_occupation before an update")
             self._holds += 1
             try:
                 if abort_all:
@@ -246,6 +268,18 @@ class Service:
         async with self._exclusive(abort_all=abort_all):
             await self._replace(tensors, version)
             self.model_path = folder
+            self._weights_name = name_of(folder)
+
+    async def update_from_changes(self, folder: str, *, version: str | None, abort_all: bool) -> None:
+        """Change the weights by a folder of changes; raise WeightsRefused, with nothing changed, when it stands on other weights."""
+        changes = await asyncio.to_thread(self._weights.read_changes, folder)
+        async with self._exclusive(abort_all=abort_all):
+            if changes.base != self._weights_name:
+                raise WeightsRefused(f"{folder} changes weights called {changes.base!r}; this server has {self._weights_name!r}")
+            await asyncio.to_thread(self._while_parked, partial(self._weights.change, changes))
+            self._weights_name = changes.name
+            if version is not None:
+                self.rename(version)
 
     async def begin_update(self) -> None:
         """Open a session of distributed updates: the gate stays shut until `end_update`. Again within one: start over."""
@@ -272,6 +306,7 @@ class Service:
             await self._replace(await asyncio.to_thread(self._weights.receive, specs, group, is_bucket=is_bucket), version)
 
     async def _replace(self, tensors: Mapping[str, Tensor], version: str | None) -> None:
+        self._weights_name = None
         await asyncio.to_thread(self._while_parked, partial(self._weights.replace, tensors))
         if version is not None:
             self.rename(version)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import orjson
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
-from agentrl.sglang.process_group import broadcast, tensor_checksum, unflatten
+from agentrl.sglang.process_group import broadcast, tensor_bytes, tensor_checksum, unflatten
+from agentrl.sglang.weight_changes import CHANGES_FILE, NAME_FILE, NAME_KEY, POSITIONS, VALUES, changed_name
 
 _INDEX = "model.safetensors.index.json"
 
@@ -33,6 +34,19 @@ class WeightSpec:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a folder of changes makes of the weights called `base`: those called `name`.
+
+    whole: tensors by name. elements: by name, positions i64[n] in the flat tensor and their values [n].
+    """
+
+    base: str
+    name: str
+    whole: Mapping[str, Tensor]
+    elements: Mapping[str, tuple[Tensor, Tensor]]
 
 
 class Weights:
@@ -72,6 +86,42 @@ class Weights:
         check_finite(tensors)
         return tensors
 
+    def read_changes(self, folder: str) -> Changes:
+        """Read the changes of `folder`, checked against their own name and against this model."""
+        file = Path(folder) / CHANGES_FILE
+        try:
+            with safe_open(file, framework="pt") as opened:
+                names = opened.metadata() or {}
+                parts = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  # not a mapping
+        except (OSError, SafetensorError) as error:
+            raise WeightsRefused(f"{file} cannot be read: {error}") from error
+        base, name = names.get("base", ""), names.get("name", "")
+        if changed_name(base, {key: tensor_bytes(part) for key, part in parts.items()}) != name:
+            raise WeightsRefused(f"the checksum of {file} does not agree with what is in it")
+        check_finite({key: part for key, part in parts.items() if not key.endswith(POSITIONS)})
+        changed = sorted(key.removesuffix(VALUES) for key in parts if key.endswith(VALUES))
+        elements = {key: (parts[key + POSITIONS].long(), parts[key + VALUES]) for key in changed}
+        whole = {key: part for key, part in parts.items() if not key.endswith((POSITIONS, VALUES))}
+        self.check({key: tuple(tensor.shape) for key, tensor in whole.items()})
+        for key, (positions, values) in elements.items():
+            self._check_elements(key, positions, values)
+        return Changes(base, name, whole, elements)
+
+    def _check_elements(self, name: str, positions: Tensor, values: Tensor) -> None:
+        target = self._targets.get(name)
+        if target is None:
+            raise WeightsRefused(f"{name!r} is no weight of this model")
+        if positions.shape != values.shape or not 0 <= int(positions.min()) <= int(positions.max()) < target.numel():
+            raise WeightsRefused(f"the changes of {name!r} do not lie in its {target.numel()} elements")
+
+    @torch.no_grad()
+    def change(self, changes: Changes) -> None:
+        """Copy checked changes over the model's own weights. The caller holds the engine parked."""
+        self.replace(changes.whole)
+        for name, (positions, values) in changes.elements.items():
+            target = self._targets[name]
+            target.view(-1)[positions.to(target.device)] = values.to(target.device, target.dtype)
+
     def receive(self, specs: Sequence[WeightSpec], group: ProcessGroup, *, is_bucket: bool) -> dict[str, Tensor]:
         """Receive the weights that rank 0 of `group` broadcasts, each by itself or all in one flat byte bucket."""
         self.check({spec.name: spec.shape for spec in specs})
@@ -97,6 +147,12 @@ class Weights:
     def checksums(self) -> dict[str, str]:
         """Return {name: sha256 of the raw bytes, as stored in the served dtype}."""
         return {name: tensor_checksum(tensor) for name, tensor in self._targets.items()}
+
+
+def name_of(folder: str) -> str | None:
+    """Return how the learner called the weights of `folder`, by which it says later on what changes stand on; None: it did not."""
+    file = Path(folder) / NAME_FILE
+    return str(orjson.loads(file.read_bytes())[NAME_KEY]) if file.is_file() else None
 
 
 def parse_specs(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[WeightSpec]:

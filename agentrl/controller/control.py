@@ -1,0 +1,170 @@
+"""Requests to a run that goes on, from another shell: files in the run folder, which the driver reads between two looks at the buffer.
+
+```
+control/requests/ID.json    {"verb": "attach" | "start" | "drain", "server": URL or name}; gone once it is taken
+control/answers/ID.json     {"is_done": true | false, "message": one line}; read and removed by who asked
+control/servers.json        the servers of the run as the driver saw them last
+```
+
+All of it is JSON, checked when read. Whoever may write into the run folder may ask; there is no port to reach.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agentrl.controller.run_dir import write_atomically
+from agentrl.controller.servers import ServerLine
+from agentrl.errors import ConfigError, InfrastructureError, UserError
+
+POLL_S = 0.2
+SHOW_INTERVAL_S = 5.0
+"""servers.json is written when something but a number of tokens has changed, and so often for those."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Request(_Message):
+    """What is asked of a run; `server` is a URL to attach to, or the URL or name of the server to drain."""
+
+    verb: Literal["attach", "start", "drain"]
+    server: str = ""
+
+
+class Answer(_Message):
+    """What came of a request."""
+
+    is_done: bool
+    message: str
+
+
+class ShownServer(_Message):
+    """One server in servers.json; tokens: of requests that agents wait for, prompt and what may still be sampled."""
+
+    name: str
+    url: str
+    origin: str
+    kind: str
+    state: str
+    restarts: int
+    message: str
+    outstanding_tokens: int
+
+
+class ServerTable(_Message):
+    """What servers.json holds; `version` is that of the servers that are ready, `time` seconds since the epoch."""
+
+    time: float
+    version: int
+    servers: tuple[ShownServer, ...]
+
+
+M = TypeVar("M", bound=_Message)
+
+
+class ControlDesk:
+    """The driver's side."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "control"
+        self._requests = self._folder / "requests"
+        self._answers = self._folder / "answers"
+        self._shown: tuple[object, float] = (None, 0.0)
+        for folder in (self._requests, self._answers):
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.glob("*.json"):  # of a run that ended before it took them
+                old.unlink()
+
+    def serve(self, act: Callable[[Request], str]) -> None:
+        """Answer all requests that wait with what `act` returns, or with the UserError that it raises."""
+        for file in sorted(self._requests.glob("*.json")):
+            text = file.read_text()
+            file.unlink()  # first: a request that ends the run must not end the next one, too
+            answer = self._answer(text, act)
+            write_atomically(self._answers / file.name, answer.model_dump_json())
+
+    @staticmethod
+    def _answer(text: str, act: Callable[[Request], str]) -> Answer:
+        try:
+            return Answer(is_done=True, message=act(Request.model_validate_json(text)))
+        except ValidationError as error:
+            return Answer(is_done=False, message=f"this is no request: {error.errors()[0]['msg']}")
+        except UserError as error:
+            return Answer(is_done=False, message=str(error))
+
+    def show(self, lines: Sequence[ServerLine], *, version: int, outstanding_tokens: Callable[[], Mapping[str, int]]) -> None:
+        """Write the table of servers, if it is worth it."""
+        state, now = (tuple(lines), version), time.time()
+        if state == self._shown[0] and now - self._shown[1] < SHOW_INTERVAL_S:
+            return
+        self._shown = (state, now)
+        tokens = outstanding_tokens()
+        servers = tuple(ShownServer(**asdict(line), outstanding_tokens=tokens.get(line.url, 0)) for line in lines)
+        write_atomically(self._folder / "servers.json", ServerTable(time=now, version=version, servers=servers).model_dump_json(indent=1))
+
+
+def ask(run_dir: Path, request: Request, *, timeout_s: float) -> str:
+    """Ask the run in `run_dir` and return its answer.
+
+    Raises:
+        ConfigError: no run goes on there, or it refuses.
+        InfrastructureError: it did not take the request in time, and the request is withdrawn; or it ended meanwhile.
+    """
+    refuse_idle(run_dir)
+    name = f"{time.time_ns()}-{uuid.uuid4().hex}.json"
+    asked, answered = run_dir / "control" / "requests" / name, run_dir / "control" / "answers" / name
+    write_atomically(asked, request.model_dump_json())
+    deadline = time.monotonic() + timeout_s
+    while not answered.exists():
+        if time.monotonic() > deadline:
+            asked.unlink(missing_ok=True)
+            raise InfrastructureError(
+                f"the run did not answer within {timeout_s:g} s (it does between steps, and while it waits for a batch)"
+            )
+        refuse_idle(run_dir)
+        time.sleep(POLL_S)
+    answer = _read(answered, Answer)
+    answered.unlink()
+    if not answer.is_done:
+        raise ConfigError(answer.message)
+    return answer.message
+
+
+def read_servers(run_dir: Path) -> ServerTable:
+    """Return the servers of the run in `run_dir`; raise ConfigError when no run goes on there."""
+    refuse_idle(run_dir)
+    file = run_dir / "control" / "servers.json"
+    if not file.exists():
+        raise ConfigError(f"the run in {str(run_dir)!r} is still starting")
+    return _read(file, ServerTable)
+
+
+def refuse_idle(run_dir: Path) -> None:
+    """Raise ConfigError when no run goes on in `run_dir`: a run holds the lock of its folder."""
+    lock = run_dir / ".lock"
+    if not lock.exists():
+        raise ConfigError(f"{str(run_dir)!r} is no folder of a run")
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return
+    raise ConfigError(f"no run goes on in {str(run_dir)!r}")
+
+
+def _read(file: Path, kind: type[M]) -> M:
+    try:
+        return kind.model_validate(json.loads(file.read_text()))
+    except (ValidationError, json.JSONDecodeError) as error:
+        raise InfrastructureError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,80 @@
+"""Servers that join and leave while a run goes on, as `agentrl servers` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from agentrl.config.schema import Config
+from agentrl.controller.adapter import why_no_adapter
+from agentrl.controller.calls import in_trio
+from agentrl.controller.control import ControlDesk, Request
+from agentrl.controller.rollouts import RolloutFleet
+from agentrl.controller.servers import ServerFleet
+from agentrl.errors import ServerError
+from agentrl.sglang.client import SGLangClient
+
+DRAIN_TIMEOUT_S = 10.0
+"""A server that leaves is asked for what its requests have so far; one that does not answer is left without it."""
+
+
+class ElasticServers:
+    """Does what is asked at the run's desk. A server that joins takes traffic once it has the weights and was checked, as any other."""
+
+    def __init__(self, config: Config, servers: ServerFleet, rollouts: RolloutFleet, *, run_dir: Path, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._servers = servers
+        self._rollouts = rollouts
+        self._say = say
+        self._desk = ControlDesk(run_dir)
+        self._able: set[str] = set()
+
+    def attend(self, *, version: int) -> None:
+        """Look after the servers, answer what was asked since the last time, and show how all of them are.
+
+        Raises:
+            InfrastructureError: a server that is no guest is lost for good.
+        """
+        self._servers.poll()
+        self._desk.serve(lambda request: self._act(request, version))
+        if self._config.rollout.weights.adapter == "alone":
+            for url in self._servers.guests_needing_weights:
+                self._ask_for_adapters(url)
+        self._desk.show(self._servers.lines, version=version, outstanding_tokens=self._rollouts.outstanding_tokens)
+
+    def _act(self, request: Request, version: int) -> str:
+        if request.verb == "drain":
+            return self._drain(request.server, version)
+        joining = self._servers.attach(request.server) if request.verb == "attach" else self._servers.start_another()
+        self._say(f"server {joining} joins")
+        return f"{joining} joins: once it generates it gets the weights, is checked, and serves"
+
+    def _drain(self, server: str, version: int) -> str:
+        """Let a server go. Its requests answer with what they have, and the router goes on with that elsewhere."""
+        leaving = self._servers.leaving(server)
+        in_trio(self._tell, leaving, lambda client: client.pause("abort"))
+        self._rollouts.set_servers([url for url in self._servers.urls if url != leaving], version=version)
+        in_trio(self._tell, leaving, lambda client: client.resume())  # for others, who may use it, too
+        self._servers.remove(leaving)
+        self._say(f"server {leaving} left")
+        return f"{leaving} left: its trajectories go on elsewhere"
+
+    async def _tell(self, url: str, verb: Callable[[SGLangClient], Awaitable[None]]) -> None:
+        (client,) = self._servers.clients([url])
+        with trio.move_on_after(DRAIN_TIMEOUT_S), suppress(ServerError):
+            await verb(client)
+        await client.aclose()
+
+    def _ask_for_adapters(self, url: str) -> None:
+        """Send a guest away that cannot be given the adapter which all others sample with."""
+        if url in self._able:
+            return
+        why = in_trio(why_no_adapter, self._servers.clients([url]), self._config)
+        if why is None:
+            self._able.add(url)
+        else:
+            self._say(f"server {url} cannot join: {why}")
+            self._servers.remove(url)

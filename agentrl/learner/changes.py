@@ -1,0 +1,110 @@
+"""What an update changed of the published weights, written alone: in bfloat16 a small step leaves most of them as they were.
+
+A folder of changes holds, for two kinds of servers,
+    changes.safetensors         of each changed tensor NAME either `NAME|positions` (i32[n], in the flat tensor) and `NAME|values` ([n]),
+                                or, where that is smaller, NAME itself; its metadata say on which weights it stands and which it makes
+    tensors/model.safetensors   every tensor of which anything changed, whole, as any loader of Hugging Face folders takes it
+Weights are named by a chain: whole ones by a random word, changed ones by the sha256 of their base's name and of all that changed. Who
+has other weights than the base, or a damaged file, finds another name than the one that is written there.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from agentrl.config.model import ModelConfig
+from agentrl.learner.model import Policy
+from agentrl.learner.ranks import Place
+from agentrl.learner.weights import FolderWriter, export
+from agentrl.sglang.process_group import tensor_bytes
+from agentrl.sglang.weight_changes import CHANGES_FILE, NAME_FILE, NAME_KEY, POSITIONS, VALUES, changed_name
+
+_MAX_POSITION = 2**31 - 1
+_POSITION_BYTES = 4
+
+
+class WrittenWeights:
+    """The weights as last written, of which rank 0 keeps a copy on its host. Every method is a collective."""
+
+    def __init__(self, policy: Policy, place: Place, model: ModelConfig) -> None:
+        self._policy = policy
+        self._place = place
+        self._model = model
+        self._copy: dict[str, Tensor] = {}
+        self._name = ""
+
+    def write_whole(self, folder: Path, *, is_again: bool) -> None:
+        """Write all weights, for servers that cannot begin at the last ones; again: those whose changes were written before.
+
+        Raises:
+            InfrastructureError: the folder could not be written.
+        """
+        if not is_again:
+            self._name = uuid.uuid4().hex
+        export(self._policy, self._place, self._model, folder, more=partial(_write_name, self._name))
+        if is_again:
+            return
+        for name in self._policy.tensors:
+            tensor = self._policy.full_tensor(name)
+            if self._place.is_first:
+                self._copy[name] = tensor.to("cpu", copy=True)
+
+    def write_changes(self, folder: Path) -> tuple[int, int]:
+        """Write what differs from the last weights written; return the bytes of the elements' file and of the tensors' file.
+
+        Raises:
+            InfrastructureError: the folder could not be written.
+        """
+        parts: dict[str, Tensor] = {}
+        whole: dict[str, Tensor] = {}
+        for name in self._policy.tensors:
+            full = self._policy.full_tensor(name)
+            if self._place.is_first:
+                full = full.to("cpu", copy=True).contiguous()
+                changed = _changes_of(name, full, self._copy[name])
+                if changed:
+                    parts |= changed
+                    whole[name] = full
+                self._copy[name] = full
+        if not self._place.is_first:
+            return 0, 0
+        base, self._name = self._name, changed_name(self._name, {key: tensor_bytes(part) for key, part in parts.items()})
+        writer = FolderWriter(folder)
+        writer.write(partial(_write_parts, parts, {"base": base, "name": self._name}))
+        writer.write(partial(_write_tensors, whole))
+        writer.finish()
+        return (folder / CHANGES_FILE).stat().st_size, (folder / "tensors" / "model.safetensors").stat().st_size
+
+
+def _changes_of(name: str, tensor: Tensor, base: Tensor) -> dict[str, Tensor]:
+    flat = tensor.reshape(-1)
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]  # -0.0 is not 0.0, and a NaN is itself
+    positions = torch.nonzero(flat.view(bits) != base.reshape(-1).view(bits)).reshape(-1)
+    if not len(positions):
+        return {}
+    if len(positions) * (_POSITION_BYTES + flat.element_size()) >= flat.nbytes or len(flat) > _MAX_POSITION:
+        return {name: tensor}
+    return {name + POSITIONS: positions.to(torch.int32), name + VALUES: flat[positions]}
+
+
+def _write_parts(parts: dict[str, Tensor], names: dict[str, str], folder: Path) -> None:
+    save_file(parts, str(folder / CHANGES_FILE), metadata=names)
+    (folder / CHANGES_FILE).chmod(0o644)  # a server may run under another account
+
+
+def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
+    file = folder / "tensors" / "model.safetensors"
+    file.parent.mkdir()
+    save_file(tensors, str(file), metadata={"format": "pt"})
+    file.chmod(0o644)
+
+
+def _write_name(name: str, folder: Path) -> None:
+    (folder / NAME_FILE).write_text(json.dumps({NAME_KEY: name}) + "\n", encoding="utf-8")

@@ -1,0 +1,115 @@
+"""The servers of a router: joining, drained, coming back, leaving. One task tends each of them while `watch` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from agentrl.errors import ServerError
+from agentrl.rollout.server import QUESTION_TIMEOUT_S, Client, Server
+
+TEND_INTERVAL_S = 0.5
+"""Between two looks at a server."""
+
+
+class ServerPool:
+    """Servers by URL. `connect` makes the client of a URL; `silence_s` and `max_pause_s` as in Server."""
+
+    def __init__(self, connect: Callable[[str], Client], *, silence_s: float, max_pause_s: float) -> None:
+        self._connect = connect
+        self._silence_s = silence_s
+        self._max_pause_s = max_pause_s
+        self._servers: dict[str, Server] = {}
+        self._left: list[Server] = []  # retired, their requests not moved yet
+        self._tending: dict[Server, trio.CancelScope] = {}
+        self._changed = trio.Event()
+        self._watch_lock = trio.Lock()
+        self._num_drained_left = 0
+        self.version = 0
+
+    @property
+    def up(self) -> list[Server]:
+        """Those that may be asked."""
+        return [server for server in list(self._servers.values()) if server.is_up]
+
+    @property
+    def num_drained(self) -> int:
+        """How often a server was drained, since the start."""
+        return self._num_drained_left + sum(server.breaker.num_openings for server in list(self._servers.values()))
+
+    def outstanding_tokens(self) -> dict[str, int]:
+        """Return what is still to be computed, in tokens, per URL."""
+        return {url: server.outstanding_tokens for url, server in list(self._servers.items())}
+
+    def set_servers(self, urls: Sequence[str], *, version: int) -> None:
+        """Use the servers at `urls`; one that joins or comes back must sample with `version` or a later one."""
+        self.version = version
+        wanted = [url.rstrip("/") for url in urls]
+        for url in [url for url in self._servers if url not in wanted]:
+            self._retire(self._servers.pop(url))
+        for url in wanted:
+            if url not in self._servers:
+                self._servers[url] = Server(url, self._connect(url), silence_s=self._silence_s, max_pause_s=self._max_pause_s)
+        self._notify()
+
+    async def until_changed(self) -> None:
+        """Return when a server joined, left or came back."""
+        await self._changed.wait()
+
+    async def watch(self) -> None:
+        """Tend all servers, for ever; produces: servers that are up, which unblocks whoever waits `until_changed`."""
+        async with self._watch_lock, trio.open_nursery() as nursery:  # a second watcher only waits
+            tended: set[Server] = set()
+            while True:
+                existing = [*self._servers.values(), *self._left]
+                for server in existing:
+                    if server not in tended:
+                        nursery.start_soon(self._tend, server)
+                tended = set(existing)
+                await self._changed.wait()
+
+    async def aclose(self) -> None:
+        """Close all connections; for when nothing is generated any more."""
+        for url in list(self._servers):
+            self._retire(self._servers.pop(url))
+        for server in list(self._left):
+            await self._close(server)
+
+    async def _tend(self, server: Server) -> None:
+        """Consumes one server's signs of life; unblocked by time; produces its way out of and into use, until it is retired."""
+        with trio.CancelScope() as self._tending[server]:
+            while not server.is_retired:
+                if not server.is_up:
+                    if await server.probe(self.version):
+                        self._notify()
+                elif await server.hangs():
+                    server.drain()
+                    await server.leave()
+                await self._settle_aborts(server)
+                await trio.sleep(TEND_INTERVAL_S)
+        del self._tending[server]
+        await server.leave()
+        await self._close(server)
+
+    async def _settle_aborts(self, server: Server) -> None:
+        with trio.move_on_after(QUESTION_TIMEOUT_S):
+            try:
+                await server.client.settle_aborts()
+            except ServerError:
+                return  # a server that is gone samples nothing any more
+
+    def _retire(self, server: Server) -> None:
+        server.is_retired = True
+        self._num_drained_left += server.breaker.num_openings
+        self._left.append(server)
+        if server in self._tending:
+            self._tending[server].cancel()
+
+    async def _close(self, server: Server) -> None:
+        self._left.remove(server)
+        await server.client.aclose()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

@@ -1,0 +1,123 @@
+"""Watches a server that somebody else runs: up, hanging, up again. Plain threads, no Ray.
+
+It cannot be restarted from here. One that hangs, or did not take its weights, takes no traffic until it generates again, and then gets the
+current weights like a server that was restarted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import trio
+
+from agentrl.errors import ServerError
+from agentrl.serving.health import PROBE_TIMEOUT_S, ServerStatus, Watchdog, generates, kind_of
+from agentrl.sglang.client import SGLangClient
+
+_POLL_S = 0.1
+_RELEASE_TIMEOUT_S = 5.0
+
+
+class AttachedServer:
+    """The server at `url`; it has the verbs of a Supervisor. Thread-safe.
+
+    Args:
+        start_timeout_s: a server that does not generate within it, at first or after a failure, failed.
+        hang_timeout_s: see Watchdog.
+        max_restarts: failures after which it is waited for; the next one makes the state `failed`.
+        api_key: what requests to the server carry.
+    """
+
+    def __init__(self, url: str, *, start_timeout_s: float, hang_timeout_s: float, max_restarts: int, api_key: str | None) -> None:
+        self._start_timeout_s = start_timeout_s
+        self._max_restarts = max_restarts
+        self._api_key = api_key
+        self._lock = threading.Lock()
+        self._status = ServerStatus(url.rstrip("/"), "starting")
+        self._watchdog = Watchdog(timeout_s=hang_timeout_s, api_key=api_key)
+        self._is_stopping = threading.Event()
+        self._failure = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="attached-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to wait for it, and then to watch it."""
+        self._thread.start()
+
+    def wait_until_up(self) -> str:
+        """Return the URL once the server generates; raise ServerError when it does not in time."""
+        while (status := self.status()).state == "starting":
+            time.sleep(_POLL_S)
+        if status.state == "failed":
+            raise ServerError(status.message)
+        return status.url
+
+    def status(self) -> ServerStatus:
+        with self._lock:
+            return self._status
+
+    def mark_ready(self, url: str) -> None:
+        """Say that the server at `url` has received the current weights; its successor has not."""
+        with self._lock:
+            if self._status.url == url and self._status.state == "needs_weights":
+                self._status = replace(self._status, state="ready")
+
+    def restart(self, url: str) -> None:
+        """Take the server for failed, because it does not do what it is told, until it generates again."""
+        with self._lock:
+            if self._status.url != url or self._status.state not in ("ready", "needs_weights"):
+                return
+            self._status = replace(self._status, state="starting", message="it did not do what it was told")
+        self._failure.set()
+
+    def stop(self) -> None:
+        """Watch no more; the server stays as it is."""
+        self._is_stopping.set()
+        self._failure.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # ------------------------------------------------------------------------------------------------------- watch
+
+    def _watch(self) -> None:
+        while self._wait_until_it_generates():
+            self._watchdog.begin(self.status().url)
+            why = None
+            while why is None and not self._failure.wait(self._watchdog.interval_s):
+                why = self._watchdog.look()
+            if self._is_stopping.is_set():
+                return
+            restarts = self.status().restarts
+            if restarts >= self._max_restarts:
+                self._set(state="failed", message=f"{why or self.status().message}, after {restarts} failures before")
+                return
+            self._set(state="starting", restarts=restarts + 1, **({} if why is None else {"message": why}))
+            self._failure.clear()
+            trio.run(self._release)
+
+    def _wait_until_it_generates(self) -> bool:
+        url, deadline = self.status().url, time.monotonic() + self._start_timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            if generates(url, api_key=self._api_key, timeout_s=min(PROBE_TIMEOUT_S, left)):
+                self._set(state="needs_weights", kind=kind_of(url, api_key=self._api_key, timeout_s=PROBE_TIMEOUT_S), message="")
+                return True
+            if self._is_stopping.wait(_POLL_S):
+                return False
+        self._set(state="failed", message=f"{url} did not generate a token within {self._start_timeout_s:g} s")
+        return False
+
+    async def _release(self) -> None:
+        """Let a server generate that a failed publish left paused, if it listens: with what weights, the router does not ask it."""
+        client = SGLangClient(self.status().url, api_key=self._api_key)
+        with trio.move_on_after(_RELEASE_TIMEOUT_S):
+            for verb in (client.end_weight_update, client.resume):
+                with suppress(ServerError):
+                    await verb()
+        await client.aclose()
+
+    def _set(self, **changes: Any) -> None:
+        with self._lock:
+            self._status = replace(self._status, **changes)

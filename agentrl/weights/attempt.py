@@ -1,0 +1,92 @@
+"""One attempt to bring servers to a version: what all transports share. A server that fails is an entry, never an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeVar
+
+import trio
+
+from agentrl.errors import ServerError
+from agentrl.sglang.client import SGLangClient
+from agentrl.types import SendTimes
+from agentrl.weights.source import WeightSource
+
+T = TypeVar("T")
+
+PING_S = 10.0
+"""A server that does not say its version by then is gone or hangs; neither needs weights to do it."""
+
+Hold = Callable[[SGLangClient], AbstractAsyncContextManager[bool]]
+"""Pauses a server, and tells whether its cache may be flushed then; when the block ended well, the weights are checked and the server
+goes on. After a failure it stays paused: its weights may be half old, half new, under the old version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one attempt sent to all servers together, and whom it did not reach (url -> one line of why)."""
+
+    num_bytes: int
+    failed: Mapping[str, str] = field(default_factory=dict)
+    times: SendTimes | None = None
+
+
+class Transport(Protocol):
+    """One way from the learner to the servers."""
+
+    async def prepare(self, version: int) -> None:
+        """Do what needs no server, once per publish, while they sample on; raise InfrastructureError when it cannot be done."""
+
+    async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
+        """Bring all of `servers` to `version`; raise InfrastructureError when the learner's side failed."""
+
+    async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
+        """Give up what is kept between publishes, on `servers` too."""
+
+
+async def for_each(
+    servers: Sequence[SGLangClient], action: Callable[[SGLangClient], Awaitable[None]], *, timeout_s: float, limit: str
+) -> dict[str, str]:
+    """Run `action(server)` on all side by side; return why it failed where it did, within `timeout_s` (named `limit`)."""
+    failed: dict[str, str] = {}
+
+    async def one(server: SGLangClient) -> None:
+        try:
+            with trio.fail_after(timeout_s):
+                await action(server)
+        except ServerError as error:
+            failed[server.url] = str(error)
+        except trio.TooSlowError:
+            failed[server.url] = f"{server.url} did not answer within {limit}={timeout_s:g} s"
+
+    async with trio.open_nursery() as nursery:
+        for server in servers:
+            nursery.start_soon(one, server)
+    return failed
+
+
+async def find_silent(servers: Sequence[SGLangClient], *, timeout_s: float = PING_S) -> dict[str, str]:
+    """Return why those do not answer that do not: dead, or hanging."""
+
+    async def ask(server: SGLangClient) -> None:
+        await server.model_info()
+
+    return await for_each(servers, ask, timeout_s=timeout_s, limit="the time of a question")
+
+
+class LearnerCalls:
+    """The learner's blocking calls in worker threads, one at a time, as its ranks need them.
+
+    No deadline of a server cancels one; the end of a run does.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self.source = source
+        self._lock = trio.Lock()
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        async with self._lock:
+            return await trio.to_thread.run_sync(partial(function, *args), abandon_on_cancel=True)

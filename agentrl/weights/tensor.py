@@ -1,0 +1,82 @@
+"""Transport `tensor`: weights travel inside HTTP requests to servers on this machine, which need neither a disk nor a process group.
+
+SGLang takes them pickled. Pickles are only ever sent, and only to this machine; our embedded server refuses them. Tensors go through
+the host's memory on a GPU, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import trio
+
+from agentrl.config.rollout import WeightsConfig, is_local
+from agentrl.errors import RequestRefused, ServerError
+from agentrl.sglang.client import SGLangClient
+from agentrl.types import TensorSpec
+from agentrl.weights.attempt import Hold, LearnerCalls, Sent, for_each
+from agentrl.weights.plan import plan_buckets
+
+
+class TensorTransport:
+    """Each bucket is gathered and pickled once, and held until all servers have taken it."""
+
+    def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
+        self._learner = learner
+        self._config = config
+        self._buckets: list[list[TensorSpec]] = []
+
+    async def prepare(self, version: int) -> None:
+        specs = await self._learner.call(self._learner.source.tensor_specs)
+        self._buckets = plan_buckets(specs, max_bytes=self._config.bucket_bytes)
+
+    async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
+        pickles = _Pickles(self._learner, self._buckets, num_takers=len(servers))
+
+        async def load(server: SGLangClient) -> None:
+            if not is_local(urlsplit(server.url).hostname or ""):
+                raise ServerError(f"{server.url} is on another machine, and the transport `tensor` sends pickles; use disk or distributed")
+            num_ranks = int((await server.server_info()).get("tp_size") or 1)
+            async with hold(server) as may_flush:
+                with suppress(RequestRefused):  # a session is open only where an attempt broke off
+                    await server.end_weight_update()
+                await server.begin_weight_update()
+                for index in range(len(self._buckets)):
+                    is_last = index == len(self._buckets) - 1
+                    await server.update_weights_from_tensor(
+                        await pickles.take(index),
+                        num_ranks=num_ranks,
+                        version=version if is_last else None,
+                        flush_cache=may_flush and is_last,
+                    )
+                await server.end_weight_update()
+
+        failed = await for_each(servers, load, timeout_s=self._config.timeout_s, limit="rollout.weights.timeout_s")
+        return Sent(sum(spec.num_bytes for bucket in self._buckets for spec in bucket) * len(servers), failed)
+
+    async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
+        """Nothing is kept between publishes."""
+
+
+class _Pickles:
+    """Buckets as SGLang takes them, for `num_takers` who each take all in order."""
+
+    def __init__(self, learner: LearnerCalls, buckets: Sequence[Sequence[TensorSpec]], *, num_takers: int) -> None:
+        self._learner = learner
+        self._buckets = buckets
+        self._num_takers = num_takers
+        self._held: dict[int, tuple[str, int]] = {}  # index -> pickle, how often it was taken
+        self._making = trio.Lock()
+
+    async def take(self, index: int) -> str:
+        async with self._making:
+            if index not in self._held:
+                names = [spec.name for spec in self._buckets[index]]
+                self._held[index] = (await self._learner.call(self._learner.source.pickle_bucket, names), 0)
+            pickled, times = self._held[index]
+            self._held[index] = (pickled, times + 1)
+            if times + 1 == self._num_takers:
+                del self._held[index]
+            return pickled

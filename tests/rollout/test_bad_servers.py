@@ -1,0 +1,275 @@
+"""Servers that fail in each way a server can, on real sockets: they are drained, their trajectories go on elsewhere, they come back."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from agentrl.rollout.router import Router
+from agentrl.sglang.client import PROBE_RID, SGLangClient
+from agentrl.types import SamplingParams
+
+PIECE = 4
+TOTAL = 8
+PROMPT = [11, 12]
+
+
+class Speaker:
+    """Speaks just enough of the protocol: token k of a sequence is k. With `fault` it fails at each generation that is no probe.
+
+    An interrupting one answers PIECE tokens at a time, as if an update came each time.
+    """
+
+    def __init__(self, *, fault: str | None = None, version: int = 3, interrupts: bool = False) -> None:
+        self.fault, self.version, self.interrupts = fault, version, interrupts
+        self.is_paused = False
+        self.generations: list[dict] = []
+        self.aborted: list[str] = []
+
+    async def handle(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            while (request := await read_request(stream)) is not None:
+                path, body = request
+                try:
+                    await stream.send_all(await self.answer(path, body))
+                except (trio.BrokenResourceError, Dropped):
+                    return
+                if self.fault == "half_a_body":
+                    return
+
+    async def answer(self, path: str, body: dict) -> bytes:
+        if path == "/generate":
+            return await self.generate(body)
+        if path == "/abort_request":
+            self.aborted.append(body["rid"])
+            return reply({})
+        load = {"num_running_reqs": 1, "num_waiting_reqs": 0, "num_used_tokens": 7, "max_total_num_tokens": 99}
+        answers = {
+            "/model_info": {"model_path": "m", "weight_version": str(self.version)},
+            "/server_info": {"is_paused": self.is_paused},
+            "/ready": {},
+            "/v1/loads": {"loads": [load]},  # stands still
+        }
+        return reply(answers[path])
+
+    async def generate(self, body: dict) -> bytes:
+        is_probe = body["rid"].startswith(PROBE_RID)
+        if not is_probe:
+            self.generations.append(body)
+        while self.fault == "hangs":
+            await trio.sleep(0.01)
+        if self.fault is not None and not is_probe:
+            return self.fail()
+        start, limit = len(body["input_ids"]), body["sampling_params"]["max_new_tokens"]
+        count = min(limit, PIECE) if self.interrupts else limit
+        ids = list(range(start, start + count))
+        meta = {
+            "finish_reason": {"type": "length" if count == limit else "abort"},
+            "output_token_logprobs": [[-token / 100, token, None] for token in ids],
+            "weight_versions": [{"version": str(self.version), "start": 0, "end": count}],
+        }
+        return reply({"output_ids": ids, "meta_info": meta})
+
+    def fail(self) -> bytes:
+        whole = reply({"output_ids": [1], "meta_info": {}})
+        if self.fault == "drops":
+            raise Dropped
+        return {
+            "500": reply({"error": {"message": "out of memory"}}, status=500),
+            "503": reply({}, status=503),
+            "garbage": b"\x16\x03\x01 what?\r\n\r\n",
+            "no_json": b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>",
+            "half_a_body": whole[:-10],
+            "other_tokens": reply({"output_ids": [1, 2], "meta_info": {"finish_reason": {"type": "length"}, "output_token_logprobs": []}}),
+        }[self.fault]
+
+
+class Dropped(Exception):
+    """The connection is to be closed."""
+
+
+def reply(body: object, *, status: int = 200) -> bytes:
+    content = json.dumps(body).encode()
+    return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%s" % (status, len(content), content)
+
+
+async def read_request(stream: trio.SocketStream) -> tuple[str, dict] | None:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        chunk = await stream.receive_some(65536)
+        if not chunk:
+            return None
+        data += chunk
+    head, body = data.split(b"\r\n\r\n", 1)
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < length:
+        body += await stream.receive_some(65536)
+    return head.split()[1].decode(), json.loads(body) if body else {}
+
+
+@asynccontextmanager
+async def routed(*speakers: Speaker, **options):
+    """Yield a router over the speakers and their URLs; all are up."""
+    async with trio.open_nursery() as nursery:
+        urls = []
+        for speaker in speakers:
+            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(trio.serve_listeners, speaker.handle, listeners)
+            urls.append(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+        router = Router(SGLangClient, **options)
+        router.set_servers(urls, version=3)
+        nursery.start_soon(router.watch)
+        with trio.fail_after(60):
+            await until(lambda: router.num_up == len(urls))
+            yield router, urls
+        nursery.cancel_scope.cancel()
+    with trio.CancelScope(shield=True):
+        await router.aclose()
+
+
+async def until(condition) -> None:
+    while not condition():
+        await trio.sleep(0.005)
+
+
+async def turn(router: Router, key: str = "t"):
+    return await router.generate(PROMPT, SamplingParams(TOTAL), trajectory_key=key)
+
+
+def check(generation) -> None:
+    """Each token of the sequence is there once, with its own log-probability and version."""
+    assert generation.token_ids.tolist() == list(range(len(PROMPT), len(PROMPT) + TOTAL))
+    assert generation.logprobs.tolist() == pytest.approx([-token / 100 for token in generation.token_ids])
+    assert set(generation.versions) == {3}
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "garbage", "no_json", "half_a_body", "other_tokens", "drops"])
+def test_a_server_that_fails_is_drained_and_comes_back_when_it_generates(fault):
+    bad, good = Speaker(interrupts=True), Speaker()
+
+    async def main():
+        async with routed(bad, good) as (router, _):
+            bad.fault = fault
+            first = await turn(router)
+            check(first)
+            assert first.num_interruptions == 0
+            assert (router.num_server_failures, router.num_drained) == (1, 1)
+            tried = len(bad.generations)  # twice on a kept connection that closed without an answer
+            assert tried == (2 if fault == "drops" else 1)
+            await turn(router)
+            assert len(bad.generations) == tried  # it is left alone, and the trajectory has another home
+            bad.version = 2
+            bad.fault = None
+            with trio.move_on_after(0.7):
+                await until(lambda: router.num_up == 2)
+            assert router.num_up == 1  # it generates, but with the weights of before
+            bad.version = 3
+            await until(lambda: router.num_up == 2)
+
+    trio.run(main)
+    assert [len(body["input_ids"]) for body in good.generations] == [2, 2]
+
+
+def test_what_was_sampled_before_the_failure_is_kept():
+    bad, good = Speaker(interrupts=True), Speaker()
+
+    async def main():
+        async with routed(bad, good) as (router, _):
+            answer = bad.generate
+
+            async def fail_later(body):
+                if len(body["input_ids"]) > len(PROMPT):
+                    bad.fault = "drops"
+                return await answer(body)
+
+            bad.generate = fail_later
+            whole = await turn(router)
+            check(whole)
+            assert whole.num_interruptions == 1
+            assert router.work.redone_tokens == len(PROMPT) + PIECE - 1  # all that the first server had computed
+
+    trio.run(main)
+    assert [body["input_ids"] for body in good.generations] == [[*PROMPT, 2, 3, 4, 5]]
+    assert good.generations[0]["sampling_params"]["max_new_tokens"] == TOTAL - PIECE
+
+
+def test_a_server_that_hangs_is_drained_unless_it_is_paused():
+    bad, good = Speaker(), Speaker()
+
+    async def main():
+        async with routed(bad, good, max_silence_s=0.4) as (router, _):
+            bad.fault, bad.is_paused = "hangs", True
+            done = []
+
+            async def play():
+                done.append(await turn(router))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(play)
+                await trio.sleep(3.0)  # many times the silence
+                assert not done
+                assert router.num_drained == 0
+                bad.is_paused = False  # resumed, and its load still stands still
+            check(done[0])
+            assert router.num_drained == 1
+            bad.fault = None
+            await until(lambda: router.num_up == 2)
+
+    trio.run(main)
+    assert bad.aborted  # it may yet wake up
+
+
+def test_a_server_that_is_retired_gives_back_what_it_has():
+    leaving, staying = Speaker(), Speaker()
+
+    async def main():
+        async with routed(leaving, staying) as (router, urls):
+
+            async def slow(body):
+                """Answers, once it is aborted, with what it has."""
+                leaving.interrupts = True
+                await until(lambda: body["rid"] in leaving.aborted)
+                return await Speaker.generate(leaving, body)
+
+            leaving.generate = slow
+            done = []
+
+            async def play():
+                done.append(await turn(router))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(play)
+                await until(lambda: router.outstanding_tokens()[urls[0]])
+                await trio.sleep(0.1)
+                router.set_servers(urls[1:], version=3)
+            check(done[0])
+            assert done[0].num_interruptions == 1
+
+    trio.run(main)
+    assert [body["input_ids"] for body in staying.generations] == [[*PROMPT, 2, 3, 4, 5]]
+
+
+def test_what_is_cancelled_during_a_pause_is_aborted_again_after_it():
+    speaker = Speaker(fault="hangs")
+    speaker.is_paused = True
+
+    async def main():
+        async with routed() as _, trio.open_nursery() as nursery:
+            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(trio.serve_listeners, speaker.handle, listeners)
+            client = SGLangClient(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+            with trio.move_on_after(0.1):
+                await client.generate(PROMPT, SamplingParams(TOTAL), rid="r")
+            await client.settle_aborts()
+            assert speaker.aborted == ["r"]  # the server is paused: it may not know of the request yet
+            speaker.is_paused = False
+            for _ in range(2):
+                await client.settle_aborts()
+                assert speaker.aborted == ["r", "r"]
+            await client.aclose()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)

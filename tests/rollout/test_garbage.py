@@ -1,0 +1,44 @@
+"""The oldest generation is searched when asked for and due, never in between; in a process of its own, as its collector is everybody's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import gc
+import weakref
+
+from agentrl.rollout import garbage
+
+
+class Cyclic:
+    def __init__(self):
+        self.own = self
+
+
+searched = []
+loaded = Cyclic()
+garbage.collect_rarely()
+gc.callbacks.append(lambda phase, info: searched.append(info["generation"]) if phase == "start" else None)
+garbage.DUE = 1
+assert not garbage.collect_oldest(), "nothing was made"
+
+dead = Cyclic()
+gone = weakref.ref(dead)
+young, middle, _ = garbage.THRESHOLDS
+kept = [[] for _ in range(young * (middle + 2))]
+assert 1 in searched and 2 not in searched, searched
+del dead
+frozen = weakref.ref(loaded)
+del loaded
+assert garbage.collect_oldest() and searched[-1] == 2, searched
+assert gone() is None, "a cycle survived"
+assert frozen() is not None, "what was loaded is looked at"
+assert not garbage.collect_oldest(), "it is due again at once"
+"""
+
+
+def test_the_oldest_generation_is_searched_only_where_asked():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,162 @@
+"""Whom a publish reaches, asks again or gives up, by every transport: the rules alone, on servers that are a few lines each."""
+
+from functools import partial
+
+import pytest
+import trio
+
+from agentrl.config.rollout import WeightsConfig
+from agentrl.errors import InfrastructureError, RequestRefused, ServerError
+from agentrl.sglang.protocol import ModelInfo
+from agentrl.types import SendTimes, TensorSpec
+from agentrl.weights.publish import Publisher
+
+SPECS = [TensorSpec(name, "float32", (4,), 16) for name in "abc"]
+CHANGED_BYTES, TENSOR_BYTES = 6, 32
+OPTIONS = [{"transport": "disk"}, {"transport": "disk", "delta": True}, {"transport": "distributed"}, {"transport": "tensor"}]
+
+
+class Source:
+    """A learner that notes what it was asked for; its broadcasts fail as often as it is told."""
+
+    def __init__(self, *, lost_buckets=0):
+        self.calls, self.lost_buckets = [], lost_buckets
+
+    def tensor_specs(self):
+        return SPECS
+
+    def open_rendezvous(self):
+        return "127.0.0.1", 1
+
+    def write_changes(self, folder):
+        self.calls.append("write_changes")
+        return CHANGED_BYTES, TENSOR_BYTES
+
+    def send_bucket(self, names):
+        if self.lost_buckets:
+            self.lost_buckets -= 1
+            raise InfrastructureError("a peer is gone")
+
+    def finish_buckets(self):
+        return SendTimes(1.0, 2.0)
+
+    def __getattr__(self, name):
+        return lambda *args: self.calls.append(name)
+
+
+class Server:
+    """A server that does what it is asked, but fails or hangs in one call, so often."""
+
+    def __init__(self, number, *, call="", times=0, error=None):
+        self.url = f"http://127.0.0.1:{number}"
+        self.call, self.times, self.error = call, times, error
+        self.version, self.is_paused, self.calls = None, False, []
+
+    async def _do(self, name, /, *args, **options):
+        self.calls.append(name)
+        if name == self.call and self.times:
+            self.times -= 1
+            if self.error is None:
+                await trio.sleep_forever()
+            raise self.error
+        self.is_paused = {"pause": True, "resume": False}.get(name, self.is_paused)
+        if options.get("version") is not None:
+            self.version = options["version"]
+        return {"model_info": ModelInfo("", self.version), "server_info": {"knows_changes": True}}.get(name)
+
+    def __getattr__(self, name):
+        return partial(self._do, name)
+
+
+def publisher(source, tmp_path, options):
+    config = WeightsConfig(timeout_s=3.0, bucket_bytes=16, **options)
+    return Publisher(source, config, folder=tmp_path, pause_mode="abort", backend="gloo")
+
+
+def publish(source, tmp_path, options, servers, *, versions=(1,)):
+    async def main():
+        one = publisher(source, tmp_path, options)
+        with trio.fail_after(120):
+            return [await one.publish(version, servers) for version in versions]
+
+    return trio.run(main)
+
+
+def update_of(options):
+    return {"disk": "update_weights_from_disk", "distributed": "update_weights_from_distributed", "tensor": "update_weights_from_tensor"}[
+        options["transport"]
+    ]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_failure_is_repaired_by_a_second_attempt(tmp_path, options):
+    well, ill = Server(1), Server(2, call=update_of(options), times=1, error=ServerError("answered 500", status=500))
+    [report] = publish(Source(), tmp_path, options, [well, ill])
+    assert dict(report.failed) == {}
+    assert list(report.repaired) == [ill.url]
+    assert "answered 500" in report.repaired[ill.url]
+    assert [(s.version, s.is_paused) for s in (well, ill)] == [(1, False), (1, False)]
+    assert well.calls.count("pause") == 1  # it has the weights, and samples on
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("error", [ServerError("answered 500", status=500), None], ids=["fails", "hangs"])
+def test_what_fails_twice_is_named_and_stays_paused(tmp_path, options, error):
+    well, ill = Server(1), Server(2, call=update_of(options), times=99, error=error)
+    [report] = publish(Source(), tmp_path, options, [well, ill])
+    assert list(report.failed) == [ill.url]
+    assert ("answered 500" if error else "rollout.weights.timeout_s=3") in report.failed[ill.url]
+    assert dict(report.repaired) == {}
+    assert (well.version, well.is_paused) == (1, False)
+    assert (ill.version, ill.is_paused) == (None, True)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_who_does_not_answer_is_asked_for_nothing(tmp_path, options):
+    well, gone = Server(1), Server(2, call="model_info", times=99, error=ServerError("refused the connection"))
+    [report] = publish(Source(), tmp_path, options, [well, gone])
+    assert dict(report.failed) == {gone.url: "refused the connection"}
+    assert gone.calls == ["model_info"]
+    assert well.version == 1
+    [none] = publish(Source(), tmp_path, options, [Server(3, call="model_info", times=99, error=ServerError("refused"))])
+    assert len(none.failed) == 1
+
+
+def test_a_lost_broadcast_makes_a_group_anew(tmp_path):
+    source, servers = (
+        Source(lost_buckets=1),
+        [Server(1, call="end_weight_update", times=1, error=ServerError("the group is gone")), Server(2)],
+    )
+    [report] = publish(source, tmp_path, {"transport": "distributed"}, servers)
+    assert dict(report.failed) == {}
+    assert report.times == SendTimes(1.0, 2.0)
+    assert source.calls.count("join_weights_group") == 2
+    assert [s.version for s in servers] == [1, 1]
+
+
+def test_a_delta_goes_to_whom_has_its_base_and_all_weights_to_others(tmp_path):
+    source, servers = Source(), [Server(1), Server(2)]
+    _, second = publish(source, tmp_path, {"transport": "disk", "delta": True}, servers, versions=(1, 2))
+    assert source.calls == ["write_base", "write_changes"]
+    assert second.num_bytes == 2 * CHANGED_BYTES
+    refusing = Server(3, call="update_weights_from_disk", times=0)
+    source = Source()
+
+    async def main():
+        one = publisher(source, tmp_path, {"transport": "disk", "delta": True})
+        await one.publish(1, [refusing])
+        refusing.times, refusing.error = 1, RequestRefused("other weights", status=400)
+        return await one.publish(2, [refusing])
+
+    report = trio.run(main)
+    assert dict(report.failed) == dict(report.repaired) == {}
+    assert source.calls == ["write_base", "write_changes", "write_base"]
+    assert refusing.version == 2
+
+
+def test_pickles_stay_on_this_machine(tmp_path):
+    far = Server(1)
+    far.url = "http://10.0.0.1:30000"
+    [report] = publish(Source(), tmp_path, {"transport": "tensor"}, [far])
+    assert "is on another machine" in report.failed[far.url]
+    assert "update_weights_from_tensor" not in far.calls
