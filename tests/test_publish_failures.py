@@ -29,7 +29,7 @@ from agentrl.workers.workers import LocalWorker
 from learner_parts import lone_learner, tiny_sizes
 
 VOCABULARY = 61
-TIMEOUT_S = 8.0
+TIMEOUT_S = 5.0
 UPDATES = {"disk": "/update_weights_from_disk", "distributed": "/update_weights_from_distributed"}
 
 

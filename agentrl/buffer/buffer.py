@@ -193,6 +193,7 @@ class ReplayBuffer:
             memory = sum(row.nbytes for rows in self._members.values() for row in rows.values())
             lag_sum = sum(lag * count for lag, count in lags.items())
             stats: dict[str, float] = {
+                "drawn": float(counts.drawn),
                 "ready": float(counts.ready),
                 "leased": float(counts.leased),
                 "queued": float(counts.queued),

@@ -101,11 +101,10 @@ def test_stop_and_resume(world):
 def test_killed_rollout_actor_and_server(world):
     """kill -9 of a rollout actor and of one of two servers: the run replaces both and every group is accounted for.
 
-    The weights go by the process group, which must be formed anew for the server that comes back, and then for both. A server that is
-    started again takes as long as some sixty of these steps.
+    The weights go by the process group, which must be formed anew for the server that comes back, and then for both.
     """
     run_dir = world.folder / "killed"
-    arguments = [str(world.config), *overrides(world, "killed", buffer__max_staleness=1, trainer__steps=200, rollout__num_servers=2)]
+    arguments = [str(world.config), *overrides(world, "killed", buffer__max_staleness=1, trainer__steps=100_000, rollout__num_servers=2)]
     arguments.append("rollout.weights.transport=distributed")
     run = world.start("train", *arguments)
     run.wait_until(lambda: world.num_steps(run_dir) >= 2)
@@ -115,17 +114,19 @@ def test_killed_rollout_actor_and_server(world):
     run.wait_until(lambda: world.num_steps(run_dir) > steps)
     run.kill_one("agentrl.serving.embedded")
     run.wait_until(lambda: "was restarted and gets version" in run.output())
-    assert run.wait() == 0, run.output()
-
-    result = json.loads((run_dir / "result.json").read_text())
-    assert result["step"] == 200
-    assert result["balanced"], result
-    assert result["counts"]["consumed"] == 200 * 4
+    steps = world.num_steps(run_dir)
+    run.wait_until(lambda: world.num_steps(run_dir) > steps + 2)
+    run.interrupt()
+    assert run.wait() == 130, run.output()
     assert run.left_behind() == []
 
-    groups = Counter()
-    for path in sorted((run_dir / "trajectories").glob("*.parquet")):
+    groups, files = Counter(), sorted((run_dir / "trajectories").glob("*.parquet"))
+    for path in files:
         groups.update({t.group_id for t in decode(read_parquet(path))})
-    assert len(groups) == 200 * 4
+    assert len(groups) == len(files) * 4
     assert set(groups.values()) == {1}, "a group was trained twice"
-    assert all(r["rollout/lag/max"] <= 1 for r in world.records(run_dir).train)
+    for record in world.records(run_dir).train:
+        assert record["rollout/lag/max"] <= 1
+        dropped = sum(value for name, value in record.items() if name.startswith("buffer/dropped_"))
+        states = [record[f"buffer/{state}"] for state in ("queued", "leased", "ready", "consumed")]
+        assert record["buffer/drawn"] == sum(states) + dropped
