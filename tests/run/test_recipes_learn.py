@@ -30,7 +30,7 @@ def test_a_recipe_learns_the_quickstart_task(world, quickstart, recipe, own, see
         f"data.val_files=[{quickstart}/data/val.parquet]",
         f"model.path={quickstart}/warm_start",
         "~tracking.baselines.untrained",
-        "trainer.steps=100",  # accuracy is 0.90 or more by then; docs/results/recipes.json has the curves
+        "trainer.steps=140",  # at 100 the lowest of ten runs was 0.865: docs/results/recipes.json
         "trainer.save_freq=-1",
         f"trainer.seed={seed}",
         f"trainer.run_dir={run_dir}",
