@@ -139,7 +139,8 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=2048)
-    parser.add_argument("--trl", type=Path, default=Path("trl_grpo.py"), help="script that measures TRL's GRPO step")
+    shared = Path(os.environ.get("AGENTRL_SHARED", Path(__file__).parents[2] / "shared"))
+    parser.add_argument("--trl", type=Path, default=shared / "bench" / "trl_grpo.py", help="script that measures TRL's GRPO step")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -208,7 +209,7 @@ def compare_trl(script: Path, repeats: int) -> dict[str, Any] | None:
     trl = measure_trl(script, repeats)
     print(f"batch of TRL's shape: {tokens_per_s:,.0f} tokens per CPU second")
     if trl is None:
-        print(f"TRL: not installed (${PEERS_PYTHON} names the Python of its environment)")
+        print(f"TRL: not measured (${PEERS_PYTHON} names the Python of its environment, --trl the script)")
         return {"tokens_per_cpu_s": tokens_per_s, "trl": None}
     ratio = tokens_per_s / trl["train_tok_per_cpu_s"]
     print(f"TRL: {trl['train_tok_per_cpu_s']:,.0f} tokens per CPU second; {ratio:.1f} times as fast as TRL (wanted: at least 1.5)")
