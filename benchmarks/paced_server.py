@@ -32,7 +32,6 @@ from starlette.routing import Route
 
 from agentrl.chat.chat import Chat
 from agentrl.http.open_files import raise_open_files
-from agentrl.sglang.client import PROBE_RID
 
 TIMEOUT_S = 60.0
 MAX_CONNECTIONS = 65_536
@@ -143,9 +142,6 @@ class PacedEngine:
             await self._resumed.wait()
             return self._reply(body, [1], self.version, {"type": "length", "length": 1})
         key, limit = body["rid"].rpartition("-")[0], body["sampling_params"]["max_new_tokens"]
-        if key == PROBE_RID:  # the router looks whether the server generates; that is no part of the workload
-            await self._resumed.wait()
-            return self._reply(body, [body["input_ids"][0]], self.version, {"type": "length", "length": 1})
         if (script := self._scripts.get(key)) is None:
             script = self._scripts[key] = Script(self._workload, self._rng)
         async with self._slots:

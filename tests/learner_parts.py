@@ -8,9 +8,11 @@ from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner
+from agentrl.learner.packing import pack
 from agentrl.learner.ranks import leave_ranks
 
 
@@ -21,6 +23,18 @@ def tiny_sizes(vocab_size, **changes):
     """
     sizes = {"vocab_size": vocab_size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     return sizes | {"intermediate_size": 48, "tie_word_embeddings": True, "initializer_range": 0.2} | changes
+
+
+def write_tiny_model(folder, vocab_size, **changes):
+    """Write a random model of `tiny_sizes`, in float32; the same whenever it is written."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(Qwen2Config(**tiny_sizes(vocab_size, **changes)), dtype=torch.float32).save_pretrained(folder)
+
+
+def update_once(learner, vocabulary):
+    """Make one update on a few random samples."""
+    [shard] = pack(random_samples(7, vocabulary), max_tokens=1000, world_size=1)
+    learner.update(learner.score(shard))
 
 
 def random_samples(count, vocabulary, *, length=None, seed=5):

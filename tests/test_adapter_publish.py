@@ -11,7 +11,7 @@ import torch
 import trio
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
@@ -22,7 +22,6 @@ from agentrl.controller.adapter import confirm_adapter, resolve_adapter
 from agentrl.controller.learner import LearnerWeights
 from agentrl.errors import ConfigError, RequestRefused
 from agentrl.learner.learner import LearnerSpec
-from agentrl.learner.packing import pack
 from agentrl.rollout.router import Router
 from agentrl.serving.launch import EmbeddedServer, SGLangServer
 from agentrl.serving.supervisor import Supervisor
@@ -31,7 +30,7 @@ from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
 from agentrl.workers.workers import LocalWorker
-from learner_parts import lone_learner, random_samples, tiny_sizes
+from learner_parts import lone_learner, update_once, write_tiny_model
 
 VOCABULARY = 61
 LORA = LoRAConfig(rank=3, alpha=6.0)
@@ -43,9 +42,7 @@ ATOL = 1e-5
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapter")
-    torch.manual_seed(0)
-    sizes = tiny_sizes(VOCABULARY, max_position_embeddings=512, eos_token_id=VOCABULARY - 1)
-    AutoModelForCausalLM.from_config(Qwen2Config(**sizes), dtype=torch.float32).save_pretrained(folder / "base")
+    write_tiny_model(folder / "base", VOCABULARY, max_position_embeddings=512, eos_token_id=VOCABULARY - 1)
     return folder
 
 
@@ -56,13 +53,8 @@ def learner(folder):
     model = ModelConfig(path=str(folder / "base"), lora=LORA)
     spec = LearnerSpec(model, LearnerConfig(optimizer=optimizer), AlgorithmConfig(), "decoupled", 3, 1.0, 20)
     with lone_learner(spec) as one:
-        train(one)
+        update_once(one, VOCABULARY)
         yield one
-
-
-def train(one):
-    [shard] = pack(random_samples(7, VOCABULARY), max_tokens=1000, world_size=1)
-    one.update(one.score(shard))
 
 
 def start(folder, log, **options):
@@ -198,7 +190,7 @@ def test_every_token_is_of_its_version_across_publishes(learner, server, tmp_pat
                     before = len(pieces)
                     while (await client.loads()).num_used_tokens < 60 and len(pieces) == before:
                         await trio.sleep(0.005)
-                    train(learner)
+                    update_once(learner, VOCABULARY)
                     models[version] = exported(learner, tmp_path / f"v{version}")
                     report = await publish(version, [client])
                     assert report.failed == {}

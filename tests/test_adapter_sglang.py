@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import trio
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
@@ -15,7 +15,6 @@ from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.rollout import WeightsConfig
 from agentrl.controller.learner import LearnerWeights
 from agentrl.learner.learner import LearnerSpec
-from agentrl.learner.packing import pack
 from agentrl.rollout.router import Router
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
@@ -23,7 +22,7 @@ from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
 from agentrl.workers.workers import LocalWorker
-from learner_parts import lone_learner, random_samples, tiny_sizes
+from learner_parts import lone_learner, update_once, write_tiny_model
 from sglang_cpu.server import sglang_on_cpu
 
 pytestmark = pytest.mark.sglang
@@ -35,9 +34,7 @@ PROMPT = [5, 17, 42]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapter")
-    torch.manual_seed(0)
-    sizes = tiny_sizes(VOCABULARY, max_position_embeddings=512, eos_token_id=1, pad_token_id=0)
-    AutoModelForCausalLM.from_config(Qwen2Config(**sizes), dtype=torch.float32).save_pretrained(folder / "base")
+    write_tiny_model(folder / "base", VOCABULARY, max_position_embeddings=512, eos_token_id=1, pad_token_id=0)
     return folder
 
 
@@ -55,11 +52,6 @@ def url(folder):
     supervisor = Supervisor(launcher, log_file=folder / "log", start_timeout_s=400, max_restarts=0)
     yield supervisor.start(str(folder / "base"), "default")
     supervisor.stop()
-
-
-def train(one):
-    [shard] = pack(random_samples(7, VOCABULARY), max_tokens=1000, world_size=1)
-    one.update(one.score(shard))
 
 
 def exported(one, folder):
@@ -95,7 +87,7 @@ def test_generations_across_publishes_have_the_merged_policys_logprobs(folder, l
             return piece
 
     async def publish_next(client):
-        train(learner)
+        update_once(learner, VOCABULARY)
         version = len(policies) + 1
         policies[version] = exported(learner, folder / f"v{version}")
         reports.append(await publish(version, [client]))

@@ -8,9 +8,7 @@ from types import SimpleNamespace
 
 import orjson
 import pytest
-import torch
 import trio
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
@@ -26,7 +24,7 @@ from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
 from agentrl.workers.workers import LocalWorker
-from learner_parts import lone_learner, tiny_sizes
+from learner_parts import lone_learner, write_tiny_model
 
 VOCABULARY = 61
 TIMEOUT_S = 5.0
@@ -36,9 +34,7 @@ UPDATES = {"disk": "/update_weights_from_disk", "distributed": "/update_weights_
 @pytest.fixture(scope="module")
 def learner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("learner")
-    torch.manual_seed(0)
-    sizes = tiny_sizes(VOCABULARY, max_position_embeddings=512, eos_token_id=VOCABULARY - 1)
-    AutoModelForCausalLM.from_config(Qwen2Config(**sizes), dtype=torch.float32).save_pretrained(folder)
+    write_tiny_model(folder, VOCABULARY, max_position_embeddings=512, eos_token_id=VOCABULARY - 1)
     spec = LearnerSpec(ModelConfig(path=str(folder)), LearnerConfig(), AlgorithmConfig(), "decoupled", 3, 1.0, 20)
     with lone_learner(spec) as one:
         yield SimpleNamespace(one=one, path=str(folder))

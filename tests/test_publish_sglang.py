@@ -4,9 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 import trio
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
@@ -15,7 +13,6 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.controller.learner import LearnerWeights
 from agentrl.errors import ServerError
 from agentrl.learner.learner import LearnerSpec
-from agentrl.learner.packing import pack
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams
@@ -23,7 +20,7 @@ from agentrl.weights.attempt import LearnerCalls
 from agentrl.weights.publish import Publisher
 from agentrl.weights.verify import Verifier
 from agentrl.workers.workers import LocalWorker
-from learner_parts import lone_learner, random_samples, tiny_sizes
+from learner_parts import lone_learner, update_once, write_tiny_model
 from sglang_cpu.server import sglang_on_cpu
 
 pytestmark = pytest.mark.sglang
@@ -34,9 +31,7 @@ PROMPT = [5, 17, 42]
 @pytest.fixture(scope="module")
 def learner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("learner")
-    torch.manual_seed(0)
-    sizes = tiny_sizes(VOCABULARY, max_position_embeddings=512, eos_token_id=1, pad_token_id=0)
-    AutoModelForCausalLM.from_config(Qwen2Config(**sizes), dtype=torch.float32).save_pretrained(folder)
+    write_tiny_model(folder, VOCABULARY, max_position_embeddings=512, eos_token_id=1, pad_token_id=0)
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2))
     spec = LearnerSpec(ModelConfig(path=str(folder)), config, AlgorithmConfig(), "decoupled", 3, 1.0, 20)
     with lone_learner(spec) as one:
@@ -69,11 +64,6 @@ def publisher(learner, folder, **options):
     return Publisher(learner.source, config, folder=folder, pause_mode="retract", backend="gloo")
 
 
-def train(one):
-    [shard] = pack(random_samples(7, VOCABULARY), max_tokens=1000, world_size=1)
-    one.update(one.score(shard))
-
-
 def verifier(learner):
     return Verifier(LearnerCalls(learner.source), False, 1.0)
 
@@ -102,7 +92,7 @@ def test_every_transport_brings_the_learners_weights(learner, url, tmp_path, nam
     async def script(client):
         publish, versions = publisher(learner, tmp_path, **OPTIONS[name]), []
         for version in (1, 2):
-            train(learner.one)
+            update_once(learner.one, VOCABULARY)
             report = await publish.publish(version, [client])
             assert dict(report.failed) == dict(report.repaired) == {}
             # The check of `publish` was by checksums; what cannot be summed up is checked by what it samples.

@@ -3,10 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 import trio
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
@@ -15,14 +13,13 @@ from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
 from agentrl.controller.learner import LearnerWeights
 from agentrl.errors import RequestRefused
 from agentrl.learner.learner import LearnerSpec
-from agentrl.learner.packing import pack
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.weight_changes import CHANGES_FILE, CHANGES_FORMAT
 from agentrl.weights.publish import Publisher
 from agentrl.workers.workers import LocalWorker
-from learner_parts import lone_learner, random_samples, tiny_sizes
+from learner_parts import lone_learner, update_once, write_tiny_model
 
 VOCABULARY = 61
 
@@ -31,9 +28,7 @@ VOCABULARY = 61
 def learner(tmp_path_factory):
     """A learner in bfloat16 with a learning rate as of real runs, and the folder it began with."""
     folder = tmp_path_factory.mktemp("learner")
-    torch.manual_seed(0)
-    sizes = tiny_sizes(VOCABULARY, max_position_embeddings=512, eos_token_id=VOCABULARY - 1)
-    AutoModelForCausalLM.from_config(Qwen2Config(**sizes), dtype=torch.float32).save_pretrained(folder)
+    write_tiny_model(folder, VOCABULARY, max_position_embeddings=512, eos_token_id=VOCABULARY - 1)
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-6))
     spec = LearnerSpec(ModelConfig(path=str(folder), dtype="bfloat16"), config, AlgorithmConfig(), "decoupled", 3, 1.0, 20)
     with lone_learner(spec) as one:
@@ -46,11 +41,6 @@ def url(learner, tmp_path_factory):
     supervisor = Supervisor(launcher, log_file=tmp_path_factory.mktemp("log") / "log", start_timeout_s=240, max_restarts=0)
     yield supervisor.start(learner.path, "default")
     supervisor.stop()
-
-
-def train(one):
-    [shard] = pack(random_samples(7, VOCABULARY), max_tokens=1000, world_size=1)
-    one.update(one.score(shard))
 
 
 def talk(script, url):
@@ -76,12 +66,12 @@ def test_only_what_changed_is_sent_to_whom_has_the_rest(learner, url, tmp_path):
         publish = publisher(learner, tmp_path, delta=True).publish
         reports = [await publish(1, [client])]
         for version in (2, 3):
-            train(learner.one)
+            update_once(learner.one, VOCABULARY)
             reports.append(await publish(version, [client]))
         await client.update_weights_from_disk(learner.path, version=3, flush_cache=True)  # it has other weights than we think
-        train(learner.one)
+        update_once(learner.one, VOCABULARY)
         reports.append(await publish(4, [client]))
-        train(learner.one)
+        update_once(learner.one, VOCABULARY)
         reports.append(await publish(5, [client]))
         return reports, (await client.model_info()).version
 
@@ -97,7 +87,7 @@ def test_only_what_changed_is_sent_to_whom_has_the_rest(learner, url, tmp_path):
 def test_changes_that_do_not_fit_or_were_damaged_change_nothing(learner, url, tmp_path):
     base, changes = tmp_path / "base", tmp_path / "changes"
     learner.source.write_base(str(base), False)
-    train(learner.one)
+    update_once(learner.one, VOCABULARY)
     assert learner.source.write_changes(str(changes))[0] > 0
     parts = load_file(changes / CHANGES_FILE)
 
@@ -128,7 +118,7 @@ def test_a_group_and_a_folder_after_changes_leave_the_same_weights(learner, url,
         by_changes = publisher(learner, tmp_path / "changes", delta=True)
         by_group = publisher(learner, tmp_path / "group", transport="distributed", bucket_bytes=4096)
         reports = [await by_changes.publish(1, [client])]
-        train(learner.one)
+        update_once(learner.one, VOCABULARY)
         reports.append(await by_group.publish(2, [client]))
         await client.update_weight_version(1)
         reports.append(await by_changes.publish(3, [client]))

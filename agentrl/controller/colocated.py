@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import trio
-
 from agentrl.controller.calls import in_trio
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.servers import ServerFleet
-from agentrl.errors import ServerError
 from agentrl.sglang.client import SGLangClient
+from agentrl.weights.attempt import for_each
 
 TIMEOUT_S = 60.0
 """A server that does not give its memory, or take it again, by then is restarted."""
@@ -55,20 +53,8 @@ async def _pause(client: SGLangClient) -> None:
 
 
 async def _try_each(clients: Sequence[SGLangClient], verb: Callable[[SGLangClient], Awaitable[None]]) -> dict[str, str]:
-    failed: dict[str, str] = {}
-
-    async def one(client: SGLangClient) -> None:
-        try:
-            with trio.fail_after(TIMEOUT_S):
-                await verb(client)
-        except ServerError as error:
-            failed[client.url] = str(error)
-        except trio.TooSlowError:
-            failed[client.url] = f"no answer within {TIMEOUT_S:g} s"
-        finally:
-            await client.aclose()
-
-    async with trio.open_nursery() as nursery:
+    try:
+        return await for_each(clients, verb, timeout_s=TIMEOUT_S, limit="the time to share memory")
+    finally:
         for client in clients:
-            nursery.start_soon(one, client)
-    return failed
+            await client.aclose()

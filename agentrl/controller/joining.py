@@ -5,33 +5,24 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-import trio
-
 from agentrl.errors import ServerError
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams
+from agentrl.weights.attempt import for_each
 
 TIMEOUT_S = 60.0
 
 
 async def find_unfit(clients: Sequence[SGLangClient], version: int) -> dict[str, str]:
     """Return {url: why} of the servers that do not sample a token of `version`; closes the clients."""
-    unfit: dict[str, str] = {}
 
     async def look(client: SGLangClient) -> None:
-        try:
-            with trio.fail_after(TIMEOUT_S):
-                sampled = await client.generate([0], SamplingParams(1), rid=f"join-{uuid.uuid4().hex}")
-            if (got := sampled.versions.tolist()) != [version]:
-                unfit[client.url] = f"it was given version {version} and sampled a token of {got}"
-        except ServerError as error:
-            unfit[client.url] = str(error)
-        except trio.TooSlowError:
-            unfit[client.url] = f"it sampled no token within {TIMEOUT_S:g} s"
-        finally:
-            await client.aclose()
+        sampled = await client.generate([0], SamplingParams(1), rid=f"join-{uuid.uuid4().hex}")
+        if (got := sampled.versions.tolist()) != [version]:
+            raise ServerError(f"it was given version {version} and sampled a token of {got}")
 
-    async with trio.open_nursery() as nursery:
+    try:
+        return await for_each(clients, look, timeout_s=TIMEOUT_S, limit="the time of a first token")
+    finally:
         for client in clients:
-            nursery.start_soon(look, client)
-    return unfit
+            await client.aclose()
