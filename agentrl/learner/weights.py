@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.functional import pad
 
 from agentrl.config.model import ModelConfig
 from agentrl.errors import InfrastructureError
@@ -34,6 +35,9 @@ _COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Layers that SGLang computes as one, with their parts in the order of their rows."""
+
+_ROUNDED = {"embed_tokens": (0, 64), "lm_head": (0, 64), "gate_proj": (0, 32), "up_proj": (0, 32), "down_proj": (1, 32)}
+"""Dimension of a layer's weight that SGLang rounds up, and to what multiple: the vocabulary everywhere, the width of an MLP on CPUs."""
 
 MAX_FILE_BYTES = 5 * 2**30
 
@@ -57,8 +61,18 @@ def checksums(policy: Policy, *, dtype: str | None = None, is_fused: bool = Fals
     for name, parts in (_fused(policy.tensors) if is_fused else {name: [name] for name in policy.tensors}).items():
         sums[name] = hashlib.sha256()
         for part in parts:
-            sums[name].update(tensor_bytes(policy.full_tensor(part).to(as_dtype)))
+            tensor = policy.full_tensor(part).to(as_dtype)
+            sums[name].update(tensor_bytes(_padded(part, tensor) if is_fused else tensor))
     return {name: digest.hexdigest() for name, digest in sums.items()}
+
+
+def _padded(name: str, tensor: Tensor) -> Tensor:
+    """Fill a weight with zeros up to the size that SGLang rounds it to."""
+    for layer, (dimension, multiple) in _ROUNDED.items():
+        if layer in name.split(".") and dimension < tensor.dim():
+            missing = -tensor.shape[dimension] % multiple
+            return pad(tensor, [0, 0] * (tensor.dim() - 1 - dimension) + [0, missing])
+    return tensor
 
 
 def _fused(names: Iterable[str]) -> dict[str, list[str]]:
