@@ -154,7 +154,7 @@ def facts_of(folder):
 def test_ranks_that_share_rows_learn_as_one(alone, together):
     one, many = facts_of(alone)["float32"], facts_of(together)["float32"]
     for step, other in zip(one, many, strict=True):
-        assert (other["loss"], other["grad_norm"]) == pytest.approx((step["loss"], step["grad_norm"]), rel=1e-6)
+        assert (other["loss"], other["grad_norm"]) == pytest.approx((step["loss"], step["grad_norm"]), rel=1e-5)
     ours, theirs = load_file(alone / "weights.safetensors"), load_file(together / "weights.safetensors")
     for name in ours:
         np.testing.assert_allclose(theirs[name], ours[name], rtol=0, atol=1e-6, err_msg=name)

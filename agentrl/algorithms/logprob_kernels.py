@@ -133,7 +133,12 @@ def _is_target(like_CV: Tensor, targets_C: Tensor) -> Tensor:
 
 
 def _log_softmax(products_CV: Tensor, temperature: float, form: HeadForm) -> Tensor:
-    return torch.log_softmax(form.apply(products_CV.to(compute_dtype(products_CV))) / temperature, dim=-1)
+    return torch.log_softmax(_over(form.apply(products_CV.to(compute_dtype(products_CV))), temperature), dim=-1)
+
+
+def _over(values: Tensor, temperature: float) -> Tensor:
+    """Return values / temperature; at 1, at which one trains as a rule, a pass over all logits is saved."""
+    return values if temperature == 1.0 else values / temperature
 
 
 # ------------------------------------------------------------------------------------------ the same, operator by operator
@@ -155,16 +160,17 @@ def _eager_gradient(
     temperature: float,
     form: HeadForm,
 ) -> Tensor:
+    # Each pass over a chunk is one over memory, and what need not be stored is written over.
     logits_CV = form.apply(products_CV.to(compute_dtype(products_CV)))
-    log_p_CV = torch.log_softmax(logits_CV / temperature, dim=-1)
-    p_CV = log_p_CV.exp()
-    grad_CV = p_CV * -grad_logprobs_C[:, None]
-    grad_CV.scatter_add_(-1, targets_C[:, None], grad_logprobs_C[:, None])
-    if grad_entropies_C is not None:
+    scaled_CV, upstream_C = _over(logits_CV, temperature), _over(grad_logprobs_C, temperature)
+    p_CV = torch.softmax(scaled_CV, dim=-1)
+    if grad_entropies_C is None:
+        grad_CV = p_CV.mul_(-upstream_C[:, None])
+    else:
         # d entropy / d logit_j = -p_j (log p_j + entropy); p_j = 0 contributes 0, not 0 * -inf.
-        surprise_CV = torch.where(p_CV > 0, log_p_CV + entropies_C[:, None], 0.0)
-        grad_CV -= p_CV * surprise_CV * grad_entropies_C[:, None]
-    grad_CV /= temperature
+        surprise_CV = torch.where(p_CV > 0, torch.log_softmax(scaled_CV, dim=-1) + entropies_C[:, None], 0.0)
+        grad_CV = -p_CV * (upstream_C[:, None] + surprise_CV * _over(grad_entropies_C, temperature)[:, None])
+    grad_CV.scatter_add_(-1, targets_C[:, None], upstream_C[:, None])
     if form.softcap is not None:
         grad_CV *= 1 - (logits_CV / form.softcap).square()
     if form.scale != 1.0:

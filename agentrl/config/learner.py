@@ -74,6 +74,11 @@ class LearnerConfig(Section):
         description="How a chunk of logits becomes log-probabilities, entropies and gradients: eager, operator by operator; compiled, one "
         "Triton kernel each, on a GPU.",
     )
+    linear_kernels: Literal["auto", "torch", "onednn"] = Field(
+        "auto",
+        description="What multiplies matrices in float32 on a CPU: torch, its BLAS; onednn; auto, oneDNN on an AMD processor with AVX-512, "
+        "where it takes half the time.",
+    )
     compile: bool = Field(False, description="Compile each layer with torch.compile; the first updates wait for the compiler.")
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none",

@@ -44,6 +44,7 @@ from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.learner.architecture import check_dtype, check_policy
 from agentrl.learner.layout import check_folder
+from agentrl.learner.linear_kernels import check_linear_kernels
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
@@ -71,6 +72,7 @@ def open_run(config: Config) -> Iterator[Run]:
     check_dtype(config.model)
     check_folder(config.model, config.learner)
     check_kernels(config.learner.logprob_kernels, device=config.placement.device_of("actor"))
+    check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
     check_critic(config)
     plugins = open_plugins(config.agent)
     chat = Chat.of(config.model)

@@ -29,6 +29,7 @@ from agentrl.learner.architecture import check_dtype, check_policy, check_value_
 from agentrl.learner.attention import choose_attention
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.layout import check_layout
+from agentrl.learner.linear_kernels import use_linear_kernels
 from agentrl.learner.lora import LowRank, add_adapter, gather, low_ranks, published_name, switched_off
 from agentrl.learner.packed_row import PackedRow
 from agentrl.learner.ranks import Place
@@ -133,6 +134,8 @@ def build_policy(
         attach_score_head(module, score_head, dtype=master_dtype)
     if place.tensor_mesh is not None:
         cut_layers(module, place.tensor_mesh)
+    elif not learner.compile:
+        use_linear_kernels(module, learner.linear_kernels, device=place.device.type)
     sharding.shard(module, place.mesh, learner, compute_dtype=compute_dtype, has_backward=has_backward)
     policy = as_policy(module, class_name, attention, place.device, published_dtype)
     return replace(policy, sequence_group=place.sequence_group)

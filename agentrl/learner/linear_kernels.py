@@ -1,0 +1,98 @@
+"""Linear layers in float32 on a CPU, multiplied by oneDNN where torch's BLAS leaves half of the processor idle.
+
+torch multiplies float32 matrices by MKL, which uses 256 of the 512 bits of an AMD processor's vectors; oneDNN, which torch brings along
+for other dtypes, uses all of them. Measured on one thread of a Zen 5 (forward and backward of 512 tokens, 896 to 4,864 columns): 63 ms
+instead of 146.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from agentrl.errors import ConfigError
+
+LinearKernels = Literal["auto", "torch", "onednn"]
+
+_MIN_PRODUCTS = 2**20
+"""Multiplications from which oneDNN is faster; below, calling it costs more than it saves."""
+
+
+def use_linear_kernels(module: nn.Module, requested: LinearKernels, *, device: str) -> None:
+    """Let the linear layers of `module` multiply as `learner.linear_kernels` says, in place; before anything wraps them.
+
+    Layers with weights of another dtype than float32, or cut over ranks, go on as before.
+    """
+    check_linear_kernels(requested, device=device)
+    if requested == "onednn" or (requested == "auto" and device == "cpu" and _is_faster() and _has_onednn()):
+        for child in module.modules():
+            if type(child) is nn.Linear:
+                child.__class__ = OneDnnLinear
+
+
+def check_linear_kernels(requested: LinearKernels, *, device: str) -> None:
+    """Refuse kernels that are not there.
+
+    Raises:
+        ConfigError: oneDNN is asked for on a GPU, or this torch has none.
+    """
+    if requested != "onednn":
+        return
+    if device != "cpu":
+        raise ConfigError(f"learner.linear_kernels=onednn multiplies on a CPU, and the ranks compute on a {device}; use auto")
+    if not _has_onednn():
+        raise ConfigError("learner.linear_kernels=onednn needs a torch that was built with oneDNN; use auto")
+
+
+class OneDnnLinear(nn.Linear):
+    """A linear layer whose larger products in float32 are oneDNN's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight
+        is_plain = type(weight) in (Tensor, nn.Parameter) and weight.dtype == input.dtype == torch.float32 and weight.device.type == "cpu"
+        if not is_plain or input.numel() * self.out_features < _MIN_PRODUCTS:
+            return super().forward(input)
+        product: Tensor = _Product.apply(input, weight, self.bias)
+        return product
+
+
+class _Product(torch.autograd.Function):
+    """x W^T + b with x f32[..., in], W f32[out, in], b f32[out] or None."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        return _multiply(input, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        input, weight = ctx.saved_tensors
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad
+        grad_rows, rows = grad.reshape(-1, grad.shape[-1]), input.reshape(-1, input.shape[-1])
+        return (
+            _multiply(grad, weight.T) if needs_input else None,
+            _multiply(grad_rows.T, rows.T) if needs_weight else None,
+            grad_rows.sum(0) if needs_bias else None,
+        )
+
+
+def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return left @ right.T + bias."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+    return product
+
+
+@functools.cache
+def _is_faster() -> bool:
+    file = Path("/proc/cpuinfo")
+    return "AVX512" in torch.backends.cpu.get_cpu_capability() and file.is_file() and "AuthenticAMD" in file.read_text(errors="replace")
+
+
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
