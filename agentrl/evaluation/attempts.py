@@ -1,0 +1,107 @@
+"""Finished attempts as statistics see them: a row of facts each, read from trajectories or from their Parquet columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from agentrl.data.trajectories import decode, read_parquet
+from agentrl.errors import DataError
+from agentrl.tracking.summary import num_tool_calls
+from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
+
+_DIFFICULTY_KEYS = ("difficulty", "level")
+"""Of `extra_info`: what data sets call it. MATH says `level`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One finished try at one problem, as statistics see it."""
+
+    source: str  # data_source
+    problem: str  # task_id: attempts of one problem share it
+    member: int  # 0..n-1
+    accuracy: float | None  # unshaped, 0..1; None: not scored (an infrastructure failure is never a wrong answer)
+    reward: float | None  # the weighted sum of rewards
+    answer: str | None  # canonical text of the final answer, for majority votes; None: none found
+    format: float | None
+    is_truncated: bool
+    num_tokens: int  # sampled tokens
+    num_turns: int
+    num_tool_calls: int
+    num_tool_errors: int
+    failure: str | None  # why it has no score
+    difficulty: str | None  # extra_info.difficulty / level, as text
+    agent: str
+
+
+def attempt_of(trajectory: Trajectory) -> Attempt:
+    """Return what statistics see of a trajectory.
+
+    A reward that reports no accuracy is right when it is positive. An attempt that failed, or that no reward has seen, has
+    neither accuracy nor reward.
+    """
+    failure = _failure(trajectory)
+    own = None if failure is not None else _own_reward(trajectory)
+    accuracy = trajectory.metrics.get("accuracy", float(trajectory.reward > 0))
+    return Attempt(
+        source=trajectory.data_source,
+        problem=trajectory.task_id,
+        member=trajectory.member,
+        accuracy=None if failure is not None else float(accuracy),
+        reward=None if failure is not None else trajectory.reward,
+        answer=None if failure is not None else _answer(trajectory),
+        format=trajectory.metrics.get(f"reward/{own}/format"),
+        is_truncated=trajectory.outcome is Outcome.TRUNCATED,
+        num_tokens=trajectory.num_action_tokens,
+        num_turns=int(trajectory.turn_ids.max(initial=-1)) + 1,
+        num_tool_calls=num_tool_calls(trajectory),
+        num_tool_errors=int(trajectory.metrics.get("num_tool_errors", 0)),
+        failure=failure,
+        difficulty=next((str(trajectory.extra_info[key]) for key in _DIFFICULTY_KEYS if trajectory.extra_info.get(key) is not None), None),
+        agent=trajectory.agent_name,
+    )
+
+
+def attempts_of(table: pa.Table | pa.RecordBatch) -> list[Attempt]:
+    """Return what statistics see of the rows of a table that has at least the columns of `agentrl.data.trajectories.SCHEMA`."""
+    batches = table.to_batches() if isinstance(table, pa.Table) else [table]
+    return [attempt_of(trajectory) for batch in batches for trajectory in decode(batch)]
+
+
+def read_attempts(path: Path) -> list[Attempt]:
+    """Read the attempts of a Parquet file, or of all those in a folder and below it, ordered by name.
+
+    Raises:
+        DataError: there is no such file or folder, no Parquet file in it, or one that holds no trajectories.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder of attempts")
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"{path}: no *.parquet in this folder; name the results of an evaluation, or one of their files")
+    return [attempt for file in files for attempt in attempts_of(read_parquet(file))]
+
+
+def _failure(trajectory: Trajectory) -> str | None:
+    if trajectory.outcome not in SCORED_OUTCOMES:
+        return trajectory.failure or trajectory.outcome.value
+    is_scored = bool(trajectory.rewards) or any(name == "accuracy" or name.startswith("reward/") for name in trajectory.metrics)
+    return None if is_scored else "no reward has seen it"
+
+
+def _own_reward(trajectory: Trajectory) -> str | None:
+    """Return the name of the row's own reward, which scoring notes before the terms beside it."""
+    names = (name.split("/") for name in trajectory.metrics if name.startswith("reward/"))
+    return next((parts[1] for parts in names if len(parts) == 3 and parts[2] in ("accuracy", "format")), None)
+
+
+def _answer(trajectory: Trajectory) -> str | None:
+    details: Mapping[str, Any] = trajectory.extra_info.get("reward_details") or {}
+    found = next((reported["answer"] for reported in details.values() if reported.get("answer") is not None), None)
+    return found if found is None or isinstance(found, str) else json.dumps(found, sort_keys=True)
