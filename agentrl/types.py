@@ -210,7 +210,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the server samples one turn; `max_new_tokens` in tokens, temperature 0 is greedy, top_k -1 is off."""
+    """How the server samples one turn; `max_new_tokens` in tokens, temperature 0 is greedy, top_k -1 is off.
+
+    ignore_eos: no end-of-sequence token ends the turn, `max_new_tokens` alone does.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -218,6 +221,7 @@ class SamplingParams:
     top_k: int = -1
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,4 +15,21 @@ class EvalConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
     top_k: int = Field(-1, description="-1: off.")
     min_p: float = Field(0.0, ge=0, le=1, description="0: off.")
-    timeout_s: float = Field(1800.0, gt=0, description="Deadline of one whole validation.")
+    stop: tuple[str, ...] = Field((), description="A turn ends with the token that completes one of these texts, which it keeps.")
+    ignore_eos: bool = Field(False, description="Only a limit ends a turn, not the model: for measurements of speed.")
+    max_response_tokens: int | None = Field(None, ge=1, description="Tokens per attempt; None: agent.max_response_tokens.")
+    max_turn_tokens: int | None = Field(None, ge=1, description="Tokens sampled per turn; None: agent.max_turn_tokens.")
+    templates: dict[str, str] = Field(
+        {},
+        description="For `agentrl eval` and `agentrl generate`: data set (`*`: any other) -> the template put around its questions, by name "
+        "and version (docs/evaluation.md); none: the rows' prompts as they are.",
+    )
+    timeout_s: float = Field(
+        1800.0, gt=0, description="Deadline of one whole validation; attempts that have not ended by then are counted as failed."
+    )
+    rewards: dict[str, str] = Field(
+        {},
+        description="data_source (or a pattern with `*`) -> the reward that validation scores such rows by; other rows keep the reward of "
+        "`reward.sources`. With any entry, `reward.custom_function` scores no validation.",
+    )
+    tools: tuple[str, ...] | None = Field(None, description="Tools of validation, in place of `agent.tools`; null: the same.")

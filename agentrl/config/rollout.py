@@ -125,6 +125,23 @@ class RolloutConfig(Section):
     sglang: SGLangServerConfig = SGLangServerConfig()
     weights: WeightsConfig = WeightsConfig()
 
+    # What only `eval` may choose: an attempt to learn from ends where the policy ends it, or at the limits of `agent`.
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def ignore_eos(self) -> bool:
+        return False
+
+    @property
+    def max_response_tokens(self) -> int | None:
+        return None
+
+    @property
+    def max_turn_tokens(self) -> int | None:
+        return None
+
     @property
     def num_started(self) -> int:
         """`num_servers` with None resolved."""

@@ -15,6 +15,7 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.equality import is_same_message
 from agentrl.rollout.line import Line, Sampled
 from agentrl.rollout.openai_messages import ChatReply, ChatRequest, FinishReason
+from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.types import Generation, JsonObject, Message
 
 if TYPE_CHECKING:
@@ -115,26 +116,6 @@ class OpenAISession:
         """Return what was sampled as text, for calls that cannot be told as calls."""
         ids = generation.token_ids.tolist()
         return self._chat.decode(ids[:-1] if ids and ids[-1] in self._chat.eos_token_ids else ids).strip()
-
-
-def cut_at_stop(generation: Generation, stop: Sequence[str], chat: Chat) -> Generation:
-    """Return the generation up to the token that completes a stop string, as an engine that knows the string would have ended it."""
-    ids = generation.token_ids.tolist()
-    text = chat.decode(ids)
-    if not any(string in text for string in stop):
-        return generation
-    low, high = 1, len(ids)  # the fewest tokens whose text holds a stop string
-    while low < high:
-        middle = (low + high) // 2
-        held = chat.decode(ids[:middle])
-        low, high = (low, middle) if any(string in held for string in stop) else (middle + 1, high)
-    return dataclasses.replace(
-        generation,
-        token_ids=generation.token_ids[:low],
-        logprobs=generation.logprobs[:low],
-        versions=generation.versions[:low],
-        finish_reason="stop",
-    )
 
 
 def _before(text: str, stop: Sequence[str]) -> str:

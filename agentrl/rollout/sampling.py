@@ -10,7 +10,10 @@ from agentrl.types import Generation, SamplingParams
 
 
 class Sampling(Protocol):
-    """How to sample: the `rollout` config in training, the `eval` config in validation."""
+    """How to sample: the `rollout` config in training, the `eval` config in validation and evaluation.
+
+    Lengths are None where `agent` decides them.
+    """
 
     @property
     def temperature(self) -> float: ...
@@ -20,6 +23,14 @@ class Sampling(Protocol):
     def top_k(self) -> int: ...
     @property
     def min_p(self) -> float: ...
+    @property
+    def stop(self) -> tuple[str, ...]: ...
+    @property
+    def ignore_eos(self) -> bool: ...
+    @property
+    def max_response_tokens(self) -> int | None: ...
+    @property
+    def max_turn_tokens(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,10 @@ class GreedySampling:
     top_p: float = 1.0
     top_k: int = -1
     min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    max_response_tokens: int | None = None
+    max_turn_tokens: int | None = None
 
 
 class Generator(Protocol):

@@ -20,6 +20,7 @@ from agentrl.rollout.openai_session import OpenAISession
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
 from agentrl.rollout.sampling import Generator, Sampling
+from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.rollout.tally import GivenReward, Tally
 from agentrl.rollout.toolbox import Toolbox
 from agentrl.types import Generation, JsonObject, Message, Outcome, SamplingParams, ToolCall, Trajectory, Turn
@@ -56,6 +57,8 @@ class TrajectorySession:
         self._chat = chat
         self._generator = generator
         self._sampling = sampling
+        self._max_response_tokens = sampling.max_response_tokens or agent.max_response_tokens
+        self._max_turn_tokens = sampling.max_turn_tokens or agent.max_turn_tokens
         self._prompt = prompt
         self._toolbox = toolbox
         self._partner = partner
@@ -97,7 +100,7 @@ class TrajectorySession:
             TrajectoryEnd: no room for one more token, or `limits.turns` are used up.
             ServerError: a server refused the request, or servers failed again and again.
         """
-        return (await self.sample(self._line)).turn
+        return (await self.sample(self._line, adjust=self._stopped)).turn
 
     async def call_tools(self, turn: Turn) -> Sequence[Message]:
         """Run the turn's calls side by side; the answers wait for the next `generate`.
@@ -212,7 +215,7 @@ class TrajectorySession:
     def open_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Line:
         """Begin another line of conversation, with a budget for itself: its prompt may hold all that was said so far."""
         line = Line(self._chat.open(messages, tools), self._recorder, task_id=self._attempt.task.task_id)
-        line.max_tokens = self._prompt.max_tokens + self._agent.max_response_tokens
+        line.max_tokens = self._prompt.max_tokens + self._max_response_tokens
         return line
 
     async def sample(self, line: Line, *, max_tokens: int | None = None, adjust: Adjust = lambda generation: generation) -> Sampled:
@@ -226,7 +229,7 @@ class TrajectorySession:
         if self._recorder.num_turns + self._num_sampling >= self.limits.turns:
             raise self._end(Outcome.TURN_LIMIT)
         if line.max_tokens is None:
-            line.fix_prompt(self._prompt, self._agent.max_response_tokens)
+            line.fix_prompt(self._prompt, self._max_response_tokens)
         room = self._room_for_turn(line)
         if room < 1:
             raise self._end(Outcome.TRUNCATED)
@@ -306,10 +309,10 @@ class TrajectorySession:
         Each row has the budget for itself, for a fork repeats its context; what is sampled in all rows together has it as well.
         """
         total = line.conversation.num_next_tokens()
-        room = min(line.room(), self._agent.max_response_tokens - self._recorder.num_action_tokens)
+        room = min(line.room(), self._max_response_tokens - self._recorder.num_action_tokens)
         if self._generator.context_tokens is not None:
             room = min(room, self._generator.context_tokens - total)
-        return room if self._agent.max_turn_tokens is None else min(room, self._agent.max_turn_tokens)
+        return room if self._max_turn_tokens is None else min(room, self._max_turn_tokens)
 
     def _params(self, max_new_tokens: int) -> SamplingParams:
         return SamplingParams(
@@ -318,8 +321,12 @@ class TrajectorySession:
             top_p=self._sampling.top_p,
             top_k=self._sampling.top_k,
             min_p=self._sampling.min_p,
-            stop_token_ids=self._chat.eos_token_ids,
+            stop_token_ids=() if self._sampling.ignore_eos else self._chat.eos_token_ids,
+            ignore_eos=self._sampling.ignore_eos,
         )
+
+    def _stopped(self, generation: Generation) -> Generation:
+        return cut_at_stop(generation, self._sampling.stop, self._chat) if self._sampling.stop else generation
 
     def _end(self, outcome: Outcome) -> TrajectoryEnd:
         self._ended = outcome

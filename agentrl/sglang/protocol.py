@@ -77,6 +77,8 @@ def generate_body(input_ids: Sequence[int], params: SamplingParams, *, rid: str,
         "return_logprob": True,
         "stream": False,
     }
+    if params.ignore_eos:
+        body["sampling_params"]["ignore_eos"] = True
     if adapter is not None:
         body["lora_path"] = adapter  # SGLang's word for the name of a loaded adapter
     return body
@@ -97,11 +99,11 @@ def bucket_body(specs: Sequence[TensorSpec], *, group: str, version: int | None,
     return body
 
 
-def parse_generation(reply: Any, *, server: str) -> Generation:
-    """Read a reply of /generate into aligned arrays.
+def parse_generation(reply: Any, *, server: str, unpublished: int | None = None) -> Generation:
+    """Read a reply of /generate into aligned arrays; `unpublished`: version of weights that nobody published.
 
     Raises:
-        ServerError: fields are missing or disagree, or the server samples from weights that nobody published.
+        ServerError: fields are missing or disagree, or the server samples from weights that nobody published and `unpublished` is None.
     """
     try:
         meta = reply["meta_info"]
@@ -110,7 +112,7 @@ def parse_generation(reply: Any, *, server: str) -> Generation:
         triples = meta.get("output_token_logprobs") or []
         logprobs = [float(triple[0]) for triple in triples]
         logprob_ids = [int(triple[1]) for triple in triples]
-        versions = parse_versions(meta.get("weight_versions") or [], num_tokens=len(ids), server=server)
+        versions = parse_versions(meta.get("weight_versions") or [], num_tokens=len(ids), server=server, unpublished=unpublished)
         cached, retractions = int(meta.get("cached_tokens") or 0), int(meta.get("num_retractions") or 0)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise ServerError(f"{server} sent a generation that cannot be read: {type(error).__name__}: {error}") from error
@@ -130,7 +132,9 @@ def parse_generation(reply: Any, *, server: str) -> Generation:
     )
 
 
-def parse_versions(spans: Sequence[Mapping[str, Any]], *, num_tokens: int, server: str) -> NDArray[np.int32]:
+def parse_versions(
+    spans: Sequence[Mapping[str, Any]], *, num_tokens: int, server: str, unpublished: int | None = None
+) -> NDArray[np.int32]:
     """Turn spans [{version, start, end}] over the output into one version per token, i32[num_tokens].
 
     Raises:
@@ -143,7 +147,7 @@ def parse_versions(spans: Sequence[Mapping[str, Any]], *, num_tokens: int, serve
         if start != position or end < start:
             raise ServerError(f"{server} sent version spans that do not cover its {num_tokens} tokens: {list(spans)}")
         if end > start:
-            versions[start:end] = _published(span["version"], server)
+            versions[start:end] = _published(span["version"], server, unpublished)
         position = end
     if position != num_tokens:
         raise ServerError(f"{server} sent version spans that do not cover its {num_tokens} tokens: {list(spans)}")
@@ -199,8 +203,10 @@ def error_message(reply: Any) -> str | None:
     return None
 
 
-def _published(version: Any, server: str) -> int:
+def _published(version: Any, server: str, unpublished: int | None) -> int:
     text = str(version)
     if not text.isdecimal():
+        if unpublished is not None:
+            return unpublished
         raise ServerError(f"{server} has no published weights (its weight version is {text!r}): publish a version to it first")
     return int(text)

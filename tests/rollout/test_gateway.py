@@ -17,7 +17,7 @@ import trio
 
 from agentrl.errors import ServerError
 from agentrl.plugins import AgentLoop
-from agentrl.rollout.openai_session import cut_at_stop
+from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.types import NO_VERSION, Generation, Message, Outcome
 
 CALCULATOR = {
