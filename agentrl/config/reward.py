@@ -15,6 +15,7 @@ REWARD_PRESETS: dict[str, str] = {
     "lighteval/MATH": "math",
     "DigitalLearningGmbH/MATH-lighteval": "math",
     "HuggingFaceH4/MATH-500": "math",
+    "math_500": "math",
     "math": "math",
     "math_dapo": "math",
     "math_dapo_reasoning": "math",

@@ -1,0 +1,75 @@
+"""Data sets of the Hugging Face hub by name: their files are brought here once, into the cache of `huggingface_hub`.
+
+The environment (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`) is that of `huggingface_hub`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from agentrl.errors import DataError
+
+CONVERTED = "refs/convert/parquet"
+"""The revision in which the hub keeps a data set as Parquet, whatever its authors wrote: SUBSET/SPLIT/0000.parquet."""
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_DATA = ("*.parquet", "*.jsonl", "*.json")
+
+
+def is_hub_name(name: str) -> bool:
+    """Tell whether `name` has the form owner/name."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def fetch_dataset(name: str, *, subset: str | None = None, revision: str | None = None) -> Path:
+    """Return the folder with the files of a data set, of one subset where it is named.
+
+    Args:
+        revision: branch, tag or commit, read as its authors wrote it; None: the hub's own Parquet files, else the branch `main`.
+
+    Raises:
+        DataError: the hub knows no such data set or revision, refuses it, or cannot be reached and its cache does not have it.
+    """
+    if not is_hub_name(name):
+        raise DataError(f"{name!r}: there is no such file or folder, and it is no name of the hub either (owner/name)")
+    if revision is not None:
+        return _download(name, revision, list(_DATA))
+    try:
+        return _download(name, CONVERTED, [f"{subset}/*.parquet"] if subset else ["*.parquet"])
+    except _NoRevision:
+        return _download(name, "main", list(_DATA))
+
+
+class _NoRevision(DataError):
+    pass
+
+
+def _download(name: str, revision: str, patterns: list[str]) -> Path:
+    try:
+        return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns))
+    except GatedRepoError:
+        why = "the hub asks for permission; accept its terms there and set HF_TOKEN"
+    except RevisionNotFoundError:
+        raise _NoRevision(f"data set {name!r}: the hub has no revision {revision!r} of it") from None
+    except RepositoryNotFoundError:
+        why = "there is no such folder, and the hub knows no such data set (or it is private: set HF_TOKEN)"
+    except LocalEntryNotFoundError:
+        why = (
+            "there is no such folder, and the hub cannot be reached for it (it is not in the hub's cache either); name local files by --in"
+        )
+    except HFValidationError as error:
+        why = f"the hub takes no such name: {str(error).splitlines()[0]}"
+    except (HfHubHTTPError, OSError) as error:
+        why = f"the download from the hub failed: {str(error).splitlines()[0]}"
+    raise DataError(f"data set {name!r}: {why}")

@@ -1,0 +1,120 @@
+"""The original files of a data set, row by row: one file, a folder, or a data set of the hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from agentrl.data.files import RawRow, open_rows
+from agentrl.data.hub import fetch_dataset
+from agentrl.data.rows import Place
+from agentrl.errors import DataError
+
+SUFFIXES = (".parquet", ".jsonl", ".json")
+SPLITS = ("train", "validation", "valid", "val", "dev", "test")
+DESCRIPTIONS = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
+"""Files that published folders hold beside their data."""
+
+_SHARD = re.compile(r"-\d{5}-of-\d{5}(-[0-9a-f]{16})?$")
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    path: Path
+    split: str
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A row as its authors wrote it, where it stands, and its number in its split, counted from 0."""
+
+    raw: RawRow
+    place: Place
+    split: str
+    index: int
+
+
+def open_originals(
+    source: str | Path, *, subset: str | None = None, split: str | None = None, revision: str | None = None
+) -> list[DataFile]:
+    """Return the data files behind `source`: a file, a folder, or a name of the hub (owner/name), in this order.
+
+    Args:
+        subset: part of a data set that the hub keeps in several, a folder of that name; a folder without it is taken whole.
+        split: only this one; None: all.
+        revision: of the hub, see `fetch_dataset`.
+
+    Raises:
+        DataError: there is no such file, folder or data set, no data in it, or no such split.
+    """
+    path = Path(source)
+    root = path if path.exists() else fetch_dataset(str(source), subset=subset, revision=revision)
+    files = [DataFile(root, split_of(root))] if root.is_file() else _files_in(root, subset)
+    if not files:
+        raise DataError(f"{str(source)!r} has no data: no {', '.join(SUFFIXES)} file" + (f" of the subset {subset!r}" if subset else ""))
+    if split is None:
+        return files
+    chosen = [file for file in files if file.split == split]
+    if not chosen:
+        raise DataError(f"{str(source)!r} has no split {split!r}; it has {', '.join(dict.fromkeys(file.split for file in files))}")
+    return chosen
+
+
+def split_of(path: Path, root: Path | None = None) -> str:
+    """Return the split that a file belongs to: by its own name, else by that of a folder below `root`, else its name as it is."""
+    name = _SHARD.sub("", path.stem)
+    parents = [part.removeprefix("partial-") for part in path.relative_to(root).parts[:-1]] if root else []
+    return next((part for part in (name, *reversed(parents)) if part in SPLITS), name)
+
+
+def read_originals(files: Sequence[DataFile]) -> Iterator[Original]:
+    """Yield the rows of all files.
+
+    Raises:
+        DataError: a file cannot be read; the message names file and line.
+    """
+    counts: dict[str, int] = {}
+    for file in files:
+        for raw, place in _rows(file):
+            index = counts.get(file.split, 0)
+            counts[file.split] = index + 1
+            yield Original(raw, place, file.split, index)
+
+
+def _files_in(folder: Path, subset: str | None) -> list[DataFile]:
+    root = folder / subset if subset and (folder / subset).is_dir() else folder
+    # A folder with data at its top is read alone: what lies below may be anything.
+    paths = _data_files(root.iterdir()) or _data_files(root.rglob("*"))
+    return [DataFile(path, split_of(path, root)) for path in paths]
+
+
+def _data_files(entries: Iterator[Path]) -> list[Path]:
+    return sorted(path for path in entries if path.suffix in SUFFIXES and path.name not in DESCRIPTIONS and path.is_file())
+
+
+def _rows(file: DataFile) -> Iterator[tuple[RawRow, Place]]:
+    path = str(file.path)
+    whole = _whole_json(file.path) if file.path.suffix == ".json" else None
+    if whole is not None:
+        for index, raw in enumerate(whole):
+            place = Place(path, file.split, index)
+            if not isinstance(raw, dict):
+                raise DataError(f"{place}: must be a JSON object, is {type(raw).__name__}")
+            yield raw, place
+        return
+    rows = open_rows(path)
+    for index, raw in enumerate(rows.rows(len(rows))):
+        yield raw, Place(path, file.split, index, rows.line(index))
+
+
+def _whole_json(path: Path) -> list[object] | None:
+    """Return the rows of a file that is one JSON value, a list or a single object; None: it has one object per line."""
+    try:
+        value = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, list) else [value]
