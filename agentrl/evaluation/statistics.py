@@ -1,0 +1,114 @@
+"""What n attempts at one problem say: pass@k, the vote of k, the best of k by a reward. All are exact expectations over subsets.
+
+Each draws k of the n attempts without replacement, every subset as likely as any other; nothing is sampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def pass_at(num_attempts: NDArray[np.int64], num_right: NDArray[np.int64]) -> Floats:
+    """Return the probability that at least one of k attempts is right, for every k.
+
+    As a product of ratios, so that no binomial coefficient can overflow.
+
+    Args:
+        num_attempts, num_right: i64[P], of each problem.
+
+    Returns:
+        f64[P, K], K the most attempts at a problem; column k-1 is pass@k, NaN where a problem has fewer than k attempts.
+
+    Source: Chen et al. 2021, arXiv:2107.03374, eq. 1.
+    """
+    drawn = np.arange(max(num_attempts, default=0))  # attempts drawn before this one, all of them wrong
+    left = (num_attempts[:, None] - drawn).astype(np.float64)
+    wrong_left = np.maximum(left - num_right[:, None], 0)
+    ratios = np.divide(wrong_left, left, out=np.full_like(left, np.nan), where=left > 0)
+    return np.subtract(1.0, np.cumprod(ratios, axis=1))
+
+
+def majority_at(answers: Sequence[str | None], accuracies: Sequence[float]) -> Floats:
+    """Return the expected accuracy of the answer that most of k attempts give, for every k: f64[n].
+
+    Answers that are given equally often share the vote; an attempt without an answer has none, and where nobody has one the vote is wrong.
+    Takes time of the order of n**3 for n different patterns of answers; equal patterns are computed once.
+
+    Source: Wang et al. 2022, arXiv:2203.11171 (self-consistency).
+    """
+    by_answer: defaultdict[str, list[float]] = defaultdict(list)
+    for answer, accuracy in zip(answers, accuracies, strict=True):
+        if answer is not None:
+            by_answer[answer].append(accuracy)
+    classes = tuple(sorted((len(found), sum(found) / len(found)) for found in by_answer.values()))
+    return np.array(_vote(classes, len(answers)))
+
+
+def best_of(rewards: Sequence[float], accuracies: Sequence[float]) -> Floats:
+    """Return the expected accuracy of that of k attempts which has the highest reward, for every k: f64[n].
+
+    Attempts of equal reward share.
+    """
+    by_reward: defaultdict[float, list[float]] = defaultdict(list)
+    for reward, accuracy in zip(rewards, accuracies, strict=True):
+        by_reward[reward].append(accuracy)
+    expected, num_within, none_higher = np.zeros(len(rewards)), 0, np.zeros(len(rewards))
+    for _, tied in sorted(by_reward.items()):
+        num_within += len(tied)
+        lower, none_higher = none_higher, _all_within(num_within, len(rewards))
+        expected += (none_higher - lower) * (sum(tied) / len(tied))
+    return expected
+
+
+def _all_within(size: int, num: int) -> Floats:
+    """Return f64[num]: the probability that all of k attempts are among certain `size` of them, for k = 1..num."""
+    drawn = np.arange(num, dtype=np.float64)
+    within: Floats = np.maximum(size - drawn, 0) / (num - drawn)
+    return np.cumprod(within)
+
+
+@lru_cache(maxsize=4096)
+def _vote(classes: tuple[tuple[int, float], ...], num: int) -> tuple[float, ...]:
+    """Return the expected accuracy of the vote of k, for k = 1..num.
+
+    Subsets are counted by a polynomial: of each class, which has `size` attempts, i are drawn in C(size, i) ways. For the largest
+    count `top`, `counts[w, k, t]` are the ways to draw k attempts so that t classes reach `top` and none exceeds it; w = 1 sums the
+    accuracies of those t, so that the tied share it.
+
+    Args:
+        classes: (size, mean accuracy) of each answer; `num` counts the attempts without an answer too.
+    """
+    silent = num - sum(size for size, _ in classes)
+    subsets = np.array([float(math.comb(num, k)) for k in range(num + 1)])
+    expected = np.zeros(num + 1)
+    for top in range(1, max((size for size, _ in classes), default=0) + 1):
+        most_tied = sum(size >= top for size, _ in classes)
+        counts = np.zeros((2, num + 1, most_tied + 1))
+        counts[0, 0, 0] = 1.0
+        for size, accuracy in classes:
+            counts = _drawn(counts, size, accuracy, top)
+        for _ in range(silent):
+            counts[:, 1:] += counts[:, :-1].copy()
+        expected += (counts[1, :, 1:] / np.arange(1, most_tied + 1)).sum(axis=-1)
+    return tuple((expected / subsets)[1:].tolist())
+
+
+def _drawn(counts: Floats, size: int, accuracy: float, top: int) -> Floats:
+    """Return the counts after one class more."""
+    after = counts.copy()  # none is drawn
+    for i in range(1, min(size, top) + 1):
+        ways = math.comb(size, i) * counts[:, :-i]
+        if i < top:
+            after[:, i:] += ways
+        else:
+            after[:, i:, 1:] += ways[:, :, :-1]
+            after[1, i:, 1:] += accuracy * ways[0, :, :-1]
+    return after
