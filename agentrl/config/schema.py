@@ -6,6 +6,7 @@ component receives its own section, never the whole. Units are suffixes (`_s` se
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from pydantic import model_validator
@@ -21,7 +22,7 @@ from agentrl.config.learner import LearnerConfig, refuse_shared_prefix
 from agentrl.config.model import ModelConfig
 from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.profiler import ProfilerConfig
-from agentrl.config.reward import RewardConfig
+from agentrl.config.reward import CustomFunctionConfig, RewardConfig
 from agentrl.config.reward_model import REWARD_MODEL, RewardModelConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.section import Section
@@ -84,6 +85,18 @@ class Config(Section):
         """`algorithm` with what it takes from other groups."""
         length = self.algorithm.constant_length or self.agent.max_response_tokens
         return self.algorithm.model_copy(update={"constant_length": length})
+
+    @property
+    def of_validation(self) -> Config:
+        """What validation plays and scores by: this config, with `eval.tools` and `eval.rewards` in place of what training has."""
+        agent, reward = self.agent, self.reward
+        if self.eval.tools is not None:
+            agent = agent.model_copy(update={"tools": self.eval.tools})
+        if self.eval.rewards:
+            replaced = {source for source in reward.sources if any(fnmatchcase(source, pattern) for pattern in self.eval.rewards)}
+            sources = {source: name for source, name in reward.sources.items() if source not in replaced} | self.eval.rewards
+            reward = reward.model_copy(update={"sources": sources, "custom_function": CustomFunctionConfig()})
+        return self if (agent, reward) == (self.agent, self.reward) else self.model_copy(update={"agent": agent, "reward": reward})
 
     @property
     def has_critic(self) -> bool:
@@ -184,7 +197,8 @@ class Config(Section):
     def asks_reward_model(self) -> tuple[str, ...]:
         """The keys that name the reward of the reward model."""
         terms = (f"reward.terms.{name}" for name, term in self.reward.terms.items() if (term.reward or name) == REWARD_MODEL)
-        return (*terms, *(f"reward.sources.{source}" for source, name in self.reward.sources.items() if name == REWARD_MODEL))
+        sources = (f"reward.sources.{source}" for source, name in self.reward.sources.items() if name == REWARD_MODEL)
+        return (*terms, *sources, *(f"eval.rewards.{source}" for source, name in self.eval.rewards.items() if name == REWARD_MODEL))
 
     @model_validator(mode="after")
     def _reward_model_is_asked(self) -> Config:

@@ -87,7 +87,9 @@ def open_run(config: Config) -> Iterator[Run]:
                 "buffer.drop_constant_groups needs rewards when a group is complete, but a reward of scope batch scores later"
             )
         conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
-        validation = _open_validation(config, run_dir, plugins, chat)
+        own = config.of_validation
+        validation_rewards = batch_rewards if own is config else BatchRewards(own, plugins)
+        validation = _open_validation(own, run_dir, plugins, chat, validation_rewards)
         observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
         stack.callback(observer.close)
         stack.enter_context(interruptible())
@@ -107,7 +109,8 @@ def open_run(config: Config) -> Iterator[Run]:
         if conversations is not None:
             reward_role = launch_reward_role(config, conversations, seats["reward_model"])
             stack.callback(reward_role.stop)
-            batch_rewards.connect(reward_role.score)
+            for rewards in (batch_rewards, validation_rewards):
+                rewards.connect(reward_role.score)
             starting.append(reward_role.ranks)
         plan = _open_buffer(buffer, observer)  # a mistake in the data ends the run here; the schedules go by what it holds
         roles = launch_roles(config, seats, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
@@ -136,7 +139,8 @@ def open_run(config: Config) -> Iterator[Run]:
         )
 
 
-def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat) -> Validation | None:
+def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: BatchRewards) -> Validation | None:
+    """`config` and `rewards`: those of validation."""
     if not config.data.val_files:
         return None
     dataset = build_dataset(
@@ -149,7 +153,7 @@ def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Ch
         check_reward=RewardTable(config.reward, plugins).check,
     )
     folder = run_dir.validation_data if config.trainer.keep_trajectories else None
-    return Validation(dataset, config.eval, folder=folder, num_examine=config.reward.num_examine)
+    return Validation(dataset, config.eval, rewards=rewards, folder=folder, num_examine=config.reward.num_examine)
 
 
 def _open_buffer(buffer: ActorHandle, observer: Observer) -> BufferPlan:

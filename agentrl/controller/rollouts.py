@@ -124,14 +124,25 @@ class RolloutFleet:
         self._members[index] = new
         say(f"rollout actor {old.owner} died; {released} groups are leased again, {new.owner} takes over")
 
-    def start_play(self, leases: Sequence[Lease]) -> list[ObjectRef]:
-        """Start playing `leases` for validation, spread over the actors; results come by `collect`."""
+    def start_play(self, leases: Sequence[Lease]) -> dict[ObjectRef, list[Lease]]:
+        """Start playing `leases` for validation, spread over the actors; `collect` takes each result, which is of the leases beside it."""
         shares = [list(leases[i :: len(self._members)]) for i in range(len(self._members))]
-        return [m.actor.play.remote(share) for m, share in zip(self._members, shares, strict=True) if share]
+        return {m.actor.play.remote(share): share for m, share in zip(self._members, shares, strict=True) if share}
 
     @staticmethod
-    def collect(result: bytes) -> list[Trajectory]:
-        return decode(from_ipc(result))
+    def collect(result: ObjectRef) -> list[Trajectory] | None:
+        """Return what an actor played, once it is there; None when the actor died.
+
+        Raises:
+            AgentRLError: the actor failed by itself.
+        """
+        try:
+            played: bytes = ray.get(result, timeout=CALL_TIMEOUT_S)
+        except RayActorError:
+            return None
+        except RayError as error:
+            raise translate(error, who="a rollout actor", timeout_s=CALL_TIMEOUT_S) from error
+        return decode(from_ipc(played))
 
     def stats(self) -> dict[str, float]:
         """Return the sum of all actors' counters; an actor that does not answer is left out."""

@@ -76,12 +76,12 @@ class CheckpointWriter:
 
 
 def metric_of(validation: Mapping[str, float] | None, trainer: TrainerConfig) -> float | None:
-    """Return the value of `trainer.best_metric`, None without a validation.
+    """Return the value of `trainer.best_metric`, None without a validation, or of one in which no attempt could be scored.
 
     Raises:
         ConfigError: the best are to be kept and the validation has no such metric.
     """
-    if validation is None:
+    if validation is None or ("val/failed" in validation and validation["val/failed"] == validation["val/trajectories"]):
         return None
     if trainer.keep_best > 0 and trainer.best_metric not in validation:
         raise ConfigError(

@@ -21,8 +21,9 @@ def user_files(config: Config) -> list[str]:
     A file that only rows of the data name is not among them: list it in `agent.plugins` as well.
     """
     rewards = [*config.reward.sources.values(), *(term.reward for term in config.reward.terms.values() if term.reward)]
+    rewards += config.eval.rewards.values()
     targets = [str(settings.get("target", "")) for settings in config.agent.agent_config.values()]
-    named = [*config.agent.tools, config.agent.default, *targets, config.data.reader or "", *rewards]
+    named = [*config.agent.tools, *(config.eval.tools or ()), config.agent.default, *targets, config.data.reader or "", *rewards]
     files = [source for source in config.agent.plugins if source.endswith(".py")]
     files += [*_plugin_files(named), *rank_files(config)]
     files += [path for path in (config.reward.custom_function.path, *_verl_files(config.agent)) if path]

@@ -1,43 +1,53 @@
-"""Validation during training: all rows of val_files, on the servers of the run, with the `eval` sampling."""
+"""Validation during training: all rows of val_files, on the servers of the run, with the `eval` sampling.
+
+It is of one version: the driver publishes nothing while it waits for a validation, and a server that joins meanwhile gets the same
+version before it is asked. What another version sampled all the same is counted as failed.
+
+It always ends, after `eval.timeout_s` at the latest. Attempts that have not ended by then, or whose rollout actor died, are counted
+as failed with their reason; the run goes on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config.evaluation import EvalConfig
+from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.examine import examined
-from agentrl.controller.rollouts import RolloutFleet
 from agentrl.data.dataset import Dataset
 from agentrl.data.trajectories import encode, write_parquet
+from agentrl.rollout.player import unplayed
+from agentrl.rollout.recorder import Attempt
 from agentrl.tracking.summary import summarise_trajectories
-from agentrl.types import Lease, Trajectory
+from agentrl.types import Lease, Outcome, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.controller.run import Run
+
+GRACE_S = 60.0
+"""A rollout actor ends by itself at the deadline; one that stays silent for so long after it is given up."""
 
 
 class Validation:
     """Plays every validation row `eval.n` times and says how it went. The ledger knows nothing of these groups."""
 
-    def __init__(self, dataset: Dataset, config: EvalConfig, *, folder: Path | None, num_examine: int) -> None:
+    def __init__(self, dataset: Dataset, config: EvalConfig, *, rewards: BatchRewards, folder: Path | None, num_examine: int) -> None:
+        """`rewards`: those of scope batch that score validation."""
         self._dataset = dataset
         self._config = config
+        self._rewards = rewards
         self._folder = folder
         self._num_examine = num_examine
 
     def run(self, run: Run, *, step: int, version: int, baseline: str | None = None) -> Mapping[str, float]:
         """Play, record and return the metrics; they carry the prefix `val/`."""
         leases = [Lease(row, self._dataset.task(row), self._config.n, version) for row in range(len(self._dataset))]
-        results = run.wait(run.rollouts.start_play(leases), timeout_s=self._config.timeout_s, who="validation")
-        trajectories: list[Trajectory] = []
-        for result in results:
-            assert isinstance(result, bytes)
-            trajectories += RolloutFleet.collect(result)
+        trajectories = [of_version(trajectory, version) for trajectory in self._play(run, leases)]
         tasks = [leases[trajectory.group_id].task for trajectory in trajectories]
-        if run.batch_rewards.is_any:
-            trajectories = run.batch_rewards.score_validation(tasks, trajectories)
+        if self._rewards.is_any:
+            trajectories = self._rewards.score_validation(tasks, trajectories)
         for text in examined(tasks, trajectories, self._num_examine):
             run.observer.say(text)
         metrics = summarise_trajectories(trajectories, version=None, prefix="val/")
@@ -46,3 +56,32 @@ class Validation:
             name = f"baseline_{baseline}" if baseline else f"step_{step:06d}"
             write_parquet(self._folder / f"{name}.parquet", encode(trajectories), step=step)
         return metrics
+
+    def _play(self, run: Run, leases: Sequence[Lease]) -> list[Trajectory]:
+        """Return an attempt per member of each lease, whatever becomes of the actors that play them."""
+        shares = run.rollouts.start_play(leases)
+        in_time = set(run.wait(list(shares), timeout_s=self._config.timeout_s + GRACE_S))
+        trajectories: list[Trajectory] = []
+        for result, share in shares.items():
+            played = run.rollouts.collect(result) if result in in_time else None
+            if played is None:
+                why = "died" if result in in_time else f"was silent at the end of eval.timeout_s={self._config.timeout_s:g}"
+                played = lost(share, f"the rollout actor that played it {why}")
+                run.observer.say(f"{len(played)} attempts of the validation are lost: {played[0].failure}")
+            trajectories += played
+        return trajectories
+
+
+def lost(leases: Sequence[Lease], failure: str) -> list[Trajectory]:
+    """Return the attempts of `leases` as failed."""
+    attempts = (Attempt(lease.group_id, member, lease.task) for lease in leases for member in range(lease.group_size))
+    return [unplayed(attempt, Outcome.ABORTED, failure) for attempt in attempts]
+
+
+def of_version(trajectory: Trajectory, version: int) -> Trajectory:
+    """Return the trajectory, as failed where any of its tokens was sampled by another version than the one that is validated."""
+    others = set(trajectory.versions[trajectory.action_mask].tolist()) - {version}
+    if not others:
+        return trajectory
+    failure = f"version {version} is validated, and these versions sampled tokens, too: {', '.join(map(str, sorted(others)))}"
+    return trajectory.replace(outcome=Outcome.ABORTED, failure=failure, rewards=())

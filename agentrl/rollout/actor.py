@@ -25,7 +25,7 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.garbage import collect_oldest, collect_rarely
 from agentrl.rollout.limits import model_limits, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
-from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink
+from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink, Validating
 from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits
@@ -73,6 +73,12 @@ class RemoteBuffer:
         return await trio.to_thread.run_sync(get, abandon_on_cancel=True, limiter=self._threads)
 
 
+def validating(config: Config) -> Validating | None:
+    """Return what validation does otherwise than training; None: nothing."""
+    own = config.of_validation
+    return None if own is config else Validating(own.agent.tools, own.reward)
+
+
 class RolloutPart:
     """What RolloutActor is, without Ray around it: an AgentLoopManager in a trio thread, called from other threads."""
 
@@ -110,6 +116,7 @@ class RolloutPart:
             host=self._host,
             prompt=PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts),
             attempts_per_group=config.attempts_per_group,
+            validation=validating(config),
         )
         self._gaps = LoopGaps()
         self._calls: set[trio.CancelScope] = set()
@@ -129,7 +136,8 @@ class RolloutPart:
         Raises:
             InfrastructureError: `stop` was called meanwhile.
         """
-        trajectories = self._call(self._manager.play, leases, self._config.eval)
+        options = self._config.eval
+        trajectories = self._call(partial(self._manager.play, timeout_s=options.timeout_s), leases, options)
         if trajectories is None:
             raise InfrastructureError("the rollout actor was stopped during validation")
         return to_ipc(encode(trajectories))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,12 +16,13 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.player import Player, one_line
+from agentrl.rollout.player import Player, one_line, unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import GreedySampling
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import PromptLimits, Sampling
+from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.stats import RolloutStats
 from agentrl.types import SCORED_OUTCOMES, Lease, Outcome, Task, Trajectory
 
@@ -43,6 +45,22 @@ class TrajectorySink(Protocol):
     async def add(self, trajectories: Sequence[Trajectory]) -> None: ...
 
     async def drop_group(self, group_id: int, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Validating:
+    """The tools and the rewards of validation, where they are not those of training."""
+
+    tools: tuple[str, ...]
+    reward: RewardConfig
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What plays and what scores, in training or in validation."""
+
+    player: Player
+    scorer: Scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +93,33 @@ class AgentLoopManager:
         host: AsyncioHost,
         prompt: PromptLimits,
         attempts_per_group: int | None = None,
+        validation: Validating | None = None,
     ) -> None:
-        """`attempts_per_group`: what leases will ask for, so that no more are claimed than there is room; None: group_size."""
+        """`attempts_per_group`: what leases will ask for, so that no more are claimed than there is room; None: group_size.
+
+        `validation`: what `play` does otherwise than `run`; None: nothing.
+        """
         self._rollout = rollout
         self._attempts_per_group = attempts_per_group or rollout.group_size
         self._router = router
-        self._scorer = Scorer(reward, RewardTable(reward, plugins), host=host, max_response_tokens=agent.max_response_tokens)
-        self._player = Player(agent, plugins=plugins, chat=chat, router=router, host=host, scorer=self._scorer, prompt=prompt)
+        tools = SharedTools(plugins.tools, agent, host=host, codec=chat)
+
+        def side(tool_names: Sequence[str], reward: RewardConfig) -> _Side:
+            scorer = Scorer(reward, RewardTable(reward, plugins), host=host, max_response_tokens=agent.max_response_tokens)
+            own = agent.model_copy(update={"tools": tuple(tool_names)})
+            return _Side(
+                Player(own, plugins=plugins, chat=chat, router=router, host=host, scorer=scorer, prompt=prompt, tools=tools), scorer
+            )
+
+        self._tools = tools
+        self._training = side(agent.tools, reward)
+        self._validation = self._training if validation is None else side(validation.tools, validation.reward)
         self._stats = RolloutStats()
         self._claimed = 0  # members of leased groups that are not settled yet
         self._settled = trio.Event()
         self._slots = trio.CapacityLimiter(rollout.max_concurrent_trajectories)
+        # Slots are given in the order of asking: without this, an attempt of training would wait behind a whole validation.
+        self._queue_of_play = trio.CapacityLimiter(rollout.max_concurrent_trajectories)
 
     # ----------------------------------------------------------------------------------------------------- training
 
@@ -125,7 +159,7 @@ class AgentLoopManager:
         """
         unsettled = lease.num_attempts
         dropped: list[str] = []
-        waiting: list[Trajectory] | None = [] if self._scorer.has_group_rewards(lease.task) else None
+        waiting: list[Trajectory] | None = [] if self._training.scorer.has_group_rewards(lease.task) else None
 
         async def play(member: int) -> None:
             nonlocal unsettled
@@ -145,7 +179,7 @@ class AgentLoopManager:
             for member in range(lease.num_attempts):
                 nursery.start_soon(play, member)
         if waiting and not dropped:
-            waiting = await self._score_group(lease.task, waiting, self._rollout.max_retries)
+            waiting = await self._score_group(self._training.scorer, lease.task, waiting, self._rollout.max_retries)
             dropped += [t.outcome.value for t in waiting if self._rollout.on_outcome[t.outcome] != "train"]
         if dropped:
             self._stats.group_dropped(dropped[0])
@@ -155,12 +189,12 @@ class AgentLoopManager:
                 await out.send(trajectory)
         self._settle(unsettled)
 
-    async def _score_group(self, task: Task, trajectories: Sequence[Trajectory], retries_left: int) -> list[Trajectory]:
+    async def _score_group(self, scorer: Scorer, task: Task, trajectories: Sequence[Trajectory], retries_left: int) -> list[Trajectory]:
         """Score the members of a group together, in their order; if that fails, all of them failed."""
         members = sorted(trajectories, key=lambda t: t.member)
         while True:
             try:
-                return await self._scorer.score_group(task, members)
+                return await scorer.score_group(task, members)
             except Exception as error:  # noqa: BLE001 - boundary of one group
                 failure = one_line(error)
             if self._rollout.on_outcome[Outcome.REWARD_ERROR] != "retry" or retries_left == 0:
@@ -172,7 +206,7 @@ class AgentLoopManager:
         retries_left = self._rollout.max_retries
         sampling = GreedySampling() if attempt.is_greedy else self._rollout
         while True:
-            trajectory = await self._play_once(attempt, sampling)
+            trajectory = await self._play_once(self._training.player, attempt, sampling)
             if self._rollout.on_outcome[trajectory.outcome] != "retry" or retries_left == 0:
                 return trajectory
             retries_left -= 1
@@ -202,43 +236,52 @@ class AgentLoopManager:
 
     # --------------------------------------------------------------------------------------------------- validation
 
-    async def play(self, leases: Sequence[Lease], sampling: Sampling) -> list[Trajectory]:
-        """Play every member of `leases` once, ordered by lease and member; failures are returned like all others."""
-        groups: dict[int, list[Trajectory]] = {}
+    async def play(self, leases: Sequence[Lease], sampling: Sampling, *, timeout_s: float = math.inf) -> list[Trajectory]:
+        """Play every member of `leases` once, ordered by lease and member; failures are returned like all others.
 
-        async def play_group(index: int, lease: Lease) -> None:
-            groups[index] = await self._play_members(lease, sampling)
-
+        An attempt that has not ended after `timeout_s` is cancelled, and returned as timed out, without tokens.
+        """
+        ended: dict[tuple[int, int], Trajectory] = {}  # (index of the lease, member)
         async with trio.open_nursery() as watching:
             watching.start_soon(self._router.watch)
-            async with trio.open_nursery() as nursery:
-                for index, lease in enumerate(leases):
-                    nursery.start_soon(play_group, index, lease)
+            with trio.move_on_after(timeout_s):
+                async with trio.open_nursery() as nursery:
+                    for index, lease in enumerate(leases):
+                        nursery.start_soon(self._play_members, index, lease, sampling, ended)
             watching.cancel_scope.cancel()
-        return [trajectory for index in range(len(leases)) for trajectory in groups[index]]
+        late = f"the validation ended after eval.timeout_s={timeout_s:g}, before this attempt did"
+        return [
+            ended.get((index, member)) or unplayed(Attempt(lease.group_id, member, lease.task), Outcome.TIMEOUT, late)
+            for index, lease in enumerate(leases)
+            for member in range(lease.group_size)
+        ]
 
-    async def _play_members(self, lease: Lease, sampling: Sampling) -> list[Trajectory]:
-        """Play every member once; those that can be scored are compared, if a reward does that."""
-        members: dict[int, Trajectory] = {}
+    async def _play_members(self, index: int, lease: Lease, sampling: Sampling, ended: dict[tuple[int, int], Trajectory]) -> None:
+        """Play every member once into `ended`; where a reward compares those that can be scored, once it has."""
+        members: dict[tuple[int, int], Trajectory] = {}
+        side = self._validation
+        compares = side.scorer.has_group_rewards(lease.task)
 
         async def play(member: int) -> None:
-            members[member] = await self._play_once(Attempt(lease.group_id, member, lease.task), sampling)
+            async with self._queue_of_play:
+                trajectory = await self._play_once(side.player, Attempt(lease.group_id, member, lease.task), sampling)
+            (members if compares else ended)[index, member] = trajectory
 
         async with trio.open_nursery() as nursery:
             for member in range(lease.group_size):
                 nursery.start_soon(play, member)
         scored = [t for t in members.values() if t.outcome in SCORED_OUTCOMES]
-        if scored and self._scorer.has_group_rewards(lease.task):
-            members |= {t.member: t for t in await self._score_group(lease.task, scored, 0)}
-        return [members[member] for member in range(lease.group_size)]
+        if scored:
+            members |= {(index, t.member): t for t in await self._score_group(side.scorer, lease.task, scored, 0)}
+        ended.update(members)
 
     # ------------------------------------------------------------------------------------------------------ both
 
-    async def _play_once(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
+    async def _play_once(self, player: Player, attempt: Attempt, sampling: Sampling) -> Trajectory:
         async with self._slots:
             self._stats.begin()
             try:
-                trajectory = await self._player.play(attempt, sampling)
+                trajectory = await player.play(attempt, sampling)
             finally:
                 self._stats.end()
         self._stats.finished(trajectory)
@@ -246,7 +289,8 @@ class AgentLoopManager:
 
     async def aclose(self) -> None:
         """End the processes that rewards run in."""
-        await self._scorer.aclose()
+        for side in {self._training, self._validation}:
+            await side.scorer.aclose()
 
     def stats(self) -> dict[str, float]:
         """Return counters of everything played so far (see RolloutStats), and of the router; cheap, from any thread.
@@ -262,6 +306,6 @@ class AgentLoopManager:
             "servers_drained": float(router.num_drained),
             "prefilled_tokens": float(router.work.prefilled_tokens),
             "redone_tokens": float(router.work.redone_tokens),
-            "tool_breaker_openings": float(self._player.tools.num_breaker_openings),
+            "tool_breaker_openings": float(self._tools.num_breaker_openings),
             "outstanding_tokens": float(sum(router.outstanding_tokens().values())),
         }

@@ -35,7 +35,16 @@ class Player:
     """Plays attempts; keeps nothing between them but what they share of the tools."""
 
     def __init__(
-        self, agent: AgentConfig, *, plugins: Plugins, chat: Chat, router: Router, host: AsyncioHost, scorer: Scorer, prompt: PromptLimits
+        self,
+        agent: AgentConfig,
+        *,
+        plugins: Plugins,
+        chat: Chat,
+        router: Router,
+        host: AsyncioHost,
+        scorer: Scorer,
+        prompt: PromptLimits,
+        tools: SharedTools,
     ) -> None:
         self._agent = agent
         self._plugins = plugins
@@ -45,7 +54,7 @@ class Player:
         self._scorer = scorer
         self._prompt = prompt
         self._gateway = Gateway()
-        self.tools = SharedTools(plugins.tools, agent, host=host, codec=chat)
+        self._tools = tools
 
     async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
         """Play the attempt within `agent.trajectory_timeout_s`, close what it used, and score it.
@@ -56,7 +65,7 @@ class Player:
             agent = self._plugins.agents.create(attempt.task.agent_name, self._agent.agent_config)
             session = self._open(attempt, agent, sampling)
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory: a plugin's constructor raised
-            return _unopened(attempt, error)
+            return unplayed(attempt, Outcome.ABORTED, one_line(error))
         try:
             outcome, failure = await self._run_agent(attempt, agent, session)
         finally:
@@ -73,7 +82,7 @@ class Player:
     def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> TrajectorySession:
         task = attempt.task
         names = self._plugins.offered_tools(task, self._agent.tools)
-        toolbox = Toolbox(names, self.tools, tools_kwargs=task.tools_kwargs, key=attempt.key)
+        toolbox = Toolbox(names, self._tools, tools_kwargs=task.tools_kwargs, key=attempt.key)
         return TrajectorySession(
             attempt,
             self._agent,
@@ -136,6 +145,6 @@ def _cause(error: BaseException) -> BaseException:
     return next((leaf for leaf in leaves if isinstance(leaf, known)), leaves[0])
 
 
-def _unopened(attempt: Attempt, error: Exception) -> Trajectory:
-    empty = TrajectoryRecorder()
-    return empty.trajectory(attempt, messages=attempt.task.messages, outcome=Outcome.ABORTED, failure=one_line(error), metrics={})
+def unplayed(attempt: Attempt, outcome: Outcome, failure: str) -> Trajectory:
+    """Return the trajectory of an attempt that nothing is left of: its prompt as messages, no token."""
+    return TrajectoryRecorder().trajectory(attempt, messages=attempt.task.messages, outcome=outcome, failure=failure, metrics={})

@@ -5,7 +5,8 @@ Metrics that scoring adds to a trajectory, for a reward or term `x`:
     reward/x/<metric>    the metrics it reported
     reward/x/applied     0 where it did not apply; absent otherwise
     reward/tool, reward/interaction, reward/agent    sums of what was given during the attempt, before their weights
-    accuracy             of the row's own reward, where it reports one
+    accuracy             what the row's own reward reports; one that reports none is right where its own value is positive, whatever
+                         terms add to or take from the sum
     reward_s             seconds that scoring took
 Details (a reward's values that are no numbers) stand in `extra_info["reward_details"][x]`.
 """
@@ -157,8 +158,8 @@ class _Note:
     def _report(self, term: Term, value: float, metrics: Mapping[str, float], *, is_own: bool) -> None:
         self._metrics[f"reward/{term.name}"] = value
         self._metrics |= {f"reward/{term.name}/{name}": float(number) for name, number in metrics.items()}
-        if is_own and "accuracy" in metrics:
-            self._metrics["accuracy"] = float(metrics["accuracy"])
+        if is_own:
+            self._metrics["accuracy"] = float(metrics.get("accuracy", value > 0))
 
 
 def attempted(task: Task, trajectory: Trajectory, *, max_response_tokens: int) -> Attempted:

@@ -21,7 +21,7 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import AgentLoop, Attempted, Interaction, Plugins, Registry, Reward, RewardResult, Tool
 from agentrl.plugins.rewards import AnyReward
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.manager import AgentLoopManager
+from agentrl.rollout.manager import AgentLoopManager, Validating
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits, Sampling
 from agentrl.testing.script import Script, ScriptedModel
@@ -66,8 +66,10 @@ class Stage:
         prompt: PromptLimits,
         context_tokens: int | None = None,
         attempts_per_group: int | None = None,
+        validation: Validating | None = None,
     ) -> None:
         self._attempts_per_group = attempts_per_group
+        self._validation = validation
         self.model, self.chat, self.plugins = model, model.chat, plugins
         self.agent, self.rollout, self.reward, self.prompt = agent, rollout, reward, prompt
         self.router = Router(lambda url: model, vocab_size=model.chat.vocab_size, context_tokens=context_tokens)
@@ -88,6 +90,7 @@ class Stage:
                     host=host,
                     prompt=self.prompt,
                     attempts_per_group=self._attempts_per_group,
+                    validation=self._validation,
                 )
                 try:
                     return await main(manager)

@@ -41,6 +41,7 @@ class World(Stage):
         plugins=(),
         prompt=None,
         attempts_per_group=None,
+        validation=None,
         **client,
     ) -> None:
         registered = load_plugins()
@@ -57,6 +58,7 @@ class World(Stage):
             prompt=prompt or PromptLimits(512, "filter"),
             context_tokens=1024,
             attempts_per_group=attempts_per_group,
+            validation=validation,
         )
 
     def run(self, main: Callable, *, real_time: bool = False):

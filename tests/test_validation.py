@@ -1,0 +1,131 @@
+"""Validation of a run, without its processes: it always ends, of one version, with every attempt accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from agentrl.config.evaluation import EvalConfig
+from agentrl.config.trainer import TrainerConfig
+from agentrl.controller.saving import metric_of
+from agentrl.controller.validation import Validation, of_version
+from agentrl.data.trajectories import decode, read_parquet
+from agentrl.types import Lease, Message, Outcome, RewardEvent, Task, Trajectory
+
+SOURCES = ("gsm8k", "aime_2024")
+N = 4
+
+
+class Rows:
+    """Six rows of two sources."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def task(self, position: int) -> Task:
+        return Task(f"val:{position}", SOURCES[position % 2], (Message("user", "1 + 1?"),), "single_turn_agent")
+
+
+class Rollouts:
+    """Two actors: the first plays its share, member m of an even row being right when m < 2; `fate` is what becomes of the second."""
+
+    def __init__(self, fate: str, version: int = 7) -> None:
+        self.fate, self.version = fate, version
+        self.is_alive = {"first": True, "second": fate != "dies"}
+        self.shares: dict[str, list[Lease]] = {}
+
+    def start_play(self, leases: Sequence[Lease]) -> dict[str, list[Lease]]:
+        self.shares = {"first": list(leases[::2]), "second": list(leases[1::2])}
+        return self.shares
+
+    def collect(self, result: str) -> list[Trajectory] | None:
+        if not self.is_alive[result]:
+            return None
+        version = self.version if result == "first" else self.version + (self.fate == "publishes")
+        return [attempt(lease.task, lease.group_id, member, version) for lease in self.shares[result] for member in range(N)]
+
+
+class Driver:
+    """What validation needs of a Run."""
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self.rollouts = rollouts
+        self.said: list[str] = []
+        self.recorded: dict[str, float] = {}
+        self.observer = SimpleNamespace(say=self.said.append, validation=self._record)
+
+    def wait(self, refs: Sequence[str], *, timeout_s: float) -> list[str]:
+        assert timeout_s > 5.0, "the actors end by themselves at the deadline; they are given up only after it"
+        return [ref for ref in refs if ref == "first" or self.rollouts.fate != "hangs"]
+
+    def _record(self, step: int, version: int, metrics: dict[str, float], *, baseline: str | None) -> None:
+        self.recorded = dict(metrics)
+
+
+def attempt(task: Task, group: int, member: int, version: int) -> Trajectory:
+    is_right = float(member < 2)
+    ids = np.arange(4, dtype=np.int32)
+    mask = np.array([False, False, True, True])
+    return Trajectory(
+        group_id=group,
+        member=member,
+        task_id=task.task_id,
+        data_source=task.data_source,
+        agent_name=task.agent_name,
+        token_ids=ids,
+        action_mask=mask,
+        behavior_logprobs=np.where(mask, -0.5, 0.0).astype(np.float32),
+        versions=np.where(mask, version, -1).astype(np.int32),
+        turn_ids=np.where(mask, 0, -1).astype(np.int16),
+        messages=(*task.messages, Message("assistant", "2")),
+        rewards=(RewardEvent("gsm8k", is_right, 3),),
+        outcome=Outcome.COMPLETED,
+        metrics={"accuracy": is_right, "reward/gsm8k": is_right},
+        extra_info={"reward_details": {"gsm8k": {"answer": "2" if member < 2 else str(member)}}},
+    )
+
+
+def validate(fate: str, folder=None) -> tuple[Driver, dict[str, float]]:
+    driver = Driver(Rollouts(fate))
+    config = EvalConfig(n=N, timeout_s=5.0)
+    validation = Validation(Rows(), config, rewards=SimpleNamespace(is_any=False), folder=folder, num_examine=0)
+    return driver, dict(validation.run(driver, step=3, version=7))
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"),
+    [
+        ("dies", "the rollout actor that played it died"),
+        ("hangs", "the rollout actor that played it was silent at the end of eval.timeout_s=5"),
+        ("publishes", "version 7 is validated, and these versions sampled tokens, too: 8"),
+    ],
+)
+def test_attempts_that_say_nothing_of_this_version_are_failures_with_a_reason(tmp_path, fate, reason):
+    _, metrics = validate(fate, tmp_path)
+    kept = decode(read_parquet(tmp_path / "step_000003.parquet"))
+    assert sorted((t.group_id, t.member) for t in kept) == [(row, member) for row in range(6) for member in range(N)]
+    assert {t.failure for t in kept if t.outcome is Outcome.ABORTED} == {reason}
+    assert (metrics["val/trajectories"], metrics["val/failed"]) == (6 * N, 3 * N)
+    assert metrics["val/accuracy"] == 0.5, "a failed attempt is no wrong answer"
+
+
+def test_what_is_lost_is_said():
+    driver, _ = validate("dies")
+    assert driver.said == ["12 attempts of the validation are lost: the rollout actor that played it died"]
+
+
+def test_one_version_is_left_as_it_is():
+    trajectory = attempt(Rows().task(0), 0, 0, 7)
+    assert of_version(trajectory, 7) is trajectory
+    mixed = trajectory.replace(versions=np.array([-1, -1, 6, 7], np.int32))
+    assert of_version(mixed, 7).rewards == ()
+    assert of_version(trajectory.replace(action_mask=np.zeros(4, bool)), 99).outcome is Outcome.COMPLETED
+
+
+def test_a_validation_without_a_score_chooses_no_checkpoint():
+    trainer = TrainerConfig(keep_best=1, best_metric="val/accuracy")
+    assert metric_of({"val/trajectories": 8.0, "val/failed": 8.0}, trainer) is None
+    assert metric_of({"val/trajectories": 8.0, "val/failed": 7.0, "val/accuracy": 1.0}, trainer) == 1.0
