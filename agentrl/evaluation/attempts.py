@@ -102,6 +102,7 @@ def _own_reward(trajectory: Trajectory) -> str | None:
 
 
 def _answer(trajectory: Trajectory) -> str | None:
-    details: Mapping[str, Any] = trajectory.extra_info.get("reward_details") or {}
-    found = next((reported["answer"] for reported in details.values() if reported.get("answer") is not None), None)
+    """Return the answer that a reward reports among its details, as text."""
+    details: Mapping[str, Mapping[str, Any]] = trajectory.extra_info.get("reward_details") or {}
+    found = next((reported["answer"] for reported in details.values() if "answer" in reported), None)
     return found if found is None or isinstance(found, str) else json.dumps(found, sort_keys=True)

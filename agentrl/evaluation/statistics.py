@@ -71,8 +71,8 @@ def best_of(rewards: Sequence[float], accuracies: Sequence[float]) -> Floats:
 def _all_within(size: int, num: int) -> Floats:
     """Return f64[num]: the probability that all of k attempts are among certain `size` of them, for k = 1..num."""
     drawn = np.arange(num, dtype=np.float64)
-    within: Floats = np.maximum(size - drawn, 0) / (num - drawn)
-    return np.cumprod(within)
+    within: Floats = np.cumprod(np.maximum(size - drawn, 0) / (num - drawn), dtype=np.float64)
+    return within
 
 
 @lru_cache(maxsize=4096)
