@@ -15,6 +15,9 @@ from agentrl.errors import DataError
 from agentrl.tracking.summary import num_tool_calls
 from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
 
+ATTEMPTS = "attempts.parquet"
+"""Name of the file of all attempts in the folder of an evaluation."""
+
 _DIFFICULTY_KEYS = ("difficulty", "level")
 """Of `extra_info`: what data sets call it. MATH says `level`."""
 
@@ -75,17 +78,28 @@ def attempts_of(table: pa.Table | pa.RecordBatch) -> list[Attempt]:
 
 
 def read_attempts(path: Path) -> list[Attempt]:
-    """Read the attempts of a Parquet file, or of all those in a folder and below it, ordered by name.
+    """Read the attempts of one evaluation: a Parquet file, or a folder with `attempts.parquet` or else other Parquet files in it.
 
     Raises:
-        DataError: there is no such file or folder, no Parquet file in it, or one that holds no trajectories.
+        DataError: there is no such file or folder, no Parquet file in it, one that holds no trajectories, or the same attempt twice.
     """
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder of attempts")
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        files = [path / ATTEMPTS] if (path / ATTEMPTS).exists() else sorted(path.rglob("*.parquet"))
     if not files:
         raise DataError(f"{path}: no *.parquet in this folder; name the results of an evaluation, or one of their files")
-    return [attempt for file in files for attempt in attempts_of(read_parquet(file))]
+    attempts = [attempt for file in files for attempt in attempts_of(read_parquet(file))]
+    seen: set[tuple[str, str, int]] = set()
+    for attempt in attempts:
+        key = (attempt.source, attempt.problem, attempt.member)
+        if key in seen:
+            raise DataError(
+                f"{path}: attempt {attempt.member} at problem {attempt.problem!r} is there twice; name the file of one evaluation"
+            )
+        seen.add(key)
+    return attempts
 
 
 def _failure(trajectory: Trajectory) -> str | None:

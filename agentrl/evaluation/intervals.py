@@ -80,6 +80,35 @@ def mean_interval(values: Floats) -> tuple[float, float] | None:
     return float(values.mean()) - half, float(values.mean()) + half
 
 
+def difference_interval(differences: Floats) -> tuple[Floats, Floats]:
+    """Return the limits for the mean of paired differences over a population of problems.
+
+    Where all differences are -1, 0 or 1 (one attempt each): Bonett and Price's interval, which holds close to the ends too. Otherwise
+    Student's, with the same allowance for unseen problems as `share_interval`.
+
+    Args:
+        differences: f64[..., P] in [-1, 1], P > 0: one per problem.
+
+    Returns:
+        low, high: f64[...] in [-1, 1].
+
+    Source: Bonett and Price 2012, Adjusted Wald confidence interval for a difference of binomial proportions based on paired data.
+    """
+    num, total = differences.shape[-1], differences.sum(axis=-1)
+    # One problem more that is won and one that is lost.
+    adjusted = total / (num + 2)
+    spread = ((differences**2).sum(axis=-1) + 2) / (num + 2) - adjusted**2
+    half = float(ndtri(1 - _TAIL)) * np.sqrt(spread / (num + 2))
+    low, high = adjusted - half, adjusted + half
+    if num > 1:
+        mean, variance = differences.mean(axis=-1), differences.var(axis=-1, ddof=1)
+        quantile = float(stdtrit(num - 1, 1 - _TAIL))
+        is_count = np.isin(differences, (-1, 0, 1)).all(axis=-1)
+        low = np.where(is_count, low, mean - quantile * np.sqrt((variance + UNSEEN * (mean + 1) ** 2 / num) / num))
+        high = np.where(is_count, high, mean + quantile * np.sqrt((variance + UNSEEN * (mean - 1) ** 2 / num) / num))
+    return np.clip(low, -1, 1), np.clip(high, -1, 1)
+
+
 def _effective_number(values: Floats, mean: Floats, *, far_end: float) -> Floats:
     """Return how many independent attempts would have the variance of the mean; never fewer than there are problems."""
     num = values.shape[-1]
