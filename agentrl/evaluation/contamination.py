@@ -1,0 +1,271 @@
+"""Which questions of an evaluation a training set holds already, word for word.
+
+Two texts overlap where they share 13 words in a row, as in Brown et al. 2020 (arXiv:2005.14165, appendix C): lower case, without
+punctuation. A question of 8 to 12 words is looked for as a whole, and a shorter one only where it is the whole of a training message,
+because short phrases recur by chance. Words that the questions of a source have in common at their beginning or end are the prompt
+template and never count, nor does a phrase that stands in more than MAX_SHARED of the questions.
+
+A question with its numbers changed, translated or paraphrased is not found: the note is a lower bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from agentrl.data.files import open_rows
+from agentrl.errors import DataError
+
+NGRAM_WORDS = 13
+MIN_NGRAM_WORDS = 8
+"""Brown et al. 2020: between 8 and 13 words, by the length of the shorter examples of a benchmark."""
+MAX_SHARED = 3
+"""A phrase of more questions than this is an instruction, or the opening of a series, and says nothing of one of them."""
+NEARLY_WHOLE = 0.8
+"""Share of a question's words that makes it one that was trained on."""
+NUM_WORST = 10
+EXCERPT_CHARS = 160
+STREAM_ROWS = 2048
+
+_WORD = re.compile(r"\w+")
+_UNKNOWN = 0  # id of every word that no question has
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: multiplying by it loses no bit
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked in one problem of a source: the text that the model read, template included."""
+
+    source: str
+    problem: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """The training row that holds most of a question. share: of the question's words, in (0, 1]; row counts from 0."""
+
+    source: str
+    problem: str
+    share: float
+    file: str
+    row: int
+    excerpt: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOverlap:
+    """How many of a source's questions share a phrase with the training set, and how many are nearly whole in it."""
+
+    source: str
+    num_questions: int
+    num_overlapping: int
+    num_nearly_whole: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContaminationNote:
+    """What was compared and found; `worst` begins with the largest share."""
+
+    files: tuple[str, ...]
+    num_rows: int
+    sources: tuple[SourceOverlap, ...]
+    worst: tuple[Overlap, ...]
+
+    @property
+    def num_overlapping(self) -> int:
+        return sum(source.num_overlapping for source in self.sources)
+
+
+def find_overlap(questions: Sequence[Question], training_files: Sequence[str], *, prompt_key: str = "prompt") -> ContaminationNote:
+    """Compare `questions` with the prompts of `training_files`, which are streamed once.
+
+    Args:
+        training_files: Parquet or JSON lines.
+        prompt_key: column with the chat messages, or the text, of a training row.
+
+    Raises:
+        DataError: a file is missing, cannot be read, or has no such column.
+    """
+    index = _Index(questions)
+    best: dict[int, Overlap] = {}
+    num_rows = 0
+    for file in training_files:
+        for first_row, texts in _batches(file, prompt_key):
+            num_rows += len(texts)
+            for place, question, share in index.find(texts):
+                if question not in best or share > best[question].share:
+                    asked = questions[question]
+                    best[question] = Overlap(asked.source, asked.problem, share, file, first_row + place, _excerpt(asked.text))
+    return ContaminationNote(tuple(training_files), num_rows, _by_source(questions, best), _worst(best.values()))
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text as they are compared: NFKC, lower case, without punctuation."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+
+
+def _by_source(questions: Sequence[Question], best: Mapping[int, Overlap]) -> tuple[SourceOverlap, ...]:
+    shares: defaultdict[str, list[float]] = defaultdict(list)
+    for place, question in enumerate(questions):
+        shares[question.source].append(best[place].share if place in best else 0.0)
+    return tuple(
+        SourceOverlap(source, len(own), sum(share > 0 for share in own), sum(share >= NEARLY_WHOLE for share in own))
+        for source, own in sorted(shares.items())
+    )
+
+
+def _worst(overlaps: Iterable[Overlap]) -> tuple[Overlap, ...]:
+    return tuple(sorted(overlaps, key=lambda o: (-o.share, o.source, o.problem))[:NUM_WORST])
+
+
+def _excerpt(text: str) -> str:
+    one_line = " ".join(text.split())
+    return one_line if len(one_line) <= EXCERPT_CHARS else one_line[: EXCERPT_CHARS - 1] + "…"
+
+
+# ------------------------------------------------------------------------------------------------- the index
+
+
+class _Index:
+    """All phrases of all questions, and where they stand.
+
+    Words are small integers; a training batch is one array of them, whose windows are hashed together. A hash that is found is
+    looked up as the words themselves, so that two phrases of one hash are never confused.
+    """
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        own_words = _without_templates(questions)
+        self._ids: dict[str, int] = {}
+        for word in itertools.chain.from_iterable(own_words):
+            self._ids.setdefault(word, len(self._ids) + 1)
+        self._num_words = [len(own) for own in own_words]
+        self._phrases: defaultdict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)  # -> (question, first word)
+        self._whole: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # questions that are too short for a phrase
+        for place, own in enumerate(own_words):
+            self._add(place, tuple(self._ids[word] for word in own))
+        common = [phrase for phrase, found in self._phrases.items() if len({question for question, _ in found}) > MAX_SHARED]
+        for phrase in common:
+            del self._phrases[phrase]
+        self._hashes = {length: _hashes_of(self._phrases, length) for length in sorted({len(phrase) for phrase in self._phrases})}
+
+    def _add(self, question: int, ids: tuple[int, ...]) -> None:
+        if 0 < len(ids) < MIN_NGRAM_WORDS:
+            self._whole[ids].append(question)
+            return
+        length = min(NGRAM_WORDS, len(ids))
+        for first in range(len(ids) - length + 1) if ids else ():
+            self._phrases[ids[first : first + length]].append((question, first))
+
+    def find(self, texts: Sequence[Sequence[str]]) -> Iterator[tuple[int, int, float]]:
+        """Yield (index of the text, question, share of the question's words) for every pair that overlaps; a text is its messages."""
+        rows = [(place, [self._ids.get(word, _UNKNOWN) for word in words(part)]) for place, parts in enumerate(texts) for part in parts]
+        for place, ids in rows:
+            for question in self._whole.get(tuple(ids), ()) if len(ids) < MIN_NGRAM_WORDS else ():
+                yield place, question, 1.0
+        # A word of no question ends every message, so that no window reaches into the next.
+        flat = np.fromiter(itertools.chain.from_iterable((*ids, _UNKNOWN) for _, ids in rows), np.uint64)
+        owners = np.repeat([place for place, _ in rows], [len(ids) + 1 for _, ids in rows])
+        covered: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        for length, known in self._hashes.items():
+            for start in _places(known, _windows(flat, length)):
+                for question, first in self._phrases.get(tuple(flat[start : start + length].tolist()), ()):
+                    covered[int(owners[start]), question].update(range(first, first + length))
+        for (place, question), own in covered.items():
+            yield place, question, len(own) / self._num_words[question]
+
+
+def _without_templates(questions: Sequence[Question]) -> list[list[str]]:
+    """Return each question's words without the beginning and the end that all different questions of its source share."""
+    all_words = [words(question.text) for question in questions]
+    by_source: defaultdict[str, list[list[str]]] = defaultdict(list)
+    for question, own in zip(questions, all_words, strict=True):
+        by_source[question.source].append(own)
+    cuts = {source: _template(texts) for source, texts in by_source.items()}
+    return [own[cuts[q.source][0] : len(own) - cuts[q.source][1]] for q, own in zip(questions, all_words, strict=True)]
+
+
+def _template(texts: Sequence[Sequence[str]]) -> tuple[int, int]:
+    """Return how many words all texts begin, and then end, with; of one question, nothing is known to be a template."""
+    distinct = sorted({tuple(text) for text in texts})
+    if len(distinct) < 2:
+        return 0, 0
+    shortest = min(map(len, distinct))
+    head = _num_common(distinct, shortest)
+    return head, _num_common([text[::-1] for text in distinct], shortest - head)
+
+
+def _num_common(texts: Sequence[Sequence[str]], limit: int) -> int:
+    columns = zip(*(text[:limit] for text in texts), strict=True)
+    return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def _windows(ids: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
+    """Return u64[len(ids) - length + 1]: a hash per window, a polynomial modulo 2**64."""
+    num = max(0, len(ids) - length + 1)
+    hashes = np.zeros(num, np.uint64)
+    for place in range(length):
+        hashes = hashes * _BASE + ids[place : place + num]
+    return hashes
+
+
+def _places(known: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> list[int]:
+    """Return where `hashes` has one of `known`, which is sorted and not empty."""
+    nearest = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)]
+    return np.flatnonzero(nearest == hashes).tolist()
+
+
+def _hashes_of(phrases: Iterable[tuple[int, ...]], length: int) -> NDArray[np.uint64]:
+    own = np.array([phrase for phrase in phrases if len(phrase) == length], np.uint64)
+    hashes = np.zeros(len(own), np.uint64)
+    for place in range(length):
+        hashes = hashes * _BASE + own[:, place]
+    return np.unique(hashes)
+
+
+# ------------------------------------------------------------------------------------------------ training rows
+
+
+def _batches(file: str, prompt_key: str) -> Iterator[tuple[int, list[list[str]]]]:
+    """Yield (number of the first row, the messages of each row) of a file, in order."""
+    first = 0
+    for values in _prompts(file, prompt_key):
+        yield first, [_texts(value, file, first + place, prompt_key) for place, value in enumerate(values)]
+        first += len(values)
+
+
+def _prompts(file: str, prompt_key: str) -> Iterator[list[Any]]:
+    if Path(file).suffix != ".parquet":
+        rows = open_rows(file)
+        prompts = (row.get(prompt_key) for row in rows.rows(len(rows)))
+        while batch := list(itertools.islice(prompts, STREAM_ROWS)):
+            yield batch
+        return
+    open_rows(file)  # says what is wrong with a missing or broken file
+    with pq.ParquetFile(file) as parquet:  # one column of perhaps many
+        if prompt_key not in parquet.schema_arrow.names:
+            raise DataError(f"training file {file!r} has no column {prompt_key!r}; it has {', '.join(parquet.schema_arrow.names)}")
+        try:
+            for record in parquet.iter_batches(batch_size=STREAM_ROWS, columns=[prompt_key]):
+                yield record.column(0).to_pylist()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"training file {file!r} cannot be read as Parquet: {error}") from error
+
+
+def _texts(value: Any, file: str, row: int, prompt_key: str) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
+        return [message["content"] for message in value if isinstance(message.get("content"), str)]
+    raise DataError(f"{file}: row {row}: field {prompt_key!r}: must be a text or a list of messages, is {type(value).__name__}")

@@ -1,0 +1,121 @@
+"""What a report needs of an evaluation's attempts, gathered in one pass: facts, two readings of each answer, examples, questions."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.evaluation.attempts import Attempt, attempt_of
+from agentrl.evaluation.contamination import Question
+from agentrl.evaluation.summary import Estimate, is_right, share
+from agentrl.types import Message, Trajectory
+
+MAX_FAILURE_CHARS = 120
+"""Reasons are counted by their beginning: what follows tells one attempt from another."""
+_STRICT, _FLEXIBLE = "accuracy_strict", "accuracy_flexible"
+
+
+class Kind(enum.StrEnum):
+    """What an example shows."""
+
+    SOLVED = "solved"
+    WRONG = "wrong"
+    TRUNCATED = "truncated"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One attempt for a person to read."""
+
+    kind: Kind
+    attempt: Attempt
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TwoReadings:
+    """Accuracy of one source by answers in the form that was asked for alone, and by answers in any form."""
+
+    strict: Estimate
+    flexible: Estimate
+
+
+class Evidence:
+    """Takes trajectories as they come; keeps their facts, and of the texts only examples and questions."""
+
+    def __init__(self) -> None:
+        self.attempts: list[Attempt] = []
+        self.failures: Counter[str] = Counter()
+        self._examples: dict[tuple[str, Kind], Example] = {}
+        self._questions: dict[tuple[str, str], Question] = {}
+        self._readings: defaultdict[str, defaultdict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Take one attempt."""
+        attempt = attempt_of(trajectory)
+        self.attempts.append(attempt)
+        if attempt.failure is not None:
+            self.failures[" ".join(attempt.failure.split())[:MAX_FAILURE_CHARS]] += 1
+        kind = _kind(attempt)
+        self._examples.setdefault((attempt.source, kind), Example(kind, attempt, trajectory.messages))
+        key = (attempt.source, attempt.problem)
+        if key not in self._questions:
+            self._questions[key] = Question(attempt.source, attempt.problem, _prompt(trajectory.messages))
+        self._read(attempt, trajectory.metrics)
+
+    @property
+    def examples(self) -> list[Example]:
+        """The first attempt of each kind of each source."""
+        return sorted(self._examples.values(), key=lambda example: (example.attempt.source, list(Kind).index(example.kind)))
+
+    @property
+    def questions(self) -> list[Question]:
+        """What was asked in each problem."""
+        return list(self._questions.values())
+
+    @property
+    def readings(self) -> dict[str, TwoReadings]:
+        """Both accuracies by source, of the sources whose reward reports both."""
+        found = {}
+        for source, problems in sorted(self._readings.items()):
+            means = np.array([np.mean(pairs, axis=0) for pairs in problems.values()])
+            strict, flexible = share(means[:, 0]), share(means[:, 1])
+            assert strict is not None, "a source is noted with its first problem"
+            assert flexible is not None
+            found[source] = TwoReadings(strict, flexible)
+        return found
+
+    def _read(self, attempt: Attempt, metrics: Mapping[str, float]) -> None:
+        if attempt.failure is not None:
+            return
+        both = [next((v for name, v in metrics.items() if name.endswith(f"/{reading}")), None) for reading in (_STRICT, _FLEXIBLE)]
+        if both[0] is not None and both[1] is not None:
+            self._readings[attempt.source][attempt.problem].append((both[0], both[1]))
+
+
+def gather(trajectories: Iterable[Trajectory]) -> Evidence:
+    """Return the evidence of all attempts of an evaluation."""
+    evidence = Evidence()
+    for trajectory in trajectories:
+        evidence.add(trajectory)
+    return evidence
+
+
+def _kind(attempt: Attempt) -> Kind:
+    if attempt.failure is not None:
+        return Kind.FAILED
+    if is_right(attempt):
+        return Kind.SOLVED
+    return Kind.TRUNCATED if attempt.is_truncated else Kind.WRONG
+
+
+def _prompt(messages: Iterable[Message]) -> str:
+    """Return what users say before the model does: the question, and the template around it."""
+    before = itertools.takewhile(lambda message: message.role != "assistant", messages)
+    return "\n".join(message.content for message in before if message.role == "user")

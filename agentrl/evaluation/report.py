@@ -1,0 +1,94 @@
+"""The report of an evaluation: `results.json` for programs, `report.md` for people, `report.png` for a glance.
+
+```
+results.json
+    format         number of this layout, raised when a key changes its meaning
+    run            what was run: model, servers, data_sets, sampling, started, seconds, agentrl {version, commit}, config
+    summary        sources [...] and overall, see `agentrl.evaluation.summary.SourceSummary`; each figure {value, low, high}
+    readings       source -> {strict, flexible}: accuracy by answers in the form asked for, and by answers in any form
+    failures       reason -> attempts
+    contamination  overlap with training files, see `ContaminationNote`; null where none was looked for
+    thresholds     one line for each that was not reached; empty where all were
+```
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from agentrl.errors import InfrastructureError
+from agentrl.evaluation.contamination import ContaminationNote
+from agentrl.evaluation.description import RunDescription
+from agentrl.evaluation.evidence import Evidence
+from agentrl.evaluation.report_text import markdown
+from agentrl.evaluation.summary import EvalSummary, summarise
+from agentrl.evaluation.thresholds import Threshold, failed_thresholds
+
+FORMAT = 1
+RESULTS, TEXT, PICTURE = "results.json", "report.md", "report.png"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found, and where it is written; `failed_thresholds`: a line for each that was not reached."""
+
+    folder: Path
+    summary: EvalSummary
+    failed_thresholds: tuple[str, ...]
+
+
+def write_report(
+    folder: Path,
+    run: RunDescription,
+    evidence: Evidence,
+    *,
+    contamination: ContaminationNote | None = None,
+    thresholds: Sequence[Threshold] = (),
+) -> Report:
+    """Summarise the attempts of `evidence`, and write the three files into `folder`.
+
+    Raises:
+        ValueError: there are no attempts.
+        InfrastructureError: a file cannot be written.
+    """
+    # matplotlib loads for a second: only where a picture is drawn
+    from agentrl.evaluation.report_picture import draw_picture
+
+    summary = summarise(evidence.attempts)
+    failed = failed_thresholds(thresholds, summary)
+    description = run.to_json()
+    results = {
+        "format": FORMAT,
+        "run": description,
+        "summary": summary.to_json(),
+        "readings": {source: dataclasses.asdict(both) for source, both in evidence.readings.items()},
+        "failures": dict(evidence.failures.most_common()),
+        "contamination": None if contamination is None else dataclasses.asdict(contamination),
+        "thresholds": failed,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    draw_picture(summary, evidence.attempts, folder / PICTURE, title=PurePath(str(description["model"])).name)
+    _write(folder / TEXT, markdown(description, summary, evidence, contamination, picture=PICTURE))
+    _write(folder / RESULTS, json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False, default=_plain) + "\n")
+    return Report(folder, summary, tuple(failed))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all. Half a surrogate pair, which a model may write, is shown as `?`."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(text.encode(errors="replace"))
+        os.replace(partial, path)
+    except OSError as error:
+        raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _plain(value: Any) -> str:
+    """Return what JSON does not know (a path in a config) as text."""
+    return str(value)

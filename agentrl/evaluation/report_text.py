@@ -1,0 +1,232 @@
+"""The report as Markdown: tables of figures with their intervals, what to be wary of, and a few attempts to read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from agentrl.evaluation.contamination import ContaminationNote
+from agentrl.evaluation.evidence import Evidence, Example, TwoReadings
+from agentrl.evaluation.summary import Estimate, EstimateAt, EvalSummary, SourceSummary
+from agentrl.tracking.progress import duration
+from agentrl.types import Message
+
+MAX_FAILURES = 10
+MAX_EXAMPLES = 12
+MAX_MESSAGE_CHARS = 3000
+"""Of one message of an example: its beginning and its end."""
+NOT_MEASURED = "-"
+
+
+def markdown(
+    description: Mapping[str, Any], summary: EvalSummary, evidence: Evidence, contamination: ContaminationNote | None, *, picture: str
+) -> str:
+    """Return the whole report.
+
+    Args:
+        description: of the run, as its `to_json` says it: without secrets.
+        picture: name of the file with the plots, beside the report.
+    """
+    parts = [
+        f"# Evaluation of {PurePath(str(description['model'])).name}\n\n{_run_lines(description)}",
+        _section("Results", _results(summary), _warnings(summary), f"![plots]({picture})"),
+        _section("Several attempts at a problem", _attempts_table(summary)),
+        _section("Strict and flexible", _readings_table(evidence.readings)),
+        _section("By difficulty", _difficulties(summary)),
+        _section("Length and tools", _lengths(summary)),
+        _section("Failures", _failures(evidence.failures)),
+        _section("Contamination", _contamination(contamination)),
+        _section("Examples", *map(_example, evidence.examples[:MAX_EXAMPLES])),
+        _section("Config", _details("the whole config", json.dumps(description["config"], indent=1, ensure_ascii=False))),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section(title: str, *parts: str) -> str:
+    """Return a section, "" when there is nothing in it."""
+    body = [part for part in parts if part]
+    return "\n\n".join([f"## {title}", *body]) if body else ""
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rows = list(rows)
+    if not rows:
+        return ""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in (header, rule, *rows))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+# ------------------------------------------------------------------------------------------------------- figures
+
+
+def percent(estimate: Estimate | None) -> str:
+    """Return `61.3 % [55.0, 67.2]`."""
+    if estimate is None:
+        return NOT_MEASURED
+    return f"{100 * estimate.value:.1f} %" + _limits(estimate, lambda value: f"{100 * value:.1f}")
+
+
+def amount(estimate: Estimate | None) -> str:
+    """Return `412 [388, 436]`, with decimals for what is small."""
+    if estimate is None:
+        return NOT_MEASURED
+    digits = 0 if abs(estimate.value) >= 100 else 2
+    return f"{estimate.value:.{digits}f}" + _limits(estimate, lambda value: f"{value:.{digits}f}")
+
+
+def _limits(estimate: Estimate, text: Callable[[float], str]) -> str:
+    return "" if estimate.low is None or estimate.high is None else f" [{text(estimate.low)}, {text(estimate.high)}]"
+
+
+def _all(summary: EvalSummary) -> list[SourceSummary]:
+    """Return the sources, and all together where there are several."""
+    return [*summary.sources, *([summary.overall] if len(summary.sources) > 1 else [])]
+
+
+def _results(summary: EvalSummary) -> str:
+    rows = (
+        [
+            source.name,
+            str(source.num_problems),
+            str(source.n),
+            percent(source.accuracy),
+            percent(source.format_rate),
+            percent(source.truncation_rate),
+            percent(source.failure_rate),
+        ]
+        for source in _all(summary)
+    )
+    header = ["source", "problems", "n", "accuracy (mean@n)", "right format", "truncated", "failed"]
+    return _table(header, rows) + "\n\nIn brackets: 95 % intervals, by problem. A failed attempt has no score and is no wrong answer."
+
+
+def _warnings(summary: EvalSummary) -> str:
+    named = [(source.name, source) for source in _all(summary)]
+    named += [(f"{source.name}, {part.name}", part) for source in summary.sources for part in source.by_difficulty]
+    return "\n".join(f"- **{name}**: {warning}" for name, source in named for warning in source.warnings)
+
+
+def _attempts_table(summary: EvalSummary) -> str:
+    rows = []
+    for source in _all(summary):
+        by_k = {at.k: [at, None, None] for at in source.pass_at}
+        for column, figures in ((1, source.majority_at), (2, source.best_of_at)):
+            for at in figures:
+                by_k[at.k][column] = at
+        rows += [[source.name, str(k), *map(_at, by_k[k])] for k in _shown(source) if k in by_k]
+    return _table(["source", "k", "pass@k", "maj@k", "best@k"], rows) if any(source.n > 1 for source in summary.sources) else ""
+
+
+def _shown(source: SourceSummary) -> list[int]:
+    """Return powers of two up to n, and n."""
+    return sorted({*(2**i for i in range(source.n.bit_length())), source.n})
+
+
+def _at(at: EstimateAt | None) -> str:
+    return percent(at.estimate if at else None)
+
+
+def _readings_table(readings: Mapping[str, TwoReadings]) -> str:
+    rows = [[source, percent(both.strict), percent(both.flexible)] for source, both in readings.items()]
+    note = "Strict counts answers in the form that was asked for, flexible those in any form: the difference is format, not ability."
+    return f"{_table(['source', 'accuracy, strict', 'accuracy, flexible'], rows)}\n\n{note}" if rows else ""
+
+
+def _difficulties(summary: EvalSummary) -> str:
+    rows = (
+        [source.name, part.name, str(part.num_problems), percent(part.accuracy), _at(part.pass_at[-1] if part.pass_at else None)]
+        for source in summary.sources
+        for part in source.by_difficulty
+    )
+    return _table(["source", "difficulty", "problems", "accuracy (mean@n)", "pass@n"], rows)
+
+
+def _lengths(summary: EvalSummary) -> str:
+    rows = (
+        [source.name, amount(source.num_tokens), amount(source.num_turns), amount(source.num_tool_calls), percent(source.tool_use_rate)]
+        for source in _all(summary)
+    )
+    return _table(["source", "tokens", "turns", "tool calls", "attempts with a tool call"], rows) + "\n\nPer scored attempt."
+
+
+# ------------------------------------------------------------------------------------------- what to be wary of
+
+
+def _failures(failures: Mapping[str, int]) -> str:
+    most = sorted(failures.items(), key=lambda item: (-item[1], item[0]))
+    rest = sum(count for _, count in most[MAX_FAILURES:])
+    rows = [[reason, str(count)] for reason, count in most[:MAX_FAILURES]] + ([["others", str(rest)]] if rest else [])
+    return _table(["reason", "attempts"], rows)
+
+
+def _contamination(note: ContaminationNote | None) -> str:
+    if note is None:
+        return ""
+    compared = (
+        f"Compared with {note.num_rows} rows of {', '.join(f'`{PurePath(file).name}`' for file in note.files)}, by 13 words in a row."
+    )
+    rows = [[s.source, str(s.num_questions), str(s.num_overlapping), str(s.num_nearly_whole)] for s in note.sources]
+    table = _table(["source", "questions", "that share words with a training row", "of which nearly whole"], rows)
+    worst = [[o.problem, f"{100 * o.share:.0f} %", f"{PurePath(o.file).name}, row {o.row}", o.excerpt] for o in note.worst]
+    return "\n\n".join(part for part in (compared, table, _table(["problem", "share", "training row", "question"], worst)) if part)
+
+
+# ----------------------------------------------------------------------------------------------------- examples
+
+
+def _example(example: Example) -> str:
+    attempt = example.attempt
+    facts = [f"answer {attempt.answer}" if attempt.answer is not None else "no answer found", f"{attempt.num_tokens} tokens"]
+    if attempt.reward is not None:
+        facts.append(f"reward {attempt.reward:g}")
+    if attempt.failure is not None:
+        facts = [" ".join(attempt.failure.split())]
+    title = f"{example.kind.value}: {attempt.source}, problem {attempt.problem}, attempt {attempt.member} ({', '.join(facts)})"
+    return _details(title, "\n\n".join(text for message in example.messages for text in _message(message)))
+
+
+def _message(message: Message) -> Iterator[str]:
+    if message.reasoning:
+        yield f"[{message.role}, thinking]\n{_cut(message.reasoning)}"
+    if message.content or not (message.reasoning or message.tool_calls):
+        yield f"[{message.role}]\n{_cut(message.content)}"
+    for call in message.tool_calls:
+        arguments = json.dumps(call.arguments, ensure_ascii=False, default=str) if call.error is None else call.error
+        yield f"[call] {call.name} {_cut(arguments)}"
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_MESSAGE_CHARS:
+        return text
+    half = MAX_MESSAGE_CHARS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+
+
+def _details(title: str, text: str) -> str:
+    """Return text that is folded away. The fence is longer than any in it: what a model wrote must not end it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    shown = title.replace("&", "&amp;").replace("<", "&lt;")
+    return f"<details><summary>{shown}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"
+
+
+# ---------------------------------------------------------------------------------------------------------- run
+
+
+def _run_lines(description: Mapping[str, Any]) -> str:
+    own = description["agentrl"]
+    sampling = ", ".join(f"{name} {json.dumps(value)}" for name, value in description["sampling"].items())
+    commit = f" ({own['commit']})" if own["commit"] else ""
+    lines = [
+        f"model `{description['model']}`, {description['servers']}",
+        *(f"{d['name']}: {d['num_problems']} problems, prompt template `{d['template']}`" for d in description["data_sets"]),
+        f"sampling: {sampling}",
+        f"started {description['started']}, took {duration(description['seconds'])}; agentrl {own['version']}{commit}",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
