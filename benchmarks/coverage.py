@@ -1,0 +1,102 @@
+"""How often the 95 % intervals of an evaluation hold the truth: simulated evaluations, each of problems of its own.
+
+    python benchmarks/coverage.py --out docs/results/coverage.json
+
+An evaluation draws problems whose difficulty (the probability of a right attempt) follows a Beta distribution, plays n attempts at each
+and estimates pass@k, k = 1 being accuracy; the truth is the mean over all problems there might have been. The smaller the
+`concentration` of the distribution, the more problems are always or never solved; None: all are equally difficult. `rate` is the true
+pass@k. Asked for: 93-97 % at rates of 0.3 to 0.7, at least 90 % at 0.1 and 0.9. The exit code says whether that holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import optimize, special
+
+from agentrl.evaluation.intervals import share_interval
+from agentrl.evaluation.statistics import pass_at
+
+ROOT = Path(__file__).parent.parent
+RATES = (0.1, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9)
+CONCENTRATIONS = (0.5, 2.0, 10.0, None)
+DESIGNS = ((1, 1), (8, 1), (8, 8), (16, 8))  # attempts per problem, k
+CHUNK = 100
+"""Evaluations in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """coverage: share of evaluations whose interval holds `rate`; width: mean of the intervals."""
+
+    num_problems: int
+    n: int
+    k: int
+    concentration: float | None
+    rate: float
+    coverage: float
+    width: float
+
+    @property
+    def is_met(self) -> bool:
+        return 0.93 <= self.coverage <= 0.97 if 0.3 <= self.rate <= 0.7 else self.coverage >= 0.9
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--evaluations", type=int, default=2000)
+    parser.add_argument("--problems", default="30,1319", help="numbers of problems, separated by commas")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "coverage.json")
+    args = parser.parse_args()
+    cells = []
+    for cell in measure([int(number) for number in args.problems.split(",")], args.evaluations, args.seed):
+        cells.append(cell)
+        print(*asdict(cell).values(), "" if cell.is_met else "MISSED", sep="\t", flush=True)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    facts = {"commit": commit, "evaluations": args.evaluations, "seed": args.seed, "missed": sum(not cell.is_met for cell in cells)}
+    args.out.write_text(
+        json.dumps({"what": "python benchmarks/coverage.py", **facts, "cells": [asdict(c) for c in cells]}, indent=1) + "\n"
+    )
+    return int(facts["missed"] > 0)
+
+
+def measure(numbers: list[int], num_evaluations: int, seed: int) -> Iterator[Cell]:
+    """Yield one cell per combination; each has random numbers of its own."""
+    combinations = itertools.product(numbers, DESIGNS, CONCENTRATIONS, RATES)
+    for index, (num_problems, (n, k), concentration, rate) in enumerate(combinations):
+        rng = np.random.default_rng((seed, index))
+        by_count = pass_at(np.full(n + 1, n), np.arange(n + 1))[:, k - 1]
+        covered, width = 0, 0.0
+        for done in range(0, num_evaluations, CHUNK):
+            shape = (min(CHUNK, num_evaluations - done), num_problems)
+            num_right = rng.binomial(n, difficulties(rng, rate, k, concentration, shape))
+            low, high = share_interval(by_count[num_right])
+            covered += int(((low <= rate) & (rate <= high)).sum())
+            width += float((high - low).sum())
+        yield Cell(num_problems, n, k, concentration, rate, covered / num_evaluations, width / num_evaluations)
+
+
+def difficulties(rng: np.random.Generator, rate: float, k: int, concentration: float | None, shape: tuple[int, int]) -> np.ndarray:
+    """Draw the probability of a right attempt at each problem, f64[shape], from a population whose pass@k is `rate`."""
+    if concentration is None:
+        return np.full(shape, 1 - (1 - rate) ** (1 / k))
+
+    def excess(mean: float) -> float:
+        a, b = mean * concentration, (1 - mean) * concentration
+        return 1 - float(np.exp(special.betaln(a, b + k) - special.betaln(a, b))) - rate
+
+    mean = float(optimize.brentq(excess, 1e-9, 1 - 1e-9))
+    return rng.beta(mean * concentration, (1 - mean) * concentration, shape)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

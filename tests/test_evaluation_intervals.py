@@ -1,0 +1,122 @@
+"""Intervals hold the truth as often as they say: exactly where outcomes can be counted, by simulated evaluations elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import optimize, special, stats
+
+from agentrl.evaluation.intervals import difference_interval, mean_interval, midp_interval, share_interval
+from agentrl.evaluation.statistics import pass_at
+
+NUM_EVALUATIONS = 2000
+
+
+def population(pass_rate: float, k: int, concentration: float) -> tuple[float, float]:
+    """Return (a, b) of the Beta distribution of difficulties, a + b = concentration, whose pass@k is `pass_rate`."""
+
+    def excess(mean: float) -> float:
+        a, b = mean * concentration, (1 - mean) * concentration
+        return 1 - float(np.exp(special.betaln(a, b + k) - special.betaln(a, b))) - pass_rate
+
+    mean = float(optimize.brentq(excess, 1e-6, 1 - 1e-6))
+    return mean * concentration, (1 - mean) * concentration
+
+
+def coverage(pass_rate: float, *, num_problems: int, n: int, k: int, concentration: float) -> float:
+    """Return the share of simulated evaluations, each of its own problems, whose interval holds the population's pass@k."""
+    rng = np.random.default_rng(0)
+    difficulty = rng.beta(*population(pass_rate, k, concentration), size=(NUM_EVALUATIONS, num_problems))
+    num_right = rng.binomial(n, difficulty)
+    by_count = pass_at(np.full(n + 1, n), np.arange(n + 1))[:, k - 1]
+    low, high = share_interval(by_count[num_right])
+    return float(((low <= pass_rate) & (pass_rate <= high)).mean())
+
+
+@pytest.mark.parametrize("num_problems", [30, 1319])
+def test_with_one_attempt_each_the_interval_covers_what_it_says(num_problems):
+    """Exactly, by the probability of each number of solved problems; however difficulties differ, this is binomial."""
+    solved = np.arange(num_problems + 1.0)
+    low, high = midp_interval(solved, num_problems)
+    for probability in [0.1, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9]:
+        covered = stats.binom.pmf(solved, num_problems, probability)[(low <= probability) & (probability <= high)].sum()
+        assert covered >= (0.93 if 0.3 <= probability <= 0.7 else 0.9)
+        assert covered <= 0.97
+
+
+@pytest.mark.parametrize("concentration", [0.5, 2.0, 1e6])  # most problems all or nothing; a flat mixture; all alike
+@pytest.mark.parametrize(("n", "k"), [(8, 1), (8, 8), (16, 8)])
+def test_evaluations_of_30_problems_are_covered(n, k, concentration):
+    for rate in [0.1, 0.3, 0.5, 0.7, 0.9]:
+        covered = coverage(rate, num_problems=30, n=n, k=k, concentration=concentration)
+        if 0.3 <= rate <= 0.7:
+            assert 0.93 <= covered <= 0.97, rate
+        else:
+            assert covered >= 0.9, rate
+
+
+@pytest.mark.parametrize(("rate", "k"), [(0.1, 8), (0.5, 1), (0.7, 8)])  # all of the grid: benchmarks/coverage.py
+def test_evaluations_of_1319_problems_are_covered(rate, k):
+    assert 0.93 <= coverage(rate, num_problems=1319, n=8, k=k, concentration=0.5) <= 0.97
+
+
+def test_attempts_at_one_problem_are_not_counted_as_problems():
+    """Of 30 problems half are always solved and half never: 8 attempts each say no more than one does."""
+    values = np.repeat([0.0, 1.0], 15)
+    low, high = share_interval(values)
+    assert (low, high) == tuple(float(limit) for limit in midp_interval(np.array(15.0), 30))
+    naive = 1.96 * np.sqrt(0.25 / 240)
+    assert high - low > 2.5 * (2 * naive)
+
+
+def test_midp_limits_solve_their_equation():
+    """Against scipy's binomial and a root finder."""
+    low, high = midp_interval(np.array([3.0, 0.0, 30.0]), 30)
+
+    def upper_tail(probability: float) -> float:
+        return float(stats.binom.sf(3, 30, probability) + stats.binom.pmf(3, 30, probability) / 2 - 0.025)
+
+    assert low[0] == pytest.approx(optimize.brentq(upper_tail, 1e-6, 0.5), abs=1e-9)
+    assert (low[1], high[2]) == (0.0, 1.0)
+    # No success: half of (1-p)**30 is 0.025.
+    assert high[1] == pytest.approx(1 - 0.05 ** (1 / 30))
+    assert low[2] == pytest.approx(0.05 ** (1 / 30))
+
+
+@pytest.mark.parametrize("values", [[0.5], [1.0], [0.0], [0.25, 0.25], [0.0, 0.125], [1.0] * 50, [0.5] * 400])
+def test_an_interval_holds_its_estimate_and_is_never_a_point(values):
+    low, high = share_interval(np.array(values))
+    assert 0 <= low <= np.mean(values) <= high <= 1
+    assert high > low
+
+
+def test_intervals_of_failures_mirror_those_of_successes():
+    values = np.random.default_rng(0).integers(0, 9, (20, 30)) / 8
+    low, high = share_interval(values)
+    mirrored_low, mirrored_high = share_interval(1 - values)
+    np.testing.assert_allclose(low, 1 - mirrored_high, atol=1e-12)
+    np.testing.assert_allclose(high, 1 - mirrored_low, atol=1e-12)
+
+
+def test_means_without_bounds_have_students_interval():
+    values = np.array([100.0, 140.0, 90.0, 200.0])
+    expected = stats.t.interval(0.95, 3, loc=values.mean(), scale=stats.sem(values))
+    assert mean_interval(values) == pytest.approx(expected)
+    assert mean_interval(values[:1]) is None
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_differences_are_covered(n):
+    rng = np.random.default_rng(2)
+    difficulty = rng.beta(1.0, 1.0, (NUM_EVALUATIONS, 60))
+    improved = difficulty + (1 - difficulty) * 0.2
+    low, high = difference_interval(rng.binomial(n, improved) / n - rng.binomial(n, difficulty) / n)
+    assert 0.93 <= ((low <= 0.1) & (high >= 0.1)).mean() <= 0.97
+
+
+def test_equal_evaluations_are_not_surely_equal():
+    low, high = difference_interval(np.zeros(30))
+    assert low < -0.03 < 0.03 < high
+    low, high = difference_interval(np.full(30, 0.125))
+    assert low < 0.125 < high
+    assert difference_interval(np.array([0.25]))[0] < 0
