@@ -9,11 +9,12 @@ import ray
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.buffer.curriculum import Curriculum
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.data.build import build_dataset
-from agentrl.data.dataset import DatasetReport
+from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.errors import DataError
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
@@ -76,6 +77,11 @@ def planned_steps(trainer: TrainerConfig, *, num_tasks: int, groups_per_step: in
     return steps
 
 
+def _open_curriculum(config: Config, dataset: Dataset) -> Curriculum | None:
+    options = config.data.curriculum
+    return Curriculum(dataset.sources(), options, seed=config.trainer.seed, shuffle=config.data.shuffle) if options.is_used else None
+
+
 # Threads per kind of call. Leases and takes are long polls that hold their thread while they wait: in pools of their own
 # they can never starve `add`, `release` and `advance`, which are what they wait for. More rollout actors than lease threads
 # only take turns in polling.
@@ -102,7 +108,7 @@ class BufferActor:
             config.data.train_files,
             plugins=plugins,
             chat=chat,
-            shuffle=config.data.shuffle,
+            shuffle=config.data.shuffle and not config.data.curriculum.is_used,  # which orders the rows itself
             max_rows=config.data.max_train_rows,
             check_reward=check,
         )
@@ -120,6 +126,7 @@ class BufferActor:
             has_greedy=config.has_greedy,
             drop_constant_groups=config.buffer.drop_constant_groups,
             waits_for_stragglers=config.buffer.stragglers == "wait",
+            curriculum=_open_curriculum(config, dataset),
         )
         return BufferPlan(
             num_tasks=len(dataset),
@@ -160,6 +167,9 @@ class BufferActor:
 
     def stats(self) -> dict[str, float]:
         return self._buffer.stats()
+
+    def curriculum(self) -> dict[str, float]:
+        return self._buffer.curriculum()
 
     def state(self) -> bytes:
         return self._buffer.state()

@@ -16,7 +16,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.ledger import NO_VARIANCE, Ledger, ReadyGroup
+from agentrl.data.accuracy import accuracies
 from agentrl.data.trajectories import SCHEMA, from_ipc, min_versions, reward_sums, to_ipc
 from agentrl.errors import CheckpointError, DataError
 from agentrl.types import BufferCounts, Lease, Task
@@ -50,6 +52,7 @@ class ReplayBuffer:
         has_greedy: bool = False,
         drop_constant_groups: bool = False,
         waits_for_stragglers: bool = False,
+        curriculum: Curriculum | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start empty; the arguments are those of `Ledger`, `clock` returns seconds.
@@ -68,7 +71,9 @@ class ReplayBuffer:
             group_size=group_size + has_greedy,
             total_groups=total_groups,
             waits_for_stragglers=waits_for_stragglers,
+            curriculum=curriculum,
         )
+        self._curriculum = curriculum
         self._members: dict[int, dict[int, pa.RecordBatch]] = {}  # of leased and ready groups: member -> one row
         self._changed = threading.Condition()
         self._released: set[str] = set()
@@ -104,11 +109,12 @@ class ReplayBuffer:
         """
         batch = from_ipc(data)
         group_ids, members = batch.column("group_id").to_pylist(), batch.column("member").to_pylist()
-        versions = min_versions(batch).tolist()
+        counts = self._curriculum is not None and self._curriculum.uses_results
+        columns = (group_ids, members, min_versions(batch).tolist(), accuracies(batch) if counts else [None] * batch.num_rows)
         with self._changed:
             self._last_add = self._clock()
-            for row, (group_id, member, version) in enumerate(zip(group_ids, members, versions, strict=True)):
-                admission = self._ledger.add_member(owner, group_id, member, version)
+            for row, (group_id, member, version, accuracy) in enumerate(zip(*columns, strict=True)):
+                admission = self._ledger.add_member(owner, group_id, member, version, accuracy)
                 if admission in ("waiting", "ready"):
                     self._members.setdefault(group_id, {})[member] = batch.slice(row, 1)
                 if admission == "ready" and self._drop_constant_groups and self._is_constant(group_id):
@@ -208,6 +214,11 @@ class ReplayBuffer:
         stats |= {f"batch_lag_{lag}": count for lag, count in sorted(lags.items())}
         stats |= {f"dropped_{reason}": count for reason, count in counts.dropped.items()}
         return stats | {f"discarded_{reason}": count for reason, count in counts.discarded.items()}
+
+    def curriculum(self) -> dict[str, float]:
+        """Return the metrics of the curriculum, those of the step up to the last publish; none where there is no curriculum."""
+        with self._changed:
+            return {} if self._curriculum is None else self._curriculum.metrics()
 
     def close(self) -> None:
         """End all waiting: from here on `lease` returns [] and `take` None."""

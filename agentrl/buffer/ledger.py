@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agentrl.buffer.curriculum import Curriculum, restore_curriculum
 from agentrl.errors import CheckpointError
 from agentrl.types import NO_VERSION, BufferCounts
 
@@ -41,6 +42,7 @@ class _Leased:
     order: int
     version: int  # at the lease: no token of the group is older
     members: dict[int, int] = field(default_factory=dict)  # member -> version of its oldest action token
+    accuracies: list[float] = field(default_factory=list)  # of the members that say something about the task
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class ReadyGroup:
 
 
 class Ledger:
-    """Knows where each group is; a group's id is the position of its task in the dataset.
+    """Knows where each group is; a group's id is the position of its task in the dataset, the next one or the curriculum's choice.
 
     An `owner` is one life of one rollout actor: a restarted actor needs a new name, or what its former self still had in
     flight could be taken for its own.
@@ -67,6 +69,7 @@ class Ledger:
         group_size: int,
         total_groups: int | None = None,
         waits_for_stragglers: bool = False,
+        curriculum: Curriculum | None = None,
     ) -> None:
         """Start empty.
 
@@ -76,7 +79,9 @@ class Ledger:
             group_size: members of a complete group.
             total_groups: groups the run will consume; no more are leased than it still needs. None: endless.
             waits_for_stragglers: no batch is taken before every leased group is complete that would be too old for the next one.
+            curriculum: chooses the tasks that are drawn; None: one position of the dataset after the other.
         """
+        self._curriculum = curriculum
         self._waits_for_stragglers = waits_for_stragglers
         self._groups_per_step = groups_per_step
         self._max_staleness = max_staleness
@@ -117,7 +122,7 @@ class Ledger:
         return self._consumed + len(self._ready) + len(self._leased) < bound
 
     def lease(self, owner: str) -> int:
-        """Give `owner` a group to play: one queued again, else the next of the dataset.
+        """Give `owner` a group to play: one queued again, else one that is drawn.
 
         Raises:
             ValueError: `can_lease` is False.
@@ -127,14 +132,17 @@ class Ledger:
         if self._queued:
             group_id = self._queued.popleft()
         else:
-            group_id = self._drawn
+            group_id = self._drawn if self._curriculum is None else self._curriculum.draw()
             self._drawn += 1
         self._leased[group_id] = _Leased(owner, self._num_leases, self._version)
         self._num_leases += 1
         return group_id
 
-    def add_member(self, owner: str, group_id: int, member: int, min_version: int) -> Admission:
+    def add_member(self, owner: str, group_id: int, member: int, min_version: int, accuracy: float | None = None) -> Admission:
         """Record a finished trajectory; with its last member the group becomes ready.
+
+        Then the curriculum hears of it: a group that is dropped later, for its age or lack of variance, says no less of its task.
+        `accuracy`: in 0..1; None: the member does not count.
 
         Raises:
             ValueError: there is no such member in a group.
@@ -149,11 +157,15 @@ class Ledger:
             self._discarded[DUPLICATE] += 1
             return "duplicate"
         leased.members[member] = min_version
+        if accuracy is not None:
+            leased.accuracies.append(accuracy)
         if len(leased.members) < self._group_size:
             return "waiting"
         versions = [version for version in leased.members.values() if version != NO_VERSION]
         self._ready[group_id] = ReadyGroup(group_id, leased.order, min(versions, default=NO_VERSION))
         del self._leased[group_id]
+        if self._curriculum is not None:
+            self._curriculum.observe(group_id, leased.accuracies)
         return "ready"
 
     def drop(self, owner: str, group_id: int, reason: str) -> bool:
@@ -240,6 +252,8 @@ class Ledger:
             raise ValueError(f"version {version} was published after version {self._version}: versions only grow")
         self._version = version
         self._published = self._consumed
+        if self._curriculum is not None:
+            self._curriculum.finish_step()
 
     def lag(self, group: ReadyGroup) -> int:
         """Return the age of the group's oldest token, in versions; 0 for a group without any."""
@@ -271,6 +285,7 @@ class Ledger:
             "consumed": self._consumed,
             "dropped": dict(self._dropped),
             "discarded": dict(self._discarded),
+            **({} if self._curriculum is None else {"curriculum": self._curriculum.state()}),
         }
 
     def restore(self, state: Mapping[str, Any], *, version: int) -> None:
@@ -279,13 +294,14 @@ class Ledger:
         The owners of its leases are gone: their groups are queued, ahead of those that were.
 
         Raises:
-            CheckpointError: the state has another format.
+            CheckpointError: the state has another format, or another curriculum than this run.
             ValueError: `version` is older than the state's.
         """
         if state.get("format") != FORMAT:
             raise CheckpointError(f"the buffer's state has format {state.get('format')!r}, expected {FORMAT}")
         if version < state["version"]:
             raise ValueError(f"version {version} is older than the state's {state['version']}: versions only grow")
+        restore_curriculum(self._curriculum, state.get("curriculum"))
         self._version = version
         self._drawn = state["drawn"]
         self._num_leases = state["num_leases"]

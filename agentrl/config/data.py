@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.section import Section
 
 
@@ -15,6 +16,7 @@ class DataConfig(Section):
     train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to train on, in this order before shuffling.")
     val_files: tuple[str, ...] = Field((), description="Files to validate on, always whole and in order.")
     shuffle: bool = Field(True, description="Shuffle the training rows anew for each epoch, by `trainer.seed`.")
+    curriculum: CurriculumConfig = CurriculumConfig()
     max_prompt_tokens: int = Field(512, ge=1, description="Longest prompt, tool schemas included.")
     overlong_prompts: Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"] = Field(
         "filter", description="What happens to a longer prompt; filtered and truncated rows are counted."

@@ -164,6 +164,7 @@ def _run_lines(config: Config, num_train_rows: int | None) -> Lines:
         )
     else:
         lines.append(("steps", f"{_count(trainer.total_epochs, 'epoch')} of the training rows (trainer.total_epochs)"))
+    lines.append(("tasks", config.data.curriculum.summary))
     lines.append(
         (
             "checkpoints",

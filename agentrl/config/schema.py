@@ -179,6 +179,13 @@ class Config(Section):
         self.profiler.nsight.refuse_absent(self.num_ranks)
         return self
 
+    @property
+    def needs_early_rewards(self) -> str | None:
+        """The key that reads the rewards of a group when it is complete, before its batch is taken."""
+        if self.buffer.drop_constant_groups:
+            return "buffer.drop_constant_groups"
+        return "data.curriculum.by_pass_rate" if self.data.curriculum.by_pass_rate else None
+
     @model_validator(mode="after")
     def _check_constant_groups(self) -> Config:
         if self.buffer.drop_constant_groups and self.attempts_per_group == 1:
@@ -186,9 +193,9 @@ class Config(Section):
                 "buffer.drop_constant_groups with rollout.group_size=1 would drop every group: one attempt has no variance; "
                 "use group_size>=2"
             )
-        if self.buffer.drop_constant_groups and self.reward.custom_function.path and self.reward.custom_function.scope == "batch":
+        if self.needs_early_rewards and self.reward.custom_function.path and self.reward.custom_function.scope == "batch":
             raise ValueError(
-                "buffer.drop_constant_groups needs rewards when a group is complete, but reward.custom_function.scope=batch scores later; "
+                f"{self.needs_early_rewards} needs rewards when a group is complete, but reward.custom_function.scope=batch scores later; "
                 "use scope=trajectory"
             )
         return self

@@ -20,6 +20,7 @@ from agentrl.tracking.tracker import open_trackers
 from agentrl.types import BufferCounts, Group, SendTimes
 
 _NOTHING_PUBLISHED: Mapping[str, float] = {"bytes": 0.0}
+_NO_CURRICULUM: Mapping[str, float] = {}
 
 
 class Observer:
@@ -85,6 +86,7 @@ class Observer:
         updates: Sequence[Mapping[str, float]],
         rollout_stats: Mapping[str, float],
         buffer_stats: Mapping[str, float],
+        curriculum: Mapping[str, float] = _NO_CURRICULUM,
     ) -> None:
         """Record a finished step.
 
@@ -105,6 +107,7 @@ class Observer:
             **{f"learner/{name}": value for name, value in _combine(updates).items()},
             **times,
             **{f"buffer/{name}": value for name, value in buffer_stats.items()},
+            **{f"curriculum/{name}": value for name, value in curriculum.items()},
             "speed/action_tokens_per_s": growth.get("action_tokens", 0.0) / step_s,
             "speed/tokens_per_s": growth.get("tokens", 0.0) / step_s,
             "speed/trajectories_per_s": growth.get("finished", 0.0) / step_s,

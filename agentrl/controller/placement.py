@@ -39,7 +39,7 @@ from agentrl.controller.seats import reserve_seats
 from agentrl.controller.servers import ServerFleet
 from agentrl.controller.shipping import user_files
 from agentrl.controller.validation import Validation
-from agentrl.data.build import build_dataset
+from agentrl.data.build import build_dataset, check_training_sources
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.learner.architecture import check_dtype, check_policy
@@ -75,6 +75,7 @@ def open_run(config: Config) -> Iterator[Run]:
     check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
     check_critic(config)
     plugins = open_plugins(config.agent)
+    check_training_sources(config, plugins=plugins)
     chat = Chat.of(config.model)
     with ExitStack() as stack:
         run_dir = RunDir.open(given)
@@ -82,9 +83,9 @@ def open_run(config: Config) -> Iterator[Run]:
         tidy(run_dir.checkpoints)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
         batch_rewards = BatchRewards(config, plugins)
-        if batch_rewards.is_any and config.buffer.drop_constant_groups:
+        if batch_rewards.is_any and config.needs_early_rewards:
             raise ConfigError(
-                "buffer.drop_constant_groups needs rewards when a group is complete, but a reward of scope batch scores later"
+                f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward of scope batch scores later"
             )
         conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
         own = config.of_validation

@@ -294,6 +294,8 @@ class Run:
     def record(self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]], *, learned_by: int) -> None:
         """Write down what the step was made of and what came out; `learned_by` is the version that learned from it."""
         buffer_stats = get(self.buffer.stats.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+        is_weighed = self.config.data.curriculum.is_used
+        curriculum = get(self.buffer.curriculum.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer") if is_weighed else {}
         self.observer.step(
             self.step,
             learned_by=learned_by,
@@ -302,6 +304,7 @@ class Run:
             updates=[*updates, self.roles.usage()],
             rollout_stats=self.rollouts.stats(),
             buffer_stats=buffer_stats,
+            curriculum=curriculum,
         )
 
     def say_complete(self) -> None:

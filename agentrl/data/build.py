@@ -9,6 +9,7 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.schema import Config
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
+from agentrl.data.sources import check_source_weights
 from agentrl.errors import DataError
 from agentrl.plugins import Plugins
 from agentrl.types import Message, Task
@@ -33,8 +34,11 @@ def build_dataset(
     shuffle: bool,
     max_rows: int | None = None,
     check_reward: Callable[[Task], None] | None = None,
+    change: Callable[[Task], Task] | None = None,
 ) -> Dataset:
     """Open `files`, measuring every prompt with the tools it offers and checking that every row can be played.
+
+    `change`: what becomes of each task before that, see Dataset.
 
     Raises:
         DataError: a malformed row, or one that `check_reward` refuses.
@@ -65,7 +69,21 @@ def build_dataset(
         measure=measure,
         check=check,
         max_rows=max_rows,
+        change=change,
     )
+
+
+def check_training_sources(config: Config, *, plugins: Plugins) -> None:
+    """Read the training rows for their sources alone, where `data.curriculum` weighs those: seconds, before anything is started.
+
+    Raises:
+        DataError: a source has no weight, or a weight no source; a malformed row.
+    """
+    if config.data.curriculum.source_weights:
+        agents = AgentChoice(plugins.agents.resolve, config.agent.default)
+        limit = config.data.max_train_rows
+        rows = Dataset(config.data.train_files, config.data, agents=agents, seed=0, shuffle=False, max_rows=limit)
+        check_source_weights(config.data.curriculum.source_weights, rows.sources())
 
 
 class OfferedTools:

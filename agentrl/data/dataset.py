@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,10 +45,12 @@ class Dataset:
         measure: Callable[[Task], int] | None = None,
         check: Callable[[Task], None] | None = None,
         max_rows: int | None = None,
+        change: Callable[[Task], Task] | None = None,
     ) -> None:
         """Open `files`, read each row once, and keep those whose prompt fits.
 
         Args:
+            change: what becomes of each task before anything looks at it; None: nothing.
             measure: length of a task's prompt in tokens; None: no prompt is too long, and rows are not read before use.
             check: raises when a task cannot be played (unknown reward, tool, ...).
             max_rows: use only the first so many rows.
@@ -61,7 +64,8 @@ class Dataset:
         self._files: list[RowFile] = [open_rows(path) for path in files]
         self._ids = file_ids(files)
         self._starts = np.concatenate([[0], np.cumsum([len(file) for file in self._files], dtype=np.int64)])
-        self._read = task_reader(config, agents)
+        read = task_reader(config, agents)
+        self._read = read if change is None else lambda row, place: change(read(row, place))
         self._seed, self._shuffle = seed, shuffle
         self._orders: dict[int, NDArray[np.int64]] = {}
         self._lock = threading.Lock()
@@ -69,9 +73,10 @@ class Dataset:
         num_rows = int(self._starts[-1]) if max_rows is None else min(max_rows, int(self._starts[-1]))
         if measure is None and check is None:
             self._kept = np.arange(num_rows, dtype=np.int64)
+            self._sources: list[str] | None = None
             self.report = DatasetReport(rows=num_rows, filtered=0, truncated=0)
         else:
-            self._kept, self.report = _select(self._tasks(num_rows), config, measure=measure, check=check)
+            self._kept, self._sources, self.report = _select(self._tasks(num_rows), config, measure=measure, check=check)
         if not len(self._kept):
             cause = (
                 f"all {num_rows} prompts exceed data.max_prompt_tokens={config.max_prompt_tokens}" if num_rows else "the files have no rows"
@@ -92,6 +97,16 @@ class Dataset:
         which = int(np.searchsorted(self._starts, number, side="right")) - 1
         row = number - int(self._starts[which])
         return self._read(self._files[which].row(row), self._place(which, row))
+
+    def sources(self) -> list[str]:
+        """Return the data source of each row, in the order of the files.
+
+        Raises:
+            DataError, PluginError: as in the constructor, for rows that were not read there.
+        """
+        if self._sources is None:
+            self._sources = [sys.intern(str(task.data_source)) for _, task in self._tasks(len(self))]
+        return self._sources
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         with self._lock:
@@ -122,8 +137,9 @@ def _select(
     *,
     measure: Callable[[Task], int] | None,
     check: Callable[[Task], None] | None,
-) -> tuple[NDArray[np.int64], DatasetReport]:
+) -> tuple[NDArray[np.int64], list[str], DatasetReport]:
     kept: list[int] = []
+    sources: list[str] = []
     rows = truncated = 0
     for number, (place, task) in enumerate(tasks):
         rows += 1
@@ -136,8 +152,9 @@ def _select(
                 continue
             truncated += 1
         kept.append(number)
+        sources.append(sys.intern(str(task.data_source)))  # one object per name, however many rows have it
     report = DatasetReport(rows=rows, filtered=rows - len(kept), truncated=truncated)
-    return np.array(kept, dtype=np.int64), report
+    return np.array(kept, dtype=np.int64), sources, report
 
 
 def _size(task: Task, place: Place, *, measure: Callable[[Task], int] | None, check: Callable[[Task], None] | None) -> int:
