@@ -14,6 +14,7 @@ import typer
 
 from agentrl.data.prepare import Gsm8kAgent
 from agentrl.errors import AgentRLError, UserError
+from agentrl.evaluation.commands import evaluate, generate
 
 app = typer.Typer(
     name="agentrl",
@@ -29,6 +30,8 @@ config_app = typer.Typer(help="Look at a config before running it.", no_args_is_
 app.add_typer(data_app, name="data")
 app.add_typer(servers_app, name="servers")
 app.add_typer(config_app, name="config")
+app.command("eval")(evaluate)
+app.command()(generate)
 
 ConfigFile = Annotated[
     str, typer.Argument(metavar="CONFIG.yaml", help="YAML file; it holds differences from the defaults in docs/config.md.")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import ray
-import trio
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from agentrl.errors import AgentRLError, InfrastructureError
-
-T = TypeVar("T")
+from agentrl.rollout.trio_run import in_trio as in_trio
 
 
 def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout_s: float, who: str) -> Any:
@@ -50,25 +48,3 @@ def _creation_cause(error: RayActorError) -> AgentRLError | None:
             return cause
         inner = cause if isinstance(cause, BaseException) else inner.__cause__
     return None
-
-
-def in_trio(function: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Run `function(*args)` by trio and return its value.
-
-    What its nurseries wrapped is unwrapped: Ctrl-C stays a KeyboardInterrupt, and an error of ours is raised as itself.
-    """
-    try:
-        return trio.run(function, *args)
-    except BaseExceptionGroup as group:
-        for kind in (KeyboardInterrupt, AgentRLError):
-            found = _first_leaf(group, kind)
-            if found is not None:
-                raise found from group
-        raise
-
-
-def _first_leaf(group: BaseExceptionGroup[BaseException], kind: type[BaseException]) -> BaseException | None:
-    matching: BaseException | None = group.subgroup(kind)
-    while isinstance(matching, BaseExceptionGroup):
-        matching = matching.exceptions[0]
-    return matching

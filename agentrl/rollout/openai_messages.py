@@ -210,6 +210,14 @@ def write_stream(reply: ChatReply, *, model: str, with_usage: bool) -> bytes:
     return b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
 
 
+def write_message(message: Message) -> dict[str, Any]:
+    """Return one message of a conversation as a request shows it."""
+    written: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.role == "tool":
+        return written | {"tool_call_id": message.tool_call_id}
+    return written | ({"tool_calls": _calls(message)} if message.tool_calls else {})
+
+
 def write_error(error: RequestError) -> bytes:
     """Return the body of an error."""
     return orjson.dumps({"error": {"message": str(error), "type": error.type, "param": None, "code": error.code}})
@@ -230,10 +238,8 @@ def _content(message: Message) -> dict[str, Any]:
 
 
 def _calls(message: Message) -> list[dict[str, Any]]:
-    return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}}
-        for call in message.tool_calls
-    ]
+    calls = ((call, json.dumps(call.arguments or {}, ensure_ascii=False)) for call in message.tool_calls)
+    return [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}} for call, arguments in calls]
 
 
 def _usage(reply: ChatReply) -> dict[str, int]:

@@ -45,7 +45,9 @@ class Player:
         scorer: Scorer,
         prompt: PromptLimits,
         tools: SharedTools,
+        session: type[TrajectorySession] = TrajectorySession,
     ) -> None:
+        """`session`: what an agent loop holds; `chat` and `router` are what it takes."""
         self._agent = agent
         self._plugins = plugins
         self._chat = chat
@@ -55,6 +57,7 @@ class Player:
         self._prompt = prompt
         self._gateway = Gateway()
         self._tools = tools
+        self._session = session
 
     async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
         """Play the attempt within `agent.trajectory_timeout_s`, close what it used, and score it.
@@ -83,7 +86,7 @@ class Player:
         task = attempt.task
         names = self._plugins.offered_tools(task, self._agent.tools)
         toolbox = Toolbox(names, self._tools, tools_kwargs=task.tools_kwargs, key=attempt.key)
-        return TrajectorySession(
+        return self._session(
             attempt,
             self._agent,
             chat=self._chat,

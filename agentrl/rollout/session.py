@@ -66,8 +66,7 @@ class TrajectorySession:
         self._gateway = gateway
         self._recorder = TrajectoryRecorder()
         # The agent loop's own line, until a program behind the gateway opens another: the one that was sampled last.
-        conversation = chat.open(prompt_messages, toolbox.schemas if shows_tools else [])
-        self._line = Line(conversation, self._recorder, task_id=attempt.task.task_id)
+        self._line = self._new_line(prompt_messages, toolbox.schemas if shows_tools else [])
         self._num_sampling = 0
         self._is_cut = False  # the last turn ended at a token limit
         self._ended: Outcome | None = None
@@ -214,7 +213,7 @@ class TrajectorySession:
 
     def open_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Line:
         """Begin another line of conversation, with a budget for itself: its prompt may hold all that was said so far."""
-        line = Line(self._chat.open(messages, tools), self._recorder, task_id=self._attempt.task.task_id)
+        line = self._new_line(messages, tools)
         line.max_tokens = self._prompt.max_tokens + self._max_response_tokens
         return line
 
@@ -302,6 +301,9 @@ class TrajectorySession:
                     nursery.start_soon(self._partner.close)
 
     # -------------------------------------------------------------------------------------------------- inside
+
+    def _new_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Line:
+        return Line(self._chat.open(messages, list(tools)), self._recorder, task_id=self._attempt.task.task_id)
 
     def _room_for_turn(self, line: Line) -> int:
         """Return how many tokens the line's next turn may have, counting the block of context before it.

@@ -1,0 +1,119 @@
+"""The data sets of an evaluation: benchmarks by name, and files of rows; each attempt to play with its key."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config.schema import Config
+from agentrl.data.benchmarks import BENCHMARKS, write_benchmark
+from agentrl.data.build import PromptRenderer, build_dataset
+from agentrl.data.dataset import Dataset, DatasetReport
+from agentrl.errors import ConfigError
+from agentrl.evaluation.producer import attempt_key, problem_hash, producer_of
+from agentrl.evaluation.templates import Template, applied, template_of
+from agentrl.plugins import Plugins
+from agentrl.types import JsonObject, Task
+
+FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """A named data set: its rows as tasks, and what plays them. `producer` is what `producer_of` says."""
+
+    name: str
+    dataset: Dataset
+    template: Template | None
+    producer: JsonObject
+
+    @property
+    def report(self) -> DatasetReport:
+        return self.dataset.report
+
+    @property
+    def template_name(self) -> str:
+        return "none" if self.template is None else self.template.full_name
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A task to be attempted by members 0..n-1. `number` counts all problems of the evaluation; `keys` has one key per member."""
+
+    number: int
+    task: Task
+    keys: tuple[str, ...]
+
+
+def resolve_files(on: Sequence[str], *, data_dir: Path | None, scratch: Path) -> dict[str, str]:
+    """Return name -> file of rows for each of `on`: a benchmark by its name, written into `scratch`, or a file.
+
+    Raises:
+        ConfigError: nothing is named, something twice, or is neither.
+        DataError: a benchmark's original files are nowhere to be had.
+    """
+    if not on:
+        raise ConfigError(f"name what to evaluate on by --on: {', '.join(BENCHMARKS)}, or files of rows (FILE.parquet)")
+    files: dict[str, str] = {}
+    for text in on:
+        is_file = Path(text).suffix in FILE_SUFFIXES
+        name = Path(text).stem if is_file else text
+        if not is_file and name not in BENCHMARKS:
+            raise ConfigError(f"--on {text!r} is no data set; there are {', '.join(BENCHMARKS)}, or name a file {'|'.join(FILE_SUFFIXES)}")
+        if name in files:
+            raise ConfigError(f"--on names {name!r} twice; results are by name, so rename one of the files")
+        files[name] = text if is_file else str(write_benchmark(name, scratch, folder=data_dir))
+    return files
+
+
+def open_data_set(
+    name: str,
+    file: str,
+    config: Config,
+    *,
+    model: str,
+    plugins: Plugins,
+    chat: PromptRenderer,
+    agent: str | None,
+    max_rows: int | None,
+    check_reward: Callable[[Task], None] | None,
+) -> DataSet:
+    """Read and check all rows of a file, with the template of its data set put around them.
+
+    Args:
+        model: which weights answer, see `producer_of`.
+        agent: plays every row, whichever it names; None: the rows' own.
+        check_reward: None: nothing is scored.
+
+    Raises:
+        UserError: a row is malformed, or cannot be played or scored.
+    """
+    template = template_of(name, config.eval.templates)
+    forced = None if agent is None else plugins.agents.resolve(agent)
+
+    def change(task: Task) -> Task:
+        task = applied(task, template)
+        return task if forced is None else dataclasses.replace(task, agent_name=forced)
+
+    dataset = build_dataset(
+        config, [file], plugins=plugins, chat=chat, shuffle=False, max_rows=max_rows, check_reward=check_reward, change=change
+    )
+    return DataSet(name, dataset, template, producer_of(config, model=model, template=template, is_scored=check_reward is not None))
+
+
+def problems_of(data_sets: Sequence[DataSet], n: int) -> Iterator[Problem]:
+    """Yield all problems, data set after data set, in the order of their rows."""
+    number = 0
+    for data_set in data_sets:
+        seen: Counter[str] = Counter()
+        key = attempt_key(data_set.producer)
+        for row in range(len(data_set.dataset)):
+            task = data_set.dataset.task(row)
+            content = problem_hash(task)
+            keys = tuple(key(content, seen[content], member) for member in range(n))
+            seen[content] += 1
+            yield Problem(number, task, keys)
+            number += 1

@@ -1,0 +1,83 @@
+"""Rows in, the same rows with a column of responses out: generation alone, to be scored by `agentrl score`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.config.schema import Config
+from agentrl.errors import ConfigError, DataError
+from agentrl.evaluation.batches import batches
+from agentrl.evaluation.model_place import Say
+from agentrl.evaluation.run import Prepared, Request, play_missing, prepare
+from agentrl.rollout.scoring import attempted
+from agentrl.types import SCORED_OUTCOMES
+
+ATTEMPTS_SUFFIX = ".attempts"
+"""Of the folder beside the output in which attempts are kept."""
+
+
+def generate(request: Request, out: Path, *, response_key: str, say: Say) -> int:
+    """Write the rows of `request.on`, one Parquet file, to `out`, with n responses each; return how many failed, which are null.
+
+    A response is the text of all that came behind the prompt: what the model said and thought, and what tools and partners answered.
+
+    Raises:
+        UserError: the file, a row or the config is wrong; a prompt is longer than data.max_prompt_tokens.
+        InfrastructureError: no server can be had.
+    """
+    [source] = request.on
+    table = _read(source, response_key)
+    request = replace(request, config=_without_filter(request.config), folder=out.with_name(out.name + ATTEMPTS_SUFFIX), is_scored=False)
+    with prepare(request, say=say) as prepared:
+        play_missing(prepared, say=say)
+        responses = list(_responses(prepared))
+    table = table.slice(0, len(responses)).append_column(response_key, pa.array(responses, pa.list_(pa.large_string())))
+    _write(out, table)
+    return sum(text is None for row in responses for text in row)
+
+
+def _read(source: str, response_key: str) -> pa.Table:
+    if Path(source).suffix != ".parquet":
+        raise ConfigError(f"--in {source!r} must be a Parquet file: its columns are written with the responses")
+    try:
+        table = pq.read_table(source)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"--in {source!r} cannot be read as Parquet: {error}") from error
+    if response_key in table.column_names:
+        raise ConfigError(f"--in {source!r} has a column {response_key!r} already; choose another by --response-key")
+    return table
+
+
+def _without_filter(config: Config) -> Config:
+    """Return the config with which a prompt that is too long is an error: each row of the file needs its responses."""
+    if config.data.overlong_prompts != "filter":
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"overlong_prompts": "error"})})
+
+
+def _responses(prepared: Prepared) -> Iterator[list[str | None]]:
+    """Yield the responses of each row, in the order of rows and members."""
+    n = prepared.config.eval.n
+    for problem, members in zip(prepared.problems, batches(prepared.finished(), n), strict=True):
+        limit = prepared.config.agent.max_response_tokens
+        yield [
+            attempted(problem.task, trajectory, max_response_tokens=limit).response_text if trajectory.outcome in SCORED_OUTCOMES else None
+            for trajectory in members
+        ]
+
+
+def _write(out: Path, table: pa.Table) -> None:
+    """Write a file that appears whole or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        pq.write_table(table, partial, compression="zstd")
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)

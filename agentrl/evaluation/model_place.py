@@ -1,0 +1,214 @@
+"""Where the model of an evaluation is: in a folder, for which servers are started, or at URLs."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import trio
+
+from agentrl.config.schema import Config
+from agentrl.data.model_source import resolve_model
+from agentrl.errors import ConfigError, ServerError
+from agentrl.evaluation.producer import fingerprint
+from agentrl.rollout.limits import server_key
+from agentrl.rollout.message_model import served_models
+from agentrl.serving.launch import launcher
+from agentrl.serving.supervisor import Supervisor
+from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.protocol import ModelInfo
+
+PROBE_TIMEOUT_S = 30.0
+OPENAI_PATH = "/v1"
+"""How the URL of an OpenAI-compatible server ends; any other speaks SGLang's native protocol."""
+UNPUBLISHED_VERSION = 0
+"""What tokens carry of a server that was started without `--weight-version`: nobody learns from them."""
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """A folder or hub id (`kind` folder, no urls), or URLs of servers that speak SGLang's protocol or OpenAI's."""
+
+    kind: Literal["folder", "sglang", "openai"]
+    urls: tuple[str, ...] = ()
+
+
+def read_place(model: str | None, config: Config) -> tuple[ModelPlace, Config]:
+    """Return where `--model` (None: the config) says that the model is, and the config with it.
+
+    Raises:
+        ConfigError: URLs of two kinds, or what is no URL among them.
+    """
+    urls = tuple(config.rollout.urls) if model is None else tuple(part.strip().rstrip("/") for part in model.split(",") if "://" in part)
+    if not urls:
+        named = config if model is None else config.model_copy(update={"model": config.model.model_copy(update={"path": model})})
+        return ModelPlace("folder"), named
+    if model is not None and len(urls) < len(model.split(",")):
+        raise ConfigError(f"--model {model!r}: name one folder, or URLs alone")
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError(
+                f"--model {url!r} is no URL of a server; write http://HOST:PORT, or http://HOST:PORT/v1 for OpenAI's protocol"
+            )
+    kinds = {urlsplit(url).path.endswith(OPENAI_PATH) for url in urls}
+    if len(kinds) > 1:
+        raise ConfigError(f"--model {model!r}: URLs of one protocol only: all end in {OPENAI_PATH} (OpenAI's), or none (SGLang's)")
+    return ModelPlace("openai" if kinds.pop() else "sglang", urls), config
+
+
+class Servers(Protocol):
+    """The servers of an evaluation."""
+
+    def urls(self) -> Sequence[str]:
+        """Return those that answer, as far as is known at this moment; raise ServerError when one cannot be had any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServers:
+    """Servers that somebody else keeps."""
+
+    addresses: tuple[str, ...]
+
+    def urls(self) -> Sequence[str]:
+        return self.addresses
+
+
+@dataclass(frozen=True, slots=True)
+class StartedServers:
+    """Servers of ours: one that dies is started anew, at another address."""
+
+    supervisors: tuple[Supervisor, ...]
+
+    def urls(self) -> Sequence[str]:
+        states = [supervisor.status() for supervisor in self.supervisors]
+        failed = [status.message for status in states if status.state == "failed"]
+        if failed:
+            raise ServerError(f"a server failed for good: {failed[0]}")
+        return [status.url for status in states if status.state in ("needs_weights", "ready")]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """The config with local folders in it, and which weights answer; `served_name` at an OpenAI-compatible URL, else None."""
+
+    config: Config
+    identity: str
+    served_name: str | None = None
+
+
+def describe_model(place: ModelPlace, config: Config, *, served_name: str | None = None) -> KnownModel:
+    """Return what is known of the model before it is asked anything; running servers are asked what they serve.
+
+    Raises:
+        ConfigError: the model or its tokenizer is nowhere.
+        ServerError: a running server does not answer, or they serve different weights.
+    """
+    if place.kind == "folder":
+        resolved = config.model_copy(update={"model": resolve_model(config.model)})
+        return KnownModel(resolved, fingerprint(resolved.model.path))
+    api_key = server_key(config.rollout.api_key_env)
+    if place.kind == "openai":
+        name = trio.run(_served_name, place.urls, api_key, served_name)
+        return KnownModel(config, f"{name} at {', '.join(sorted(place.urls))}", name)
+    infos = trio.run(_infos, place.urls, api_key)
+    if len(set(infos)) > 1:
+        shown = ", ".join(f"{url}: {info.model_path} version {info.version}" for url, info in zip(place.urls, infos, strict=True))
+        raise ServerError(f"the servers have different weights: {shown}")
+    return KnownModel(_with_tokenizer(config, infos[0]), _identity(infos[0]))
+
+
+@contextmanager
+def open_servers(place: ModelPlace, config: Config, *, say: Say) -> Iterator[Servers]:
+    """Yield the servers: those that run, or those of the folder, which end afterwards.
+
+    Raises:
+        ServerError: a server does not start.
+    """
+    if place.urls:
+        yield RunningServers(place.urls)
+    else:
+        with _started(config, say) as servers:
+            yield servers
+
+
+def _identity(info: ModelInfo) -> str:
+    """Return which weights a running server has: the folder's own fingerprint where they are read from it, and it is here."""
+    is_as_in_folder = info.version in (None, 0) and (Path(info.model_path) / "config.json").is_file()
+    return fingerprint(info.model_path) if is_as_in_folder else f"{info.model_path}@{info.version}"
+
+
+def _with_tokenizer(config: Config, info: ModelInfo) -> Config:
+    """Return the config with the model whose tokenizer writes the prompts: the config's, else that of the server's folder if it is here."""
+    model = config.model
+    if not model.path and not model.tokenizer_path:
+        if not Path(info.model_path).is_dir():
+            raise ConfigError(
+                f"the server serves {info.model_path!r}, which is no folder here; name its tokenizer: model.tokenizer_path=FOLDER_OR_HUB_ID"
+            )
+        model = model.model_copy(update={"path": info.model_path})
+    return config.model_copy(update={"model": resolve_model(model, with_weights=False)})
+
+
+async def _served_name(urls: Sequence[str], api_key: str | None, wanted: str | None) -> str:
+    """Return the name of the model that all servers have: the one that is wanted, else their only one."""
+    listed = [await _answered(url, partial(served_models, url, api_key=api_key)) for url in urls]
+    common = [name for name in listed[0] if all(name in names for names in listed)]
+    if wanted is not None and wanted not in common:
+        raise ConfigError(f"--served-model {wanted!r} is not served; {urls[0]} has {', '.join(listed[0]) or 'no models'}")
+    if wanted is None and len(common) != 1:
+        raise ConfigError(f"{', '.join(urls)}: name the model by --served-model; common to all: {', '.join(common) or 'none'}")
+    return wanted or common[0]
+
+
+async def _answered(url: str, question: Callable[[], Awaitable[T]]) -> T:
+    with trio.move_on_after(PROBE_TIMEOUT_S):
+        return await question()
+    raise ServerError(f"{url} did not answer within {PROBE_TIMEOUT_S:g} s")
+
+
+async def _infos(urls: Sequence[str], api_key: str | None) -> list[ModelInfo]:
+    infos = []
+    for url in urls:
+        client = SGLangClient(url, api_key=api_key)
+        try:
+            infos.append(await _answered(url, client.model_info))
+        finally:
+            await client.aclose()
+    return infos
+
+
+@contextmanager
+def _started(config: Config, say: Say) -> Iterator[StartedServers]:
+    """Start `rollout.num_servers` servers of the config's backend; they end afterwards."""
+    rollout = config.rollout
+    count = max(rollout.num_started, 1)
+    with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as folder, ExitStack() as stack:
+        supervisors = tuple(
+            Supervisor(
+                launcher(rollout, config.model),
+                log_file=Path(folder) / f"server_{index}.log",
+                start_timeout_s=rollout.server_start_timeout_s,
+                hang_timeout_s=rollout.server_hang_timeout_s,
+                max_restarts=rollout.max_server_restarts,
+                api_key=server_key(rollout.api_key_env),
+            )
+            for index in range(count)
+        )
+        say(f"starting {count} {rollout.backend} server{'s' if count > 1 else ''} of {config.model.path}")
+        began = time.monotonic()
+        for supervisor in supervisors:
+            stack.callback(supervisor.stop)
+            supervisor.start(config.model.path, str(UNPUBLISHED_VERSION))
+        say(f"started in {time.monotonic() - began:.0f} s")
+        yield StartedServers(supervisors)

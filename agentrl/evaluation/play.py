@@ -1,0 +1,212 @@
+"""Plays the attempts that are missing: each is retried when the world failed, and kept as soon as it is finished."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from agentrl.errors import InfrastructureError
+from agentrl.evaluation.concurrency import Concurrency
+from agentrl.evaluation.data_sets import Problem
+from agentrl.evaluation.model_place import Servers
+from agentrl.evaluation.store import AttemptStore
+from agentrl.rollout.recorder import Attempt
+from agentrl.rollout.sampling import Sampling
+from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
+
+MAX_FAILURES_IN_A_ROW = 64
+"""Attempts that fail one after the other, each after all its retries: by then it is not the world's whim."""
+RETRY_PAUSE_S = 1.0
+"""Doubled with each further try."""
+SERVERS_INTERVAL_S = 1.0
+"""Between two looks at which servers there are."""
+_TROUBLES = {Outcome.MODEL_ERROR: "overload", Outcome.TIMEOUT: "timeout"}
+
+
+class Plays(Protocol):
+    """Plays single attempts: `agentrl.rollout.player.Player`."""
+
+    async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory: ...
+
+
+class Compares(Protocol):
+    """Scores what compares attempts: `agentrl.rollout.scoring.Scorer`."""
+
+    def has_group_rewards(self, task: Task) -> bool: ...
+
+    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Trajectory]: ...
+
+
+class Routes(Protocol):
+    """Knows the servers: `agentrl.rollout.router.Router`."""
+
+    def set_servers(self, urls: Sequence[str], *, version: int) -> None: ...
+
+    async def watch(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Group:
+    """The members of a problem that are played; where a reward compares them, they are kept together."""
+
+    problem: Problem
+    members: tuple[int, ...]
+    compares: bool
+    ended: list[Trajectory] = field(default_factory=list)
+
+
+@dataclass
+class Counts:
+    """What happened so far. retries: by outcome of the try that failed."""
+
+    played: int = 0
+    failed: int = 0
+    retries: Counter[str] = field(default_factory=Counter)
+
+
+class AttemptPlayer:
+    """Plays problems side by side, as many at once as the servers bear.
+
+    `on_finished` is called with each attempt that ended, after it is kept.
+    """
+
+    def __init__(
+        self,
+        player: Plays,
+        scorer: Compares,
+        store: AttemptStore,
+        concurrency: Concurrency,
+        *,
+        sampling: Sampling,
+        max_retries: int,
+        on_finished: Callable[[Trajectory], None],
+    ) -> None:
+        self._player = player
+        self._scorer = scorer
+        self._store = store
+        self._concurrency = concurrency
+        self._sampling = sampling
+        self._max_retries = max_retries
+        self._on_finished = on_finished
+        self._failures_in_a_row = 0
+        self.counts = Counts()
+
+    async def run(self, problems: Iterable[Problem], servers: Servers, router: Routes) -> None:
+        """Play what the store does not have.
+
+        Raises:
+            ServerError: a server failed for good.
+            InfrastructureError: attempts fail one after the other.
+        """
+        send, receive = trio.open_memory_channel[tuple[str, Trajectory]](float("inf"))
+        async with trio.open_nursery() as watching:
+            watching.start_soon(router.watch)
+            await watching.start(self._follow, servers, router)
+            async with trio.open_nursery() as keeping:
+                keeping.start_soon(self._keep, receive)
+                async with send, trio.open_nursery() as nursery:
+                    await self._start_all(problems, send, nursery)
+            watching.cancel_scope.cancel()
+
+    async def _start_all(self, problems: Iterable[Problem], out: trio.MemorySendChannel, nursery: trio.Nursery) -> None:
+        """Consumes problems; waits for room; unblocked by attempts that end; produces a task per attempt."""
+        for group in filter(None, map(self._missing, problems)):
+            for member in group.members:
+                attempt = Attempt(group.problem.number, member, group.problem.task)
+                began_in = await self._concurrency.begin(attempt.key)
+                nursery.start_soon(self._play, attempt, group, began_in, out)
+
+    def _missing(self, problem: Problem) -> _Group | None:
+        """Return what is still to be played of a problem: all of it, where one is missing and a reward compares them."""
+        members = tuple(member for member, key in enumerate(problem.keys) if not self._store.has(key))
+        if not members:
+            return None
+        compares = self._scorer.has_group_rewards(problem.task)
+        return _Group(problem, tuple(range(len(problem.keys))) if compares else members, compares)
+
+    async def _play(self, attempt: Attempt, group: _Group, began_in: int, out: trio.MemorySendChannel) -> None:
+        try:
+            trajectory = await self._play_until_it_counts(attempt, began_in)
+        finally:
+            self._concurrency.end(attempt.key)
+        group.ended.append(trajectory)
+        if not group.compares:
+            await out.send((group.problem.keys[attempt.member], trajectory))
+        elif len(group.ended) == len(group.members):
+            for scored in await self._compared(group):
+                await out.send((group.problem.keys[scored.member], scored))
+
+    async def _play_until_it_counts(self, attempt: Attempt, began_in: int) -> Trajectory:
+        """Return the first try that can be scored, else the last one."""
+        for further in itertools.count():
+            trajectory = await self._player.play(Attempt(attempt.group_id, attempt.member, attempt.task), self._sampling)
+            if trajectory.outcome in SCORED_OUTCOMES:
+                self._concurrency.went_well(began_in, _seconds_per_token(trajectory))
+                self._failures_in_a_row = 0
+                break
+            if (reason := _TROUBLES.get(trajectory.outcome)) is not None:
+                self._concurrency.trouble(began_in, reason)
+                began_in = self._concurrency.round
+            if further == self._max_retries:
+                self._refuse_endless_failure(trajectory)
+                break
+            self.counts.retries[trajectory.outcome.value] += 1
+            await trio.sleep(RETRY_PAUSE_S * 2**further)
+        return trajectory
+
+    async def _compared(self, group: _Group) -> list[Trajectory]:
+        """Return the members with the rewards that compare them; those that failed are as they were."""
+        scored = sorted((t for t in group.ended if t.outcome in SCORED_OUTCOMES), key=lambda t: t.member)
+        failed = [t for t in group.ended if t.outcome not in SCORED_OUTCOMES]
+        if not scored:
+            return failed
+        try:
+            return [*await self._scorer.score_group(group.problem.task, scored), *failed]
+        except Exception as error:  # noqa: BLE001 - boundary of one group: its reward raised
+            failure = f"{type(error).__name__}: {error}"
+            return [*(t.replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for t in scored), *failed]
+
+    def _refuse_endless_failure(self, trajectory: Trajectory) -> None:
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row == MAX_FAILURES_IN_A_ROW:
+            raise InfrastructureError(
+                f"{MAX_FAILURES_IN_A_ROW} attempts failed one after the other, the last ({trajectory.outcome.value}): "
+                f"{trajectory.failure}; what was finished is kept, and the same command goes on from there"
+            )
+
+    async def _keep(self, receive: trio.MemoryReceiveChannel[tuple[str, Trajectory]]) -> None:
+        """Consumes ended attempts; unblocked by each; produces them on disk, all that wait at once."""
+        async for first in receive:
+            waiting = [first]
+            while True:
+                try:
+                    waiting.append(receive.receive_nowait())
+                except (trio.WouldBlock, trio.EndOfChannel):
+                    break
+            await trio.to_thread.run_sync(self._store.add, waiting)
+            for _, trajectory in waiting:
+                self.counts.played += 1
+                self.counts.failed += trajectory.outcome not in SCORED_OUTCOMES
+                self._on_finished(trajectory)
+
+    async def _follow(self, servers: Servers, router: Routes, *, task_status: trio.TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+        """Consumes where the servers are; unblocked by time; produces the router's servers."""
+        known: Sequence[str] = ()
+        while True:
+            urls = servers.urls()
+            if list(urls) != list(known):
+                router.set_servers(urls, version=0)
+                known = list(urls)
+            task_status.started()
+            task_status = trio.TASK_STATUS_IGNORED
+            await trio.sleep(SERVERS_INTERVAL_S)
+
+
+def _seconds_per_token(trajectory: Trajectory) -> float | None:
+    seconds, tokens = trajectory.metrics.get("generate_s", 0.0), trajectory.num_action_tokens
+    return seconds / tokens if seconds > 0 and tokens else None

@@ -1,0 +1,107 @@
+"""What produced an attempt: everything that could make it another one goes into its key."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import agentrl
+from agentrl.config.schema import Config
+from agentrl.errors import ConfigError
+from agentrl.evaluation.templates import Template
+from agentrl.types import JsonObject, Task
+
+_WHOLE_BYTES = 2**20
+"""Files up to this size are hashed whole; of larger ones, which are weights, their size and pieces."""
+_PIECES = 64
+_PIECE_BYTES = 4096
+_NOT_OF_ATTEMPTS = frozenset({"n", "timeout_s", "templates", "rewards", "tools"})
+"""Of `eval`: how many attempts, and what is applied to tasks, agent and rewards before they are asked."""
+_OWN_FILES = frozenset({".py", ".jinja", ".yaml"})
+_DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "*.safetensors")
+
+
+def fingerprint(folder: str | Path) -> str:
+    """Return a hash of a model's folder: of its descriptions whole, of its weights by size and 64 pieces of 4 KiB.
+
+    An update by an optimizer changes all pieces; a file of which only some bytes between them were edited keeps its fingerprint.
+
+    Raises:
+        ConfigError: the folder has no such files.
+    """
+    digest = hashlib.sha256()
+    files = sorted({file for pattern in _DESCRIPTIONS for file in Path(folder).glob(pattern)})
+    if not files:
+        raise ConfigError(f"{str(folder)!r} is not the folder of a model: it has none of {', '.join(_DESCRIPTIONS)}")
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}:".encode())
+        with file.open("rb") as opened:
+            if size <= _WHOLE_BYTES:
+                digest.update(opened.read())
+                continue
+            for piece in range(_PIECES):
+                opened.seek(piece * (size - _PIECE_BYTES) // (_PIECES - 1))
+                digest.update(opened.read(_PIECE_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def producer_of(config: Config, *, model: str, template: Template | None, is_scored: bool) -> dict[str, Any]:
+    """Return what plays an attempt, as JSON values: model, sampling, agent with its tools, template, rewards, and the files they are in.
+
+    `model` says which weights they are; without `is_scored` no reward is among it.
+    """
+    sampling = {name: value for name, value in config.eval.model_dump(mode="json").items() if name not in _NOT_OF_ATTEMPTS}
+    parts = {"agent": config.agent.model_dump(mode="json"), "reward": config.reward.model_dump(mode="json") if is_scored else None}
+    tokenizer = {name: getattr(config.model, name) for name in ("chat_template", "tool_format", "template_edits", "dtype")}
+    return {
+        "agentrl": agentrl.__version__,
+        "model": model,
+        "tokenizer": tokenizer,
+        "prompt": {"max_tokens": config.data.max_prompt_tokens, "overlong": config.data.overlong_prompts},
+        "sampling": sampling,
+        "template": None if template is None else dataclasses.asdict(template),
+        **parts,
+        "files": {path: _file_hash(path) for path in sorted(set(_files_of((parts, tokenizer))))},
+    }
+
+
+def attempt_key(producer: JsonObject) -> Callable[[str, int, int], str]:
+    """Return the function that gives a producer's attempts their keys: of a problem's hash, its occurrence, and the member.
+
+    The occurrence tells equal rows of one data set apart, counted from 0.
+    """
+    own = json_hash(producer)
+    return lambda problem, occurrence, member: json_hash([own, problem, occurrence, member])
+
+
+def problem_hash(task: Task) -> str:
+    """Return a hash of a row's content, wherever it stands."""
+    problem = dataclasses.asdict(task)
+    del problem["task_id"]
+    return json_hash(problem)
+
+
+def json_hash(value: Any) -> str:
+    """Return a hash of JSON values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _files_of(value: Any) -> Iterator[str]:
+    """Yield the files that a config names: `file.py`, `file.py:function`, a template."""
+    if isinstance(value, Mapping):
+        yield from (found for item in value.values() for found in _files_of(item))
+    elif isinstance(value, (list, tuple)):
+        yield from (found for item in value for found in _files_of(item))
+    elif isinstance(value, str):
+        path = value.rpartition(":")[0] if ".py:" in value else value
+        if Path(path).suffix in _OWN_FILES and Path(path).is_file():
+            yield path
+
+
+def _file_hash(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]

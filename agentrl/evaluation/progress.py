@@ -1,0 +1,110 @@
+"""How far an evaluation is: a bar with the time left on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from agentrl.evaluation.attempts import attempt_of
+from agentrl.evaluation.concurrency import Concurrency
+from agentrl.tracking.progress import duration
+from agentrl.types import Trajectory
+
+LINE_EVERY_S = 10.0
+
+
+class EvalProgress:
+    """Counts attempts as they end. Use it as a context manager.
+
+    Args:
+        total: attempts of the whole evaluation; `finished`: of them, those that earlier runs finished.
+        is_scored: whether accuracy is shown.
+        console: standard error, unless a test has its own.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        finished: int,
+        concurrency: Concurrency,
+        *,
+        is_scored: bool,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total
+        self._finished = finished
+        self._concurrency = concurrency
+        self._is_scored = is_scored
+        self._clock = clock
+        self._began = self._said = clock()
+        self._played = self._failed = self._scored = 0
+        self._accuracy = 0.0
+        self._console = console or Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            _Facts(self),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("attempts", total=total, completed=finished)
+
+    def __enter__(self) -> EvalProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """Show one line above the bar."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count an attempt that ended."""
+        attempt = attempt_of(trajectory)
+        self._played += 1
+        if attempt.accuracy is not None:
+            self._scored += 1
+            self._accuracy += attempt.accuracy
+        elif self._is_scored:
+            self._failed += 1
+        self._bar.update(self._task, completed=self._finished + self._played)
+        now = self._clock()
+        if not self._console.is_terminal and now - self._said >= LINE_EVERY_S:
+            self._said = now
+            self.say(f"{self._finished + self._played} of {self._total} attempts; {self.facts()}")
+
+    def facts(self) -> str:
+        """Return what is known so far: accuracy of what this process played, failures, attempts at once, and the time left."""
+        parts = [f"{self._concurrency.now} at once", f"done in {duration(self._seconds_left())}"]
+        if self._is_scored and self._scored:
+            parts.insert(0, f"accuracy {self._accuracy / self._scored:.3f} so far")
+        if self._failed:
+            parts.append(f"{self._failed} failed")
+        return ", ".join(parts)
+
+    def _seconds_left(self) -> float | None:
+        if not self._played:
+            return None
+        return (self._clock() - self._began) / self._played * (self._total - self._finished - self._played)
+
+
+class _Facts(ProgressColumn):
+    """The facts beside the bar."""
+
+    def __init__(self, progress: EvalProgress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def render(self, task: object) -> Text:
+        return Text(self._progress.facts())

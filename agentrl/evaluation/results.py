@@ -1,0 +1,86 @@
+"""What remains of an evaluation: the Parquet file of every attempt, and its report."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from agentrl.data.trajectories import SCHEMA, encode
+from agentrl.evaluation.batches import batches
+from agentrl.evaluation.contamination import ContaminationNote, find_overlap
+from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
+from agentrl.evaluation.evidence import Evidence
+from agentrl.evaluation.report import Report, write_report
+from agentrl.evaluation.run import Prepared
+from agentrl.evaluation.thresholds import Threshold
+from agentrl.types import Trajectory
+
+ATTEMPTS = "attempts.parquet"
+PRODUCERS = b"agentrl.producers"
+"""Key of the file's metadata: data set -> what played its attempts (`producer_of`), as JSON."""
+_CHUNK = 256
+
+
+def write_results(
+    prepared: Prepared, *, started: str, seconds: float, training_files: Sequence[str], thresholds: Sequence[Threshold]
+) -> Report:
+    """Write all attempts, `results.json` and the report into the request's folder.
+
+    Args:
+        started, seconds: when this process began (ISO 8601), and how long it took.
+        training_files: whose overlap with the questions is looked for; none: nothing is.
+
+    Raises:
+        DataError: a training file cannot be read.
+        InfrastructureError: a file cannot be written.
+    """
+    folder = prepared.request.folder
+    producers = {data_set.name: data_set.producer for data_set in prepared.data_sets}
+    evidence = write_attempts(folder / ATTEMPTS, prepared.finished(), producers)
+    config = prepared.config
+    run = RunDescription(
+        model=", ".join(prepared.place.urls) or config.model.path,
+        servers=_servers(prepared),
+        data_sets=tuple(DataSetLine(one.name, len(one.dataset), one.template_name) for one in prepared.data_sets),
+        sampling=config.eval.model_dump(mode="json"),
+        config=config.model_dump(mode="json"),
+        started=started,
+        seconds=seconds,
+        commit=package_commit(),
+    )
+    note = _contamination(evidence, training_files, config.data.prompt_key)
+    return write_report(folder, run, evidence, contamination=note, thresholds=thresholds)
+
+
+def write_attempts(path: Path, trajectories: Iterable[Trajectory], producers: Mapping[str, Any]) -> Evidence:
+    """Write trajectories into one Parquet file that appears whole or not at all, and return what a report needs of them."""
+    evidence = Evidence()
+    own = {PRODUCERS: json.dumps(producers, default=str).encode()}
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with pq.ParquetWriter(partial, SCHEMA.with_metadata({**SCHEMA.metadata, **own}), compression="zstd") as writer:
+            for chunk in batches(trajectories, _CHUNK):
+                writer.write_batch(encode(chunk).replace_schema_metadata(writer.schema.metadata))
+                for trajectory in chunk:
+                    evidence.add(trajectory)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return evidence
+
+
+def _contamination(evidence: Evidence, training_files: Sequence[str], prompt_key: str) -> ContaminationNote | None:
+    return find_overlap(evidence.questions, training_files, prompt_key=prompt_key) if training_files else None
+
+
+def _servers(prepared: Prepared) -> str:
+    if prepared.place.kind == "folder":
+        count = max(prepared.config.rollout.num_started, 1)
+        return f"{count} {prepared.config.rollout.backend} server{'s' if count > 1 else ''}"
+    speaks = "OpenAI's chat completions" if prepared.place.kind == "openai" else "SGLang's protocol"
+    return f"running servers, asked by {speaks}: {', '.join(prepared.place.urls)}"

@@ -1,0 +1,254 @@
+"""One evaluation from request to attempts: data sets checked, servers asked, what is missing played, all of it written."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import trio
+
+from agentrl.adapters.catalog import open_plugins
+from agentrl.chat.chat import Chat
+from agentrl.config.schema import Config
+from agentrl.errors import ConfigError
+from agentrl.evaluation.concurrency import Concurrency
+from agentrl.evaluation.data_sets import DataSet, Problem, open_data_set, problems_of, resolve_files
+from agentrl.evaluation.model_place import (
+    UNPUBLISHED_VERSION,
+    KnownModel,
+    ModelPlace,
+    Say,
+    Servers,
+    describe_model,
+    open_servers,
+    read_place,
+)
+from agentrl.evaluation.play import AttemptPlayer, Counts
+from agentrl.evaluation.progress import EvalProgress
+from agentrl.evaluation.store import AttemptStore
+from agentrl.evaluation.unscored import without_rewards
+from agentrl.plugins import Plugins
+from agentrl.rewards.select import RewardTable
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.limits import model_limits, server_key
+from agentrl.rollout.message_model import MessageModel
+from agentrl.rollout.message_session import MessageSession, uncounted_chat
+from agentrl.rollout.player import Player
+from agentrl.rollout.router import Router
+from agentrl.rollout.scoring import Scorer
+from agentrl.rollout.session import PromptLimits, TrajectorySession
+from agentrl.rollout.shared_tools import SharedTools
+from agentrl.rollout.trio_run import in_trio
+from agentrl.sglang.client import SGLangClient
+from agentrl.types import Trajectory
+
+STORE = "attempts"
+"""Folder of the store, below the folder of the results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for.
+
+    Args:
+        model: folder, hub id or URLs; None: what the config says.
+        on: names of benchmarks, and files of rows.
+        folder: where the attempts are kept.
+        agent: plays all rows; None: each row's own.
+        data_dir: original files of the benchmarks.
+        served_model: its name at an OpenAI-compatible URL; None: the only one there.
+        max_rows: only the first so many rows of each data set.
+        is_scored: False only generates.
+    """
+
+    config: Config
+    model: str | None
+    on: tuple[str, ...]
+    folder: Path
+    agent: str | None = None
+    served_model: str | None = None
+    data_dir: Path | None = None
+    max_rows: int | None = None
+    is_scored: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that is known before anything is played."""
+
+    request: Request
+    place: ModelPlace
+    known: KnownModel
+    chat: Chat
+    plugins: Plugins
+    data_sets: tuple[DataSet, ...]
+    problems: tuple[Problem, ...]
+    store: AttemptStore
+
+    @property
+    def config(self) -> Config:
+        return self.known.config
+
+    @property
+    def keys(self) -> list[str]:
+        return [key for problem in self.problems for key in problem.keys]
+
+    def finished(self) -> Iterator[Trajectory]:
+        """Yield the attempts in the order of problems and members, as the tasks of this evaluation."""
+        owners = ((problem, member) for problem in self.problems for member in range(len(problem.keys)))
+        for (problem, member), trajectory in zip(owners, self.store.read(self.keys), strict=True):
+            assert trajectory is not None, "everything was played"
+            yield trajectory.replace(group_id=problem.number, member=member, task_id=problem.task.task_id)
+
+
+@contextmanager
+def prepare(request: Request, *, say: Say) -> Iterator[Prepared]:
+    """Look at the model, read and check all rows, and open the store.
+
+    Raises:
+        UserError: the config, the model, a data set or a row is wrong, or another process writes to the folder.
+        ServerError: a running server does not answer.
+    """
+    place, config = read_place(request.model, _as_evaluated(request.config))
+    known = describe_model(place, config, served_name=request.served_model)
+    config = known.config
+    with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as scratch:
+        files = resolve_files(request.on, data_dir=request.data_dir, scratch=Path(scratch))
+        chat = uncounted_chat() if place.kind == "openai" else Chat.of(config.model)
+        plugins = open_plugins(config.agent)
+        table = RewardTable(config.reward, plugins)
+        if request.is_scored:
+            _refuse_rewards_of_batches(config, table)
+        data_sets = tuple(
+            open_data_set(
+                name,
+                file,
+                config,
+                model=known.identity,
+                plugins=plugins,
+                chat=chat,
+                agent=request.agent,
+                max_rows=request.max_rows,
+                check_reward=table.check if request.is_scored else None,
+            )
+            for name, file in files.items()
+        )
+        problems = tuple(problems_of(data_sets, config.eval.n))
+        with AttemptStore(request.folder / STORE) as store:
+            if store.num_cut:
+                say("what was being written when an earlier run was killed is left out")
+            yield Prepared(request, place, known, chat, plugins, data_sets, problems, store)
+
+
+def play_missing(prepared: Prepared, *, say: Say) -> Counts:
+    """Play the attempts that the store does not have, on servers that are started only if there are any.
+
+    Raises:
+        ServerError: no server can be had.
+        InfrastructureError: attempts fail one after the other.
+    """
+    keys = prepared.keys
+    num_finished = sum(map(prepared.store.has, keys))
+    for data_set in prepared.data_sets:
+        filtered = f", {data_set.report.filtered} left out: longer than data.max_prompt_tokens" if data_set.report.filtered else ""
+        say(f"{data_set.name}: {len(data_set.dataset)} problems, template {data_set.template_name}{filtered}")
+    resumed = f", {num_finished} of them finished already" if num_finished else ""
+    say(f"{len(keys)} attempts, {prepared.config.eval.n} per problem{resumed}")
+    if num_finished == len(keys):
+        return Counts()
+    concurrency = Concurrency(prepared.config.rollout.max_concurrent_trajectories)
+    with (
+        open_servers(prepared.place, prepared.config, say=say) as servers,
+        EvalProgress(len(keys), num_finished, concurrency, is_scored=prepared.request.is_scored) as progress,
+    ):
+        counts = in_trio(_play, prepared, servers, concurrency, progress.add)
+    for reason, num in sorted(concurrency.reasons.items()):
+        say(f"attempts at once were halved {num} times: {reason}")
+    for outcome, num in sorted(counts.retries.items()):
+        say(f"{num} tries were repeated: {outcome}")
+    return counts
+
+
+async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, on_finished: Callable[[Trajectory], None]) -> Counts:
+    config, chat, plugins = prepared.config, prepared.chat, prepared.plugins
+    reward = config.reward if prepared.request.is_scored else without_rewards(plugins, _sources(prepared.problems))
+    router = _router(prepared, concurrency)
+    with AsyncioHost() as host:
+        scorer = Scorer(reward, RewardTable(reward, plugins), host=host, max_response_tokens=config.agent.max_response_tokens)
+        player = Player(
+            config.agent,
+            plugins=plugins,
+            chat=chat,
+            router=cast(Router, router),  # a MessageSession asks its own kind of model
+            host=host,
+            scorer=scorer,
+            prompt=PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts),
+            tools=SharedTools(plugins.tools, config.agent, host=host, codec=chat),
+            session=MessageSession if isinstance(router, MessageModel) else TrajectorySession,
+        )
+        attempts = AttemptPlayer(
+            player,
+            scorer,
+            prepared.store,
+            concurrency,
+            sampling=config.eval,
+            max_retries=config.rollout.max_retries,
+            on_finished=on_finished,
+        )
+        try:
+            await attempts.run(prepared.problems, servers, router)
+        finally:
+            with trio.CancelScope(shield=True):
+                await scorer.aclose()
+                await router.aclose()
+    return attempts.counts
+
+
+def _router(prepared: Prepared, concurrency: Concurrency) -> Router | MessageModel:
+    """Return what answers turns: servers that speak tokens, or messages."""
+    config, name = prepared.config, prepared.known.served_name
+    rollout = config.rollout
+    if name is not None:
+        key = server_key(rollout.api_key_env)
+        most = rollout.max_concurrent_trajectories
+        return MessageModel(prepared.place.urls, name, api_key=key, max_connections=most, backpressure=concurrency)
+    vocab_size, context_tokens = model_limits(config.model, prepared.chat)
+    return Router(
+        lambda url: _client(url, config),
+        vocab_size=vocab_size,
+        context_tokens=context_tokens,
+        max_silence_s=rollout.max_server_silence_s,
+        max_pause_s=rollout.weights.timeout_s,
+    )
+
+
+def _as_evaluated(config: Config) -> Config:
+    """Return the config with what `eval` says of tools, rewards and lengths in the place of what training has."""
+    lengths = {name: value for name in ("max_response_tokens", "max_turn_tokens") if (value := getattr(config.eval, name)) is not None}
+    own = config.of_validation
+    return own.model_copy(update={"agent": own.agent.model_copy(update=lengths)})
+
+
+def _client(url: str, config: Config) -> SGLangClient:
+    return SGLangClient(
+        url,
+        api_key=server_key(config.rollout.api_key_env),
+        max_connections=config.rollout.max_concurrent_trajectories,
+        unpublished=UNPUBLISHED_VERSION,
+    )
+
+
+def _sources(problems: Sequence[Problem]) -> set[str]:
+    return {problem.task.data_source for problem in problems}
+
+
+def _refuse_rewards_of_batches(config: Config, table: RewardTable) -> None:
+    """Refuse rewards that see a batch of training at once: an evaluation has none."""
+    if config.asks_reward_model:
+        raise ConfigError(f"{config.asks_reward_model[0]} asks the reward model, which only a training run has; evaluate by another reward")
+    if table.may_score("batch"):
+        raise ConfigError("a reward of scope batch scores batches of training; for an evaluation use scope trajectory")

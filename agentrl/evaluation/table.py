@@ -1,0 +1,47 @@
+"""The figures of an evaluation for the terminal."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from agentrl.evaluation.summary import Estimate, EstimateAt, EvalSummary, SourceSummary
+
+
+def summary_table(summary: EvalSummary) -> Table:
+    """Return one line per data source, and one of all where there are several; intervals of 95 % in brackets."""
+    sources = [*summary.sources, *([summary.overall] if len(summary.sources) > 1 else [])]
+    n = max(source.n for source in sources)
+    table = Table("data set", "problems", f"mean@{n}", f"pass@{n}", f"maj@{n}", "format", "truncated", "tokens", "failed")
+    for source in sources:
+        table.add_row(*_cells(source, n))
+    return table
+
+
+def _cells(source: SourceSummary, n: int) -> tuple[str, ...]:
+    return (
+        source.name,
+        str(source.num_problems),
+        with_interval(source.accuracy),
+        with_interval(_at(source.pass_at, n)),
+        with_interval(_at(source.majority_at, n)),
+        _value(source.format_rate),
+        _value(source.truncation_rate),
+        "-" if source.num_tokens is None else f"{source.num_tokens.value:.0f}",
+        _value(source.failure_rate),
+    )
+
+
+def with_interval(estimate: Estimate | None) -> str:
+    """Return a figure with its interval, a dash where there is none."""
+    if estimate is None:
+        return "-"
+    interval = "" if estimate.low is None or estimate.high is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
+    return f"{estimate.value:.4f}{interval}"
+
+
+def _value(estimate: Estimate | None) -> str:
+    return "-" if estimate is None else f"{estimate.value:.3f}"
+
+
+def _at(estimates: tuple[EstimateAt, ...], k: int) -> Estimate | None:
+    return next((at.estimate for at in estimates if at.k == k), None)

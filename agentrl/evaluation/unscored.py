@@ -1,0 +1,26 @@
+"""Generation without rewards: what was said is all that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from agentrl.config.reward import RewardConfig
+from agentrl.plugins import Attempted, Plugins, Reward, RewardResult
+from agentrl.plugins.rewards import RunsIn
+
+
+class Unscored(Reward):
+    """Always 0, and nothing is made of it."""
+
+    name: ClassVar[str] = "unscored"
+    runs_in: RunsIn = "inline"
+
+    def score(self, attempt: Attempted) -> RewardResult:
+        return RewardResult(0.0)
+
+
+def without_rewards(plugins: Plugins, data_sources: Iterable[str]) -> RewardConfig:
+    """Return a config of rewards by which rows of these sources are played, and scored by nothing."""
+    plugins.rewards.add(Unscored)
+    return RewardConfig(sources=dict.fromkeys(data_sources, Unscored.name))

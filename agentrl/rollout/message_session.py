@@ -1,0 +1,143 @@
+"""What an agent loop holds where the model speaks messages, not tokens: the same tools, partners, limits and rewards.
+
+Of tokens a server of messages says only how many there were, so a trajectory has placeholders in their places: `token_ids` UNKNOWN_TOKEN,
+`behavior_logprobs` NaN, `versions` NO_VERSION. Counts, turns and the places of rewards are right; nothing can be learned from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import cast
+
+import numpy as np
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.conversation import Conversation
+from agentrl.errors import PluginError
+from agentrl.plugins import OpenAIEndpoint
+from agentrl.rollout.anchors import anchor
+from agentrl.rollout.line import Line
+from agentrl.rollout.message_model import ContextExceeded, MessageModel, MessageReply
+from agentrl.rollout.recorder import TrajectoryRecorder
+from agentrl.rollout.session import TrajectorySession
+from agentrl.types import NO_VERSION, Generation, JsonObject, Message, Outcome, Turn
+
+UNKNOWN_TOKEN = -1
+CHARS_PER_TOKEN = 4
+"""For texts that no server has counted: outputs of tools, and what waits for the next turn."""
+
+
+class UncountedChat:
+    """Stands where a tokenizer would: a token is four characters, and no prompt is too long before the server says so."""
+
+    eos_token_ids: tuple[int, ...] = ()
+
+    def encode(self, text: str) -> list[int]:
+        pieces = (text[start : start + CHARS_PER_TOKEN] for start in range(0, len(text), CHARS_PER_TOKEN))
+        return [int.from_bytes(piece.encode("utf-32-le", "replace"), "little") for piece in pieces]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(id.to_bytes(4 * CHARS_PER_TOKEN, "little").decode("utf-32-le").rstrip("\0") for id in ids)
+
+    def open(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Messages:
+        return Messages(messages)
+
+
+class Messages:
+    """A conversation without tokens."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = tuple(messages)
+
+    def add_messages(self, messages: Sequence[Message]) -> None:
+        self.messages += tuple(messages)
+
+    def num_pending_tokens(self) -> int:
+        return 0
+
+
+class MessageLine(Line):
+    """A line of messages: what a turn is recorded as are placeholders, as many as the server counted."""
+
+    def __init__(self, messages: Sequence[Message], recorder: TrajectoryRecorder, *, task_id: str) -> None:
+        self._said = Messages(messages)
+        # No method of Line that needs tokens is called: they are those of `sample`, which this line does not have.
+        super().__init__(cast(Conversation, self._said), recorder, task_id=task_id)
+        self._row = recorder.row()
+        self._num_counted = 0  # messages that the server has counted
+        self.num_prompt_tokens = 0  # of the first prompt
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far: counted by the server, and what waits by its length."""
+        assert self._row is not None
+        waiting = self._said.messages[self._num_counted :]
+        return self._row.num_tokens + (sum(len(message.content) for message in waiting) // CHARS_PER_TOKEN if self._num_counted else 0)
+
+    def record(self, reply: MessageReply) -> Turn:
+        """Append a turn, and what the model was shown before it."""
+        assert self._row is not None
+        shown = self._said.messages[self._num_recorded_messages :]
+        state = anchor(self._task_id, shown, self.reported_states)
+        self.reported_states = []
+        first = 1 if not self._row.num_tokens else 0  # a row begins with context
+        self._row.append_context([UNKNOWN_TOKEN] * max(first, reply.num_prompt_tokens - self._row.num_tokens))
+        self.num_prompt_tokens = self.num_prompt_tokens or self._row.num_tokens
+        num = max(1, reply.num_tokens)
+        tokens = np.full(num, UNKNOWN_TOKEN, np.int32)
+        versions = np.full(num, NO_VERSION, np.int32)
+        generation = Generation(tokens, np.full(num, np.nan, np.float32), versions, reply.finish_reason)
+        self._said.add_messages([reply.message])
+        self._num_recorded_messages = self._num_counted = len(self._said.messages)
+        return Turn(self._row.append_generation(generation, anchor=state), reply.message, reply.finish_reason == "length")
+
+
+class MessageSession(TrajectorySession):
+    """A session whose generator is a MessageModel, and whose chat is an UncountedChat."""
+
+    _line: MessageLine
+
+    async def generate(self) -> Turn:
+        """Show the model all that happened since its last turn, and sample the next one.
+
+        Raises:
+            TrajectoryEnd: no room for one more token, or `limits.turns` are used up.
+            ServerError: a server refused the request, or servers failed again and again.
+        """
+        self._refuse_if_ended()
+        if self._recorder.num_turns >= self.limits.turns:
+            raise self._end(Outcome.TURN_LIMIT)
+        room = self._room()
+        if room < 1:
+            raise self._end(Outcome.TRUNCATED)
+        model = cast(MessageModel, self._generator)
+        try:
+            with self._tally.timed("generate_s"):
+                reply = await model.complete(
+                    self._line.messages, self._shown_tools, self._sampling, max_tokens=room, turn=self._recorder.num_turns
+                )
+        except ContextExceeded:
+            raise self._end(Outcome.TRUNCATED) from None
+        turn = self._line.record(reply)
+        self._is_cut = turn.is_truncated
+        return turn
+
+    def serve_openai(self) -> AbstractAsyncContextManager[OpenAIEndpoint]:
+        raise PluginError("this agent's program plays through an endpoint of ours, which needs tokens: name servers of SGLang's protocol")
+
+    def _new_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> MessageLine:
+        self._shown_tools = tools
+        return MessageLine(messages, self._recorder, task_id=self._attempt.task.task_id)
+
+    def _room(self) -> int:
+        """Return how many tokens the next turn may have, by what the server counted and the length of what it has not seen."""
+        recorded = self._recorder.num_action_tokens
+        spent = self._line.num_tokens - self._line.num_prompt_tokens if recorded else 0
+        room = self._max_response_tokens - max(spent, recorded)
+        return room if self._max_turn_tokens is None else min(room, self._max_turn_tokens)
+
+
+def uncounted_chat() -> Chat:
+    """Return an UncountedChat for what takes a Chat: of a MessageSession, nobody asks more of it."""
+    return cast(Chat, UncountedChat())

@@ -1,0 +1,34 @@
+"""From a plain thread into trio and back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import trio
+
+from agentrl.errors import AgentRLError
+
+T = TypeVar("T")
+
+
+def in_trio(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Run `function(*args)` by trio and return its value.
+
+    What its nurseries wrapped is unwrapped: Ctrl-C stays a KeyboardInterrupt, and an error of ours is raised as itself.
+    """
+    try:
+        return trio.run(function, *args)
+    except BaseExceptionGroup as group:
+        for kind in (KeyboardInterrupt, AgentRLError):
+            found = _first_leaf(group, kind)
+            if found is not None:
+                raise found from group
+        raise
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException], kind: type[BaseException]) -> BaseException | None:
+    matching: BaseException | None = group.subgroup(kind)
+    while isinstance(matching, BaseExceptionGroup):
+        matching = matching.exceptions[0]
+    return matching

@@ -1,0 +1,246 @@
+"""`agentrl eval` and `agentrl generate` as they are used: servers of every kind, a kill in the middle, and nothing played twice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import trio
+from typer.testing import CliRunner
+
+from agentrl.chat.parsing import call_id
+from agentrl.cli import app
+from agentrl.data.trajectories import decode, read_parquet
+from agentrl.evaluation.generate import ATTEMPTS_SUFFIX
+from agentrl.http.server import HttpRequest, HttpResponse, serve_http
+from agentrl.rollout.openai_messages import ChatReply, read_request, write_models, write_reply
+from agentrl.types import Message, ToolCall
+
+NUM_ROWS = 9
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result.output
+
+
+def stored_keys(folder: Path) -> list[str]:
+    """Return the keys of all attempts in a store, read by hand: also those that stand there twice."""
+    keys = []
+    for part in sorted(folder.glob("*.attempts")):
+        data = part.read_bytes()
+        while len(data) >= 12:
+            _, length, _ = struct.unpack_from("<4sII", data)
+            if len(data) < 12 + length:
+                break
+            (size,) = struct.unpack_from("<I", data, 12)
+            keys.append(json.loads(data[16 : 16 + size])["key"])
+            data = data[12 + length :]
+    return keys
+
+
+def results_of(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def server(world) -> Iterator[str]:
+    """The URL of `agentrl serve`, as a user starts it: with weights that nobody published."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = world.start("serve", str(world.folder / "model"), "--port", str(port))
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready", timeout=2) as reply:
+            return reply.status == 200
+        return False
+
+    command.wait_until(answers)
+    yield url
+    command.interrupt()
+    command.wait(60)
+
+
+def test_an_evaluation_at_a_url_and_its_results(world, server, tmp_path) -> None:
+    out = tmp_path / "out"
+    options = ("--on", world.folder / "data/val.parquet", "--n", 2, "--temperature", 1.0, "--out", out)
+    said = run("eval", world.config, "--model", server, *options, "--fail-below", "arithmetic=0")
+    assert "18 attempts, 2 per problem" in said
+    assert "mean@2" in said
+    attempts = decode(read_parquet(out / "attempts.parquet"))
+    assert [(attempt.group_id, attempt.member) for attempt in attempts] == [(row, member) for row in range(NUM_ROWS) for member in (0, 1)]
+    assert len({attempt.task_id for attempt in attempts}) == NUM_ROWS
+    assert {attempt.agent_name for attempt in attempts} == {"single_turn_agent", "tool_agent", "interaction_agent"}
+    assert all(attempt.num_action_tokens and "accuracy" in attempt.metrics for attempt in attempts)
+    results = results_of(out)
+    assert results["run"]["sampling"]["temperature"] == 1.0
+    assert results["summary"]["overall"]["num_attempts"] == 2 * NUM_ROWS
+    assert results["contamination"]["num_rows"] == 240, "the config's training file was looked through"
+    assert "18 of them finished already" in run("eval", world.config, "--model", server, *options)
+    assert len(stored_keys(out / "attempts")) == 2 * NUM_ROWS, "a second time nothing is played"
+    run("eval", world.config, "--model", server, *options[:2], "--n", 3, *options[4:])
+    assert len(stored_keys(out / "attempts")) == 3 * NUM_ROWS, "and a third attempt adds one per problem"
+
+
+def test_another_prompt_is_another_attempt(world, server, tmp_path) -> None:
+    base = ("eval", world.config, "--model", server, "--on", world.folder / "data/val.parquet", "--rows", 2, "--out", tmp_path)
+    run(*base)
+    run(*base, "--template", "question@1")
+    assert len(stored_keys(tmp_path / "attempts")) == 4
+    assert results_of(tmp_path)["run"]["data_sets"] == [{"name": "val", "num_problems": 2, "template": "question@1"}]
+
+
+def test_kill_9_in_the_middle_and_on_without_repeating(world, server, tmp_path) -> None:
+    out, n = tmp_path / "out", 12
+    arguments = ("eval", world.config, "--model", server, "--on", world.folder / "data/val.parquet", "--n", n, "--out", out)
+    arguments = tuple(map(str, (*arguments, "--temperature", 1.0, "rollout.max_concurrent_trajectories=8")))
+    first = world.start(*arguments)
+    first.wait_until(lambda: len(stored_keys(out / "attempts")) >= 10)
+    first.process.kill()
+    first.process.wait(30)
+    kept = stored_keys(out / "attempts")
+    assert 10 <= len(kept) < n * NUM_ROWS
+    assert not (out / "results.json").exists()
+    said = run(*arguments)
+    assert f"{len(kept)} of them finished already" in said
+    keys = stored_keys(out / "attempts")
+    assert keys[: len(kept)] == kept
+    assert len(keys) == len(set(keys)) == n * NUM_ROWS
+    assert results_of(out)["summary"]["overall"]["num_scored"] == n * NUM_ROWS
+
+
+def test_a_folder_is_served_for_the_evaluation(world, tmp_path) -> None:
+    said = run(
+        "eval", "--model", world.folder / "model", "--on", world.folder / "data/val.parquet", "--rows", 3, "--out", tmp_path,
+        "--max-tokens", 32, "--max-turn-tokens", 8, "--agent", "tool_agent", "--tools", "calculator", "rollout.embedded.num_blocks=64",
+    )  # fmt: skip
+    assert "starting 1 embedded server" in said
+    attempts = decode(read_parquet(tmp_path / "attempts.parquet"))
+    assert {attempt.agent_name for attempt in attempts} == {"tool_agent"}
+    assert all(attempt.num_action_tokens <= 32 for attempt in attempts)
+    assert all(np.bincount(attempt.turn_ids[attempt.action_mask]).max() <= 8 for attempt in attempts)
+
+
+def test_rows_and_their_responses(world, server, tmp_path) -> None:
+    source, out = world.folder / "data/val.parquet", tmp_path / "responses.parquet"
+    options = ("generate", world.config, "--model", server, "--in", source, "--out", out, "--n", 3, "--temperature", 1.0)
+    run(*options)
+    rows, written = pq.read_table(source), pq.read_table(out)
+    assert written.drop_columns(["responses"]).equals(rows)
+    responses = written["responses"].to_pylist()
+    assert [len(row) for row in responses] == [3] * NUM_ROWS
+    assert len({text for row in responses for text in row}) > NUM_ROWS
+    run(*options)
+    assert len(stored_keys(tmp_path / f"{out.name}{ATTEMPTS_SUFFIX}" / "attempts")) == 3 * NUM_ROWS
+    assert pq.read_table(out)["responses"].to_pylist() == responses, "what is kept is not generated again"
+    result = CliRunner().invoke(app, ["score", str(out), "--out", str(tmp_path / "scored.parquet")])
+    assert result.exit_code == 0, result.output
+    assert [len(row) for row in pq.read_table(tmp_path / "scored.parquet")["scores"].to_pylist()] == [3] * NUM_ROWS
+
+
+def test_what_is_wrong_is_said_before_anything_is_played(world, server, tmp_path) -> None:
+    base = ["eval", str(world.config), "--model", server, "--out", str(tmp_path)]
+    for options, problem in {
+        ("--on", "gsm9k"): "is no data set",
+        ("--on", str(world.folder / "data/val.parquet"), "--template", "absent"): "does not exist",
+        ("--on", str(world.folder / "data/val.parquet"), "--fail-below", "gsm8k=0.5"): "no such source",
+        (): "name what to evaluate on",
+    }.items():
+        result = CliRunner().invoke(app, [*base, *options])
+        assert problem in str(result.exception), result.output
+    assert not stored_keys(tmp_path / "attempts")
+
+
+# ------------------------------------------------------------------------------------------- an OpenAI-compatible URL
+
+
+@dataclass
+class OpenAIServer:
+    """Calls the calculator with what the question asks for, and then says a number; its first requests are too many."""
+
+    port: int = 0
+    num_overloads: int = 3
+    requests: list = field(default_factory=list)
+    statuses: Counter = field(default_factory=Counter)
+
+    async def answer(self, request: HttpRequest) -> HttpResponse:
+        if request.path.endswith("/models"):
+            return HttpResponse(200, write_models("stand-in"))
+        if request.headers.get("authorization") != "Bearer s3cret":
+            return HttpResponse(401, b"{}")
+        if self.num_overloads:
+            self.num_overloads -= 1
+            self.statuses[429] += 1
+            return HttpResponse(429, b'{"error": {"message": "slow down"}}')
+        asked = read_request(request.body)
+        self.requests.append((asked, json.loads(request.body)))
+        self.statuses[200] += 1
+        if asked.tools and asked.messages[-1].role != "tool":
+            call = ToolCall(call_id(0, 0), "calculator", {"expression": "40 + 2"})
+            reply = ChatReply(Message("assistant", "", tool_calls=(call,)), "tool_calls", 50, 7)
+        else:
+            reply = ChatReply(Message("assistant", "#### 42"), "stop", 70, 5)
+        return HttpResponse(200, write_reply(reply, model="stand-in"))
+
+
+@pytest.fixture
+def openai(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIServer]:
+    monkeypatch.setenv("STAND_IN_KEY", "s3cret")
+    server, started = OpenAIServer(), threading.Event()
+    stop: list = []
+
+    async def main() -> None:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        server.port = listeners[0].socket.getsockname()[1]
+        with trio.CancelScope() as scope:
+            token = trio.lowlevel.current_trio_token()
+            stop.append(lambda: token.run_sync_soon(scope.cancel))
+            started.set()
+            await serve_http(server.answer, listeners, max_body_bytes=2**20)
+
+    thread = threading.Thread(target=trio.run, args=(main,))
+    thread.start()
+    assert started.wait(30)
+    yield server
+    stop[0]()
+    thread.join(30)
+
+
+def test_messages_in_place_of_tokens(world, openai, tmp_path) -> None:
+    url = f"http://127.0.0.1:{openai.port}/v1"
+    options = ("--on", world.folder / "data/val.parquet", "--out", tmp_path, "--n", 2, "--temperature", 0.7, "--top-k", 20)
+    run("eval", world.config, "--model", url, *options, "--agent", "tool_agent", "rollout.api_key_env=STAND_IN_KEY", "eval.stop=[END]")
+    attempts = decode(read_parquet(tmp_path / "attempts.parquet"))
+    assert not {attempt.failure for attempt in attempts} - {None}
+    played = [attempt for attempt in attempts if attempt.metrics["num_tool_calls"]]
+    assert played
+    for attempt in played:
+        assert [message.role for message in attempt.messages[-3:]] == ["assistant", "tool", "assistant"]
+        assert attempt.messages[-2].content == "42"
+        assert attempt.num_action_tokens == 7 + 5
+        assert attempt.num_tokens == 70 + 5, "as many as the server counted"
+        assert (attempt.token_ids == -1).all()
+        assert np.isnan(attempt.behavior_logprobs[attempt.action_mask]).all()
+        assert (attempt.versions == -1).all(), "nothing is claimed that is not known"
+    truths = pq.read_table(world.folder / "data/val.parquet")["reward_model"].to_pylist()
+    rights = {row: float(truth["ground_truth"] == "42") for row, truth in enumerate(truths)}
+    assert {attempt.group_id: attempt.metrics["accuracy"] for attempt in attempts} == rights
+    _, body = openai.requests[0]
+    assert (body["temperature"], body["top_k"], body["stop"], body["model"]) == (0.7, 20, ["END"], "stand-in")
+    assert body["max_tokens"] == 16, "agent.max_turn_tokens"
+    assert openai.statuses[429] == 3, "asked again until there was room"
+    assert "s3cret" not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
