@@ -69,7 +69,7 @@ def test_no_text_breaks_the_checker(text, strict):
         ("#### 5\nno, wait\n#### 6", True, 6),
         ("#### six, or 6", True, 6),
         ("#### none\n6", True, None),
-        ("5-3", False, 3),
+        ("5-3", False, None),
         ("5 - 3 = 2", False, 2),
         ("= -2", False, -2),
         ("$-3.50", False, Fraction(-7, 2)),
@@ -112,9 +112,9 @@ def test_only_the_last_assistant_message_counts(reward):
 
 def test_format_is_reported_and_not_rewarded():
     result = Arithmetic().score(attempt(task(), said("#### 1")))
-    assert (result.value, result.metrics) == (0.0, {"accuracy": 0.0, "format": 1.0})
+    assert (result.value, result.metrics["accuracy"], result.metrics["format"]) == (0.0, 0.0, 1.0)
     result = Arithmetic().score(attempt(task(), said("72")))
-    assert (result.value, result.metrics) == (0.0, {"accuracy": 0.0, "format": 0.0})
+    assert (result.value, result.metrics["accuracy"], result.metrics["format"]) == (0.0, 0.0, 0.0)
 
 
 def test_gsm8k_takes_the_last_number_only_when_told():

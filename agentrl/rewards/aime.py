@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Any, ClassVar
 
 from agentrl.errors import DataError
@@ -10,50 +11,50 @@ from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards.boxed import BoxOptions, last_boxed
+from agentrl.rewards.gsm8k import parse_number
+from agentrl.rewards.readings import Readings, read_value
+from agentrl.rewards.stated import MAX_TAIL_CHARS, concluding_number, stated_number
 from agentrl.types import JsonObject, Task
 
-MAX_TAIL_CHARS = 2000
-"""Where an answer may stand: in so many characters at the end. It bounds the time, for the reward runs in the event loop."""
-MAX_ANSWER_CHARS = 100
+MAX_ANSWER = 999
 
-_DECORATION = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}|\\[,;:! ]|[$\s{}]|\.(?=\D*$)")
-# Digits that are no part of a longer number, a decimal, a fraction or a variable's index.
-_INTEGER = re.compile(r"(?<![\w.,/^-])0*([0-9]{1,3})(?![\w/]|[.,][0-9])")
-_ANSWER_LINE = re.compile(r"(?i)\banswer\s*(?:is\s*)?[:=]?\s*([^\n]{0,100})")
+_MODULUS = re.compile(r"\(?\\?p?mod(?:ulo|ulus)?\b\s?\{?\s?[0-9]{1,5}\}?\)?|\bby \$?1,?000\b\$?")
+"""What a remainder was taken of is not the answer: 42 (mod 1000)."""
 
 
 def extract_integer(text: str, *, strict: bool) -> int | None:
-    r"""Return the answer in the last \boxed{...}; without it and unless `strict`, after the last "answer", else the last integer.
+    r"""Return the answer in the last \boxed{...}; without it and unless `strict`, the number that the text concludes with.
 
     None when what is found there is no integer from 0 to 999.
     """
     tail = text[-MAX_TAIL_CHARS:]
     boxed = last_boxed(tail)
     if boxed is not None:
-        return parse_integer(boxed)
-    if strict:
-        return None
-    lines = _ANSWER_LINE.findall(tail)
-    found = (_INTEGER.findall(lines[-1])[:1] if lines else []) or _INTEGER.findall(tail)[-1:]
-    return int(found[0]) if found else None
+        return _in_range(stated_number(_MODULUS.sub("", boxed)))
+    return None if strict else _in_range(concluding_number(_MODULUS.sub("", tail)))
 
 
 def parse_integer(value: Any) -> int | None:
     """Return a ground truth or the inside of a box ("042", 42, "$42$") as an integer from 0 to 999, or None."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, (int, float)):
-        return int(value) if value == int(value) and 0 <= value <= 999 else None
-    if not isinstance(value, str):
-        return None
-    if len(value) > MAX_ANSWER_CHARS:
-        return None
-    bare = _DECORATION.sub(lambda found: found[1] or "", value)
-    return int(bare) if re.fullmatch(r"0*[0-9]{1,3}", bare) else None
+    return _in_range(stated_number(value) if isinstance(value, str) else parse_number(value))
+
+
+def canonical(text: str, *, strict: bool = False) -> str | None:
+    """Return the final answer in `text` as the one text that stands for it ("42"), or None when there is none."""
+    answer = extract_integer(text, strict=strict)
+    return None if answer is None else str(answer)
+
+
+def _in_range(number: Fraction | None) -> int | None:
+    return int(number) if number is not None and number.denominator == 1 and 0 <= number <= MAX_ANSWER else None
 
 
 class Aime(Reward):
-    """1 for the right integer in the last assistant message. Metrics: accuracy, format (there is a box)."""
+    """1 for the right integer in the last assistant message.
+
+    Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box). Details: answer, canonical.
+    What was handed in by `finish` needs no box.
+    """
 
     name: ClassVar[str] = "aime"
     runs_in: RunsIn = "inline"
@@ -70,10 +71,11 @@ class Aime(Reward):
             )
 
     def score(self, attempt: Attempted) -> RewardResult:
+        """Score by the last box, or what stands in its place."""
         options, text = self._options, attempt.answer
-        answer = extract_integer(text, strict=options.strict and attempt.handed_in is None)
-        accuracy = float(answer is not None and answer == parse_integer(attempt.task.ground_truth))
-        has_format = last_boxed(text[-MAX_TAIL_CHARS:]) is not None
-        wrong = options.score_wrong(has_box=has_format)
-        metrics = {"accuracy": accuracy, "format": float(has_format)}
-        return RewardResult(1.0 if accuracy else wrong, metrics, {"answer": answer})
+        flexible = extract_integer(text, strict=False)
+        in_form = extract_integer(text, strict=True) if attempt.handed_in is None else flexible
+        truth = parse_integer(attempt.task.ground_truth)
+        has_box = last_boxed(text[-MAX_TAIL_CHARS:]) is not None
+        readings = Readings(read_value(in_form, truth), read_value(flexible, truth), counts_strict=options.strict, has_format=has_box)
+        return readings.result(wrong=options.score_wrong(has_box=has_box))

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.gsm8k import extract_answer, is_correct, require_number
+from agentrl.rewards.gsm8k import read_number, require_number
 from agentrl.types import Task
 
 
 class Arithmetic(Reward):
     """1 when the last assistant message's `#### N`, or the number it handed in by `finish`, equals the ground truth, else 0.
 
-    Metrics: accuracy, format.
+    Metrics: accuracy, accuracy_strict, accuracy_flexible, format. Details: answer.
     """
 
     name: ClassVar[str] = "arithmetic"
@@ -23,6 +23,4 @@ class Arithmetic(Reward):
         require_number(task, self.name)
 
     def score(self, attempt: Attempted) -> RewardResult:
-        answer = extract_answer(attempt.answer, strict=attempt.handed_in is None)
-        accuracy = float(is_correct(answer, attempt.task.ground_truth))
-        return RewardResult(accuracy, {"accuracy": accuracy, "format": float(answer is not None)})
+        return read_number(attempt, strict=True).result(wrong=0.0)

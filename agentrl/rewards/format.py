@@ -11,7 +11,8 @@ from pydantic import model_validator
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options
 from agentrl.rewards.boxed import last_boxed
-from agentrl.rewards.gsm8k import MAX_TAIL_CHARS, extract_answer
+from agentrl.rewards.gsm8k import extract_answer
+from agentrl.rewards.stated import MAX_TAIL_CHARS
 from agentrl.types import JsonObject
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")

@@ -1,4 +1,4 @@
-"""GSM8K's answers: the number after `####`, or the last number of the text.
+"""GSM8K's answers: the number after `####`, or the number that the text concludes with.
 
 The checkers are pure functions of their text: interactions and other rewards use them too.
 """
@@ -14,36 +14,36 @@ from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options
 from agentrl.plugins.rewards import RunsIn
+from agentrl.rewards.boxed import last_boxed
+from agentrl.rewards.readings import Readings, read_value
+from agentrl.rewards.stated import MAX_TAIL_CHARS, concluding_number, stated_number
 from agentrl.types import JsonObject, Task
 
-MAX_DIGITS = 100
-"""A longer run of digits is no answer, and converting it would be slow."""
-MAX_TAIL_CHARS = 2000
-"""How far an answer is looked for: it bounds the time, for the rewards run in the event loop."""
-
-# Sign before or after the currency; a minus right after a word, a digit or a bracket subtracts. Digits are plain or in
-# groups of three. What follows (a unit, a percent sign, a full stop) is not part of the number.
-_NUMBER = re.compile(
-    r"(?:(?<![\w.)\]])(?P<sign>[-+\u2212]))?\s?[$\u20ac\u00a3\u00a5]?\s?(?P<inner>(?<=[$\u20ac\u00a3\u00a5])[-\u2212])?"
-    r"(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
-)
 _MARK = "####"
+_HEADING = re.compile(r"(?i)[\s*_]*(?:step|part|case|day|week|question|problem|section|method|option)\b")
+"""`#### Step 2: ...` is a heading of Markdown, no answer."""
+MAX_HEADINGS = 20
 
 
 def extract_answer(text: str, *, strict: bool) -> Fraction | None:
-    """Return the final answer in `text`, or None when there is none.
+    r"""Return the final answer in `text`, or None when there is none.
 
-    It is the first number on the line of the last `####`; without such a number, and unless `strict`, the last number
-    within MAX_TAIL_CHARS of the text's end. Thousands separators, signs, decimals, currency, units and percent signs (50%
-    is 50) are understood.
+    It is the number stated on the line of the last `####`; without such a number, and unless `strict`, that in the last
+    \boxed{...}; without a box the number that the last MAX_TAIL_CHARS conclude with. Thousands separators, signs, decimals,
+    fractions, currency, units, percent signs (50% is 50), LaTeX and Markdown are understood.
     """
-    _, mark, tail = text.rpartition(_MARK)
-    if mark and (found := _NUMBER.search(tail.lstrip().partition("\n")[0][:MAX_TAIL_CHARS])):
-        return _number(found)
+    if (marked := _marked_line(text)) is not None and (number := stated_number(marked)) is not None:
+        return number
     if strict:
         return None
-    numbers = list(_NUMBER.finditer(text, max(0, len(text) - MAX_TAIL_CHARS)))
-    return _number(numbers[-1]) if numbers else None
+    boxed = last_boxed(text[-MAX_TAIL_CHARS:])
+    return concluding_number(text) if boxed is None else stated_number(boxed)
+
+
+def canonical(text: str, *, strict: bool = False) -> str | None:
+    """Return the final answer in `text` as the one text that stands for its value ("18", "7/2"), or None when there is none."""
+    answer = extract_answer(text, strict=strict)
+    return None if answer is None else str(answer)
 
 
 def parse_number(ground_truth: Any) -> Fraction | None:
@@ -69,7 +69,7 @@ def require_number(task: Task, reward: str) -> None:
 
 
 class Gsm8kOptions(Options):
-    """`strict`: only what follows `####` counts, else the last number will do. `format_score`: for a wrong answer in the right form."""
+    """`strict`: only what follows `####` counts, else an answer in any form. `format_score`: for a wrong answer in the right form."""
 
     strict: bool = True
     format_score: float = 0.0
@@ -78,7 +78,8 @@ class Gsm8kOptions(Options):
 class Gsm8k(Reward):
     """1 for the right number in the last assistant message, `format_score` for a wrong one, 0 for none.
 
-    Metrics: accuracy, format (an answer after `####`). What counts as an answer for `format_score` depends on `strict`.
+    Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (an answer after `####`). Details: answer, canonical.
+    What counts as an answer for `format_score` depends on `strict`. What was handed in by `finish` needs no `####`.
     """
 
     name: ClassVar[str] = "gsm8k"
@@ -92,16 +93,25 @@ class Gsm8k(Reward):
         require_number(task, self.name)
 
     def score(self, attempt: Attempted) -> RewardResult:
-        text, needs_mark = attempt.answer, attempt.handed_in is None
-        answer = extract_answer(text, strict=self._options.strict and needs_mark)
-        accuracy = float(is_correct(answer, attempt.task.ground_truth))
-        wrong = self._options.format_score if answer is not None else 0.0
-        return RewardResult(accuracy or wrong, {"accuracy": accuracy, "format": float(extract_answer(text, strict=needs_mark) is not None)})
+        readings = read_number(attempt, strict=self._options.strict)
+        return readings.result(wrong=self._options.format_score if readings.counting.answer is not None else 0.0)
 
 
-def _number(found: re.Match[str]) -> Fraction | None:
-    digits = found["digits"].replace(",", "")
-    if len(digits) > MAX_DIGITS:
-        return None
-    value = Fraction(digits if digits[0] != "." else "0" + digits)
-    return -value if (found["sign"] or found["inner"] or "+") in "-\u2212" else value
+def read_number(attempt: Attempted, *, strict: bool) -> Readings:
+    """Read the final number of an attempt in both ways; what was handed in by `finish` needs no `####`."""
+    flexible = extract_answer(attempt.answer, strict=False)
+    in_form = extract_answer(attempt.answer, strict=True) if attempt.handed_in is None else flexible
+    truth = parse_number(attempt.task.ground_truth)
+    return Readings(read_value(in_form, truth), read_value(flexible, truth), counts_strict=strict, has_format=in_form is not None)
+
+
+def _marked_line(text: str) -> str | None:
+    """Return what follows the last `####` on its line (or on the next, when nothing does)."""
+    for _ in range(MAX_HEADINGS):
+        text, mark, tail = text.rpartition(_MARK)
+        if not mark:
+            return None
+        line = tail[:MAX_TAIL_CHARS].lstrip().partition("\n")[0]
+        if not _HEADING.match(line):
+            return line
+    return None

@@ -1,0 +1,155 @@
+"""Which number of a text is its answer: the one that an answer states, or the one that a whole response concludes with.
+
+Every pattern is bounded, and so is the text: the checkers run in the event loop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from agentrl.rewards.number_words import number_in_words
+from agentrl.rewards.numbers import Found, has_number, numbers_in, with_signs
+from agentrl.rewards.plain import plain
+
+MAX_TAIL_CHARS = 2000
+"""How far an answer is looked for: it bounds the time, for the rewards run in the event loop."""
+MAX_LINE_CHARS = 300
+MAX_PHRASES = 5
+
+_WORDS = r"(?:\s?[A-Za-z%]{1,20}){0,2}"
+_OPERATOR = re.compile(rf"{_WORDS}\s?[-+*×·/±]\s?\$?")
+_EQUALS = re.compile(r"\s?[A-Za-z%$]{0,20}\s?[=≈]\s?[$€£¥₹]?")
+_ALTERNATIVE = re.compile(rf"{_WORDS}\s?(?:,?\s?\b(?:or|to|through|versus|vs\.?)\b|[-+*×·/±])\s?(?:[a-z]{{1,10}}\s)?\$?")
+_LIST = re.compile(rf"\s?(?:,|;|&)\s?(?:and|or)?\s?\$?|{_WORDS},?\s(?:and|or)\s\$?")
+_ANSWER_IS = re.compile(
+    r"(?i)\banswer(?:[ ](?:to|for|of)[ ][^\n.:=]{1,60}?)?[ ]?(?:\([^()\n]{1,40}\))?(?:\s{0,3}(?:\bis\b|\bwas\b|would[ ]be|should[ ]be|"
+    r"will[ ]be|must[ ]be|equals|:|=|->|→|-(?=[ ]))){1,2}\s{0,10}|\banswer[ ]?\n\s{0,10}|答案(?:是|为|:){1,2}\s?"
+)
+_SECOND_THOUGHT = re.compile(r"(?i)\b(?:wait|actually|correction|hold on|scratch that|i made an? (?:mistake|error))\b")
+_SENTENCE_END = re.compile(r"(?<!\bapprox)(?<!\bca)(?<!\bRs)[.!?](?=\s|$)")
+_INTRODUCTION = re.compile(
+    r"(?i)(?:\s|[$€£¥₹≈~=:(\[\"']|\b(?:a|an|the|is|it|exactly|approximately|about|around|roughly|approx\.|only|just|simply|total|of|"
+    r"equal|to|be|therefore|so|thus|indeed|still|then|also|again)(?!\w))*+"
+)
+_ASIDE = re.compile(r"\([^()\n]{0,200}\)")
+_BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*(?!\s?:)|\\(?:textbf|mathbf)\{([^{}\n]{1,200})\}")
+_LIST_MARK = re.compile(r"\A\s*(?:[0-9]{1,3}[.)]|[-*•])\s")
+_BULLET = re.compile(r"\A[-•][ \t]")
+_UNFINISHED = re.compile(r"\s?[=+*×/-]\s*")
+
+
+def stated_number(text: str) -> Fraction | None:
+    """Return the number that a text given as the answer (behind `####`, in a box, after "the answer is") states, or None.
+
+    It is the number at the beginning of its first sentence; of a sum that is worked out there (16 - 3 = 13) the result; else the
+    number behind the last equals sign or colon, else the last. Alternatives (72 or 73), ranges, lists and sums that are not
+    worked out state none.
+    """
+    line = with_signs(_first_sentence(plain(text[:MAX_LINE_CHARS])))
+    line = _without_asides(line)
+    found = numbers_in(line)
+    if not found:
+        return number_in_words(line)
+    start = 0 if _INTRODUCTION.fullmatch(line, 0, found[0].start) else _behind_last_sign(line, found)
+    end = _end_of_sum(line, found, start)
+    if start == 0 and end:  # worked out in several steps: the last one's result
+        start = _behind_last_sign(line, found)
+        end = _end_of_sum(line, found, start)
+    if end is None or _is_joined(line, found, start, (_ALTERNATIVE, _LIST)) or _is_joined(line, found, end + 1, (_ALTERNATIVE, _LIST)):
+        return None
+    return found[end].value
+
+
+def concluding_number(text: str) -> Fraction | None:
+    """Return the number that a whole response ends with: behind its last "answer is", else in bold in its last line, else its last.
+
+    What stands before a second thought ("wait", "actually") counts only where no number follows it.
+    """
+    tail = text[-MAX_TAIL_CHARS:]
+    cut = max((found.end() for found in _SECOND_THOUGHT.finditer(tail)), default=0)
+    if cut and has_number(plain(tail[cut:])):
+        tail = tail[cut:]
+    readable = plain(tail)
+    for phrase in list(_ANSWER_IS.finditer(readable))[: -MAX_PHRASES - 1 : -1]:
+        stated = readable[phrase.end() : phrase.end() + MAX_LINE_CHARS].partition("\n")[0]
+        number = stated_number(_BULLET.sub("", stated, count=1) if "\n" in phrase[0] else stated)
+        if number is not None:
+            return number
+    return _last_number(tail)
+
+
+def _last_number(text: str) -> Fraction | None:
+    """Return what the last line with a number concludes with: its last number in bold, else that of its last sentence with one."""
+    for raw in reversed(text.splitlines()):
+        line = with_signs(_LIST_MARK.sub("", plain(raw)))
+        if not has_number(line):
+            continue
+        bold = [number for one, other in _BOLD.findall(raw) if (number := stated_number(one or other)) is not None]
+        return bold[-1] if bold else next(_concluded(sentence) for sentence in _sentences_from_last(line) if has_number(sentence))
+    return None
+
+
+def _concluded(sentence: str) -> Fraction | None:
+    """Return the number behind the last equals sign of a sentence, else its last one; None when it is cut off or not worked out."""
+    sentence = _without_asides(sentence)
+    found = numbers_in(sentence)
+    start = _behind_last_sign(sentence, found, signs=("=", "≈"))
+    end = _end_of_sum(sentence, found, start)
+    if end is None or _is_joined(sentence, found, start, (_ALTERNATIVE,)) or _UNFINISHED.fullmatch(sentence, found[-1].end):
+        return None
+    return found[end].value
+
+
+def _first_sentence(text: str) -> str:
+    text = text.strip()
+    end = _SENTENCE_END.search(text)
+    return text[: end.start()] if end else text
+
+
+def _sentences_from_last(line: str) -> Iterator[str]:
+    end = len(line)
+    for found in reversed(list(_SENTENCE_END.finditer(line))):
+        yield line[found.end() : end]
+        end = found.start()
+    yield line[:end]
+
+
+def _without_asides(line: str) -> str:
+    """Return a line without what stands in parentheses, unless its numbers do."""
+    without = _ASIDE.sub(" ", line)
+    return without if without == line or has_number(without) else line
+
+
+def _behind_last_sign(line: str, found: Sequence[Found], *, signs: Sequence[str] = ("=", "≈", ": ")) -> int:
+    """Return the position of the first number behind the last of `signs`, in their order; of the last number without."""
+    for sign in signs:
+        behind = line.rfind(sign)
+        later = [position for position, number in enumerate(found) if number.start > behind >= 0]
+        if later:
+            return later[0]
+    return len(found) - 1
+
+
+def _end_of_sum(line: str, found: Sequence[Found], start: int) -> int | None:
+    """Return the position of the result of the sum that begins at number `start` (itself without operators), None without a result."""
+    is_open = False
+    for position in range(start, len(found) - 1):
+        gap = line[found[position].end : found[position + 1].start]
+        if _EQUALS.fullmatch(gap):
+            is_open = False
+        elif _OPERATOR.fullmatch(gap) or (gap.isspace() and line[found[position + 1].start] in "+-"):
+            is_open = True
+        else:
+            return None if is_open else position
+    return None if is_open else len(found) - 1
+
+
+def _is_joined(line: str, found: Sequence[Found], position: int, joints: tuple[re.Pattern[str], ...]) -> bool:
+    """Tell whether number `position` is only one of several on offer together with a different one before it."""
+    if not 0 < position < len(found) or found[position - 1].value == found[position].value:
+        return False
+    gap = line[found[position - 1].end : found[position].start]
+    is_subtracted = gap.isspace() and line[found[position].start] in "+-"
+    return is_subtracted or any(joint.fullmatch(gap) for joint in joints)
