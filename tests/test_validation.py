@@ -13,6 +13,9 @@ from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.saving import metric_of
 from agentrl.controller.validation import Validation, of_version
 from agentrl.data.trajectories import decode, read_parquet
+from agentrl.evaluation.attempts import attempt_of
+from agentrl.evaluation.summary import summarise
+from agentrl.evaluation.validation_figures import figures, shown_ks
 from agentrl.types import Lease, Message, Outcome, RewardEvent, Task, Trajectory
 
 SOURCES = ("gsm8k", "aime_2024")
@@ -84,7 +87,7 @@ def attempt(task: Task, group: int, member: int, version: int) -> Trajectory:
         rewards=(RewardEvent("gsm8k", is_right, 3),),
         outcome=Outcome.COMPLETED,
         metrics={"accuracy": is_right, "reward/gsm8k": is_right},
-        extra_info={"reward_details": {"gsm8k": {"answer": "2" if member < 2 else str(member)}}},
+        extra_info={"reward_details": {"gsm8k": {"answer": "2" if member < 2 else f"{member} apples"}}},
     )
 
 
@@ -110,6 +113,36 @@ def test_attempts_that_say_nothing_of_this_version_are_failures_with_a_reason(tm
     assert {t.failure for t in kept if t.outcome is Outcome.ABORTED} == {reason}
     assert (metrics["val/trajectories"], metrics["val/failed"]) == (6 * N, 3 * N)
     assert metrics["val/accuracy"] == 0.5, "a failed attempt is no wrong answer"
+
+
+def test_figures_are_those_of_an_evaluation_with_their_intervals():
+    driver, metrics = validate("plays")
+    assert driver.recorded == metrics
+    summary = summarise([attempt_of(attempt(Rows().task(row), row, member, 7)) for row in range(6) for member in range(N)])
+    for prefix, source in (("val/", summary.overall), *((f"val/source/{source.name}/", source) for source in summary.sources)):
+        shown = [("mean@4", source.accuracy)]
+        shown += [
+            (f"{name}@{k}", at[k - 1].estimate) for name, at in (("pass", source.pass_at), ("maj", source.majority_at)) for k in (2, 4)
+        ]
+        for name, estimate in shown:
+            found = tuple(metrics[f"{prefix}{name}{limit}"] for limit in ("", "/low", "/high"))
+            assert found == (estimate.value, estimate.low, estimate.high)
+    assert metrics["val/mean@4"] == metrics["val/accuracy"] == 0.5
+    assert metrics["val/pass@2"] == pytest.approx(1 - 1 / 6)  # two of four are right: both drawn are wrong in 1 of 6 ways
+    assert metrics["val/maj@4"] == 1.0, "the right answer is the only one given twice"
+    assert not [name for name in metrics if name.startswith("val/pass@3")]
+
+
+@pytest.mark.parametrize(("n", "ks"), [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (32, [1, 2, 4, 8, 16, 32])])
+def test_powers_of_two_and_n_are_shown(n, ks):
+    assert shown_ks(n) == ks
+
+
+def test_figures_without_an_interval_or_a_score_are_absent():
+    one = [attempt_of(attempt(Rows().task(0), 0, 0, 7))]
+    assert "val/mean@1" in figures(summarise(one), prefix="val/")
+    (failed,) = [attempt_of(attempt(Rows().task(0), 0, 0, 7).replace(outcome=Outcome.TIMEOUT, rewards=(), metrics={}))]
+    assert figures(summarise([failed]), prefix="val/") == {}
 
 
 def test_what_is_lost_is_said():

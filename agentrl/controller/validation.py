@@ -18,6 +18,9 @@ from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.examine import examined
 from agentrl.data.dataset import Dataset
 from agentrl.data.trajectories import encode, write_parquet
+from agentrl.evaluation.attempts import attempt_of
+from agentrl.evaluation.summary import summarise
+from agentrl.evaluation.validation_figures import figures
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.tracking.summary import summarise_trajectories
@@ -51,6 +54,7 @@ class Validation:
         for text in examined(tasks, trajectories, self._num_examine):
             run.observer.say(text)
         metrics = summarise_trajectories(trajectories, version=None, prefix="val/")
+        metrics |= figures(summarise([attempt_of(trajectory) for trajectory in trajectories]), prefix="val/")
         run.observer.validation(step, version, metrics, baseline=baseline)
         if self._folder is not None:
             name = f"baseline_{baseline}" if baseline else f"step_{step:06d}"

@@ -11,6 +11,7 @@ from typing import Any
 from agentrl.evaluation.contamination import ContaminationNote
 from agentrl.evaluation.evidence import Evidence, Example, TwoReadings
 from agentrl.evaluation.summary import Estimate, EstimateAt, EvalSummary, SourceSummary
+from agentrl.evaluation.validation_figures import shown_ks
 from agentrl.tracking.progress import duration
 from agentrl.types import Message
 
@@ -120,13 +121,8 @@ def _attempts_table(summary: EvalSummary) -> str:
         for column, figures in ((1, source.majority_at), (2, source.best_of_at)):
             for at in figures:
                 by_k[at.k][column] = at
-        rows += [[source.name, str(k), *map(_at, by_k[k])] for k in _shown(source) if k in by_k]
+        rows += [[source.name, str(k), *map(_at, by_k[k])] for k in shown_ks(source.n) if k in by_k]
     return _table(["source", "k", "pass@k", "maj@k", "best@k"], rows) if any(source.n > 1 for source in summary.sources) else ""
-
-
-def _shown(source: SourceSummary) -> list[int]:
-    """Return powers of two up to n, and n."""
-    return sorted({*(2**i for i in range(source.n.bit_length())), source.n})
 
 
 def _at(at: EstimateAt | None) -> str:
@@ -221,7 +217,7 @@ def _details(title: str, text: str) -> str:
 
 def _run_lines(description: Mapping[str, Any]) -> str:
     own = description["agentrl"]
-    sampling = ", ".join(f"{name} {json.dumps(value)}" for name, value in description["sampling"].items())
+    sampling = ", ".join(f"{name} {json.dumps(value)}" for name, value in description["sampling"].items() if value not in (None, [], {}))
     commit = f" ({own['commit']})" if own["commit"] else ""
     lines = [
         f"model `{description['model']}`, {description['servers']}",

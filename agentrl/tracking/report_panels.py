@@ -53,6 +53,9 @@ def draw_validation(axes: Axes, series: Series) -> None:
         axes.plot(steps, values, color=CYCLE[index % len(CYCLE)], marker="o", markersize=3.5, linewidth=1.3, label=agent)
     steps, values = series.validation("val/accuracy")
     axes.plot(steps, values, color=INK, marker="o", markersize=5, linewidth=2.4, label="all rows")
+    for name in (f"val/mean@{rest}" for rest in series.names("validation", "val/mean@") if "/" not in rest):
+        steps, low = series.validation(f"{name}/low")
+        axes.fill_between(steps, low, series.validation(f"{name}/high")[1], color=INK, alpha=0.09, linewidth=0)
     _share(axes)
     _finish(axes)
 
