@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentrl.data.prepare import Gsm8kAgent
+from agentrl.data.commands import data_app
 from agentrl.errors import AgentRLError, UserError
 from agentrl.evaluation.commands import evaluate, generate
 
@@ -24,7 +24,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-data_app = typer.Typer(help="Write datasets as Parquet in the schema that `agentrl train` reads.", no_args_is_help=True)
 servers_app = typer.Typer(help="The inference servers of a run that goes on: list them, add one, let one go.", no_args_is_help=True)
 config_app = typer.Typer(help="Look at a config before running it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -241,52 +240,6 @@ def _typed_line() -> str | None:
         return input("> " if sys.stdin.isatty() else "")
     except EOFError:
         return None
-
-
-@data_app.command("arithmetic")
-def data_arithmetic(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
-    train_rows: Annotated[int, typer.Option("--train", min=1, help="Rows to train on.")] = 3000,
-    val_rows: Annotated[int, typer.Option("--val", min=1, help="Rows to validate on.")] = 192,
-    sft_rows: Annotated[int, typer.Option("--sft", min=1, help="Conversations for the supervised warm start.")] = 6000,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    debug: Debug = False,
-) -> None:
-    """Write sums for three kinds of agent: some need the calculator, some do not, some get feedback and a second try."""
-    _options(debug)
-    from agentrl.data.arithmetic import write_arithmetic
-
-    write_arithmetic(out, seed=seed, num_train=train_rows, num_val=val_rows, num_sft=sft_rows)
-    typer.echo(f"wrote train.parquet, val.parquet and sft.parquet to {out}")
-
-
-@data_app.command("gsm8k")
-def data_gsm8k(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
-    source: Annotated[Path, typer.Option("--in", help="Folder with GSM8K's original train.jsonl and test.jsonl.")],
-    agent: Annotated[Gsm8kAgent, typer.Option(help="Which agent plays the rows; mixed: all three in turn.")] = "mixed",
-    debug: Debug = False,
-) -> None:
-    """Write GSM8K from its original JSON lines."""
-    _options(debug)
-    from agentrl.data.prepare import write_gsm8k
-
-    write_gsm8k(out, source, agent=agent)
-    typer.echo(f"wrote train.parquet and test.parquet to {out}")
-
-
-@data_app.command("aime")
-def data_aime(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
-    source: Annotated[Path, typer.Option("--in", help="Folder with JSON lines of {problem, answer}, such as aime_2024.jsonl.")],
-    debug: Debug = False,
-) -> None:
-    """Write AIME's problems, or others with whole numbers from 0 to 999 as answers, from JSON lines."""
-    _options(debug)
-    from agentrl.data.prepare import write_aime
-
-    written = write_aime(out, source)
-    typer.echo(f"wrote {', '.join(f'{name}.parquet' for name in written)} to {out}")
 
 
 @servers_app.command("list")

@@ -301,11 +301,14 @@ def test_gsm8k_becomes_rows_of_all_three_agents(tmp_path: Path):
 
 
 def test_gsm8k_without_its_source_or_with_a_broken_line(tmp_path: Path):
-    with pytest.raises(DataError, match=r"train\.jsonl' does not exist"):
+    with pytest.raises(DataError, match=r"has no data"):
+        write_gsm8k(tmp_path / "out", tmp_path)
+    (tmp_path / "train_socratic.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match=r"has neither train\.jsonl nor test\.jsonl"):
         write_gsm8k(tmp_path / "out", tmp_path)
     source = gsm8k_source(tmp_path)
     (source / "test.jsonl").write_text('{"question": "How many?", "answer": "4"}\n')
-    with pytest.raises(DataError, match=r"test\.jsonl: line 1: needs `question` and an `answer`"):
+    with pytest.raises(DataError, match=r"test\.jsonl: row 0 \(line 1\): needs `question` and an `answer`"):
         write_gsm8k(tmp_path / "out", source)
 
 
@@ -321,6 +324,6 @@ def test_gsm8k_of_the_shared_folder(tmp_path: Path):
 
 
 def test_data_needs_no_torch_no_ray_no_transformers():
-    modules = "agentrl.data.build, agentrl.data.prepare, agentrl.data.trajectories"
+    modules = "agentrl.data.build, agentrl.data.commands, agentrl.data.filter, agentrl.data.pairs, agentrl.data.show"
     code = f"import sys, {modules}; print({{'torch', 'ray', 'transformers'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"

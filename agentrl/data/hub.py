@@ -27,11 +27,6 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _DATA = ("*.parquet", "*.jsonl", "*.json")
 
 
-def is_hub_name(name: str) -> bool:
-    """Tell whether `name` has the form owner/name."""
-    return _HUB_ID.fullmatch(name) is not None
-
-
 def fetch_dataset(name: str, *, subset: str | None = None, revision: str | None = None) -> Path:
     """Return the folder with the files of a data set, of one subset where it is named.
 
@@ -41,7 +36,7 @@ def fetch_dataset(name: str, *, subset: str | None = None, revision: str | None 
     Raises:
         DataError: the hub knows no such data set or revision, refuses it, or cannot be reached and its cache does not have it.
     """
-    if not is_hub_name(name):
+    if not _HUB_ID.fullmatch(name):
         raise DataError(f"{name!r}: there is no such file or folder, and it is no name of the hub either (owner/name)")
     if revision is not None:
         return _download(name, revision, list(_DATA))

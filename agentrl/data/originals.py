@@ -23,6 +23,20 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}(-[0-9a-f]{16})?$")
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """Where original files are: a file, a folder, or a name of the hub (owner/name).
+
+    subset: part of a data set that consists of several, a folder of that name; None: all of it.
+    split: only this one; None: all. revision: of the hub, see `fetch_dataset`.
+    """
+
+    name: str | Path
+    subset: str | None = None
+    split: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DataFile:
     path: Path
     split: str
@@ -38,29 +52,25 @@ class Original:
     index: int
 
 
-def open_originals(
-    source: str | Path, *, subset: str | None = None, split: str | None = None, revision: str | None = None
-) -> list[DataFile]:
-    """Return the data files behind `source`: a file, a folder, or a name of the hub (owner/name), in this order.
-
-    Args:
-        subset: part of a data set that the hub keeps in several, a folder of that name; a folder without it is taken whole.
-        split: only this one; None: all.
-        revision: of the hub, see `fetch_dataset`.
+def open_originals(source: Source) -> list[DataFile]:
+    """Return the data files of a source, in the order of their names.
 
     Raises:
-        DataError: there is no such file, folder or data set, no data in it, or no such split.
+        DataError: there is no such file, folder or data set, no data in it, or no such subset or split.
     """
-    path = Path(source)
-    root = path if path.exists() else fetch_dataset(str(source), subset=subset, revision=revision)
-    files = [DataFile(root, split_of(root))] if root.is_file() else _files_in(root, subset)
+    name, path = str(source.name), Path(source.name)
+    root = path if path.exists() else fetch_dataset(name, subset=source.subset, revision=source.revision)
+    if source.subset is not None and not (root / source.subset).is_dir():
+        raise DataError(f"{name!r} has no subset {source.subset!r}, a folder of that name")
+    root = root / (source.subset or "")
+    files = [DataFile(root, split_of(root))] if root.is_file() else _files_in(root)
     if not files:
-        raise DataError(f"{str(source)!r} has no data: no {', '.join(SUFFIXES)} file" + (f" of the subset {subset!r}" if subset else ""))
-    if split is None:
+        raise DataError(f"{name!r} has no data: no {', '.join(SUFFIXES)} file")
+    if source.split is None:
         return files
-    chosen = [file for file in files if file.split == split]
+    chosen = [file for file in files if file.split == source.split]
     if not chosen:
-        raise DataError(f"{str(source)!r} has no split {split!r}; it has {', '.join(dict.fromkeys(file.split for file in files))}")
+        raise DataError(f"{name!r} has no split {source.split!r}; it has {', '.join(dict.fromkeys(file.split for file in files))}")
     return chosen
 
 
@@ -85,8 +95,9 @@ def read_originals(files: Sequence[DataFile]) -> Iterator[Original]:
             yield Original(raw, place, file.split, index)
 
 
-def _files_in(folder: Path, subset: str | None) -> list[DataFile]:
-    root = folder / subset if subset and (folder / subset).is_dir() else folder
+def _files_in(root: Path) -> list[DataFile]:
+    if not root.is_dir():
+        return []  # of the hub, nothing was there to be fetched
     # A folder with data at its top is read alone: what lies below may be anything.
     paths = _data_files(root.iterdir()) or _data_files(root.rglob("*"))
     return [DataFile(path, split_of(path, root)) for path in paths]

@@ -1,64 +1,210 @@
-"""Public data sets -> Parquet files in the row schema of `agentrl.data.rows`."""
+"""Public data sets -> Parquet files in the row schema of `agentrl.data.rows`, one per split."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 
-from agentrl.data.files import JsonRows, open_rows, write_rows
+from agentrl.data.benchmarks import FOLDER_VARIABLE
+from agentrl.data.code_problems import read_code
+from agentrl.data.files import write_rows
+from agentrl.data.instructions import AIME_INSTRUCTION, CODE_INSTRUCTION, GSM8K_INSTRUCTION, MATH_INSTRUCTION, with_tools
+from agentrl.data.originals import SPLITS, DataFile, Source, open_originals, read_originals
+from agentrl.data.problems import Columns, Problem, ProblemReader, read_aime, read_gsm8k, read_math
+from agentrl.data.rows import AgentChoice
+from agentrl.data.selection import Candidate, Selection, normalise, select, splits_of
+from agentrl.data.task_rows import RowStyle, task_row, task_schema
 from agentrl.errors import DataError
+from agentrl.plugins import Plugins, load_plugins
 
-Gsm8kAgent = Literal["single_turn_agent", "tool_agent", "interaction_agent", "mixed"]
-KINDS = ("single_turn_agent", "tool_agent", "interaction_agent")
-
-GSM8K_INSTRUCTION = "Solve the problem step by step. End with a last line of the form `#### answer`, where answer is one number."
-GSM8K_TOOL_INSTRUCTION = GSM8K_INSTRUCTION + " Use the calculator for every computation."
-
-AIME_ANSWER = re.compile(r"0*[0-9]{1,3}")
-AIME_INSTRUCTION = "Solve the problem step by step. The answer is a whole number from 0 to 999; put it into \\boxed{}."
-
-_TEXT = pa.string()
-_CREATE_KWARGS = pa.struct([("create_kwargs", pa.struct([("ground_truth", _TEXT)]))])
-GSM8K_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-        (
-            "extra_info",
-            pa.struct(
-                [
-                    ("split", _TEXT),
-                    ("index", pa.int64()),
-                    ("question", _TEXT),
-                    ("answer", _TEXT),
-                    ("need_tools_kwargs", pa.bool_()),
-                    ("tools_kwargs", pa.struct([("calculator", _CREATE_KWARGS)])),
-                    ("interaction_kwargs", pa.struct([("name", _TEXT), ("query", _TEXT), ("ground_truth", _TEXT)])),
-                ]
-            ),
-        ),
-        ("agent_name", _TEXT),
-    ]
-)
-AIME_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-        ("extra_info", pa.struct([("split", _TEXT), ("index", pa.int64()), ("id", _TEXT)])),
-        ("agent_name", _TEXT),
-    ]
-)
+Kind = Literal["gsm8k", "aime", "math", "code"]
+MIXED = "mixed"
 
 
-def write_gsm8k(out_dir: str | Path, source_dir: str | Path, *, agent: Gsm8kAgent = "single_turn_agent") -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """What is known of a kind of data set. hub_name: where it is fetched from when no files are named; "": nowhere."""
+
+    read: ProblemReader
+    ability: str
+    instruction: str
+    data_source: str
+    hub_name: str = ""
+    subset: str | None = None
+
+
+DATA_SETS: Mapping[Kind, DataSet] = {
+    "gsm8k": DataSet(read_gsm8k, "math", GSM8K_INSTRUCTION, "openai/gsm8k", "openai/gsm8k", "main"),
+    "aime": DataSet(read_aime, "math", AIME_INSTRUCTION, "aime"),
+    "math": DataSet(read_math, "math", MATH_INSTRUCTION, "math", "DigitalLearningGmbH/MATH-lighteval"),
+    "code": DataSet(read_code, "code", CODE_INSTRUCTION, "codecontests"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Rows per file that was written, by its stem, and a line for a person about each thing that was left out or moved."""
+
+    rows: Mapping[str, int]
+    notes: tuple[str, ...]
+
+
+def default_source(kind: Kind) -> str | Path:
+    """Return where the original files are when none are named: the folder AGENTRL_DATA/KIND, else the data set of the hub.
+
+    Raises:
+        DataError: there is neither.
+    """
+    folder = Path(os.environ[FOLDER_VARIABLE]) / kind if FOLDER_VARIABLE in os.environ else None
+    if folder is not None and folder.is_dir():
+        return folder
+    if not DATA_SETS[kind].hub_name:
+        raise DataError(f"name the original files of {kind} by --in: a file, a folder, or a data set of the hub (owner/name)")
+    return DATA_SETS[kind].hub_name
+
+
+def open_data_set(kind: Kind, source: Source) -> list[DataFile]:
+    """Return the files of a data set; raises as `open_originals`."""
+    subset, path = DATA_SETS[kind].subset, Path(source.name)
+    if source.subset is None and subset is not None and (not path.exists() or (path / subset).is_dir()):
+        source = replace(source, subset=subset)
+    files = open_originals(source)
+    if kind != "gsm8k":
+        return files
+    # Its original folder holds other solutions of the same questions, too.
+    named = [file for file in files if file.split in SPLITS]
+    if not named:
+        raise DataError(f"{str(source.name)!r} has neither train.jsonl nor test.jsonl, GSM8K's original files")
+    return named
+
+
+def data_source_of(kind: Kind, source: Source) -> Callable[[Problem], str]:
+    """Return how rows name their data source: AIME by its file (aime_2024) or its name on the hub, the others all alike."""
+    otherwise = DATA_SETS[kind].data_source
+    if kind != "aime":
+        return lambda _: otherwise
+    if not Path(source.name).exists():
+        otherwise = str(source.name)
+    return lambda problem: problem.split if problem.split.lower().startswith("aime") else otherwise
+
+
+# ----------------------------------------------------------------------------------------------------------- styles
+
+
+def choose_styles(
+    kind: Kind | None,
+    *,
+    agent: str | None = None,
+    tools: Sequence[str] = (),
+    interaction: str | None = None,
+    system: str | None = None,
+    template: str = "{question}",
+    plugins: Plugins | None = None,
+) -> list[RowStyle]:
+    """Return how rows are asked and played: one style, or for GSM8K's `mixed` one of each agent, which take turns.
+
+    Args:
+        agent: None: by what the rows have, as `AgentChoice` says; GSM8K's that have neither tools nor a partner are `mixed`.
+        system: the system message, "" for none; None: the instruction of the data set.
+
+    Raises:
+        PluginError: an agent, tool or interaction is not registered.
+        DataError: the agent uses no tools, and some are named.
+    """
+    plugins = plugins or load_plugins()
+    if kind == "gsm8k" and (agent == MIXED or not (agent or tools or interaction)):
+        agents = ("single_turn_agent", "tool_agent", "interaction_agent")
+        return [choose_styles(kind, agent=name, system=system, template=template, plugins=plugins)[0] for name in agents]
+    name = AgentChoice(plugins.agents.resolve, "single_turn_agent").choose(
+        agent or "", has_interaction=interaction is not None, has_tools=bool(tools)
+    )
+    if kind == "gsm8k" and name == "tool_agent" and not tools:
+        tools = ("calculator",)
+    if kind == "gsm8k" and name == "interaction_agent" and interaction is None:
+        interaction = "gsm8k"
+    for tool in tools:
+        plugins.tools.resolve(tool)
+    if interaction is not None:
+        plugins.interactions.resolve(interaction)
+    if tools and not plugins.agents.get(name).uses_tools:
+        raise DataError(f"agent {name!r} uses no tools: leave --tools out, or choose another by --agent")
+    instruction = with_tools(DATA_SETS[kind].instruction, tools) if kind is not None else ""
+    return [RowStyle(name, tuple(tools), interaction, instruction if system is None else system, template)]
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+
+def problem_candidates(
+    problems: Iterable[Problem], styles: Sequence[RowStyle], *, data_source: Callable[[Problem], str], ability: str
+) -> list[Candidate]:
+    """Return the rows of problems; styles take turns."""
+    candidates = []
+    for problem in problems:
+        row = task_row(problem, styles[problem.index % len(styles)], data_source=data_source(problem), ability=ability)
+        question = normalise(problem.question)
+        candidates.append(Candidate(row, problem.split, question=question, identity=question, answer=problem.ground_truth))
+    return candidates
+
+
+def write_candidates(out_dir: str | Path, candidates: Sequence[Candidate], selection: Selection, schema: pa.Schema) -> Written:
+    """Write `SPLIT.parquet` of each split, whole or not at all; files of other splits stay as they are.
+
+    Raises:
+        DataError: as `select`. Nothing has been written then.
+    """
+    kept, notes = select(candidates, selection)
+    counts = {split: write_rows(Path(out_dir) / f"{split}.parquet", rows, schema) for split, rows in splits_of(kept).items()}
+    return Written(counts, tuple(notes))
+
+
+def write_data_set(
+    kind: Kind,
+    out_dir: str | Path,
+    source: Source,
+    *,
+    styles: Sequence[RowStyle],
+    selection: Selection | None = None,
+    data_source: str | None = None,
+) -> Written:
+    """Write a data set.
+
+    Args:
+        selection: None: all rows, in the splits that they have.
+        data_source: None: see `data_source_of`.
+
+    Raises:
+        DataError: its files are not there, or a row of them cannot be read. Nothing has been written then.
+    """
+    known = DATA_SETS[kind]
+    problems = [known.read(original) for original in read_originals(open_data_set(kind, source))]
+    name = data_source_of(kind, source) if data_source is None else lambda _: data_source
+    candidates = problem_candidates(problems, styles, data_source=name, ability=known.ability)
+    return write_candidates(out_dir, candidates, selection or Selection(), task_schema(styles))
+
+
+def write_columns(
+    columns: Columns,
+    out_dir: str | Path,
+    source: Source,
+    *,
+    styles: Sequence[RowStyle],
+    selection: Selection,
+    data_source: str,
+    ability: str,
+) -> Written:
+    """Write a data set of any form; raises as `write_data_set`."""
+    problems = [columns.read(original) for original in read_originals(open_originals(source))]
+    candidates = problem_candidates(problems, styles, data_source=lambda _: data_source, ability=ability)
+    return write_candidates(out_dir, candidates, selection, task_schema(styles))
+
+
+def write_gsm8k(out_dir: str | Path, source_dir: str | Path, *, agent: str = "single_turn_agent") -> dict[str, int]:
     """Write `train.parquet` and `test.parquet` from GSM8K's `train.jsonl` and `test.jsonl`; return rows per split.
 
     `agent` plays every row; with `mixed` the three built-in agents take turns.
@@ -66,74 +212,13 @@ def write_gsm8k(out_dir: str | Path, source_dir: str | Path, *, agent: Gsm8kAgen
     Raises:
         DataError: a source file is missing, or a line is not `{question, answer}` with an answer after `####`.
     """
-    written = {}
-    for split in ("train", "test"):
-        source = open_rows(str(Path(source_dir) / f"{split}.jsonl"))
-        assert isinstance(source, JsonRows)
-        written[split] = write_rows(Path(out_dir) / f"{split}.parquet", _gsm8k_rows(source, split, agent), GSM8K_SCHEMA)
-    return written
-
-
-def _gsm8k_rows(source: JsonRows, split: str, agent: Gsm8kAgent) -> Iterator[dict[str, Any]]:
-    for index, raw in enumerate(source.rows(len(source))):
-        question, answer = raw.get("question"), raw.get("answer")
-        final = answer.rpartition("####")[2].strip() if isinstance(answer, str) and "####" in answer else ""
-        if not isinstance(question, str) or not isinstance(answer, str) or not final:
-            raise DataError(f"{source.path}: line {source.line(index)}: needs `question` and an `answer` that ends with `#### number`")
-        name = KINDS[index % len(KINDS)] if agent == "mixed" else agent
-        yield _gsm8k_row(name, split, index, question=question, answer=answer, truth=final.replace(",", ""))
-
-
-def _gsm8k_row(agent: str, split: str, index: int, *, question: str, answer: str, truth: str) -> dict[str, Any]:
-    uses_tools, interacts = agent == "tool_agent", agent == "interaction_agent"
-    instruction = GSM8K_TOOL_INSTRUCTION if uses_tools else GSM8K_INSTRUCTION
-    return {
-        "data_source": "openai/gsm8k",
-        "prompt": [{"role": "system", "content": instruction}, {"role": "user", "content": question}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": truth},
-        "extra_info": {
-            "split": split,
-            "index": index,
-            "question": question,
-            "answer": answer,
-            "need_tools_kwargs": uses_tools,
-            "tools_kwargs": {"calculator": {"create_kwargs": {"ground_truth": truth}}} if uses_tools else None,
-            "interaction_kwargs": {"name": "gsm8k", "query": question, "ground_truth": truth} if interacts else None,
-        },
-        "agent_name": agent,
-    }
+    return dict(write_data_set("gsm8k", out_dir, Source(source_dir), styles=choose_styles("gsm8k", agent=agent)).rows)
 
 
 def write_aime(out_dir: str | Path, source_dir: str | Path) -> dict[str, int]:
-    """Write a Parquet file for each JSON-lines file of `source_dir`, of the same name; return rows per file.
+    """Write a Parquet file for each file of `source_dir`, of the same name; return rows per file.
 
     Raises:
-        DataError: the folder has no such file, or a line is not `{problem, answer}` with a whole number from 0 to 999 as the answer.
+        DataError: the folder has no such file, or a row has no problem, or no whole number from 0 to 999 as its answer.
     """
-    files = sorted(Path(source_dir).glob("*.jsonl"))
-    if not files:
-        raise DataError(f"{str(source_dir)!r} has no JSON-lines file; it must hold files such as aime_2024.jsonl")
-    written = {}
-    for file in files:
-        source = open_rows(str(file))
-        assert isinstance(source, JsonRows)
-        written[file.stem] = write_rows(Path(out_dir) / f"{file.stem}.parquet", _aime_rows(source, file.stem), AIME_SCHEMA)
-    return written
-
-
-def _aime_rows(source: JsonRows, split: str) -> Iterator[dict[str, Any]]:
-    for index, raw in enumerate(source.rows(len(source))):
-        problem, answer = raw.get("problem"), str(raw.get("answer"))
-        if not isinstance(problem, str) or not AIME_ANSWER.fullmatch(answer):
-            raise DataError(
-                f"{source.path}: line {source.line(index)}: needs a `problem` and an `answer` from 0 to 999 (got {answer[:80]!r})"
-            )
-        yield {
-            "data_source": "aime",
-            "prompt": [{"role": "system", "content": AIME_INSTRUCTION}, {"role": "user", "content": problem}],
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": answer},
-            "extra_info": {"split": split, "index": index, "id": str(raw.get("id", index))},
-            "agent_name": "single_turn_agent",
-        }
+    return dict(write_data_set("aime", out_dir, Source(source_dir), styles=choose_styles("aime")).rows)

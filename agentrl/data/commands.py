@@ -1,0 +1,250 @@
+"""`agentrl data ...`: data sets of every kind become Parquet files of rows, and files of rows are looked at and filtered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.data import options
+from agentrl.data.options import (
+    Agent,
+    DataSource,
+    Debug,
+    Deduplicate,
+    DifficultyFrom,
+    In,
+    Interaction,
+    MaxPassRate,
+    MinPassRate,
+    Out,
+    Plugin,
+    Revision,
+    Seed,
+    Split,
+    Subset,
+    System,
+    Template,
+    TestShare,
+    Tools,
+    Unattempted,
+    selection_of,
+)
+from agentrl.data.originals import Source
+from agentrl.data.prepare import Kind, Written, choose_styles, default_source, write_data_set
+from agentrl.data.task_rows import PLACEHOLDER, RowStyle
+from agentrl.errors import UserError
+from agentrl.plugins import load_plugins
+
+data_app = typer.Typer(help="Write datasets as Parquet in the schema that `agentrl train` reads; look at them.", no_args_is_help=True)
+
+KINDS: dict[Kind, str] = {
+    "gsm8k": "Write GSM8K from its original {question, answer}. With no agent named, or `--agent mixed`, three agents take turns.",
+    "aime": "Write AIME's problems, or others with whole numbers from 0 to 999 as answers, from {problem, answer}; a file each.",
+    "math": "Write MATH, MATH-500 or another set of {problem, solution, answer, level, subject}.",
+    "code": "Write tasks for programs with their test cases: APPS, MBPP, HumanEval, or {prompt, test_cases}.",
+}
+
+
+@data_app.command("arithmetic")
+def data_arithmetic(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
+    train_rows: Annotated[int, typer.Option("--train", min=1, help="Rows to train on.")] = 3000,
+    val_rows: Annotated[int, typer.Option("--val", min=1, help="Rows to validate on.")] = 192,
+    sft_rows: Annotated[int, typer.Option("--sft", min=1, help="Conversations for the supervised warm start.")] = 6000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    debug: Debug = False,
+) -> None:
+    """Write sums for three kinds of agent: some need the calculator, some do not, some get feedback and a second try."""
+    options.set_debug(debug)
+    from agentrl.data.arithmetic import write_arithmetic
+
+    write_arithmetic(out, seed=seed, num_train=train_rows, num_val=val_rows, num_sft=sft_rows)
+    typer.echo(f"wrote train.parquet, val.parquet and sft.parquet to {out}")
+
+
+def _command(kind: Kind) -> Callable[..., None]:
+    def write(
+        out: Out,
+        source: In = None,
+        subset: Subset = None,
+        split: Split = None,
+        revision: Revision = None,
+        agent: Agent = None,
+        tools: Tools = "",
+        interaction: Interaction = None,
+        plugin: Plugin = None,
+        system: System = None,
+        template: Template = PLACEHOLDER,
+        data_source: DataSource = None,
+        deduplicate: Deduplicate = False,
+        test_share: TestShare = 0.0,
+        seed: Seed = 0,
+        difficulty_from: DifficultyFrom = None,
+        min_pass_rate: MinPassRate = 0.0,
+        max_pass_rate: MaxPassRate = 1.0,
+        unattempted: Unattempted = "drop",
+        debug: Debug = False,
+    ) -> None:
+        options.set_debug(debug)
+        selection = selection_of(
+            deduplicate=deduplicate,
+            test_share=test_share,
+            seed=seed,
+            difficulty_from=difficulty_from,
+            min_pass_rate=min_pass_rate,
+            max_pass_rate=max_pass_rate,
+            unattempted=unattempted,
+        )
+        styles = _styles(kind, agent, tools, interaction, plugin, system, template)
+        place = Source(source or default_source(kind), subset, split, revision)
+        _say(out, write_data_set(kind, out, place, styles=styles, selection=selection, data_source=data_source))
+
+    return write
+
+
+for _kind, _help in KINDS.items():
+    data_app.command(_kind, help=_help)(_command(_kind))
+
+
+@data_app.command("hf")
+def data_hf(
+    name: Annotated[Path, typer.Argument(metavar="PATH|OWNER/NAME", help="Data set of the hub, or local files.")],
+    out: Out,
+    prompt_column: Annotated[str, typer.Option(help="Column of the question: a text, or chat messages that end with the user's.")],
+    data_source: Annotated[str, typer.Option(help="Name that chooses the reward: one of reward.sources, or your own.")],
+    answer_column: Annotated[str | None, typer.Option(help="Column of the ground truth; default: there is none.")] = None,
+    difficulty_column: Annotated[str | None, typer.Option(help="Column of the difficulty, kept as extra_info.difficulty.")] = None,
+    id_column: Annotated[str | None, typer.Option(help="Column of the problem's name, kept as extra_info.id.")] = None,
+    ability: Annotated[str, typer.Option(help="Label of what the rows ask for.")] = "",
+    subset: Subset = None,
+    split: Split = None,
+    revision: Revision = None,
+    agent: Agent = None,
+    tools: Tools = "",
+    interaction: Interaction = None,
+    plugin: Plugin = None,
+    system: System = None,
+    template: Template = PLACEHOLDER,
+    deduplicate: Deduplicate = False,
+    test_share: TestShare = 0.0,
+    seed: Seed = 0,
+    difficulty_from: DifficultyFrom = None,
+    min_pass_rate: MinPassRate = 0.0,
+    max_pass_rate: MaxPassRate = 1.0,
+    unattempted: Unattempted = "drop",
+    debug: Debug = False,
+) -> None:
+    """Write any data set, of the hub or of local files, by the columns that you name."""
+    options.set_debug(debug)
+    from agentrl.data.prepare import write_columns
+    from agentrl.data.problems import Columns
+
+    selection = selection_of(
+        deduplicate=deduplicate,
+        test_share=test_share,
+        seed=seed,
+        difficulty_from=difficulty_from,
+        min_pass_rate=min_pass_rate,
+        max_pass_rate=max_pass_rate,
+        unattempted=unattempted,
+    )
+    columns = Columns(prompt_column, answer_column, difficulty_column, id_column)
+    styles = _styles(None, agent, tools, interaction, plugin, system, template)
+    source = Source(name, subset, split, revision)
+    _say(out, write_columns(columns, out, source, styles=styles, selection=selection, data_source=data_source, ability=ability))
+
+
+@data_app.command("preference")
+def data_preference(
+    out: Out,
+    source: Annotated[Path, typer.Option("--in", metavar="PATH|OWNER/NAME", help="Pairs: a file, a folder, or a data set of the hub.")],
+    subset: Subset = None,
+    split: Split = None,
+    revision: Revision = None,
+    prompt_column: Annotated[str, typer.Option(help="Column of the prompt, a text or messages; may be absent.")] = "prompt",
+    chosen_column: Annotated[str, typer.Option(help="Column of the preferred answer, a text or messages.")] = "chosen",
+    rejected_column: Annotated[str, typer.Option(help="Column of the other answer.")] = "rejected",
+    data_source: Annotated[str, typer.Option(help="Name of the data set, kept in the rows.")] = "preference",
+    deduplicate: Deduplicate = False,
+    test_share: TestShare = 0.0,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Write pairs of answers of which one was preferred, as `agentrl rm` reads them."""
+    options.set_debug(debug)
+    from agentrl.data.pairs import write_pairs
+    from agentrl.data.selection import Selection
+
+    columns = {"prompt": prompt_column, "chosen": chosen_column, "rejected": rejected_column}
+    selection = Selection(deduplicate, test_share, seed)
+    _say(out, write_pairs(out, Source(source, subset, split, revision), selection, data_source=data_source, **columns))
+
+
+@data_app.command("filter")
+def data_filter(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet or JSON-lines file of rows.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="File to write; all columns stay as they are.")],
+    deduplicate: Deduplicate = False,
+    difficulty_from: DifficultyFrom = None,
+    min_pass_rate: MinPassRate = 0.0,
+    max_pass_rate: MaxPassRate = 1.0,
+    unattempted: Unattempted = "drop",
+    debug: Debug = False,
+) -> None:
+    """Keep some rows of a file: without duplicates, or of a band of difficulty."""
+    options.set_debug(debug)
+    from agentrl.data.filter import filter_rows
+
+    if out.suffix != ".parquet":
+        raise UserError(f"{str(out)!r} must end in .parquet")
+    selection = selection_of(
+        deduplicate=deduplicate,
+        test_share=0.0,
+        seed=0,
+        difficulty_from=difficulty_from,
+        min_pass_rate=min_pass_rate,
+        max_pass_rate=max_pass_rate,
+        unattempted=unattempted,
+    )
+    _say(out.parent, filter_rows(file, out, selection))
+
+
+@data_app.command("show")
+def data_show(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet or JSON-lines file: rows, pairs, conversations or trajectories.")],
+    row: Annotated[int | None, typer.Option(min=0, help="Show this row, counted from 0.")] = None,
+    random_row: Annotated[bool, typer.Option("--random", help="Show any row.")] = False,
+    rows: Annotated[int, typer.Option(min=0, help="Show the first rows.")] = 1,
+    debug: Debug = False,
+) -> None:
+    """Look at a file: columns, rows per data source and agent, lengths, and some rows as conversations."""
+    options.set_debug(debug)
+    from rich.console import Console
+
+    from agentrl.data.show import choose_rows, show_file
+
+    show_file(file, lambda count: choose_rows(count, row=row, is_random=random_row, first=rows), Console())
+
+
+def _styles(
+    kind: Kind | None, agent: str | None, tools: str, interaction: str | None, plugin: list[str] | None, system: str | None, template: str
+) -> list[RowStyle]:
+    return choose_styles(
+        kind,
+        agent=agent,
+        tools=[name.strip() for name in tools.split(",") if name.strip()],
+        interaction=interaction,
+        system=None if system is None else options.read_text("--system", system),
+        template=options.read_text("--template", template),
+        plugins=load_plugins(plugin or ()),
+    )
+
+
+def _say(folder: Path, written: Written) -> None:
+    for note in written.notes:
+        typer.echo(note)
+    for stem, count in written.rows.items():
+        typer.echo(f"wrote {folder / stem}.parquet: {count:,} row{'' if count == 1 else 's'}")

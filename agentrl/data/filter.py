@@ -1,0 +1,58 @@
+"""Some rows of a file, in a file of their own: all columns and their types stay as they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.data.files import open_rows
+from agentrl.data.pass_rates import first_user_text
+from agentrl.data.prepare import Written
+from agentrl.data.rows import Place
+from agentrl.data.selection import Candidate, Selection, normalise, select
+from agentrl.errors import DataError
+
+
+def filter_rows(file: Path, out: Path, selection: Selection) -> Written:
+    """Write the rows of `file` that the selection keeps to `out`, which appears whole or not at all.
+
+    Raises:
+        DataError: a row has no prompt of chat messages, or nothing is left. Nothing has been written then.
+    """
+    rows = open_rows(str(file))
+    candidates = [_candidate(raw, Place(str(file), file.stem, index, rows.line(index))) for index, raw in enumerate(rows.rows(len(rows)))]
+    kept, notes = select(candidates, selection)
+    if file.suffix == ".parquet":
+        places = {id(candidate): index for index, candidate in enumerate(candidates)}
+        table = pq.read_table(file).take([places[id(candidate)] for candidate in kept])
+    else:
+        try:
+            table = pa.Table.from_pylist([dict(candidate.row) for candidate in kept])
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{file}: its rows do not fit into columns of one type each: {error}") from error
+    _write(out, table)
+    return Written({out.stem: len(kept)}, tuple(notes))
+
+
+def _candidate(raw: dict, place: Place) -> Candidate:
+    prompt = raw.get("prompt")
+    if not isinstance(prompt, list) or not all(isinstance(message, dict) and "role" in message for message in prompt):
+        raise place.error("prompt", f"must be a list of {{role, content}}, is {str(prompt)[:80]!r}")
+    question = (raw.get("extra_info") or {}).get("question")
+    text = normalise(question if isinstance(question, str) else first_user_text(prompt))
+    answer = str((raw.get("reward_model") or {}).get("ground_truth"))
+    # The split of the file itself: whoever filters a file means all of its rows.
+    return Candidate(raw, "train", question=text, identity=text, answer=answer)
+
+
+def _write(out: Path, table: pa.Table) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        pq.write_table(table, partial, compression="zstd")
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,91 @@
+"""What the commands of `agentrl data` have in common: their options, and what these amount to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from agentrl.data.selection import Band, Selection
+from agentrl.errors import DataError, UserError
+
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write SPLIT.parquet into.")]
+In = Annotated[
+    Path | None,
+    typer.Option(
+        "--in",
+        metavar="PATH|OWNER/NAME",
+        help="Original files: a file, a folder, or a data set of the hub; default: the folder of this kind in $AGENTRL_DATA, else the hub.",
+    ),
+]
+Subset = Annotated[str | None, typer.Option(help="Part of a data set that the hub keeps in several, such as main of openai/gsm8k.")]
+Split = Annotated[str | None, typer.Option(help="Write only this split; default: all.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the hub; default: its own Parquet files of the data set.")]
+
+Agent = Annotated[str | None, typer.Option(help="Agent that plays the rows; default: interaction_agent or tool_agent where named below.")]
+Tools = Annotated[str, typer.Option(metavar="NAME,NAME", help="Tools that the rows offer; each is started with the ground truth.")]
+Interaction = Annotated[str | None, typer.Option(help="Interaction that answers the agent; it knows question and ground truth.")]
+Plugin = Annotated[list[str] | None, typer.Option(metavar="FILE.py", help="File of your own agents, tools or interactions; repeatable.")]
+System = Annotated[
+    str | None, typer.Option(metavar="TEXT|@FILE", help="System message; '' for none; default: the instruction of the data set.")
+]
+Template = Annotated[str, typer.Option(metavar="TEXT|@FILE", help="User message; {question} stands for the question.")]
+DataSource = Annotated[str | None, typer.Option(help="Name that chooses the reward; default: the one of the data set.")]
+
+Deduplicate = Annotated[bool, typer.Option("--deduplicate", help="Leave out questions that occur again; they are counted in any case.")]
+TestShare = Annotated[float, typer.Option(min=0, max=1, help="Hold out this share of the questions of one split as test.parquet.")]
+Seed = Annotated[int, typer.Option(min=0, help="Chooses the held-out questions.")]
+DifficultyFrom = Annotated[
+    Path | None,
+    typer.Option(metavar="ATTEMPTS", help="Parquet file or folder of an evaluation or a run: rows are kept by how often they were solved."),
+]
+MinPassRate = Annotated[float, typer.Option(min=0, max=1, help="Keep rows solved at least this often.")]
+MaxPassRate = Annotated[float, typer.Option(min=0, max=1, help="Keep rows solved at most this often.")]
+Unattempted = Annotated[Literal["keep", "drop"], typer.Option(help="What happens to rows without attempts.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def set_debug(debug: bool) -> None:
+    """Let errors show their tracebacks."""
+    if debug:
+        os.environ["AGENTRL_DEBUG"] = "1"
+
+
+def read_text(option: str, value: str) -> str:
+    """Return the text of an option, which `@FILE` names a file of.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    if not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{option}={value!r} cannot be read: {error}") from error
+
+
+def selection_of(
+    *,
+    deduplicate: bool,
+    test_share: float,
+    seed: int,
+    difficulty_from: Path | None,
+    min_pass_rate: float,
+    max_pass_rate: float,
+    unattempted: Literal["keep", "drop"],
+) -> Selection:
+    """Return what the options of selection amount to.
+
+    Raises:
+        UserError: a band of difficulty without attempts, or attempts that cannot be read.
+    """
+    if difficulty_from is None:
+        if (min_pass_rate, max_pass_rate) != (0.0, 1.0):
+            raise UserError("--min-pass-rate and --max-pass-rate need --difficulty-from, the attempts of an earlier evaluation")
+        return Selection(deduplicate, test_share, seed)
+    from agentrl.data.pass_rates import read_pass_rates
+
+    return Selection(deduplicate, test_share, seed, Band(read_pass_rates(difficulty_from).of, min_pass_rate, max_pass_rate, unattempted))

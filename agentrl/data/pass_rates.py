@@ -1,0 +1,94 @@
+"""How often each question was answered rightly in earlier attempts, read from the Parquet files of a run or an evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.data.selection import Candidate, normalise
+from agentrl.data.trajectories import check_schema
+from agentrl.errors import DataError
+from agentrl.types import SCORED_OUTCOMES
+
+_COLUMNS = ["outcome", "metrics", "rewards", "extra_info", "messages"]
+
+
+@dataclass
+class Tally:
+    right: float = 0.0
+    num: int = 0
+
+
+@dataclass(frozen=True)
+class PassRates:
+    """The share of right attempts, in 0..1, of each question that was asked.
+
+    By the question, not by the task's id: ids are places in a file, and the same row of another file has another one.
+    """
+
+    tallies: Mapping[str, Tally]
+
+    def of(self, candidate: Candidate) -> float | None:
+        """Return the pass rate of a row, None when it was never asked."""
+        for text in (candidate.question, normalise(first_user_text(candidate.row["prompt"]))):
+            if tally := self.tallies.get(text):
+                return tally.right / tally.num
+        return None
+
+
+def read_pass_rates(path: Path) -> PassRates:
+    """Read a Parquet file of trajectories, or all of a folder and below it.
+
+    An attempt counts by its unshaped accuracy; one whose reward reports none is right when its rewards are positive. Attempts that
+    failed, or that no reward has seen, do not count.
+
+    Raises:
+        DataError: there is no such file, it holds no trajectories, or none of them was scored.
+    """
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not path.exists() or not files:
+        raise DataError(f"{str(path)!r}: no Parquet file of attempts there; name one that an evaluation or a run has written")
+    tallies: dict[str, Tally] = {}
+    for row in (row for file in files for row in _rows(file)):
+        accuracy = _accuracy(row)
+        if accuracy is not None:
+            tally = tallies.setdefault(normalise(_question(row)), Tally())
+            tally.right += accuracy
+            tally.num += 1
+    if not tallies:
+        raise DataError(f"{str(path)!r}: no attempt in it has a score")
+    return PassRates(tallies)
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(file) as parquet:
+            check_schema(parquet.schema_arrow, str(file))
+            for batch in parquet.iter_batches(batch_size=256, columns=_COLUMNS):
+                yield from batch.to_pylist()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{file}: not a Parquet file of attempts: {error}") from error
+
+
+def _accuracy(row: Mapping[str, Any]) -> float | None:
+    metrics, rewards = dict(row["metrics"]), row["rewards"]
+    is_scored = bool(rewards) or any(name == "accuracy" or name.startswith("reward/") for name in metrics)
+    if row["outcome"] not in SCORED_OUTCOMES or not is_scored:
+        return None
+    return float(metrics.get("accuracy", sum(event["value"] for event in rewards) > 0))
+
+
+def _question(row: Mapping[str, Any]) -> str:
+    question = json.loads(row["extra_info"]).get("question")
+    return question if isinstance(question, str) else first_user_text(row["messages"])
+
+
+def first_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the user says first, "" when the user says nothing."""
+    return next((str(message["content"]) for message in messages if message["role"] == "user"), "")
