@@ -7,15 +7,13 @@ Of tokens a server of messages says only how many there were, so a trajectory ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import cast
+from typing import NoReturn, cast
 
 import numpy as np
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.conversation import Conversation
 from agentrl.errors import PluginError
-from agentrl.plugins import OpenAIEndpoint
 from agentrl.rollout.anchors import anchor
 from agentrl.rollout.line import Line
 from agentrl.rollout.message_model import ContextExceeded, MessageModel, MessageReply
@@ -123,7 +121,7 @@ class MessageSession(TrajectorySession):
         self._is_cut = turn.is_truncated
         return turn
 
-    def serve_openai(self) -> AbstractAsyncContextManager[OpenAIEndpoint]:
+    def serve_openai(self) -> NoReturn:
         raise PluginError("this agent's program plays through an endpoint of ours, which needs tokens: name servers of SGLang's protocol")
 
     def _new_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> MessageLine:
