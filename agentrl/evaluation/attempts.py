@@ -59,7 +59,7 @@ def attempt_of(trajectory: Trajectory) -> Attempt:
         accuracy=None if failure is not None else float(accuracy),
         reward=None if failure is not None else trajectory.reward,
         answer=None if failure is not None else _answer(trajectory),
-        format=trajectory.metrics.get(f"reward/{own}/format"),
+        format=None if own is None else trajectory.metrics.get(f"reward/{own}/format"),
         is_truncated=trajectory.outcome is Outcome.TRUNCATED,
         num_tokens=trajectory.num_action_tokens,
         num_turns=int(trajectory.turn_ids.max(initial=-1)) + 1,

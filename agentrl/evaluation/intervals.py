@@ -39,7 +39,6 @@ def share_interval(values: Floats) -> tuple[Floats, Floats]:
     """
     num = values.shape[-1]
     mean = values.mean(axis=-1)
-    exact_low, exact_high = midp_interval(np.rint(mean * num), num)
     if num == 1:
         # One problem says nothing of how much problems differ: it counts as one attempt.
         low, high = _wilson(mean, np.ones_like(mean), float(ndtri(1 - _TAIL)))
@@ -48,7 +47,10 @@ def share_interval(values: Floats) -> tuple[Floats, Floats]:
         low, _ = _wilson(mean, _effective_number(values, mean, far_end=0.0), quantile)
         _, high = _wilson(mean, _effective_number(values, mean, far_end=1.0), quantile)
     is_count = ((values == 0) | (values == 1)).all(axis=-1)
-    return np.where(is_count, exact_low, low), np.where(is_count, exact_high, high)
+    if is_count.any():
+        exact_low, exact_high = midp_interval(np.rint(mean * num), num)
+        low, high = np.where(is_count, exact_low, low), np.where(is_count, exact_high, high)
+    return low, high
 
 
 def midp_interval(successes: Floats, num: int) -> tuple[Floats, Floats]:
