@@ -15,6 +15,7 @@ import typer
 from agentrl.data.commands import data_app
 from agentrl.errors import AgentRLError, UserError
 from agentrl.evaluation.commands import evaluate, generate
+from agentrl.evaluation.compare_cli import compare
 
 app = typer.Typer(
     name="agentrl",
@@ -31,6 +32,7 @@ app.add_typer(servers_app, name="servers")
 app.add_typer(config_app, name="config")
 app.command("eval")(evaluate)
 app.command()(generate)
+app.command()(compare)
 
 ConfigFile = Annotated[
     str, typer.Argument(metavar="CONFIG.yaml", help="YAML file; it holds differences from the defaults in docs/config.md.")
