@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import struct
 import threading
 import urllib.request
 from collections import Counter
@@ -26,6 +25,7 @@ from agentrl.evaluation.generate import ATTEMPTS_SUFFIX
 from agentrl.http.server import HttpRequest, HttpResponse, serve_http
 from agentrl.rollout.openai_messages import ChatReply, read_request, write_models, write_reply
 from agentrl.types import Message, ToolCall
+from stored_attempts import stored_keys
 
 NUM_ROWS = 9
 
@@ -34,21 +34,6 @@ def run(*arguments: object) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output + repr(result.exception)
     return result.output
-
-
-def stored_keys(folder: Path) -> list[str]:
-    """Return the keys of all attempts in a store, read by hand: also those that stand there twice."""
-    keys = []
-    for part in sorted(folder.glob("*.attempts")):
-        data = part.read_bytes()
-        while len(data) >= 12:
-            _, length, _ = struct.unpack_from("<4sII", data)
-            if len(data) < 12 + length:
-                break
-            (size,) = struct.unpack_from("<I", data, 12)
-            keys.append(json.loads(data[16 : 16 + size])["key"])
-            data = data[12 + length :]
-    return keys
 
 
 def results_of(folder: Path) -> dict:
