@@ -12,9 +12,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from agentrl.config.importing.cli import import_config
 from agentrl.data.commands import data_app
 from agentrl.errors import AgentRLError, UserError
 from agentrl.evaluation.commands import evaluate, generate
+from agentrl.evaluation.score_cli import score
 from agentrl.evaluation.compare_cli import compare
 
 app = typer.Typer(
@@ -32,6 +34,8 @@ app.add_typer(servers_app, name="servers")
 app.add_typer(config_app, name="config")
 app.command("eval")(evaluate)
 app.command()(generate)
+app.command()(score)
+config_app.command("import")(import_config)
 app.command()(compare)
 
 ConfigFile = Annotated[

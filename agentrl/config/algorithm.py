@@ -162,7 +162,9 @@ class AlgorithmConfig(Section):
 
 def _known(what: str, name: str, built_in: Sequence[str], *, group: str) -> str:
     """Return the name of a function that there is: built in, an installed entry point of `group`, or one named by its file or module."""
+    if name in built_in or ":" in name:
+        return name
     installed = sorted(entry.name for entry in entry_points(group=group))
-    if name in built_in or name in installed or ":" in name:
+    if name in installed:
         return name
     raise ValueError(f"there is no {what} {name!r}; use one of {', '.join([*built_in, *installed])}, or file.py:function")

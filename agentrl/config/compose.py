@@ -86,8 +86,12 @@ def load_section(schema: type[S], path: str, overrides: Sequence[str] = ()) -> S
 
 def dump_config(config: Section) -> str:
     """Return the resolved config as YAML that loads into an equal config; values of free-form keys named like secrets are hidden."""
-    data = _writable(config.model_dump(mode="json"))
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)
+    return dump_values(config.model_dump(mode="json"))
+
+
+def dump_values(values: Mapping[str, Any]) -> str:
+    """Return part of a config as YAML that reads as the same values; see `dump_config`."""
+    return yaml.dump(_writable(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -10,7 +10,24 @@ _OF_THE_LEARNER = (
     # Of verl's critic. Not all of `critic`: a misspelt key of ours must reach the search for the nearest one.
     "critic.strategy",
     "critic.optim",
+    "critic.fsdp",
+    "critic.loss_scale_factor",
     "critic.model.tokenizer_path",
+    "critic.model.custom_chat_template",
+    "critic.model.hf_config_path",
+    "critic.model.exclude_modules",
+    "critic.model.lora_adapter_path",
+    "critic.model.use_liger",
+    "critic.model.use_fused_kernels",
+    "critic.model.fused_kernel_options",
+    "critic.model.mtp",
+    *(
+        f"critic.model.lora.{name}"
+        for name in (
+            *("type", "merge", "dtype", "exclude_modules", "adapter_path", "dropout_position", "a2a_experimental"),
+            *("lora_A_init_method", "lora_B_init_method", "freeze_vision_model", "freeze_vision_projection", "freeze_language_model"),
+        )
+    ),
     "critic.model.override_config",
     "critic.model.external_lib",
     "critic.model.trust_remote_code",
@@ -45,6 +62,7 @@ MEANINGLESS: Mapping[str, str] = {
     "actor_rollout_ref.actor.strategy": "the learner is always FSDP2",
     "actor_rollout_ref.actor.megatron": "the learner is always FSDP2",
     "actor_rollout_ref.actor.veomni": "the learner is always FSDP2",
+    "actor_rollout_ref.actor.fsdp_config.model_dtype": "master weights are always float32; model.dtype is what is computed and served in",
     "actor_rollout_ref.actor.fsdp_config": "FSDP2 shards every layer; see the section learner.fsdp, and learner.offload",
     "actor_rollout_ref.actor.use_dynamic_bsz": "microbatches are always packed by tokens (learner.microbatch_tokens)",
     "actor_rollout_ref.actor.use_remove_padding": "sequences are always packed without padding",
@@ -94,7 +112,7 @@ MEANINGLESS: Mapping[str, str] = {
     "data.image_patch_size": "rows are text alone",
     "data.use_shm": "files are read directly",
     "data.apply_chat_template_kwargs": "put the choice into a template of your own (model.chat_template)",
-    "data.sampler": "order comes from data.shuffle and trainer.seed",
+    "data.sampler": "order comes from data.shuffle, trainer.seed and data.curriculum",
     "data.datagen": "rows come from files or data.reader",
     **dict.fromkeys(_OF_THE_LEARNER, "the critic follows the learner's settings; its own are critic.model and critic.optimizer"),
     "reward_model.enable": "it is asked by each term of the reward with `reward: reward_model` (reward.terms)",
@@ -102,6 +120,19 @@ MEANINGLESS: Mapping[str, str] = {
     "reward_model.use_dynamic_bsz": "microbatches are always packed by tokens (reward_model.microbatch_tokens)",
     "reward_model.enable_resource_pool": "its ranks are processes of their own (reward_model.world_size)",
     "reward_model.launch_reward_fn_async": "rewards are always computed while others play, the reward model's once per batch",
+    "reward_model.ulysses_sequence_parallel_size": "each conversation is scored by one rank",
+    "reward_model.model.fsdp_config": "its weights are always sharded; see reward_model.fsdp and reward_model.offload",
+    "reward_model.model.use_remove_padding": "sequences are always packed without padding",
+    "reward_model.model.use_fused_kernels": "the model is the one of transformers, unchanged",
+    "reward_model.model.use_shm": "models are read from reward_model.model.path directly",
+    "reward_model.profiler": "torch's profiler records every learner rank in the steps of trainer.profile_steps",
+    "reward_model.rollout": "a reward model has ranks of its own (reward_model.world_size); a generative one is a server that "
+    "`reward: llm_judge` asks",
+    "reward_model.reward_loop_source": "each reward has a scope, and terms stand beside it (reward.sources, reward.terms)",
+    "reward_model.reward_loop_module_path": "each reward has a scope, and terms stand beside it (reward.sources, reward.terms)",
+    "reward_model.reward_loop_class_name": "each reward has a scope, and terms stand beside it (reward.sources, reward.terms)",
+    "reward_model.reward_kwargs": "the DAPO length penalty is a term: reward.terms.length_penalty with config.buffer_tokens",
+    "reward_model.sandbox_fusion": "code is not run by a remote service",
     "reward_model.model.input_tokenizer": "the reward model reads conversations by its own tokenizer and template (reward_model.model)",
     "reward.reward_model": "see the section reward_model; each term of the reward with `reward: reward_model` asks it (reward.terms)",
     "reward.reward_manager": "each reward has a scope, and terms stand beside it (reward.sources, reward.terms, "
@@ -116,6 +147,10 @@ MEANINGLESS: Mapping[str, str] = {
     "algorithm.kl_ctrl": "the coefficient adapts where it has a target (algorithm.kl.target)",
     "algorithm.filter_groups": "groups are filtered by their whole reward (buffer.drop_constant_groups)",
     "algorithm.rollout_correction": "see the section algorithm.correction",
+    "algorithm.rollout_is_level": "see algorithm.correction.weight",
+    "algorithm.rollout_is_mode": "see algorithm.correction.outside",
+    "algorithm.rollout_is_threshold_lower": "see algorithm.correction.floor",
+    "algorithm.rollout_is_veto_threshold": "see algorithm.correction.reject",
     "algorithm.use_pf_ppo": "trajectories are not reweighted by their reward",
     "algorithm.pf_ppo": "trajectories are not reweighted by their reward",
     "trainer.balance_batch": "batches are always balanced over the ranks by tokens",
@@ -124,6 +159,10 @@ MEANINGLESS: Mapping[str, str] = {
     "trainer.del_local_ckpt_after_load": "checkpoints are kept as trainer.keep_last says",
     "trainer.esi_redundant_time": "checkpoints are written as trainer.save_freq says",
     "trainer.ray_wait_register_center_timeout": "actors register with Ray alone",
+    "trainer.checkpoint_callback_class": "checkpoints are written as trainer.save_freq says",
+    "trainer.controller_nsight_options": "see the section profiler.nsight",
+    "trainer.worker_nsight_options": "see the section profiler.nsight",
+    "trainer.npu_profile": "torch's profiler records every learner rank in the steps of trainer.profile_steps",
     "trainer.use_legacy_worker_impl": "there is one learner",
     "trainer.use_v1": "there is one trainer, and it is asynchronous (buffer.max_staleness)",
     "trainer.v1": "there is one trainer, and it is asynchronous (buffer.max_staleness)",
@@ -143,12 +182,15 @@ def answer(key: str, known: Container[str]) -> str | None:
     if renamed is not None:
         ours, _, note = renamed.partition("; ")
         return f"here it is {ours}" + (f" ({note})" if note else "")
+    reason = reason_without(key)
+    return None if reason is None else f"has no meaning here: {reason}"
+
+
+def reason_without(key: str) -> str | None:
+    """Say why there is nothing like verl's `key` here; None when it is no key of verl, or has a counterpart."""
     parts = key.split(".")
-    for length in range(len(parts), 0, -1):
-        reason = MEANINGLESS.get(".".join(parts[:length]))
-        if reason is not None:
-            return f"has no meaning here: {reason}"
-    return None
+    beginnings = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((MEANINGLESS[beginning] for beginning in beginnings if beginning in MEANINGLESS), None)
 
 
 def targets(renamed: str, known: Container[str]) -> list[str]:

@@ -21,7 +21,8 @@ class CustomFunction(Reward):
     """The user's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, sync or async.
 
     It returns a number, a dict with `score` (its other numbers become metrics, all else details), or None: does not apply.
-    `solution_str` is the text of all messages after the prompt; `extra_info` is the row's, and `num_turns` as verl counts it.
+    `solution_str` is the text of all messages after the prompt; `extra_info` is the row's, and `num_turns` as verl counts it,
+    unless the function does not take it.
     """
 
     name: ClassVar[str] = "custom"
@@ -30,6 +31,7 @@ class CustomFunction(Reward):
         super().__init__()
         self._function = function
         self._kwargs = dict(kwargs)
+        self._takes_extra_info = _takes(function, "extra_info")
         self.runs_in = "asyncio" if inspect.iscoroutinefunction(function) else runs_in
 
     def score(self, attempt: Attempted) -> Any:
@@ -43,7 +45,7 @@ class CustomFunction(Reward):
             "data_source": task.data_source,
             "solution_str": attempt.response_text,
             "ground_truth": task.ground_truth,
-            "extra_info": _extra_info(attempt),
+            **({"extra_info": _extra_info(attempt)} if self._takes_extra_info else {}),
             **self._kwargs,
         }
 
@@ -113,6 +115,11 @@ def is_finite_number(value: Any) -> TypeGuard[float]:
     """Tell whether `value` is a number that can be learned from; numpy's count, booleans too."""
     # bool(): numpy's booleans are no numbers.Real, yet verl's functions return them
     return (isinstance(value, numbers.Real) or type(value).__name__ == "bool_" or type(value).__name__ == "bool") and math.isfinite(value)
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 async def _awaited(returned: Any) -> RewardResult | None:

@@ -1,0 +1,1 @@
+"""Configs of verl, translated into ours."""

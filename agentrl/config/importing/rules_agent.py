@@ -1,0 +1,109 @@
+"""Rules of translation about agents, rewards and validation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agentrl.config.importing.findings import Dropped, Finding, Setting
+from agentrl.config.importing.source import Source
+
+ROLLOUT = "actor_rollout_ref.rollout"
+TURNS = f"{ROLLOUT}.multi_turn"
+AGENTS = ("single_turn_agent", "tool_agent")
+"""Agent loops of verl that there are here too, under the same names."""
+OVERLONG = ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg", "reward.reward_kwargs.overlong_buffer_cfg")
+"""Where verl's versions have the buffer of DAPO's length penalty."""
+CUSTOM = ("custom_reward_function", "reward.custom_reward_function")
+
+
+def agents(source: Source) -> Iterator[Finding]:
+    """Which agent plays rows that name none, and how many turns it has."""
+    loop, enable = f"{ROLLOUT}.agent.default_agent_loop", f"{TURNS}.enable"
+    if source.has(loop) and source.get(loop) in AGENTS:
+        yield Setting("agent.default", source.get(loop), (loop,))
+    elif source.has(loop):
+        yield Dropped(
+            loop, f"{source.get(loop)} is a class of yours; write it as a plugin (`agentrl new agent NAME`), name it in agent.default"
+        )
+    elif source.get(enable) and source.has(f"{TURNS}.tool_config_path"):
+        yield Setting("agent.default", "tool_agent", (enable,), "a row's agent_name goes before it")
+    for key in (f"{TURNS}.max_assistant_turns", f"{TURNS}.max_turns"):
+        if source.has(key):
+            yield Setting("agent.max_turns", source.get(key), (key,))
+
+
+def validation(source: Source) -> Iterator[Finding]:
+    """verl's `do_sample: false` is a temperature of 0 here."""
+    section = f"{ROLLOUT}.val_kwargs"
+    sample = f"{section}.do_sample"
+    if source.has(sample) and not source.get(sample):
+        yield Setting("eval.temperature", 0.0, (sample,))
+        for name in ("temperature", "top_p", "top_k"):
+            if source.has(f"{section}.{name}"):
+                yield Dropped(f"{section}.{name}", "do_sample is false: validation is greedy")
+    elif source.has(sample):
+        yield Setting("eval.temperature", source.get(f"{section}.temperature") or 0.0, (sample, f"{section}.temperature"))
+
+
+def rewards(source: Source) -> Iterator[Finding]:
+    """Reward functions, and what verl's reward managers amount to."""
+    section = next((name for name in CUSTOM if source.has(f"{name}.path")), None)
+    if section is not None:
+        yield Setting("reward.custom_function.path", source.get(f"{section}.path"), (f"{section}.path",))
+        if source.has(f"{section}.name"):
+            yield Setting("reward.custom_function.name", source.get(f"{section}.name"), (f"{section}.name",))
+        kwargs = source.below(f"{section}.reward_kwargs")
+        if kwargs:
+            yield Setting("reward.custom_function.kwargs", kwargs, tuple(f"{section}.reward_kwargs.{name}" for name in kwargs))
+    else:
+        names = (f"{name}.name" for name in CUSTOM)
+        yield from (Dropped(name, "without a path: rewards are chosen by data_source, as in verl") for name in names if source.has(name))
+    for key in ("reward_model.reward_manager", "reward.reward_manager.name"):
+        if source.has(key):
+            yield from _manager(key, source.get(key), has_function=section is not None)
+    yield from _length_penalty(source)
+    yield from _reward_model(source)
+
+
+def _manager(key: str, name: str, *, has_function: bool) -> Iterator[Finding]:
+    if name == "batch" and has_function:
+        yield Setting("reward.custom_function.scope", "batch", (key,), "called with lists, once per batch")
+    elif name == "prime" and has_function:
+        yield Setting("reward.custom_function.runs_in", "process", (key,))
+    elif name in ("naive", "dapo", "prime", "batch"):
+        yield Dropped(key, "nothing to set: each reward is called for its row as soon as the attempt ends (docs/rewards.md)")
+    else:
+        yield Dropped(
+            key, f"{name} is a class of yours; a reward says itself whether it sees an attempt, a group or a batch (docs/rewards.md)"
+        )
+
+
+def _length_penalty(source: Source) -> Iterator[Finding]:
+    for section in OVERLONG:
+        options = source.below(section)
+        keys = tuple(f"{section}.{name}" for name in options)
+        if options.get("enable"):
+            term: dict[str, Any] = {"weight": float(options.get("penalty_factor") or 1.0)}
+            if options.get("len"):
+                term["config"] = {"buffer_tokens": int(options["len"])}
+            yield Setting("reward.terms.length_penalty", term, keys)
+        else:
+            yield from (Dropped(key, "without effect in verl: the overlong buffer is off") for key in keys)
+
+
+def _reward_model(source: Source) -> Iterator[Finding]:
+    """verl takes the score of the reward model instead of the function's; here it is a term, and the row's own reward weighs 0."""
+    for enable, path in (
+        ("reward_model.enable", "reward_model.model.path"),
+        ("reward.reward_model.enable", "reward.reward_model.model_path"),
+    ):
+        if source.get(enable) and source.has(path):
+            yield Setting("reward_model.model.path", source.get(path), (path, enable))
+            yield Setting("reward.terms.reward_model", {"weight": 1.0}, (enable,), "the term that asks it")
+            yield Setting("reward.weight", 0.0, (enable,), "the row's own reward is reported, and not learned from")
+        elif source.has(path):
+            yield Dropped(path, "without effect in verl: no reward model is enabled")
+
+
+RULES = (agents, validation, rewards)

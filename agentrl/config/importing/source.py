@@ -1,0 +1,190 @@
+"""What somebody wrote for verl, a YAML file and Hydra overrides, as one flat table of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from agentrl.errors import ConfigError
+
+DEFAULTS: Mapping[str, Any] = {
+    # What verl 0.5 to 0.7 does where a run script says nothing, and where ours does something else or reads it beside another key.
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.filter_overlong_prompts": False,
+    "data.truncation": "error",
+    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "actor_rollout_ref.model.lora_rank": 0,
+    "actor_rollout_ref.model.lora_alpha": 16,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
+    "actor_rollout_ref.actor.ppo_epochs": 1,
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
+    "actor_rollout_ref.actor.use_dynamic_bsz": False,
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 1,
+    "actor_rollout_ref.actor.use_kl_loss": False,
+    "actor_rollout_ref.actor.kl_loss_coef": 0.001,
+    "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
+    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
+    "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.rollout.dtype": "bfloat16",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+    "algorithm.adv_estimator": "gae",
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 0.001,
+    "algorithm.kl_ctrl.horizon": 10000,
+    "algorithm.kl_ctrl.target_kl": 0.1,
+    "async_training.staleness_threshold": 0.1,
+    "async_training.require_batches": 1,
+    "async_training.trigger_parameter_sync_step": 4,
+    "trainer.total_epochs": 30,
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.device": "cuda",
+    "trainer.resume_mode": "auto",
+    "custom_reward_function.name": "compute_score",
+}
+
+NUMBERS = frozenset(key for key, value in DEFAULTS.items() if isinstance(value, (int, float)) and not isinstance(value, bool)) | {
+    "actor_rollout_ref.actor.ppo_micro_batch_size",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio",
+    "actor_rollout_ref.rollout.nnodes",
+    "actor_rollout_ref.rollout.n_gpus_per_node",
+    "critic.optim.lr_warmup_steps",
+    "critic.optim.lr_warmup_steps_ratio",
+    "critic.model.lora_rank",
+    "actor_rollout_ref.model.lora.rank",
+    "rollout.total_rollout_steps",
+    "rollout.nnodes",
+    "rollout.n_gpus_per_node",
+    "trainer.total_training_steps",
+}
+"""Keys that are calculated with."""
+
+OF_VERL = ("ppo_trainer", "ppo_megatron_trainer", "_self_")
+"""Entries of a `defaults` list whose content DEFAULTS stands for."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The keys that were written, by their dotted names, interpolations resolved; a null counts as written.
+
+    unread: what the file asks for that was not read, in words.
+    """
+
+    written: Mapping[str, Any]
+    unread: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for key in NUMBERS & self.written.keys():
+            value = self.written[key]
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise ConfigError(f"{key}={value}: must be a number")
+
+    def get(self, key: str) -> Any:
+        """Return what a key is set to: as written, else verl's default, else None."""
+        value = self.written.get(key)
+        return DEFAULTS.get(key) if value is None else value
+
+    def has(self, key: str) -> bool:
+        """Tell whether a key was written, and not as null."""
+        return self.written.get(key) is not None
+
+    def below(self, prefix: str) -> dict[str, Any]:
+        """Return what was written below a key, by the rest of the dotted name."""
+        return {key[len(prefix) + 1 :]: value for key, value in self.written.items() if key.startswith(f"{prefix}.")}
+
+
+def read_source(file: str | None, overrides: Sequence[str]) -> Source:
+    """Read a YAML file of verl and the overrides of its command line, in Hydra's grammar: `key=value`, `+key=value`, `~key`.
+
+    Raises:
+        ConfigError: the file is missing or not YAML, or an override cannot be read.
+    """
+    tree = _read_file(file) if file is not None else {}
+    unread = tuple(_unread_defaults(tree.pop("defaults", None) or []))
+    tree.pop("hydra", None)
+    for text in overrides:
+        _apply(tree, _parse(text))
+    return Source(_resolve(tree), unread)
+
+
+def _read_file(file: str) -> dict[str, Any]:
+    if not Path(file).is_file():
+        raise ConfigError(f"config file {file!r} does not exist; overrides are written key=value")
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: a config of verl is a mapping of sections")
+    return {str(key): value for key, value in tree.items()}
+
+
+def _unread_defaults(entries: Sequence[Any]) -> Iterator[str]:
+    for entry in entries:
+        if entry not in OF_VERL:
+            yield f"defaults: {entry}: give what it sets as overrides"
+
+
+def _parse(text: str) -> Override:
+    try:
+        [override] = OverridesParser.create().parse_overrides([text])
+    except OverrideParseException as error:
+        raise ConfigError(f"override {text!r} cannot be read: {str(error).splitlines()[0]}") from None
+    if override.is_sweep_override():
+        raise ConfigError(f"override {text!r} has several values; write a list as key=[a,b], or quote a text that has a comma")
+    return override
+
+
+def _apply(tree: dict[str, Any], override: Override) -> None:
+    *sections, name = override.key_or_group.split(".")
+    for section in sections:
+        inner = tree.get(section)
+        if not isinstance(inner, dict):
+            inner = tree[section] = {}
+        tree = inner
+    if override.type is OverrideType.DEL:
+        tree.pop(name, None)
+    else:
+        tree[name] = override.value()
+
+
+def _resolve(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten a tree; interpolations see verl's defaults, and one that leads nowhere stays as text."""
+    defaults = OmegaConf.create({})
+    for key, value in DEFAULTS.items():
+        OmegaConf.update(defaults, key, value)
+    merged = OmegaConf.merge(defaults, OmegaConf.create(dict(tree)))
+    return {key: _resolved(merged, key, value) for key, value in _leaves(tree)}
+
+
+def _resolved(tree: Any, key: str, value: Any) -> Any:
+    try:
+        found = OmegaConf.select(tree, key)
+    except OmegaConfBaseException:
+        return value
+    return OmegaConf.to_container(found, resolve=False) if OmegaConf.is_config(found) else found
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,184 @@
+"""From what was written for verl to a config of ours, and an account of every key: mapped, dropped (why), or without meaning here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from agentrl.config.fields import iter_keys, iter_sections, with_defaults
+from agentrl.config.importing import rules_agent, rules_algorithm, rules_data, rules_model
+from agentrl.config.importing.findings import Dropped, NotTaken, Rule, Setting
+from agentrl.config.importing.source import Source
+from agentrl.config.importing.values import NOT_TAKEN, VALUES
+from agentrl.config.messages import RIGHT, describe_invalid
+from agentrl.config.origins import Origins
+from agentrl.config.schema import Config
+from agentrl.config.verl_keys import reason_without, targets
+from agentrl.config.verl_renamed import RENAMED
+from agentrl.errors import ConfigError
+
+RULES: tuple[Rule, ...] = (*rules_data.RULES, *rules_algorithm.RULES, *rules_agent.RULES, *rules_model.RULES)
+KEYS = {".".join(key): field for key, field in iter_keys(Config)}
+SECTIONS = {".".join(key) for key, _ in iter_sections(Config)}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The account of a translation. values: our config as a tree, what differs from the defaults and all that was written.
+
+    mapped: what was taken over, verl's defaults included where ours differ. dropped: keys with a counterpart whose value was not taken.
+    meaningless: verl's keys without a counterpart. unknown: neither verl's nor ours.
+    """
+
+    values: Mapping[str, Any]
+    mapped: tuple[Setting, ...]
+    dropped: tuple[Dropped, ...]
+    meaningless: tuple[Dropped, ...]
+    unknown: tuple[str, ...]
+
+
+def translate(source: Source) -> Translation:
+    """Translate every key of `source`, and check the result against the schema.
+
+    Raises:
+        ConfigError: taken together, the values are refused; one line per problem.
+    """
+    mapped: dict[str, Setting] = {}
+    dropped: list[Dropped] = []
+    meaningless: list[Dropped] = []
+    unknown: list[str] = []
+    for finding in _findings(source):
+        if isinstance(finding, Setting):
+            dropped += _take(finding, mapped, source)
+        else:
+            dropped.append(finding)
+    done = {key for setting in mapped.values() for key in setting.old} | {finding.old for finding in dropped}
+    for key in source.written:
+        if key not in done and (reason := reason_without(key)) is not None:
+            meaningless.append(Dropped(key, reason))
+        elif key not in done:
+            unknown.append(key)
+    kept = {key: setting for key, setting in mapped.items() if not _is_default(setting, source)}
+    values = _tree(kept)
+    _check(values)
+    return Translation(values, tuple(kept.values()), tuple(dropped), tuple(meaningless), tuple(unknown))
+
+
+def _findings(source: Source) -> Iterator[Setting | Dropped]:
+    """Yield what the rules find, then the keys that stand alone, then verl's defaults that differ from ours."""
+    named: set[str] = set()
+    for rule in RULES:
+        for finding in rule(source):
+            named |= set(finding.old) if isinstance(finding, Setting) else {finding.old}
+            yield finding
+    for key, value in source.written.items():
+        if key not in named and (alone := _alone(key, value)) is not None:
+            yield alone
+    for key in ("trainer.total_epochs", "actor_rollout_ref.rollout.n", "actor_rollout_ref.model.enable_gradient_checkpointing"):
+        if not source.has(key):
+            yield Setting(_target(key), source.get(key), (key,))
+    for key in ("data.max_prompt_length", "data.max_response_length"):
+        yield Setting(_target(key), source.get(key), (key,))
+
+
+def _alone(key: str, value: Any) -> Setting | Dropped | None:
+    """Translate a key that no rule has named; None for one that has no counterpart."""
+    target = _target(key)
+    if key in NOT_TAKEN:
+        return Dropped(key, NOT_TAKEN[key])
+    if not target:
+        return None
+    if value is None:
+        return Dropped(key, f"null; the default of {target} stands")
+    try:
+        return Setting(target, VALUES.get(key, lambda same: same)(value), (key,), RENAMED.get(key, "").partition("; ")[2])
+    except NotTaken as why:
+        return Dropped(key, str(why))
+    except (TypeError, ValueError):
+        return Dropped(key, f"{_short(value)} is of another kind than verl takes there")
+
+
+def _target(key: str) -> str:
+    """Return our key for one of verl's that stands alone, "" when there is none."""
+    if key in KEYS:
+        return key
+    ours = targets(RENAMED[key], {*KEYS, *SECTIONS}) if key in RENAMED else []
+    return ours[0] if len(ours) == 1 else ""
+
+
+def _take(setting: Setting, mapped: dict[str, Setting], source: Source) -> list[Dropped]:
+    """Add a setting, unless another has its key or the schema refuses its value."""
+    written = [key for key in setting.old if key in source.written]
+    other = mapped.get(setting.key)
+    if other is not None and other.value != setting.value:
+        said = {key for one in mapped.values() for key in one.old}
+        by = " and ".join(other.old) or "the rest"
+        return [Dropped(key, f"{setting.key} is {_short(other.value)} by {by}") for key in written if key not in said]
+    if other is not None:
+        mapped[setting.key] = Setting(other.key, other.value, tuple(dict.fromkeys((*other.old, *setting.old))), other.note or setting.note)
+        return []
+    if (problem := _refused(setting)) is not None:
+        return [Dropped(key, f"{setting.key} {problem}") for key in written]
+    mapped[setting.key] = setting
+    return []
+
+
+@cache
+def _adapter(key: str) -> TypeAdapter[Any]:
+    field = KEYS[key]
+    kind: Any = Annotated[field.annotation, field]
+    return TypeAdapter(kind)
+
+
+def _refused(setting: Setting) -> str | None:
+    """Say why the schema refuses a value for its key alone, None when it takes it."""
+    if setting.key not in KEYS:
+        return None  # an entry of a mapping, or a section: checked with the whole
+    try:
+        _adapter(setting.key).validate_python(setting.value)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        right = RIGHT.get(problem["type"])
+        wanted = f"must be {right(problem.get('ctx', {}))}" if right is not None else str(problem["msg"])
+        return f"{wanted}, is {_short(setting.value)}"
+    return None
+
+
+def _is_default(setting: Setting, source: Source) -> bool:
+    """Tell whether nobody wrote it and it is as here anyway."""
+    field = KEYS.get(setting.key)
+    is_written = any(key in source.written for key in setting.old)
+    return not is_written and field is not None and field.get_default() == setting.value
+
+
+def _tree(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """Nest the settings, in the schema's order of sections."""
+    tree: dict[str, Any] = {}
+    sections = list(Config.model_fields)
+    for key in sorted(settings, key=lambda key: sections.index(key.partition(".")[0])):
+        *parents, name = key.split(".")
+        inner = tree
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        if isinstance(inner.get(name), dict) and isinstance(settings[key].value, dict):
+            inner[name] |= settings[key].value
+        else:
+            inner[name] = settings[key].value
+    return tree
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    try:
+        Config.model_validate(with_defaults(Config, values))
+    except ValidationError as error:
+        lines = describe_invalid(error, Origins("the translated config", (), ()))
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _short(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,216 @@
+"""Score stored responses with the rewards of training: the second of the two steps of an evaluation, generate and score.
+
+A response that could not be scored (its reward raised, hung, or its process died) has a null score and is counted with its reason;
+it is never a zero.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import trio
+
+from agentrl.adapters.catalog import open_plugins
+from agentrl.config.schema import Config
+from agentrl.errors import ConfigError, DataError, PluginError, RewardError
+from agentrl.evaluation.responses import ResponseFile, StoredRow
+from agentrl.plugins.rewards import RewardResult
+from agentrl.plugins.sources import Reference
+from agentrl.rewards.calls import RewardCalls, Term
+from agentrl.rewards.select import RewardTable
+from agentrl.rollout.asyncio_host import AsyncioHost
+
+MAX_CALLS = 64
+"""Calls of rewards at once, of all kinds together."""
+MAX_THREAD_CALLS = 8
+"""As many threads as RewardCalls has: a call that waits for one is not in line for longer than its deadline allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredResponse:
+    """What came of one response. accuracy: as the reward reports it, else 1.0 for a positive score.
+
+    score, accuracy: None when there is none; then `failure` says why, in words that are the same for all of its kind, and
+    `message` in full.
+    """
+
+    source: str
+    problem: str
+    member: int
+    score: float | None
+    accuracy: float | None = None
+    failure: str | None = None
+    message: str | None = None
+
+
+def score_file(
+    path: Path,
+    out: Path,
+    config: Config,
+    *,
+    response_key: str = "responses",
+    scores_key: str = "scores",
+    num_processes: int,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> list[ScoredResponse]:
+    """Write the rows of `path` to `out` with a column of scores, one float per response, and return what came of each response.
+
+    Rewards are chosen by `config.reward` as in training, and the columns are named by `config.data`. Every row is checked before
+    the first is scored. All other columns, their types and the row groups stay; `out` appears whole or not at all.
+
+    Args:
+        num_processes: processes for rewards that run in one of their own, as a custom function that is not async does.
+        watch: called with the responses scored so far and in all.
+
+    Raises:
+        DataError: a row is malformed, has no reward, or lacks what its reward needs.
+        PluginError: the custom function or a reward does not load.
+    """
+    file = ResponseFile(path, config.data, response_key)
+    if scores_key in file.schema.names:
+        raise DataError(f"{path}: there is a column {scores_key!r} already; name another by --scores-key")
+    table = RewardTable(in_processes(config).reward, open_plugins(config.agent))
+    total = _check_rows(file, table)
+    return trio.run(_score_file, file, out, table, scores_key, num_processes, _Progress(watch, total))
+
+
+def in_processes(config: Config) -> Config:
+    """Return `config` with its custom function in processes of its own, unless it is async: one that hangs can be killed."""
+    custom = config.reward.custom_function
+    if custom.path is None:
+        return config
+    if custom.scope != "trajectory":
+        raise ConfigError(f"reward.custom_function.scope={custom.scope}: stored responses are scored one by one; use scope=trajectory")
+    try:
+        is_async = inspect.iscoroutinefunction(Reference(custom.path, custom.name).load())
+    except PluginError as error:
+        raise PluginError(f"custom function: {error}") from error
+    placed = custom.model_copy(update={"runs_in": "thread" if is_async else "process"})
+    return config.model_copy(update={"reward": config.reward.model_copy(update={"custom_function": placed})})
+
+
+def _check_rows(file: ResponseFile, table: RewardTable) -> int:
+    """Raise for the first row that cannot be scored; return the number of responses."""
+    total = 0
+    for row in file.stored_rows():
+        own = table.own(row.task)
+        if own.scope != "trajectory":
+            raise DataError(f"{row.task.task_id}: reward {own.name!r} has the scope {own.scope}; stored responses are scored one by one")
+        own.reward.check(row.task)
+        total += len(row.responses)
+    return total
+
+
+@dataclass(slots=True)
+class _Progress:
+    watch: Callable[[int, int], None]
+    total: int
+    done: int = 0
+
+    def add(self, num: int) -> None:
+        self.done += num
+        self.watch(self.done, self.total)
+
+
+async def _score_file(
+    file: ResponseFile, out: Path, table: RewardTable, scores_key: str, num_processes: int, progress: _Progress
+) -> list[ScoredResponse]:
+    field = pa.field(scores_key, pa.list_(pa.float64()))
+    scored: list[ScoredResponse] = []
+    with AsyncioHost() as host, _appears_whole(out) as partial:
+        scorer = _Scorer(RewardCalls(host, num_processes=num_processes), table, num_processes, progress)
+        try:
+            with pq.ParquetWriter(partial, file.schema.append(field), compression="zstd") as writer:
+                start = 0
+                for index in range(file.parquet.num_row_groups):
+                    group = file.parquet.read_row_group(index)
+                    rows = await scorer.score_rows(file.read(group, start))
+                    scores = pa.array([[one.score for one in row] for row in rows], field.type)
+                    writer.write_table(group.append_column(field, scores), row_group_size=max(1, group.num_rows))
+                    scored += chain.from_iterable(rows)
+                    start += group.num_rows
+        finally:
+            await scorer.aclose()
+    return scored
+
+
+class _Scorer:
+    """Scores responses side by side, within one trio run."""
+
+    def __init__(self, calls: RewardCalls, table: RewardTable, num_processes: int, progress: _Progress) -> None:
+        self._calls = calls
+        self._table = table
+        # In line for a process or thread a call waits here, where no deadline runs.
+        self._places = {"process": trio.CapacityLimiter(num_processes), "thread": trio.CapacityLimiter(MAX_THREAD_CALLS)}
+        self._progress = progress
+
+    async def aclose(self) -> None:
+        await self._calls.aclose()
+
+    async def score_rows(self, rows: Iterable[StoredRow]) -> list[list[ScoredResponse]]:
+        """Score all responses of `rows`, which are read as they are needed; return the results by row, in order."""
+        results: list[list[ScoredResponse]] = []
+        remaining = _responses(rows, results)
+
+        async def work() -> None:
+            for row, member, response, of_row in remaining:
+                of_row[member] = await self._score(row, member, response)
+                self._progress.add(1)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(MAX_CALLS):
+                nursery.start_soon(work)
+        return results
+
+    async def _score(self, row: StoredRow, member: int, response: str | None) -> ScoredResponse:
+        identity = (row.task.data_source, row.task.task_id, member)
+        if response is None:
+            return ScoredResponse(*identity, None, failure="no response", message="the response is null")
+        term = self._table.own(row.task)
+        try:
+            async with self._places.get(term.reward.runs_in) or nullcontext():
+                result = await self._calls.call(term, row.attempted(response))
+        except RewardError as error:
+            return ScoredResponse(*identity, None, failure=_kind(term, error), message=str(error))
+        if result is None:
+            return ScoredResponse(*identity, None, failure="does not apply", message=f"reward {term.name!r} does not apply")
+        assert isinstance(result, RewardResult), term
+        return ScoredResponse(*identity, result.value, result.metrics.get("accuracy", float(result.value > 0)))
+
+
+def _responses(
+    rows: Iterable[StoredRow], results: list[list[ScoredResponse]]
+) -> Iterator[tuple[StoredRow, int, str | None, list[ScoredResponse]]]:
+    """Yield each response with its row, its place in it, and the list in `results` that waits for what comes of it."""
+    for row in rows:
+        results.append([_UNSCORED] * len(row.responses))
+        for member, response in enumerate(row.responses):
+            yield row, member, response, results[-1]
+
+
+_UNSCORED = ScoredResponse("", "", 0, None)
+
+
+def _kind(term: Term, error: RewardError) -> str:
+    """Return the beginning of an error's text, which is the same for all errors of its kind."""
+    return str(error).removeprefix(f"reward {term.name!r}").lstrip(": ").partition(":")[0]
+
+
+@contextmanager
+def _appears_whole(out: Path) -> Iterator[Path]:
+    """Give the path of a file beside `out` that takes its place at the end, unless something is raised."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        yield partial
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
