@@ -16,8 +16,8 @@ from agentrl.config.importing.cli import import_config
 from agentrl.data.commands import data_app
 from agentrl.errors import AgentRLError, UserError
 from agentrl.evaluation.commands import evaluate, generate
-from agentrl.evaluation.score_cli import score
 from agentrl.evaluation.compare_cli import compare
+from agentrl.evaluation.score_cli import score
 
 app = typer.Typer(
     name="agentrl",
@@ -35,8 +35,8 @@ app.add_typer(config_app, name="config")
 app.command("eval")(evaluate)
 app.command()(generate)
 app.command()(score)
-config_app.command("import")(import_config)
 app.command()(compare)
+config_app.command("import")(import_config)
 
 ConfigFile = Annotated[
     str, typer.Argument(metavar="CONFIG.yaml", help="YAML file; it holds differences from the defaults in docs/config.md.")
