@@ -1,4 +1,4 @@
-"""Sampling of validation."""
+"""Sampling of validation and of evaluations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from agentrl.config.section import Section
 
 
 class EvalConfig(Section):
-    """Sampling of validation."""
+    """Sampling of validation and of evaluations."""
 
-    n: int = Field(1, ge=1, description="Attempts per validation row.")
+    n: int = Field(1, ge=1, description="Attempts per row.")
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
     top_k: int = Field(-1, description="-1: off.")
@@ -21,7 +21,7 @@ class EvalConfig(Section):
     max_turn_tokens: int | None = Field(None, ge=1, description="Tokens sampled per turn; None: agent.max_turn_tokens.")
     templates: dict[str, str] = Field(
         {},
-        description="For `agentrl eval` and `agentrl generate`: data set (`*`: any other) -> the template put around its questions, by name "
+        description="For `agentrl eval` and `agentrl generate`: data set (`*`: any other) -> the template around its questions, by name "
         "and version (docs/evaluation.md); none: the rows' prompts as they are.",
     )
     timeout_s: float = Field(

@@ -182,7 +182,7 @@ def load_base(arguments: Sequence[str], sampling: Mapping[str, Any], *, tools: s
     """
     from agentrl.config.compose import load_config
 
-    is_named = bool(arguments) and "=" not in arguments[0]
+    is_named = bool(arguments) and "=" not in arguments[0] and not arguments[0].startswith("~")
     file, overrides = (arguments[0], arguments[1:]) if is_named else (DEFAULT_CONFIG, arguments)
     options = [f"eval.{name}={value}" for name, value in sampling.items() if value is not None]
     if tools is not None:

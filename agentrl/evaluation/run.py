@@ -37,6 +37,7 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.limits import model_limits, server_key
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import MessageSession, uncounted_chat
+from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.player import Player
 from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
@@ -160,7 +161,9 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
     say(f"{len(keys)} attempts, {prepared.config.eval.n} per problem{resumed}")
     if num_finished == len(keys):
         return Counts()
-    concurrency = Concurrency(prepared.config.rollout.max_concurrent_trajectories)
+    most = prepared.config.rollout.max_concurrent_trajectories
+    allow_trajectories(most)
+    concurrency = Concurrency(most)
     with (
         open_servers(prepared.place, prepared.config, say=say) as servers,
         EvalProgress(len(keys), num_finished, concurrency, is_scored=prepared.request.is_scored) as progress,

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.types import SCORED_OUTCOMES, Trajectory
 
 _MAGIC = b"AGRL"
@@ -79,13 +79,20 @@ class AttemptStore:
         return key in self._places and key not in self._failed
 
     def add(self, attempts: Sequence[tuple[str, Trajectory]]) -> None:
-        """Append attempts with their keys; they are on disk when this returns."""
+        """Append attempts with their keys; they are on disk when this returns.
+
+        Raises:
+            InfrastructureError: they cannot be written.
+        """
         frames = [_frame(key, trajectory) for key, trajectory in attempts]
-        part = self._part or self._begin_part()
-        start = part.tell()
-        part.write(b"".join(frames))
-        part.flush()
-        os.fsync(part.fileno())
+        try:
+            part = self._part or self._begin_part()
+            start = part.tell()
+            part.write(b"".join(frames))
+            part.flush()
+            os.fsync(part.fileno())
+        except OSError as error:
+            raise InfrastructureError(f"cannot keep attempts in {str(self._folder)!r}: {error.strerror or error}") from error
         for (key, trajectory), frame in zip(attempts, frames, strict=True):
             self._note(
                 key, trajectory.outcome not in SCORED_OUTCOMES, _Place(Path(part.name), start + _FRAME.size, len(frame) - _FRAME.size)
