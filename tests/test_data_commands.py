@@ -215,6 +215,7 @@ def test_a_file_filtered_into_itself_is_whole(tmp_path):
         (["--tools", "hammer"], PluginError, "unknown tool 'hammer'"),
         (["--interaction", "nobody"], PluginError, "unknown interaction 'nobody'"),
         (["--agent", "single_turn_agent", "--tools", "python"], DataError, "agent 'single_turn_agent' uses no tools: leave --tools out"),
+        (["--agent", "mixed", "--tools", "python"], DataError, "agent 'mixed' is three agents with tools and a partner of their own"),
         (["--template", "no place"], DataError, "the template 'no place' must say {question} where the question belongs"),
         (["--system", "@/nowhere.txt"], DataError, "--system='@/nowhere.txt' cannot be read"),
         (["--test-share", "0.2"], DataError, "--test-share divides one split, the data has test, train: choose one by --split"),

@@ -158,8 +158,10 @@ def test_cases_become_what_the_reward_reads(raw, cases):
 
 def test_columns_of_any_data_set():
     columns = Columns("q", "a", difficulty="d", id="name")
-    problem = columns.read(original(q=[{"role": "system", "content": "S"}, {"role": "user", "content": "Q?"}], a=["x", 1], d=3, name="n-1"))
+    problem = columns.read(original(q=[{"role": "user", "content": "Q?"}], a=["x", 1], d=3, name="n-1"))
     assert (problem.question, problem.ground_truth, problem.difficulty, problem.id) == ("Q?", '["x", 1]', "3", "n-1")
+    unknown = columns.read(original(q="Q?", a="4", d=None, name=None))
+    assert (unknown.ground_truth, unknown.difficulty, unknown.id) == ("4", "", "4")
     assert Columns("q", None).read(original(q="Q?")).ground_truth == ""
 
 
@@ -176,7 +178,13 @@ def test_columns_of_any_data_set():
         (read_code, {"prompt": "Q", "tests": {"inputs": [1], "outputs": []}}, "field 'tests': must have as many `inputs` as `outputs`"),
         (read_code, {"prompt": "Q", "tests": [1]}, "field 'tests': must be a list of Python texts"),
         (Columns("q", "a").read, {"q": "Q", "b": 1}, "field 'a': is missing; the row has q, b"),
-        (Columns("q", None).read, {"q": 3}, "field 'q': must be a text, or chat messages that end with the user's, is '3'"),
+        (Columns("q", "a").read, {"q": "Q", "a": None}, "field 'a': is null"),
+        (Columns("q", None).read, {"q": 3}, "field 'q': must be a text, or chat messages of which the user's is the only one, is '3'"),
+        (
+            Columns("q", None).read,
+            {"q": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]},
+            "field 'q': must be a text, or chat messages of which the user's is the only one",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named(read, raw, message):

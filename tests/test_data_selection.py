@@ -109,8 +109,9 @@ def attempts(path: Path, *trajectories: Trajectory) -> Path:
 
 
 def test_a_band_keeps_what_was_solved_sometimes(tmp_path):
+    attempts(tmp_path / "other.parquet", attempt("Never?", 1.0))  # a file of attempts is read alone
     file = attempts(
-        tmp_path / "run" / "attempts.parquet",
+        tmp_path / "attempts.parquet",
         *(attempt("Never?", 0.0) for _ in range(4)),
         *(attempt("always?", 1.0) for _ in range(4)),
         *(attempt("SOMETIMES ?", accuracy) for accuracy in (1.0, 0.0, 0.0, 0.0)),
@@ -127,7 +128,7 @@ def test_a_band_keeps_what_was_solved_sometimes(tmp_path):
     assert notes[-1] == (
         "pass rates from 0.25 to 0.9: 2 kept, 1 below and 1 above left out, 1 without attempts left out, 1 of held-out splits kept"
     )
-    kept, notes = select(rows[:5], Selection(band=Band(read_pass_rates(tmp_path / "run").of, 0.0, 0.2, "keep")))
+    kept, notes = select(rows[:5], Selection(band=Band(read_pass_rates(tmp_path).of, 0.0, 0.2, "keep")))
     assert kept == [rows[0], rows[4]]
     assert notes == ["pass rates from 0 to 0.2: 1 kept, 0 below and 3 above left out, 1 without attempts kept"]
 

@@ -73,6 +73,7 @@ def test_json_lines_and_long_values(tmp_path):
     assert ["n", "int or NoneType"] in cells(text)
     assert "(3,000 characters)" in text
     assert "q: [red]y" in text
+    assert "data source" not in text
 
 
 def test_no_rows(tmp_path):

@@ -113,7 +113,7 @@ for _kind, _help in KINDS.items():
 def data_hf(
     name: Annotated[Path, typer.Argument(metavar="PATH|OWNER/NAME", help="Data set of the hub, or local files.")],
     out: Out,
-    prompt_column: Annotated[str, typer.Option(help="Column of the question: a text, or chat messages that end with the user's.")],
+    prompt_column: Annotated[str, typer.Option(help="Column of the question: a text, or one chat message of the user.")],
     data_source: Annotated[str, typer.Option(help="Name that chooses the reward: one of reward.sources, or your own.")],
     answer_column: Annotated[str | None, typer.Option(help="Column of the ground truth; default: there is none.")] = None,
     difficulty_column: Annotated[str | None, typer.Option(help="Column of the difficulty, kept as extra_info.difficulty.")] = None,

@@ -60,9 +60,7 @@ def _download(name: str, revision: str, patterns: list[str]) -> Path:
     except RepositoryNotFoundError:
         why = "there is no such folder, and the hub knows no such data set (or it is private: set HF_TOKEN)"
     except LocalEntryNotFoundError:
-        why = (
-            "there is no such folder, and the hub cannot be reached for it (it is not in the hub's cache either); name local files by --in"
-        )
+        why = "there is no such folder, and the hub cannot be reached for it (it is not in the hub's cache either)"
     except HFValidationError as error:
         why = f"the hub takes no such name: {str(error).splitlines()[0]}"
     except (HfHubHTTPError, OSError) as error:

@@ -43,7 +43,7 @@ class PassRates:
 
 
 def read_pass_rates(path: Path) -> PassRates:
-    """Read a Parquet file of trajectories, or all of a folder and below it.
+    """Read a Parquet file of trajectories; of a folder its `attempts.parquet`, else all files in it and below it.
 
     An attempt counts by its unshaped accuracy; one whose reward reports none is right when its rewards are positive. Attempts that
     failed, or that no reward has seen, do not count.
@@ -51,8 +51,9 @@ def read_pass_rates(path: Path) -> PassRates:
     Raises:
         DataError: there is no such file, it holds no trajectories, or none of them was scored.
     """
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
-    if not path.exists() or not files:
+    results = path / "attempts.parquet"
+    files = [path] if path.is_file() else [results] if results.is_file() else sorted(path.rglob("*.parquet"))
+    if not files:
         raise DataError(f"{str(path)!r}: no Parquet file of attempts there; name one that an evaluation or a run has written")
     tallies: dict[str, Tally] = {}
     for row in (row for file in files for row in _rows(file)):

@@ -114,9 +114,11 @@ def choose_styles(
 
     Raises:
         PluginError: an agent, tool or interaction is not registered.
-        DataError: the agent uses no tools, and some are named.
+        DataError: tools or a partner are named that the agent does not use.
     """
     plugins = plugins or load_plugins()
+    if kind == "gsm8k" and agent == MIXED and (tools or interaction):
+        raise DataError(f"agent {MIXED!r} is three agents with tools and a partner of their own: leave --tools and --interaction out")
     if kind == "gsm8k" and (agent == MIXED or not (agent or tools or interaction)):
         agents = ("single_turn_agent", "tool_agent", "interaction_agent")
         return [choose_styles(kind, agent=name, system=system, template=template, plugins=plugins)[0] for name in agents]

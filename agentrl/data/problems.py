@@ -82,11 +82,11 @@ class Columns:
     id: str | None = None
 
     def read(self, original: Original) -> Problem:
-        """Read one row; the prompt is a text or chat messages of which the last is the user's. Raises DataError."""
+        """Read one row; the prompt is a text, or one message of the user. Only difficulty and id may be null. Raises DataError."""
         question = _question(original, self.prompt)
         answer = "" if self.answer is None else _required(original, self.answer)
         truth = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
-        difficulty, name = (None if column is None else _required(original, column) for column in (self.difficulty, self.id))
+        difficulty, name = (None if column is None else _column(original, column) for column in (self.difficulty, self.id))
         return make_problem(original, question, truth, difficulty=difficulty, id=name)
 
 
@@ -117,17 +117,24 @@ def make_problem(original: Original, question: str, truth: str, **known: Any) ->
 
 def _question(original: Original, column: str) -> str:
     value = _required(original, column)
-    if isinstance(value, list) and value and isinstance(value[-1], Mapping) and value[-1].get("role") == "user":
-        value = value[-1].get("content")
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping) and value[0].get("role") == "user":
+        value = value[0].get("content")
     if not isinstance(value, str):
-        raise original.place.error(column, f"must be a text, or chat messages that end with the user's, is {str(value)[:80]!r}")
+        raise original.place.error(column, f"must be a text, or chat messages of which the user's is the only one, is {str(value)[:80]!r}")
     return value
 
 
-def _required(original: Original, column: str) -> Any:
-    if original.raw.get(column) is None:
+def _column(original: Original, column: str) -> Any:
+    if column not in original.raw:
         raise original.place.error(column, f"is missing; the row has {', '.join(original.raw)}")
     return original.raw[column]
+
+
+def _required(original: Original, column: str) -> Any:
+    value = _column(original, column)
+    if value is None:
+        raise original.place.error(column, "is null")
+    return value
 
 
 def first(raw: Mapping[str, Any], *names: str) -> Any:

@@ -67,8 +67,9 @@ def show_file(path: Path, choose: Callable[[int], Sequence[int]], console: Conso
     chosen = choose(len(rows))
     console.rule(f"{path}: {len(rows):,} row{'' if len(rows) == 1 else 's'}, {path.stat().st_size / 1e6:,.1f} MB")
     console.print(columns_table(path))
-    if len(rows):
-        console.print(counts_table(_all_facts(path)))
+    facts = _all_facts(path)
+    if any(fact.source or fact.chars for fact in facts):
+        console.print(counts_table(facts))
     for index in chosen:
         console.rule(f"row {index}")
         _show_row(rows.row(index), console)
