@@ -15,6 +15,7 @@ from agentrl.buffer.actor import BufferActor, BufferPlan, planned_steps
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
 from agentrl.config.buffer import BufferConfig
+from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig
@@ -136,6 +137,26 @@ def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(clus
     call(resumed.close)
     assert call(resumed.take, 2, LONG_POLL_S) is None
     assert call(resumed.stats)["leased"] == 2
+
+
+def test_a_curriculum_draws_rows_by_the_seed_and_travels_with_the_state(cluster, folder):
+    plain = config(folder)
+    weighed = plain.model_copy(update={"data": plain.data.model_copy(update={"curriculum": CurriculumConfig(by_pass_rate=True)})})
+    order = np.random.default_rng([plain.trainer.seed, 0]).permutation(6).tolist()
+    buffer, resumed = BufferActor.remote(weighed), BufferActor.remote(weighed)
+    for actor in (buffer, resumed):
+        call(actor.open)
+        call(actor.advance, 0)
+    leases = call(buffer.lease, "a", 9, 0.0)
+    assert [(lease.group_id, lease.task.task_id.partition(":")[2]) for lease in leases] == [(row, str(row)) for row in order[:2]]
+    for lease in leases:
+        call(buffer.add, "a", to_ipc(encode([trajectory(lease, member) for member in range(2)])))
+    call(resumed.restore, call(buffer.state))
+    for actor in (buffer, resumed):
+        assert call(actor.take, 2, 0.0) is not None
+        call(actor.advance, 1)
+        assert [lease.group_id for lease in call(actor.lease, "b", 9, 0.0)] == order[2:4]
+    assert call(buffer.curriculum)["never_passed"] == 1.0
 
 
 THINKING = {"chat_template": str(Path(__file__).parent / "chat_templates" / "thinking.jinja")}

@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.ledger import Ledger
+from agentrl.config.curriculum import CurriculumConfig
 from agentrl.errors import CheckpointError
 from agentrl.types import NO_VERSION
 
 OWNERS = ("a", "b", "c")
+WEIGHED = CurriculumConfig(source_weights={"even": 2, "odd": 1}, by_pass_rate=True)
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -25,12 +28,14 @@ class LedgerMachine(RuleBasedStateMachine):
         size=st.integers(1, 2),
         total=st.none() | st.integers(1, 12),
         waits=st.booleans(),
+        has_curriculum=st.booleans(),
     )
-    def start(self, per_step: int, staleness: int, size: int, total: int | None, waits: bool) -> None:
+    def start(self, per_step: int, staleness: int, size: int, total: int | None, waits: bool, has_curriculum: bool) -> None:
         self.settings = {"groups_per_step": per_step, "max_staleness": staleness, "group_size": size, "total_groups": total}
         self.settings["waits_for_stragglers"] = waits
+        self.has_curriculum = has_curriculum
         self.leased_at: dict[int, int] = {}
-        self.ledger = Ledger(**self.settings)
+        self.ledger = self.empty()
         self.version = 0
         self.ledger.advance(0)
         self.owners = list(OWNERS)
@@ -42,6 +47,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.gone: set[int] = set()
         self.batches = 0
         self.refused = 0
+
+    def empty(self) -> Ledger:
+        chosen = Curriculum(["even", "odd"] * 2, WEIGHED, seed=1, shuffle=True) if self.has_curriculum else None
+        return Ledger(**self.settings, curriculum=chosen)
 
     # ------------------------------------------------------------------------------------------- rollout side
 
@@ -83,7 +92,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for member in set(range(self.settings["group_size"])) - self.arrived[group_id].keys():
             version = max(0, self.version - ages[member])
             self.arrived[group_id][member] = version
-            self.ledger.add_member(self.held[group_id], group_id, member, version)
+            self.ledger.add_member(self.held[group_id], group_id, member, version, ages[member] / 3)
         del self.held[group_id]
 
     @rule(group_id=st.integers(0, 20), which=st.integers(0, 2))
@@ -171,7 +180,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def crash_and_resume(self) -> None:
         state = json.loads(json.dumps(self.ledger.state()))
         before = self.ledger.counts()
-        self.ledger = Ledger(**self.settings)
+        self.ledger = self.empty()
         self.version += 1
         self.ledger.restore(state, version=self.version)
         after = self.ledger.counts()
@@ -213,7 +222,7 @@ class LedgerMachine(RuleBasedStateMachine):
         counts = self.ledger.counts()
         is_over = total is not None and total - counts.consumed < self.settings["groups_per_step"]
         if not self.held and not self.is_learning and not is_over:
-            probe = Ledger(**self.settings)
+            probe = self.empty()
             probe.restore(self.ledger.state(), version=self.version)
             probe.drop_stale()
             assert probe.num_ready >= self.settings["groups_per_step"] or probe.can_lease()
