@@ -67,7 +67,9 @@ def evaluation(n: int = N) -> list[Trajectory]:
     for member in range(n):
         found += [trajectory("openai/gsm8k", p, member, chance=0.3 + 0.05 * p, difficulty="easy" if p % 2 else "hard") for p in range(12)]
         found += [trajectory("aime_2024", p, member, chance=0.1 * (p == 0)) for p in range(3)]
-    failed = found[1].replace(outcome=Outcome.MODEL_ERROR, failure="ServerError: no server | answered", rewards=(), metrics={})
+    failed = found[1].replace(
+        outcome=Outcome.MODEL_ERROR, failure=f"ServerError: http://me:{SECRET}@server:1 | no answer", rewards=(), metrics={}
+    )
     cut = found[2].replace(outcome=Outcome.TRUNCATED, metrics={**found[2].metrics, "accuracy": 0.0})
     return [found[0], failed, cut, *found[3:]]
 
@@ -108,7 +110,7 @@ def test_results_json_has_every_documented_key_and_the_figures(written):
     by_problem = [np.mean([a.accuracy for a in scored if a.problem == f"aime_2024:{p}"]) for p in range(3)]
     assert sources["aime_2024"]["accuracy"]["value"] == pytest.approx(np.mean(by_problem))
     assert [at["k"] for at in sources["openai/gsm8k"]["pass_at"]] == list(range(1, N + 1))
-    assert results["failures"] == {"ServerError: no server | answered": 1}
+    assert results["failures"] == {"ServerError: http://***@server:1 | no answer": 1}
     assert results["contamination"]["num_rows"] == 1
     assert results["thresholds"] == list(report.failed_thresholds)
     assert len(results["thresholds"]) == 1
@@ -145,7 +147,7 @@ def test_the_report_says_all_that_a_reader_must_know(written):
         assert f"## {heading}\n" in text
     assert "prompt template `gsm8k@1`" in text
     assert '"</answer>"' in text
-    assert "ServerError: no server \\| answered" in text, "a bar would end the cell"
+    assert "ServerError: http://***@server:1 \\| no answer" in text, "a bar would end the cell"
 
 
 def test_examples_show_one_attempt_of_each_kind_and_cannot_end_their_fence(written):

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from agentrl.config.evaluation import EvalConfig
+from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.saving import metric_of
+from agentrl.controller.shipping import user_files
 from agentrl.controller.validation import Validation, of_version
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.evaluation.attempts import attempt_of
@@ -143,6 +145,13 @@ def test_figures_without_an_interval_or_a_score_are_absent():
     assert "val/mean@1" in figures(summarise(one), prefix="val/")
     (failed,) = [attempt_of(attempt(Rows().task(0), 0, 0, 7).replace(outcome=Outcome.TIMEOUT, rewards=(), metrics={}))]
     assert figures(summarise([failed]), prefix="val/") == {}
+
+
+def test_rewards_and_tools_of_validation_are_looked_for_like_those_of_training():
+    config = Config.model_validate({"eval": {"rewards": {"x": "mine.py:Mine"}, "tools": ["other.py:Other"]}})
+    assert {"mine.py", "other.py"} <= set(user_files(config))
+    with pytest.raises(ValueError, match=r"eval.rewards.x asks the reward model, but reward_model.model.path is empty"):
+        Config.model_validate({"eval": {"rewards": {"x": "reward_model"}}})
 
 
 def test_what_is_lost_is_said():

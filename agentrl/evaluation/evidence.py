@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 from collections import Counter, defaultdict
@@ -13,6 +14,7 @@ import numpy as np
 from agentrl.evaluation.attempts import Attempt, attempt_of
 from agentrl.evaluation.contamination import Question
 from agentrl.evaluation.summary import Estimate, is_right, share
+from agentrl.tracking.redact import redact
 from agentrl.types import Message, Trajectory
 
 MAX_FAILURE_CHARS = 120
@@ -59,6 +61,8 @@ class Evidence:
     def add(self, trajectory: Trajectory) -> None:
         """Take one attempt."""
         attempt = attempt_of(trajectory)
+        # An error may quote the URL that it was about, and a URL the user and password.
+        attempt = dataclasses.replace(attempt, failure=redact({"failure": attempt.failure})["failure"])
         self.attempts.append(attempt)
         if attempt.failure is not None:
             self.failures[" ".join(attempt.failure.split())[:MAX_FAILURE_CHARS]] += 1

@@ -36,6 +36,9 @@ def test_on_policy_run_with_two_ranks_and_the_process_group(world):
     assert result.counts.is_balanced
     assert result.counts.consumed == 12
     assert list(result.validation) == ["untrained", "initial", "final"]
+    assert {"val/mean@1", "val/mean@1/low", "val/mean@1/high"} <= set(result.validation["final"])
+    validated = decode(read_parquet(run_dir / "validation/step_000003.parquet"))
+    assert {version for t in validated for version in t.versions[t.action_mask].tolist()} == {result.version}
 
     records = world.records(run_dir)
     assert [r["step"] for r in records.train] == [1, 2, 3]
