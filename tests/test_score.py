@@ -183,11 +183,11 @@ def test_the_command_shows_a_table_and_the_reasons(tmp_path, function):
     shown = CliRunner().invoke(app, ["score", str(path), "--out", str(out), *options], catch_exceptions=False)
     assert "openai/gsm8k: 1 not scored: ValueError (first: row in:0, response 1: reward 'custom': ValueError: cannot read" in shown.output
     assert pq.read_table(out).column("scores").to_pylist() == [[2.0, None], [3.0, 2.0]]
-    lines = [line.split("│") for line in shown.output.splitlines() if "mine" in line or "gsm8k " in line]
-    assert sorted([cell.strip() for cell in line if cell.strip()][:4] for line in lines) == [
-        ["mine", "1", "2", "0"],
-        ["openai/gsm8k", "1", "2", "1"],
-    ]
+    lines = [[cell.strip() for cell in line.split("│") if cell.strip()] for line in shown.output.splitlines() if "│" in line]
+    assert [line[:4] for line in lines] == [["mine", "1", "2", "0"], ["openai/gsm8k", "1", "2", "1"], ["all", "2", "4", "1"]]
+    assert [line[4].split(" ")[0] for line in lines] == ["2.5000", "2.0000", "2.2500"]
+    assert [line[5].split(" ")[0] for line in lines] == ["0.5000", "1.0000", "0.7500"]
+    assert [line[6].split(" ")[0] for line in lines] == ["1.0000", "-", "1.0000"]
 
 
 @pytest.mark.parametrize("options", [["--function", "my_reward.py"], ["--kwargs", "{}x"], ["--kwargs", '{"a": 1}'], ["--kwargs", "[1]"]])

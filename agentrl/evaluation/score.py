@@ -7,6 +7,7 @@ it is never a zero.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,6 +22,7 @@ import trio
 from agentrl.adapters.catalog import open_plugins
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
+from agentrl.evaluation.attempts import Attempt
 from agentrl.evaluation.responses import ResponseFile, StoredRow
 from agentrl.plugins.rewards import RewardResult
 from agentrl.plugins.sources import Reference
@@ -36,10 +38,10 @@ MAX_THREAD_CALLS = 8
 
 @dataclass(frozen=True, slots=True)
 class ScoredResponse:
-    """What came of one response. accuracy: as the reward reports it, else 1.0 for a positive score.
+    """What came of one response. accuracy: in [0, 1], as the reward reports it, else 1.0 for a positive score.
 
-    score, accuracy: None when there is none; then `failure` says why, in words that are the same for all of its kind, and
-    `message` in full.
+    answer: canonical text of the final answer, where the reward says one. score, accuracy: None when there is none; then
+    `failure` says why, in words that are the same for all of its kind, and `message` in full.
     """
 
     source: str
@@ -47,8 +49,29 @@ class ScoredResponse:
     member: int
     score: float | None
     accuracy: float | None = None
+    answer: str | None = None
     failure: str | None = None
     message: str | None = None
+
+    def attempt(self) -> Attempt:
+        """Return the response as statistics see it: one turn, of whose tokens nothing is known."""
+        return Attempt(
+            source=self.source,
+            problem=self.problem,
+            member=self.member,
+            accuracy=self.accuracy,
+            reward=self.score,
+            answer=self.answer,
+            format=None,
+            is_truncated=False,
+            num_tokens=0,
+            num_turns=1,
+            num_tool_calls=0,
+            num_tool_errors=0,
+            failure=self.failure,
+            difficulty=None,
+            agent="",
+        )
 
 
 def score_file(
@@ -183,7 +206,7 @@ class _Scorer:
         if result is None:
             return ScoredResponse(*identity, None, failure="does not apply", message=f"reward {term.name!r} does not apply")
         assert isinstance(result, RewardResult), term
-        return ScoredResponse(*identity, result.value, result.metrics.get("accuracy", float(result.value > 0)))
+        return ScoredResponse(*identity, float(result.value), _accuracy(result), _answer(result))
 
 
 def _responses(
@@ -194,6 +217,16 @@ def _responses(
         results.append([_UNSCORED] * len(row.responses))
         for member, response in enumerate(row.responses):
             yield row, member, response, results[-1]
+
+
+def _accuracy(result: RewardResult) -> float:
+    reported = result.metrics.get("accuracy")
+    return float(result.value > 0) if reported is None or not 0 <= reported <= 1 else float(reported)
+
+
+def _answer(result: RewardResult) -> str | None:
+    answer = result.details.get("answer")
+    return answer if answer is None or isinstance(answer, str) else json.dumps(answer, sort_keys=True)
 
 
 _UNSCORED = ScoredResponse("", "", 0, None)

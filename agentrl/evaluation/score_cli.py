@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
 
     from agentrl.config.schema import Config
     from agentrl.evaluation.score import ScoredResponse
+    from agentrl.evaluation.summary import EvalSummary
 
 LINE_EVERY_S = 10.0
 """Of a line of progress where there is no terminal to redraw a bar on."""
+LINE_CHARACTERS = 200
+MAX_PASS_COLUMNS = 3
 
 
 def score(
@@ -141,29 +145,35 @@ def _progress() -> Iterator[Any]:
 def _show(scored: Sequence[ScoredResponse]) -> None:
     from rich.console import Console
 
+    from agentrl.evaluation.summary import summarise
+
     if not scored:
         typer.echo("no row has a response")
         return
-    Console().print(score_table(scored))
+    summary = summarise([one.attempt() for one in scored])
+    # In a file or a pipe a line of the table is as long as it needs to be.
+    Console(width=None if sys.stdout.isatty() else LINE_CHARACTERS).print(score_table(summary))
+    for source in summary.sources:
+        for warning in source.warnings:
+            typer.echo(f"{source.name}: {warning}")
     kinds = Counter((one.source, one.failure) for one in scored if one.failure is not None)
-    for (source, kind), num in sorted(kinds.items()):
-        first = next(one for one in scored if (one.source, one.failure) == (source, kind))
-        typer.echo(f"{source}: {num} not scored: {kind} (first: row {first.problem}, response {first.member}: {first.message})")
+    for (name, kind), num in sorted(kinds.items()):
+        first = next(one for one in scored if (one.source, one.failure) == (name, kind))
+        typer.echo(f"{name}: {num} not scored: {kind} (first: row {first.problem}, response {first.member}: {first.message})")
 
 
-def score_table(scored: Sequence[ScoredResponse]) -> Table:
-    """Return the table by data source: rows, responses, those not scored, and the mean score of the others."""
+def score_table(summary: EvalSummary) -> Table:
+    """Return one line per data source, and one of all where there are several; intervals of 95 % in brackets."""
     from rich.table import Table
 
-    table = Table("data_source", "rows", "responses", "not scored", "mean score", "accuracy")
-    for source in sorted({one.source for one in scored}):
-        of_source = [one for one in scored if one.source == source]
-        scores = [one.score for one in of_source if one.score is not None]
-        right = [one.accuracy for one in of_source if one.accuracy is not None]
-        rows = len({one.problem for one in of_source})
-        table.add_row(source, str(rows), str(len(of_source)), str(len(of_source) - len(scores)), _mean(scores), _mean(right))
+    from agentrl.evaluation.table import with_interval
+
+    sources = [*summary.sources, *([summary.overall] if len(summary.sources) > 1 else [])]
+    n = max(source.n for source in sources)
+    ks = sorted({n, *(2**i for i in range(1, n.bit_length()))})[-MAX_PASS_COLUMNS:] if n > 1 else []
+    table = Table("data source", "rows", "responses", "not scored", "score", f"mean@{n}", *(f"pass@{k}" for k in ks))
+    for source in sources:
+        counts = (source.num_problems, source.num_attempts, source.num_attempts - source.num_scored)
+        passes = [next((at.estimate for at in source.pass_at if at.k == k), None) for k in ks]
+        table.add_row(source.name, *map(str, counts), *map(with_interval, (source.reward, source.accuracy, *passes)))
     return table
-
-
-def _mean(values: Sequence[float]) -> str:
-    return f"{sum(values) / len(values):.4f}" if values else "-"
