@@ -63,9 +63,9 @@ def main() -> int:
         print(*asdict(cell).values(), "" if cell.is_met else "MISSED", sep="\t", flush=True)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     facts = {"commit": commit, "evaluations": args.evaluations, "seed": args.seed, "missed": sum(not cell.is_met for cell in cells)}
-    args.out.write_text(
-        json.dumps({"what": "python benchmarks/coverage.py", **facts, "cells": [asdict(c) for c in cells]}, indent=1) + "\n"
-    )
+    head = json.dumps({"what": "python benchmarks/coverage.py", **facts}, indent=1).removesuffix("\n}")
+    rows = ",\n".join(f"  {json.dumps(asdict(cell))}" for cell in cells)  # one line each
+    args.out.write_text(f'{head},\n "cells": [\n{rows}\n ]\n}}\n')
     return int(facts["missed"] > 0)
 
 
@@ -82,7 +82,7 @@ def measure(numbers: list[int], num_evaluations: int, seed: int) -> Iterator[Cel
             low, high = share_interval(by_count[num_right])
             covered += int(((low <= rate) & (rate <= high)).sum())
             width += float((high - low).sum())
-        yield Cell(num_problems, n, k, concentration, rate, covered / num_evaluations, width / num_evaluations)
+        yield Cell(num_problems, n, k, concentration, rate, covered / num_evaluations, round(width / num_evaluations, 5))
 
 
 def difficulties(rng: np.random.Generator, rate: float, k: int, concentration: float | None, shape: tuple[int, int]) -> np.ndarray:
