@@ -9,14 +9,18 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from agentrl.chat.chat import Chat
+from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.data import DataConfig
 from agentrl.config.reward import REWARD_PRESETS
 from agentrl.config.supervised import RMDataConfig
+from agentrl.controller.supervised_data import read_pairs
 from agentrl.data.commands import data_app
 from agentrl.data.dataset import Dataset
-from agentrl.data.rows import AgentChoice, Place, read_messages
+from agentrl.data.rows import AgentChoice
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import DataError, PluginError, UserError
+from agentrl.plugins import load_plugins
 from agentrl.rewards.code_cases import read_cases
 from agentrl.rewards.select import reward_of
 from agentrl.types import Task
@@ -156,9 +160,13 @@ def test_pairs_in_all_their_forms_are_the_same_rows(tmp_path):
     assert "1 pair of two equal answers left out\n3 rows repeat another one: kept; --deduplicate leaves them out" in said
     rows = pq.read_table(tmp_path / "out/train.parquet").to_pylist()
     assert [(row["prompt"], row["chosen"], row["rejected"]) for row in rows] == [(turns, [good], [bad])] * 4
-    keys = RMDataConfig()
-    for key in (keys.prompt_key, keys.chosen_key, keys.rejected_key):
-        assert read_messages(rows[0][key], Place("f", "f", 0), key)
+    write_tiny_tokenizer(tmp_path)
+    chat = Chat.load(str(tmp_path))
+    read = read_pairs([str(tmp_path / "out/train.parquet")], RMDataConfig(), chat, load_plugins())
+    texts = [chat.decode(sample.token_ids) for sample in read.samples]
+    assert len(texts) == 4
+    assert len(set(texts)) == 1
+    assert all(text.index("Hello!") < text.index("Go.") for text in texts)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from pathlib import Path
 import orjson
 
 from agentrl.data.files import RawRow, open_rows
-from agentrl.data.hub import fetch_dataset
 from agentrl.data.rows import Place
 from agentrl.errors import DataError
 
@@ -59,7 +58,7 @@ def open_originals(source: Source) -> list[DataFile]:
         DataError: there is no such file, folder or data set, no data in it, or no such subset or split.
     """
     name, path = str(source.name), Path(source.name)
-    root = path if path.exists() else fetch_dataset(name, subset=source.subset, revision=source.revision)
+    root = path if path.exists() else _fetched(source)
     if source.subset is not None and not (root / source.subset).is_dir():
         raise DataError(f"{name!r} has no subset {source.subset!r}, a folder of that name")
     root = root / (source.subset or "")
@@ -93,6 +92,12 @@ def read_originals(files: Sequence[DataFile]) -> Iterator[Original]:
             index = counts.get(file.split, 0)
             counts[file.split] = index + 1
             yield Original(raw, place, file.split, index)
+
+
+def _fetched(source: Source) -> Path:
+    from agentrl.data.hub import fetch_dataset  # not above: the hub's client would be half of the time to start any command
+
+    return fetch_dataset(str(source.name), subset=source.subset, revision=source.revision)
 
 
 def _files_in(root: Path) -> list[DataFile]:
