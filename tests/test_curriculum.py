@@ -169,6 +169,22 @@ def test_a_task_that_begins_to_pass_comes_more_often_at_once():
     assert Counter(counted)[3] > 0.5 * 400, "one of weight 1 among nine of 0.05"
 
 
+def test_a_late_result_is_not_made_up_for():
+    """Of 41 tasks that never pass, one does, which is known only when it is nearly due again: its share is a third, and no burst."""
+    target = curriculum(["s"] * 41, by_pass_rate=True, pass_rate_decay=0.0, floor=0.05)
+    late = 0
+    for draws in range(200):
+        position = target.draw()
+        if position % 41 == 0 and draws >= 41:
+            late = position
+            break
+        target.observe(position, [0.0])
+    for _ in range(20):
+        target.observe(target.draw(), [0.0])
+    target.observe(late, [0.0, 1.0])
+    assert 3 <= Counter(rows(target, 15))[0] <= 7
+
+
 def test_recent_attempts_count_more():
     """0 of 4, then 4 of 4: half of the earlier ones count, so that 4 of 6 passed."""
     target = curriculum(["s"], by_pass_rate=True, pass_rate_decay=0.5)

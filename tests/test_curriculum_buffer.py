@@ -15,7 +15,7 @@ from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.ledger import Ledger
 from agentrl.config.compose import load_config
 from agentrl.config.curriculum import CurriculumConfig
-from agentrl.config.explain import explain
+from agentrl.config.explain import explain, find_warnings
 from agentrl.config.schema import Config
 from agentrl.data.accuracy import accuracies
 from agentrl.data.build import check_training_sources
@@ -212,6 +212,18 @@ def test_explain_says_what_is_drawn():
     both = config(source_weights={"gsm8k": 2, "aime": 1}, by_pass_rate=True, floor=0.2)
     words = "once each, then by pass rate: most often near 0.5, at least 0.2 times as often as that"
     assert line(both) == f"groups from gsm8k 66.7%, aime 33.3%; {words}"
+
+
+def test_explain_warns_of_what_has_no_effect():
+    def warned(curriculum_options: dict, num_train_rows: int | None = None, **trainer) -> list[str]:
+        chosen = Config.model_validate({"data": {"curriculum": curriculum_options}, "trainer": trainer, "buffer": {"groups_per_step": 4}})
+        return [text for text in find_warnings(chosen, num_train_rows=num_train_rows) if "curriculum" in text]
+
+    assert warned({"floor": 0.2}) == ["data.curriculum.floor=0.2 has no effect without data.curriculum.by_pass_rate"]
+    used = {"by_pass_rate": True, "floor": 0.2}
+    assert "has no effect in a first epoch" in warned(used)[0]
+    assert warned(used, total_epochs=2) == warned(used, steps=10) == warned(used, 39, steps=10) == warned({}) == []
+    assert len(warned(used, 40, steps=10)) == 1
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", ".inf", ".nan"])

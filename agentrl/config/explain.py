@@ -191,6 +191,7 @@ def find_warnings(config: Config, *, num_train_rows: int | None = None) -> Itera
     yield from _learner_warnings(config)
     yield from _advantage_warnings(config)
     yield from _validation_warnings(config)
+    yield from _curriculum_warnings(config, num_train_rows)
     if num_train_rows is not None and num_train_rows < config.buffer.groups_per_step:
         yield (
             f"{num_train_rows} training rows are fewer than buffer.groups_per_step={config.buffer.groups_per_step}:"
@@ -266,6 +267,18 @@ def _advantage_warnings(config: Config) -> Iterator[str]:
         value = getattr(algorithm, key)
         if value != type(algorithm).model_fields[key].default and algorithm.advantage not in readers:
             yield f"algorithm.{key}={value} has no effect with algorithm.advantage={algorithm.advantage}"
+
+
+def _curriculum_warnings(config: Config, num_train_rows: int | None) -> Iterator[str]:
+    curriculum, trainer = config.data.curriculum, config.trainer
+    if not curriculum.by_pass_rate:
+        for key in ("target_pass_rate", "pass_rate_decay", "floor"):
+            if (value := getattr(curriculum, key)) != type(curriculum).model_fields[key].default:
+                yield f"data.curriculum.{key}={value:g} has no effect without data.curriculum.by_pass_rate"
+        return
+    num_drawn = None if trainer.steps is None else trainer.steps * config.buffer.groups_per_step
+    if trainer.total_epochs == 1 if num_drawn is None else num_train_rows is not None and num_drawn <= num_train_rows:
+        yield "data.curriculum.by_pass_rate has no effect in a first epoch, which draws every task once, and the run ends with it"
 
 
 def _validation_warnings(config: Config) -> Iterator[str]:
