@@ -54,7 +54,7 @@ def server(world) -> Iterator[str]:
             return reply.status == 200
         return False
 
-    command.wait_until(answers)
+    command.wait_until(answers, timeout_s=240)
     yield url
     command.interrupt()
     command.wait(60)
