@@ -254,10 +254,30 @@ def test_what_is_wrong_is_said_in_one_line(arguments, problem):
     assert problem in str(result.exception)
 
 
-def test_the_config_of_an_evaluation_is_a_command():
-    overrides = ["data.path=out.parquet", "data.response_key=answers", "custom_reward_function.path=my.py"]
-    shown = CliRunner().invoke(app, ["config", "import", *overrides])
-    assert shown.stdout == "agentrl score out.parquet --out out_scored.parquet --response-key answers --function my.py:compute_score\n"
+@pytest.mark.parametrize(
+    ("overrides", "command"),
+    [
+        (
+            ["data.path=out.parquet", "data.response_key=answers", "data.prompt_key=prompt", "custom_reward_function.path=my.py"],
+            "agentrl score out.parquet --out out_scored.parquet --response-key answers --function my.py:compute_score",
+        ),
+        (
+            ["data.path=in.parquet", "data.output_path=out.parquet", "data.n_samples=4", "model.path=m", "rollout.temperature=0.7"],
+            "agentrl generate --in in.parquet --out out.parquet --model m --n 4 --temperature 0.7",
+        ),
+        (
+            ["data.train_files=[in.parquet]", "+data.output_path=out.parquet", "actor_rollout_ref.rollout.response_length=9"],
+            "agentrl generate --in in.parquet --out out.parquet --max-tokens 9",
+        ),
+    ],
+)
+def test_configs_of_generation_and_evaluation_are_commands_that_there_are(overrides, command):
+    shown = CliRunner().invoke(app, ["config", "import", *overrides, "trainer.nnodes=1"])
+    assert shown.stdout == f"{command}\n"
+    assert shown.stderr == "no option: trainer.nnodes = 1\n"
+    _, name, *words = command.split()
+    offered = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).stdout
+    assert all(word in offered for word in words if word.startswith("--"))
 
 
 def test_no_translation_is_of_a_key_that_has_no_counterpart():

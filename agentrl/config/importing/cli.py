@@ -28,20 +28,23 @@ def import_config(
     """Translate a config of verl, and say of each key what became of it: mapped, dropped, or without meaning here.
 
     In a run script of verl, put `agentrl config import --out run.yaml` in place of `python3 -m verl.trainer.main_ppo`. What is written is
-    checked against the schema first; `agentrl config explain run.yaml` shows what it amounts to. See docs/coming_from_verl.md.
+    checked against the schema first; `agentrl config explain run.yaml` shows what it amounts to. Configs of generation and evaluation
+    become command lines. See docs/coming_from_verl.md.
     """
     if debug:
         os.environ["AGENTRL_DEBUG"] = "1"
     from agentrl.config.compose import dump_values
     from agentrl.config.importing.source import read_source
-    from agentrl.config.importing.steps import command_of
+    from agentrl.config.importing.steps import step_of
     from agentrl.config.importing.translate import translate
 
     file, overrides = _split(arguments or [], config_path, config_name)
     source = read_source(file, overrides)
-    command = command_of(source)
-    if command is not None:
-        typer.echo(command)
+    step = step_of(source)
+    if step is not None:
+        for key in step.unused:
+            typer.echo(f"no option: {key} = {_shown(source.written[key])}", err=True)
+        typer.echo(step.command)
         return
     translation = translate(source)
     text = dump_values(translation.values)

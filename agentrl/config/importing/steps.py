@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from agentrl.config.importing.source import Source
 
+ROLLOUT = "actor_rollout_ref.rollout"
 SCORE_OPTIONS = {
     # Of verl's evaluation.yaml -> the option, and the value that needs none.
     "data.response_key": ("--response-key", "responses"),
@@ -13,17 +16,70 @@ SCORE_OPTIONS = {
     "data.data_source_key": ("--data-source-key", "data_source"),
     "data.reward_model_key": ("--reward-model-key", "reward_model"),
 }
+GENERATE_OPTIONS = {
+    # Of verl's generation.yaml, and of the ppo_trainer that its server for generation reads -> the option, or `key=` of an override.
+    "model.path": "--model",
+    "actor_rollout_ref.model.path": "--model",
+    "data.n_samples": "--n",
+    f"{ROLLOUT}.n": "--n",
+    "rollout.temperature": "--temperature",
+    f"{ROLLOUT}.temperature": "--temperature",
+    "rollout.top_p": "--top-p",
+    f"{ROLLOUT}.top_p": "--top-p",
+    "rollout.top_k": "--top-k",
+    f"{ROLLOUT}.top_k": "--top-k",
+    "rollout.response_length": "--max-tokens",
+    f"{ROLLOUT}.response_length": "--max-tokens",
+    "rollout.prompt_length": "data.max_prompt_tokens=",
+    f"{ROLLOUT}.prompt_length": "data.max_prompt_tokens=",
+    "data.prompt_key": "data.prompt_key=",
+    "model.external_lib": "model.external_lib=",
+}
 
 
-def command_of(source: Source) -> str | None:
-    """Return the command that stands for verl's evaluation.yaml; None for a config of a training."""
-    if not source.has("data.path") or source.has("data.output_path"):
-        return None
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command line, and the written keys that it has no option for."""
+
+    command: str
+    unused: tuple[str, ...]
+
+
+def step_of(source: Source) -> Step | None:
+    """Return the command that stands for a config of generation or evaluation; None for a config of a training."""
+    if source.has("data.output_path") and (source.has("data.path") or source.has("data.train_files")):
+        return _generate(source, "data.path" if source.has("data.path") else "data.train_files")
+    return _score(source) if source.has("data.path") else None
+
+
+def _generate(source: Source, rows: str) -> Step:
+    files = source.get(rows)
+    words = [
+        "agentrl",
+        "generate",
+        "--in",
+        str(files[0] if isinstance(files, list) else files),
+        "--out",
+        str(source.get("data.output_path")),
+    ]
+    used = [key for key in GENERATE_OPTIONS if source.has(key)]
+    for key in used:
+        option, value = GENERATE_OPTIONS[key], str(source.get(key))
+        words += [f"{option}{value}"] if option.endswith("=") else [option, value]
+    return _step(words, {rows, "data.output_path", *used}, source.written)
+
+
+def _score(source: Source) -> Step:
     path = str(source.get("data.path"))
     words = ["agentrl", "score", path, "--out", f"{path.removesuffix('.parquet')}_scored.parquet"]
+    function = "custom_reward_function.path"
     for key, (option, default) in SCORE_OPTIONS.items():
         if source.has(key) and source.get(key) != default:
             words += [option, str(source.get(key))]
-    if source.has("custom_reward_function.path"):
-        words += ["--function", f"{source.get('custom_reward_function.path')}:{source.get('custom_reward_function.name')}"]
-    return shlex.join(words)
+    if source.has(function):
+        words += ["--function", f"{source.get(function)}:{source.get('custom_reward_function.name')}"]
+    return _step(words, {"data.path", function, "custom_reward_function.name", *SCORE_OPTIONS}, source.written)
+
+
+def _step(words: list[str], used: set[str], written: Mapping[str, object]) -> Step:
+    return Step(shlex.join(words), tuple(key for key, value in written.items() if key not in used and value is not None))
