@@ -14,13 +14,14 @@ from trio.testing import MockClock
 from agentrl.errors import InfrastructureError, ServerError
 from agentrl.evaluation.concurrency import Concurrency
 from agentrl.evaluation.data_sets import Problem
-from agentrl.evaluation.model_place import RunningServers
+from agentrl.evaluation.model_place import RunningServers, Servers
 from agentrl.evaluation.play import MAX_FAILURES_IN_A_ROW, AttemptPlayer, Counts
 from agentrl.evaluation.store import AttemptStore
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import GreedySampling
 from agentrl.types import Message, Outcome, Task, Trajectory
 
+SERVERS = RunningServers(("http://a",))
 Outcomes = Callable[[Attempt, int], Outcome]
 
 
@@ -103,7 +104,7 @@ class Scene:
         self.finished: list[Trajectory] = []
         self._folder = folder
 
-    def play(self, servers=RunningServers(("http://a",))) -> Counts:  # noqa: B008 - a frozen carrier
+    def play(self, servers: Servers = SERVERS) -> Counts:
         with AttemptStore(self._folder) as store:
             player = AttemptPlayer(
                 self.player,

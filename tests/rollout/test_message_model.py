@@ -83,7 +83,11 @@ def test_a_busy_server_is_asked_again_and_spared() -> None:
 
 
 def test_a_broken_server_is_given_up_after_a_few_tries() -> None:
-    asked = []
+    asked: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(body)
+        return 500, {}
 
     async def main(model: MessageModel, pressure: Pressure) -> None:
         with pytest.raises(ServerError, match="answered 500"):
@@ -91,7 +95,7 @@ def test_a_broken_server_is_given_up_after_a_few_tries() -> None:
         assert len(asked) == MAX_SERVER_FAILURES
         assert not pressure.heard
 
-    talk([lambda body: asked.append(body) or (500, {})], main)
+    talk([answer], main)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +103,18 @@ def test_a_broken_server_is_given_up_after_a_few_tries() -> None:
     [("This model's maximum context length is 4096 tokens", ContextExceeded), ("top_k is not supported", RequestRefused)],
 )
 def test_a_refused_request_is_not_repeated(text: str, kind: type[Exception]) -> None:
-    asked = []
+    asked: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(body)
+        return 400, {"error": {"message": text}}
 
     async def main(model: MessageModel, pressure: Pressure) -> None:
         with pytest.raises(kind):
             await ask(model)
         assert len(asked) == 1
 
-    talk([lambda body: asked.append(body) or (400, {"error": {"message": text}})], main)
+    talk([answer], main)
 
 
 def test_the_other_name_of_the_length_is_learned_from_the_refusal() -> None:
