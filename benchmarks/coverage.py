@@ -65,6 +65,7 @@ def main() -> int:
     facts = {"commit": commit, "evaluations": args.evaluations, "seed": args.seed, "missed": sum(not cell.is_met for cell in cells)}
     head = json.dumps({"what": "python benchmarks/coverage.py", **facts}, indent=1).removesuffix("\n}")
     rows = ",\n".join(f"  {json.dumps(asdict(cell))}" for cell in cells)  # one line each
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(f'{head},\n "cells": [\n{rows}\n ]\n}}\n')
     return int(facts["missed"] > 0)
 

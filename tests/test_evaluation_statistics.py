@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.evaluation.statistics import best_of, majority_at, pass_at
+from agentrl.evaluation.statistics import MAX_VOTERS, best_of, majority_at, pass_at
 
 Tries = list[tuple[str | None, float, float]]
 """(answer, accuracy, reward) of each attempt at one problem."""
@@ -99,3 +99,10 @@ def test_a_vote_of_64_takes_no_subsets():
     assert found[0] == pytest.approx(30 / 64)
     assert found[-1] == 1.0
     assert np.all(np.diff(found[2::2]) >= -1e-12)
+
+
+def test_a_vote_of_as_many_as_a_float_can_count():
+    answers = ["right"] * 600 + ["wrong"] * (MAX_VOTERS - 600)
+    found = majority_at(answers, [float(answer == "right") for answer in answers])
+    assert np.isfinite(found).all()
+    assert (found[0], found[-1]) == (pytest.approx(0.6), pytest.approx(1.0))

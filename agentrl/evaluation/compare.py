@@ -17,6 +17,9 @@ from agentrl.evaluation.intervals import difference_interval
 from agentrl.evaluation.paired import sign_flip_test
 from agentrl.evaluation.summary import OVERALL, Estimate, by_problem, share
 
+MIN_CHANGED = 6
+"""With fewer problems won or lost even all of them on one side have p above 0.05: two of 2**5 ways are 0.0625."""
+
 Key = tuple[str, str]
 """Data source and task id of a problem."""
 
@@ -94,10 +97,13 @@ def compare(a: Sequence[Attempt], b: Sequence[Attempt], *, only_common: bool = F
     by_source: defaultdict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
         by_source[pair.source].append(pair)
+    overall = _difference(OVERALL, pairs)
+    if (num_changed := overall.num_won + overall.num_lost) < MIN_CHANGED:
+        notes = (*notes, f"only {num_changed} problems were won or lost: with fewer than {MIN_CHANGED} no p-value can be below 0.05")
     ranked = sorted(pairs, key=lambda pair: (-abs(pair.difference), pair.source, pair.problem))
     return Comparison(
         sources=tuple(_difference(name, members) for name, members in sorted(by_source.items())),
-        overall=_difference(OVERALL, pairs),
+        overall=overall,
         won=tuple(pair for pair in ranked if pair.difference > 0),
         lost=tuple(pair for pair in ranked if pair.difference < 0),
         notes=notes,

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+MAX_VOTERS = 1000
+"""The subsets of more attempts are more than a float can count."""
+
 
 def pass_at(num_attempts: NDArray[np.int64], num_right: NDArray[np.int64]) -> Floats:
     """Return the probability that at least one of k attempts is right, for every k.
@@ -40,7 +43,10 @@ def majority_at(answers: Sequence[str | None], accuracies: Sequence[float]) -> F
     """Return the expected accuracy of the answer that most of k attempts give, for every k: f64[n].
 
     Answers that are given equally often share the vote; an attempt without an answer has none, and where nobody has one the vote is wrong.
-    Takes time of the order of n**3 for n different patterns of answers; equal patterns are computed once.
+    Takes milliseconds for 64 attempts and half a second for 512; equal patterns of answers are computed once.
+
+    Args:
+        answers, accuracies: of the n <= MAX_VOTERS attempts, in any order.
 
     Source: Wang et al. 2022, arXiv:2203.11171 (self-consistency).
     """

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agentrl.evaluation.attempts import Attempt
 from agentrl.evaluation.intervals import mean_interval, share_interval
-from agentrl.evaluation.statistics import best_of, majority_at, pass_at
+from agentrl.evaluation.statistics import MAX_VOTERS, best_of, majority_at, pass_at
 
 Floats = NDArray[np.float64]
 Problem = Sequence[Attempt]
@@ -52,8 +52,9 @@ class SourceSummary:
     n: attempts per problem, scored or not; the most where they differ. num_scored_problems: with at least one score; num_solved: with at
     least one right attempt (accuracy 1). Figures are None, or empty, where no attempt has what they are made of.
 
-    accuracy: mean@n. pass_at, majority_at, best_of_at: for k = 1..n; the vote needs answers, and best_of takes the attempt of the
-    highest reward. format_rate .. num_tool_calls: means of scored attempts; failure_rate: share of all attempts without a score.
+    accuracy: mean@n. pass_at, majority_at, best_of_at: for k = 1..n (the vote: at most MAX_VOTERS); the vote needs answers, and best_of
+    takes the attempt of the highest reward. format_rate .. num_tool_calls: means of scored attempts; failure_rate: share of all attempts
+    without a score.
     by_difficulty: the same of each difficulty, ordered by name; empty where no row names one.
     warnings: one line each, to be shown beside the figures.
     """
@@ -183,7 +184,8 @@ def _passes(problems: Sequence[Problem]) -> list[Floats]:
 
 
 def _majority(problem: Problem) -> Floats:
-    return majority_at([a.answer for a in problem], [_known(a.accuracy) for a in problem])
+    voters = problem[:MAX_VOTERS]
+    return majority_at([a.answer for a in voters], [_known(a.accuracy) for a in voters])
 
 
 def _best(problem: Problem) -> Floats:
