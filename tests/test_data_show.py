@@ -63,7 +63,9 @@ def test_trajectories(tmp_path):
     assert "user  Q2?" in text
     assert "step: 3" in text
     assert "token_ids: 2 values" in text
-    assert '"accuracy"' in text
+    assert "accuracy=0" in text
+    assert ["token_ids", "[int32]"] in cells(text)
+    assert ["metrics", "{string: double}"] in cells(text)
 
 
 def test_json_lines_and_long_values(tmp_path):

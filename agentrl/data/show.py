@@ -65,7 +65,7 @@ def show_file(path: Path, choose: Callable[[int], Sequence[int]], console: Conso
     """
     rows = open_rows(str(path))
     chosen = choose(len(rows))
-    console.rule(f"{path}: {len(rows):,} row{'' if len(rows) == 1 else 's'}, {path.stat().st_size / 1e6:,.1f} MB")
+    console.rule(Text(f"{path}: {len(rows):,} row{'' if len(rows) == 1 else 's'}, {path.stat().st_size / 1e6:,.1f} MB"))
     console.print(columns_table(path))
     facts = _all_facts(path)
     if any(fact.source or fact.chars for fact in facts):
@@ -82,7 +82,7 @@ def columns_table(path: Path) -> Table:
     """Return the columns with their types; of JSON lines those of the first rows."""
     table = Table("column", "type")
     for name, kind in _columns(path):
-        table.add_row(name, kind)
+        table.add_row(Text(name), Text(kind))  # a text, because [int32] would be read as markup
     return table
 
 
@@ -105,6 +105,8 @@ def short_type(kind: pa.DataType) -> str:
         return "{" + ", ".join(field.name for field in kind) + "}"
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return f"[{short_type(kind.value_type)}]"
+    if pa.types.is_map(kind):
+        return f"{{{short_type(kind.key_type)}: {short_type(kind.item_type)}}}"
     return str(kind).removeprefix("large_")
 
 
@@ -213,6 +215,8 @@ def _value(name: str, value: Any) -> str:
         return f"{len(value):,} values"
     if name == "extra_info" and isinstance(value, str):
         value = json.loads(value)
+    if name == "metrics" and isinstance(value, list):
+        return ", ".join(f"{key}={number:.4g}" for key, number in value)
     return _short(without_nulls(value))
 
 
