@@ -57,11 +57,12 @@ THEIRS = re.compile(r"(.*/)?(my_[\w.*-]*|[A-Z][A-Z_]*(\.\w+)?)|path/.*|file\.py|
 
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_<][\w<>]*)+")
 CALL = re.compile(r"(?:await |async def |def |return |@)?([A-Za-z_][\w.]*)\((.*)\)(?: -> .+)?")
-SETTING = re.compile(r"([a-z_]\w*(?:\.[\w<>]+)*)(?:(?:: |=).*| = [\"\w.]+)")
+SETTING = re.compile(r"([a-z_]\w*(?:\.[\w<>]+)*)(?:(?:: |=)(.*)|() = [\"\w.]+)")
 METRIC = re.compile(r"[a-z_]+(/[a-z0-9_<>*.]+)+/?")
 CAPITALISED = re.compile(r"[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*")
-PLAIN = re.compile(r"[a-z_][a-z0-9_]{3,}")
-ENVIRONMENT = re.compile(r"AGENTRL_[A-Z_]+")
+PLAIN = re.compile(r"(?!.*\d{6})\.?[a-z_][a-z0-9_]{3,}(_[A-Z])?(\.[a-z_]+)*")
+VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
+FOLDER = re.compile(r"[a-z_]+/")
 SIGNATURE = re.compile(r"(\w+)\(((?:[^()]|\([^()]*\))*)\)")
 _MEMBER = re.compile(r"\b[A-Z]\w+\.[a-z]\w*")
 _BRACKETS = re.compile(r"\[[^\[\]]*\]")
@@ -159,6 +160,9 @@ def _span(span: str, page: Page, project: Project) -> Iterator[str]:
             yield f"no command has the option {option}"
     elif "::" in span:
         yield from _test(span, project)
+    elif FOLDER.fullmatch(span):
+        if not project.has_file(span):
+            yield from _words(span, page, project)
     elif "/" in span or span.endswith(SUFFIXES):
         yield from (why for why in _paths(span, project) if why.removeprefix("no file ") not in page.examples)
         if METRIC.fullmatch(span) and not span.endswith(SUFFIXES) and not project.has_file(span):
@@ -169,13 +173,13 @@ def _span(span: str, page: Page, project: Project) -> Iterator[str]:
         yield from _dotted(span, page, project)
     elif match := SETTING.fullmatch(span):
         yield from _words(match[1], page, project)
-    elif ENVIRONMENT.fullmatch(span) and span not in project.words:
+        if match[2] and PLAIN.fullmatch(match[2]) and not project.has_file(f"configs/{match[1]}/{match[2]}.yaml"):
+            yield from _words(match[2], page, project)
+    elif VARIABLE.fullmatch(span) and span not in project.words:
         yield "no such environment variable"
     elif CAPITALISED.fullmatch(span) and not (project.by_name.keys() | project.in_tests | page.own | KNOWN) & {span}:
         yield "no such class"
-    elif PLAIN.fullmatch(span):
-        if span.startswith("test_") and span in project.in_tests:
-            return
+    elif all(map(PLAIN.fullmatch, span.split())) and span not in project.in_tests:
         yield from _words(span, page, project)
 
 
@@ -198,7 +202,7 @@ def _paths(text: str, project: Project, *, only_ours: bool = False) -> Iterator[
     """only_ours: read only what begins with a folder of the project; commands name files of readers, too."""
     for path in PATH.findall(text):
         path = re.sub(r"[A-Z]{3,}(?=\.)", "*", path.rstrip("."))  # run_NAME.sh
-        is_ours = path.partition("/")[0] in FOLDERS and "/" in path
+        is_ours = path.partition("/")[0] in (*FOLDERS, ".ci") and "/" in path
         if THEIRS.fullmatch(path.rstrip("/")) or not (is_ours or (not only_ours and path.endswith(SUFFIXES))):
             continue
         if not project.has_file(path) and (is_ours or not project.is_written(Path(path).name)):
@@ -225,13 +229,20 @@ def _dotted(name: str, page: Page, project: Project) -> Iterator[str]:
     if first == "agentrl":
         if not project.has_dotted(name) and f"\n{name}\n" not in project.strings:  # a group of entry points is a string
             yield "no such name"
-    elif first in page.own:
+    elif second in page.own or first == "verl":
         return
-    elif (owner := first[0].upper() + first[1:]) in project.by_name and first != "self" and not is_key(name, project):
-        if not project.has_member(owner, second):
-            yield f"{owner} has no {second}"
+    elif first != "self" and not is_key(name, project) and (owners := _owners(first, project)):
+        if not any(project.has_member(owner, second) for owner in owners):
+            yield f"{', '.join(owners)}: no {second}"
     else:
         yield from _words(name, page, project)
+
+
+def _owners(name: str, project: Project) -> list[str]:
+    """Return the class of that name, or the classes that an object of that name may have: `session` is a Session or a TrajectorySession."""
+    if name[0].isupper() or name.capitalize() not in project.by_name:
+        return [name] if name in project.by_name and name[0].isupper() else []
+    return [owner for owner in project.by_name if owner.startswith(name.capitalize()) or owner.endswith(name.capitalize())]
 
 
 def _imports(text: str, project: Project) -> Iterator[Complaint]:

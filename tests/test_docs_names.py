@@ -25,6 +25,9 @@ OTHERS = {
         "tool_selected_list",
     },
     "another paper's or program's": {
+        "HF_ENDPOINT",
+        "HF_HOME",
+        "HF_HUB_OFFLINE",
         "epsilon_high",
         "sglang_router",
         "tmp_path",
@@ -86,6 +89,7 @@ GOOD = """
 `agentrl.chat.parsing.ToolFormat` `Trajectory.num_tokens` `session.generate()` `ToolResult(is_error=True)` `BufferActor` `group_size`
 `learn(roles, groups, config, ...)` `grpo` `(R_i - mean) / (std + 1e-6)` `max(-rho A, A)` `trainer.steps=20` `on_failure: tell` `--report`
 `agentrl servers list\\|add\\|drain RUN` `agentrl play CONFIG.yaml --row N` `make test TEST_PROCESSES=0` `make lint type` `AGENTRL_DEBUG`
+`bash .ci/run` `trajectories/` `aggregation: constant` `server=sglang_cpu` `clip_low clip_high` `verl.tools.base_tool` `attempt.answer`
 
 ```
 .venv/bin/agentrl train configs/quickstart.yaml trainer.steps=20 algorithm=dapo   # a comment
@@ -141,6 +145,9 @@ def test_what_exists_is_not_complained_about(project: Project) -> None:
         "`group_sizes`",
         "`group_sizes: 8`",
         "`AGENTRL_TRACES`",
+        "`trajectory_files/`",
+        "`aggregation: constants`",
+        "`clip_low clip_hihg`",
         "`--reports`",
         "`agentrl trains CONFIG.yaml`",
         "`agentrl servers list\\|remove RUN`",
