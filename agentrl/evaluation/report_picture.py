@@ -123,11 +123,10 @@ def _draw_tokens(axes: Axes, summary: EvalSummary, attempts: Sequence[Attempt]) 
     if not longest:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=GREY)
         return
-    edges = np.linspace(0, longest + 1, min(NUM_BINS, longest + 1) + 1)
+    edges: list[float] = np.linspace(0, longest + 1, min(NUM_BINS, longest + 1) + 1).tolist()
     for place, (name, lengths) in enumerate(counts.items()):
-        style = {"color": _color(place), "label": _short(name)}
-        axes.hist(lengths, bins=edges, alpha=0.35, histtype="stepfilled", linewidth=0, color=style["color"])
-        axes.hist(lengths, bins=edges, histtype="step", linewidth=1.5, **style)
+        axes.hist(lengths, bins=edges, alpha=0.35, histtype="stepfilled", linewidth=0, color=_color(place))
+        axes.hist(lengths, bins=edges, histtype="step", linewidth=1.5, color=_color(place), label=_short(name))
     axes.set_xlabel("sampled tokens")
     axes.set_ylabel("attempts")
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
