@@ -30,6 +30,7 @@ def run(world, tmp_path_factory: pytest.TempPathFactory):
     )
     overrides = ["algorithm=dapo", "algorithm.advantage=remax", f"trainer.run_dir={folder}/run", "trainer.steps=2"]
     overrides += ["rollout.group_size=4"]  # of two attempts that differ from the greedy one, both may have earned the same
+    overrides += ["data.curriculum.by_pass_rate=true"]
     overrides += [f"reward.custom_function.path={folder}/parity.py", "reward.terms.length_penalty.weight=0"]
     config = agentrl.load_config(str(world.config), overrides)
     return config, agentrl.train(config)
@@ -57,6 +58,17 @@ def test_each_group_has_its_greedy_attempt_and_metrics_are_of_the_others(run, wo
         assert record["rollout/reward_mean"] == pytest.approx(np.mean(sampled))
         assert all(group.greedy is not None and group.greedy.is_greedy for group in groups)
         assert record["rollout/greedy_reward_mean"] == np.mean([group.greedy.reward for group in groups])
+
+
+def test_the_curriculum_hears_of_all_complete_groups_and_of_no_greedy_attempt(run, world):
+    config, result = run
+    records = world.records(result.run_dir).train
+    learned = result.counts.consumed * config.rollout.group_size
+    dropped = result.counts.dropped.get("no_variance", 0) * config.rollout.group_size
+    assert learned <= sum(record["curriculum/num_attempts"] for record in records) <= learned + dropped
+    assert all(0.0 < record["curriculum/visited"] <= 1.0 for record in records)
+    [share] = {name for name in records[0] if name.startswith("curriculum/share/")}
+    assert records[0][share] == 1.0
 
 
 def test_each_turn_has_its_anchor_and_members_begin_in_the_same_state(run):
