@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from agentrl.evaluation.report import Report
     from agentrl.evaluation.run import Request
 
+WIDTH = 120
+"""Of the table where no terminal says how wide it is."""
 DEFAULT_CONFIG = "eval"
 """The packaged config of evaluations that name none."""
 
@@ -222,7 +224,8 @@ def _show(report: Report) -> None:
     from agentrl.evaluation.report import TEXT
     from agentrl.evaluation.table import summary_table
 
-    Console().print(summary_table(report.summary))
+    console = Console()
+    console.print(summary_table(report.summary), width=console.width if console.is_terminal else WIDTH)
     for source in report.summary.sources:
         for warning in source.warnings:
             typer.echo(f"{source.name}: {warning}")

@@ -168,7 +168,11 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
         open_servers(prepared.place, prepared.config, say=say) as servers,
         EvalProgress(len(keys), num_finished, concurrency, is_scored=prepared.request.is_scored) as progress,
     ):
-        counts = in_trio(_play, prepared, servers, concurrency, progress.add)
+        try:
+            counts = in_trio(_play, prepared, servers, concurrency, progress.add)
+        except KeyboardInterrupt:
+            say("interrupted: what was finished is kept, and the same command goes on from there")
+            raise
     for reason, num in sorted(concurrency.reasons.items()):
         say(f"attempts at once were halved {num} times: {reason}")
     for outcome, num in sorted(counts.retries.items()):

@@ -4,7 +4,7 @@ A store is a folder of parts. One process at a time appends to a part of its own
 
     part     frame*
     frame    magic (4 bytes), length of the payload (u32), CRC-32 of the payload (u32), payload
-    payload  length of the head (u32), head (JSON: key, is_failed), one trajectory (an Arrow IPC stream)
+    payload  length of the head (u32), head (JSON: key, is_failed), one trajectory (an Arrow IPC stream, by zlib)
 
 What a process was writing when it was killed is a frame that is cut short: it ends its part, and the next process begins another.
 """
@@ -30,6 +30,8 @@ _MAGIC = b"AGRL"
 _FRAME = struct.Struct("<4sII")
 _HEAD = struct.Struct("<I")
 _NAME = "part_{:06d}.attempts"
+_LEVEL = 1
+"""Of compression: a stream of one short trajectory is mostly its schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class AttemptStore:
 
 def _frame(key: str, trajectory: Trajectory) -> bytes:
     head = json.dumps({"key": key, "is_failed": trajectory.outcome not in SCORED_OUTCOMES}).encode()
-    payload = _HEAD.pack(len(head)) + head + to_ipc(encode([trajectory]))
+    payload = _HEAD.pack(len(head)) + head + zlib.compress(to_ipc(encode([trajectory])), _LEVEL)
     return _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
 
 
@@ -148,7 +150,7 @@ def _payload(file: BinaryIO, header: bytes) -> bytes | None:
 
 
 def _opened(payload: bytes) -> tuple[str, bool, bytes]:
-    """Return key, whether the attempt failed, and the attempt."""
+    """Return key, whether the attempt failed, and the attempt, compressed."""
     (size,) = _HEAD.unpack_from(payload)
     end = _HEAD.size + size
     head = json.loads(payload[_HEAD.size : end])
@@ -160,5 +162,5 @@ def _read(place: _Place, opened: dict[Path, BinaryIO]) -> Trajectory:
         opened[place.part] = place.part.open("rb")
     file = opened[place.part]
     file.seek(place.offset)
-    [trajectory] = decode(from_ipc(_opened(file.read(place.length))[2]))
+    [trajectory] = decode(from_ipc(zlib.decompress(_opened(file.read(place.length))[2])))
     return trajectory

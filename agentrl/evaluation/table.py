@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from agentrl.evaluation.summary import Estimate, EstimateAt, EvalSummary, SourceSummary
+from agentrl.evaluation.summary import Estimate, EstimateAt, EvalSummary
 
 
 def summary_table(summary: EvalSummary) -> Table:
     """Return one line per data source, and one of all where there are several; intervals of 95 % in brackets."""
     sources = [*summary.sources, *([summary.overall] if len(summary.sources) > 1 else [])]
     n = max(source.n for source in sources)
-    table = Table("data set", "problems", f"mean@{n}", f"pass@{n}", f"maj@{n}", "format", "truncated", "tokens", "failed")
+    of_several = (f"pass@{n}", f"maj@{n}") if n > 1 else ()
+    table = Table("data set", "problems", f"mean@{n}", *of_several, "format", "truncated", "tokens", "failed")
     for source in sources:
-        table.add_row(*_cells(source, n))
+        several = (with_interval(_at(source.pass_at, n)), with_interval(_at(source.majority_at, n))) if n > 1 else ()
+        table.add_row(
+            source.name,
+            str(source.num_problems),
+            with_interval(source.accuracy),
+            *several,
+            _value(source.format_rate),
+            _value(source.truncation_rate),
+            "-" if source.num_tokens is None else f"{source.num_tokens.value:.0f}",
+            _value(source.failure_rate),
+        )
     return table
-
-
-def _cells(source: SourceSummary, n: int) -> tuple[str, ...]:
-    return (
-        source.name,
-        str(source.num_problems),
-        with_interval(source.accuracy),
-        with_interval(_at(source.pass_at, n)),
-        with_interval(_at(source.majority_at, n)),
-        _value(source.format_rate),
-        _value(source.truncation_rate),
-        "-" if source.num_tokens is None else f"{source.num_tokens.value:.0f}",
-        _value(source.failure_rate),
-    )
 
 
 def with_interval(estimate: Estimate | None) -> str:
