@@ -70,8 +70,9 @@ type: setup ## check types
 bench: setup ## measure synchronous against asynchronous training, and the agent loop, the advantages and the learner beside their peers (BENCH=rollout_overhead: one of them)
 	for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py --out runs/bench/$$name.json $(ARGS) || exit 1; done
 
-docs: setup ## write docs/config.md from the schema
+docs: setup ## write docs/config.md from the schema, and the tables of verl's keys
 	$(BIN)/python -m agentrl.config.docs
+	$(BIN)/python -m agentrl.config.importing.docs
 
 templates: setup ## write the table of chat templates in docs/templates.md
 	$(BIN)/python tests/chat_templates/trl_templates.py

@@ -10,10 +10,13 @@ from typer.testing import CliRunner
 
 from agentrl.cli import app
 from agentrl.config.compose import load_config
+from agentrl.config.fields import iter_keys
+from agentrl.config.importing.docs import insert
 from agentrl.config.importing.source import Source, read_source
 from agentrl.config.importing.translate import Translation, translate
 from agentrl.config.importing.values import NOT_TAKEN, VALUES
 from agentrl.config.schema import Config
+from agentrl.config.verl_keys import KEPT, MEANINGLESS
 from agentrl.config.verl_renamed import RENAMED
 from agentrl.errors import ConfigError
 
@@ -280,6 +283,19 @@ def test_configs_of_generation_and_evaluation_are_commands_that_there_are(overri
     assert all(word in offered for word in words if word.startswith("--"))
 
 
+def test_what_kept_its_name_is_listed():
+    known = {".".join(key) for key, _ in iter_keys(Config)}
+    assert set(KEPT) <= known
+    assert known & KEYS.keys() <= set(KEPT)
+
+
+def test_the_tables_of_the_page_are_current():
+    text = (Path(__file__).parents[1] / "docs" / "coming_from_verl.md").read_text(encoding="utf-8")
+    assert insert(text) == text, "run `make docs`"
+    assert [key for key in {*KEPT, *RENAMED, *MEANINGLESS} if f"\n| `{key}` |" not in text] == []
+    with pytest.raises(ConfigError, match="the page has no"):
+        insert("a page")
+
+
 def test_no_translation_is_of_a_key_that_has_no_counterpart():
-    config_keys = {"data.train_files", "data.val_files", "trainer.logger", "trainer.profile_steps"}
-    assert sorted((VALUES.keys() | NOT_TAKEN.keys()) - RENAMED.keys() - config_keys) == []
+    assert sorted((VALUES.keys() | NOT_TAKEN.keys()) - RENAMED.keys() - set(KEPT)) == []

@@ -12,6 +12,7 @@ import yaml
 from agentrl.config.fields import iter_keys, iter_sections, unknown_keys, with_defaults
 from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig
+from docs_claims import Page
 
 DOCS = Path(__file__).parents[1] / "docs"
 SCHEMAS = (Config, SFTConfig, RMConfig)
@@ -39,7 +40,8 @@ def exists(key: str) -> bool:
 
 
 def named_keys(page: str) -> set[str]:
-    keys = {key for span in SPAN.findall((DOCS / page).read_text()) for key in KEY.findall(span)}
+    prose = Page(page, (DOCS / page).read_text()).prose  # without columns of tables that name verl's keys
+    keys = {key for span in SPAN.findall(prose) for key in KEY.findall(span)}
     return {key for key in keys - OTHERS if not key.endswith(FILES)}
 
 

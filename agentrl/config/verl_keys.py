@@ -56,6 +56,18 @@ _OF_THE_LEARNER = (
     "critic.load_weight",
 )
 
+KEPT = (
+    # Keys of verl's trainer that have the same name and meaning here.
+    *("data.train_files", "data.val_files", "data.prompt_key", "data.shuffle"),
+    *("critic.model.path", "critic.cliprange_value"),
+    *(f"critic.model.lora.{name}" for name in ("rank", "alpha", "dropout", "target_modules")),
+    *("reward_model.model.path", "reward_model.model.external_lib", "reward_model.model.trust_remote_code"),
+    *("algorithm.gamma", "algorithm.lam"),
+    *("trainer.total_epochs", "trainer.save_freq", "trainer.test_freq", "trainer.val_before_train", "trainer.val_only"),
+    *("trainer.project_name", "trainer.experiment_name", "trainer.logger", "trainer.resume_mode", "trainer.profile_steps"),
+    *("trainer.rollout_data_dir", "trainer.validation_data_dir"),
+)
+
 MEANINGLESS: Mapping[str, str] = {
     # A verl key, or the beginning of many -> why there is none here. The longest beginning answers.
     "actor_rollout_ref.hybrid_engine": "learner and servers are always separate processes",
