@@ -11,7 +11,7 @@ Read are code spans, links, and blocks of commands or Python. The rules, each wi
 - `ClassName`: defined. `word`, `word.word`, `key: value`: identifiers or strings of the package have each of these words.
 - In Python blocks: imports from agentrl; in architecture.md all signatures, and files that comments name. In pictures: files and members.
 
-Never read: formulas and other spans that are none of these forms, single letters, columns of tables headed `verl`.
+Never read: formulas and other spans that are none of these forms, single letters, columns of tables whose head names `verl`.
 """
 
 from __future__ import annotations
@@ -289,12 +289,12 @@ def _lines(text: str) -> list[str]:
 
 
 def _without_columns_of_verl(text: str) -> str:
-    """Drop the cells of tables that stand under a head which begins with `verl`: they name what verl has."""
+    """Drop the cells of tables that stand under a head which names `verl`: they name what verl has."""
     kept, theirs = [], frozenset[int]()
     lines = text.splitlines()
     for line, below in itertools.zip_longest(lines, lines[1:], fillvalue=""):
         cells = re.split(r"(?<!\\)\|", line) if line.startswith("|") else []
         if re.match(r"\|[\s:|-]+$", below) and cells:
-            theirs = frozenset(i for i, cell in enumerate(cells) if cell.strip(" `*").lower().startswith("verl"))
+            theirs = frozenset(i for i, cell in enumerate(cells) if re.search(r"\bverl\b", cell))
         kept.append("|".join(cell for i, cell in enumerate(cells) if i not in theirs) if cells else line)
     return "\n".join(kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 from docs_names import Project
 
-OVERRIDABLE = {"train", "sft", "rm", "replay", "plugins", "play", "show", "explain"}
+OVERRIDABLE = {"train", "sft", "rm", "replay", "plugins", "play", "eval", "generate", "show", "explain"}
 """Commands whose words KEY=VALUE are keys of a config."""
 
 
@@ -47,12 +48,12 @@ def _agentrl(words: list[str], project: Project) -> Iterator[str]:
         if not found:
             return
     takes = options(project.command).union(*map(options, found))
-    for word in words:
+    for before, word in itertools.pairwise(["", *words]):
         name, is_setting, _ = word.partition("=")
         if name.startswith("--"):
             if not set(name.split("|")) <= takes:
                 yield f"{found[0].name} has no option {name}"
-        elif is_setting and found[0].name in OVERRIDABLE and not is_override(name, project):
+        elif is_setting and not before.startswith("--") and found[0].name in OVERRIDABLE and not is_override(name, project):
             yield f"no config key {name}"
 
 

@@ -160,7 +160,7 @@ def read_project(root: Path = ROOT) -> Project:
         files.add(name)
         is_package = name.partition("/")[0] in (*PACKAGE, "pyproject.toml", "constraints.txt", "examples")
         if path.suffix == ".py":
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            tree = ast.parse(path.read_text(encoding="utf-8"), filename=name)
             modules[_module_name(name)] = _define_all(tree)
             if is_package:
                 words |= _identifiers(tree)
