@@ -169,7 +169,7 @@ def stored(path: Path, accuracies: dict[str, float]) -> Path:
 
 
 def invoke(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["compare", *map(str, arguments)], env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)], env={"COLUMNS": "80"})
 
 
 def test_the_command_prints_a_table_and_writes_files(tmp_path):
@@ -178,12 +178,13 @@ def test_the_command_prints_a_table_and_writes_files(tmp_path):
     done = invoke(a.parent, b, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "won: 9 of 9" in done.output
+    assert "gsm8k 0.250 0.917 +0.667 [+0.190, +0.953] 0.021 9 1 12" in [" ".join(line.split()) for line in done.output.splitlines()]
     # By hand: 8 / 14 -+ 1.96 * sqrt((12 / 14 - (8 / 14)**2) / 14); at most 1 of 10 signs of one kind in 22 of 1,024 ways.
     assert "B - A = +0.667 [+0.190, +0.953], p = 0.021 (exact sign-flip test)" in done.output
     read = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert (read["a"], read["overall"]["num_won"], read["overall"]["num_lost"]) == (str(a.parent), 9, 1)
     page = (tmp_path / "out" / "comparison.md").read_text()
-    assert "| gsm8k | 12 | 0.250 | 0.917 | +0.667 |" in page
+    assert "| gsm8k | 0.250 | 0.917 | +0.667 | [+0.190, +0.953] | 0.021 | 9 | 1 | 12 |" in page
     assert "## Lost: 1\n\n| source | problem | A | B |\n| --- | --- | --- | --- |\n| gsm8k | p0 | 1.000 of 1 | 0.000 of 1 |" in page
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 MAX_SHOWN = 10
 """Problems won and lost that the terminal shows of each; files name all of them."""
 
-COLUMNS = ("source", "problems", "A", "B", "B - A", "95 %", "p", "won", "lost", "tied")
+COLUMNS = ("source", "A", "B", "B - A", "95 %", "p", "won", "lost", "of")
+PROBLEM_COLUMNS = ("source", "problem", "A", "B")
 
 
 def compare(
@@ -54,17 +55,13 @@ def compare(
 
 def show(comparison: Comparison, console: Console) -> None:
     """Print the comparison; of the problems won and lost the largest differences."""
-    from rich.table import Table
-
-    table = Table(*COLUMNS)
-    for found in _rows(comparison):
-        table.add_row(*_cells(found))
-    console.print(table)
+    console.print(_table(COLUMNS, [_cells(found) for found in _rows(comparison)]))
     for title, pairs in (("won", comparison.won), ("lost", comparison.lost)):
         if pairs:
-            console.print(_problems(f"{title}: {min(len(pairs), MAX_SHOWN)} of {len(pairs)}", pairs[:MAX_SHOWN]))
+            shown = [_pair_cells(pair) for pair in pairs[:MAX_SHOWN]]
+            console.print(_table(PROBLEM_COLUMNS, shown, title=f"{title}: {len(shown)} of {len(pairs)}"))
     for line in (*comparison.notes, verdict(comparison.overall)):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def verdict(found: Difference) -> str:
@@ -81,7 +78,7 @@ def markdown(comparison: Comparison, name_a: str, name_b: str) -> str:
     for title, pairs in (("Won", comparison.won), ("Lost", comparison.lost)):
         if pairs:
             lines += ["", f"## {title}: {len(pairs)}", ""]
-            lines += _markdown_table(("source", "problem", "A", "B"), [_pair_cells(pair) for pair in pairs])
+            lines += _markdown_table(PROBLEM_COLUMNS, [_pair_cells(pair) for pair in pairs])
     lines += ["", *(f"- {note}" for note in comparison.notes)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -92,17 +89,22 @@ def _rows(comparison: Comparison) -> Sequence[Difference]:
 
 
 def _cells(found: Difference) -> tuple[str, ...]:
-    counts = (str(found.num_won), str(found.num_lost), str(found.num_tied))
+    counts = (str(found.num_won), str(found.num_lost), str(found.num_problems))
     accuracies = (f"{found.accuracy_a.value:.3f}", f"{found.accuracy_b.value:.3f}", _signed(found.difference.value))
-    return found.name, str(found.num_problems), *accuracies, _interval(found.difference), _p(found.p_value), *counts
+    return found.name, *accuracies, _interval(found.difference), _p(found.p_value), *counts
 
 
-def _problems(title: str, pairs: Sequence[Pair]) -> Table:
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> Table:
+    """Return a table that fits into 80 columns; names fold there, figures are never cut."""
+    from rich import box
     from rich.table import Table
 
-    table = Table("source", "problem", "A", "B", title=title)
-    for pair in pairs:
-        table.add_row(*_pair_cells(pair))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in header:
+        is_name = name in PROBLEM_COLUMNS[:2]
+        table.add_column(name, overflow="fold", no_wrap=not is_name, justify="left" if is_name else "right")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
