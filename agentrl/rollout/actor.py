@@ -25,10 +25,11 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.garbage import collect_oldest, collect_rarely
 from agentrl.rollout.limits import model_limits, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
-from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink, Validating
+from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink
 from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits
+from agentrl.rollout.side import Validating
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import Lease, Trajectory

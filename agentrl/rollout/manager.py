@@ -14,7 +14,6 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import Plugins
-from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.player import Player, one_line, unplayed
 from agentrl.rollout.recorder import Attempt
@@ -23,6 +22,7 @@ from agentrl.rollout.sampling import GreedySampling
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import PromptLimits, Sampling
 from agentrl.rollout.shared_tools import SharedTools
+from agentrl.rollout.side import Validating, open_sides
 from agentrl.rollout.stats import RolloutStats
 from agentrl.types import SCORED_OUTCOMES, Lease, Outcome, Task, Trajectory
 
@@ -45,22 +45,6 @@ class TrajectorySink(Protocol):
     async def add(self, trajectories: Sequence[Trajectory]) -> None: ...
 
     async def drop_group(self, group_id: int, reason: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Validating:
-    """The tools and the rewards of validation, where they are not those of training."""
-
-    tools: tuple[str, ...]
-    reward: RewardConfig
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """What plays and what scores, in training or in validation."""
-
-    player: Player
-    scorer: Scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +86,10 @@ class AgentLoopManager:
         self._rollout = rollout
         self._attempts_per_group = attempts_per_group or rollout.group_size
         self._router = router
-        tools = SharedTools(plugins.tools, agent, host=host, codec=chat)
-
-        def side(tool_names: Sequence[str], reward: RewardConfig) -> _Side:
-            scorer = Scorer(reward, RewardTable(reward, plugins), host=host, max_response_tokens=agent.max_response_tokens)
-            own = agent.model_copy(update={"tools": tuple(tool_names)})
-            return _Side(
-                Player(own, plugins=plugins, chat=chat, router=router, host=host, scorer=scorer, prompt=prompt, tools=tools), scorer
-            )
-
-        self._tools = tools
-        self._training = side(agent.tools, reward)
-        self._validation = self._training if validation is None else side(validation.tools, validation.reward)
+        self._tools = SharedTools(plugins.tools, agent, host=host, codec=chat)
+        self._training, self._validation = open_sides(
+            agent, reward, validation, plugins=plugins, chat=chat, router=router, host=host, prompt=prompt, tools=self._tools
+        )
         self._stats = RolloutStats()
         self._claimed = 0  # members of leased groups that are not settled yet
         self._settled = trio.Event()

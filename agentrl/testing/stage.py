@@ -21,9 +21,10 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import AgentLoop, Attempted, Interaction, Plugins, Registry, Reward, RewardResult, Tool
 from agentrl.plugins.rewards import AnyReward
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.manager import AgentLoopManager, Validating
+from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits, Sampling
+from agentrl.rollout.side import Validating
 from agentrl.testing.script import Script, ScriptedModel
 from agentrl.types import Lease, Message, Task, Trajectory
 

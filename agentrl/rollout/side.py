@@ -1,0 +1,62 @@
+"""What plays and what scores: the side of training, and that of validation where it has other tools or rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.chat.chat import Chat
+from agentrl.config.agent import AgentConfig
+from agentrl.config.reward import RewardConfig
+from agentrl.plugins import Plugins
+from agentrl.rewards.select import RewardTable
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.player import Player
+from agentrl.rollout.router import Router
+from agentrl.rollout.scoring import Scorer
+from agentrl.rollout.session import PromptLimits
+from agentrl.rollout.shared_tools import SharedTools
+
+
+@dataclass(frozen=True, slots=True)
+class Validating:
+    """The tools and the rewards of validation, where they are not those of training."""
+
+    tools: tuple[str, ...]
+    reward: RewardConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """A player, and the scorer that it scores by."""
+
+    player: Player
+    scorer: Scorer
+
+
+def open_sides(
+    agent: AgentConfig,
+    reward: RewardConfig,
+    validation: Validating | None,
+    *,
+    plugins: Plugins,
+    chat: Chat,
+    router: Router,
+    host: AsyncioHost,
+    prompt: PromptLimits,
+    tools: SharedTools,
+) -> tuple[Side, Side]:
+    """Return the sides of training and of validation, which are one where `validation` is None. Both share `tools`.
+
+    Raises:
+        UserError: a reward is unknown or refuses its config.
+    """
+
+    def side(agent: AgentConfig, reward: RewardConfig) -> Side:
+        scorer = Scorer(reward, RewardTable(reward, plugins), host=host, max_response_tokens=agent.max_response_tokens)
+        player = Player(agent, plugins=plugins, chat=chat, router=router, host=host, scorer=scorer, prompt=prompt, tools=tools)
+        return Side(player, scorer)
+
+    training = side(agent, reward)
+    if validation is None:
+        return training, training
+    return training, side(agent.model_copy(update={"tools": validation.tools}), validation.reward)
