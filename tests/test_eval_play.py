@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from rich.console import Console
 from trio.testing import MockClock
 
 from agentrl.errors import InfrastructureError, ServerError
@@ -16,6 +18,7 @@ from agentrl.evaluation.concurrency import Concurrency
 from agentrl.evaluation.data_sets import Problem
 from agentrl.evaluation.model_place import RunningServers, Servers
 from agentrl.evaluation.play import MAX_FAILURES_IN_A_ROW, AttemptPlayer, Counts
+from agentrl.evaluation.progress import EvalProgress
 from agentrl.evaluation.store import AttemptStore
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import GreedySampling
@@ -125,6 +128,22 @@ class Scene:
     def stored(self) -> list[Trajectory | None]:
         with AttemptStore(self._folder) as store:
             return list(store.read([key for problem in self.problems for key in problem.keys]))
+
+
+@pytest.mark.parametrize(("is_scored", "shown"), [(True, "accuracy 1.000 so far, "), (False, "")])
+def test_where_there_is_no_terminal_a_line_now_and_then_says_how_far_it_is(tmp_path: Path, is_scored: bool, shown: str) -> None:
+    scene = Scene(tmp_path, lambda attempt, _: Outcome.TIMEOUT if attempt.member else Outcome.COMPLETED)
+    scene.play()
+    out, now = io.StringIO(), [0.0]
+    console = Console(file=out, width=200)
+    with EvalProgress(16, 10, scene.concurrency, is_scored=is_scored, console=console, clock=lambda: now[0]) as progress:
+        for trajectory in sorted(scene.finished, key=lambda t: t.member):
+            now[0] += 8.0
+            progress.add(trajectory)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3, "every second of six, 8 s apart"
+    assert lines[0].startswith(f"12 of 16 attempts; {shown}"), lines
+    assert lines[-1].endswith("done in 0:00, 3 failed"), lines
 
 
 def always(outcome: Outcome) -> Outcomes:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentrl.evaluation.report import Report
     from agentrl.evaluation.run import Request
 
-WIDTH = 120
+WIDTH = 132
 """Of the table where no terminal says how wide it is."""
 DEFAULT_CONFIG = "eval"
 """The packaged config of evaluations that name none."""
@@ -225,7 +225,7 @@ def _show(report: Report) -> None:
     from agentrl.evaluation.table import summary_table
 
     console = Console()
-    console.print(summary_table(report.summary), width=console.width if console.is_terminal else WIDTH)
+    (console if console.is_terminal else Console(width=WIDTH)).print(summary_table(report.summary))
     for source in report.summary.sources:
         for warning in source.warnings:
             typer.echo(f"{source.name}: {warning}")

@@ -73,11 +73,10 @@ class EvalProgress:
         """Count an attempt that ended."""
         attempt = attempt_of(trajectory)
         self._played += 1
+        self._failed += attempt.failure is not None
         if attempt.accuracy is not None:
             self._scored += 1
             self._accuracy += attempt.accuracy
-        elif self._is_scored:
-            self._failed += 1
         self._bar.update(self._task, completed=self._finished + self._played)
         now = self._clock()
         if not self._console.is_terminal and now - self._said >= LINE_EVERY_S:

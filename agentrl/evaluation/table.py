@@ -33,7 +33,7 @@ def with_interval(estimate: Estimate | None) -> str:
     if estimate is None:
         return "-"
     interval = "" if estimate.low is None or estimate.high is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
-    return f"{estimate.value:.4f}{interval}"
+    return f"{estimate.value:.3f}{interval}"
 
 
 def _value(estimate: Estimate | None) -> str:

@@ -22,6 +22,7 @@ from agentrl.chat.parsing import call_id
 from agentrl.cli import app
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.evaluation.generate import ATTEMPTS_SUFFIX
+from agentrl.evaluation.results import PRODUCERS
 from agentrl.http.server import HttpRequest, HttpResponse, serve_http
 from agentrl.rollout.openai_messages import ChatReply, read_request, write_models, write_reply
 from agentrl.types import Message, ToolCall
@@ -66,7 +67,10 @@ def test_an_evaluation_at_a_url_and_its_results(world, server, tmp_path) -> None
     said = run("eval", world.config, "--model", server, *options, "--fail-below", "arithmetic=0")
     assert "18 attempts, 2 per problem" in said
     assert "mean@2" in said
-    attempts = decode(read_parquet(out / "attempts.parquet"))
+    batch = read_parquet(out / "attempts.parquet")
+    [producer] = json.loads(batch.schema.metadata[PRODUCERS]).values()
+    assert producer["sampling"]["temperature"] == 1.0
+    attempts = decode(batch)
     assert [(attempt.group_id, attempt.member) for attempt in attempts] == [(row, member) for row in range(NUM_ROWS) for member in (0, 1)]
     assert len({attempt.task_id for attempt in attempts}) == NUM_ROWS
     assert {attempt.agent_name for attempt in attempts} == {"single_turn_agent", "tool_agent", "interaction_agent"}
