@@ -68,6 +68,7 @@ def test_stop_and_resume(world):
     """Ctrl-C ends everything that was started; the same command goes on where the checkpoint was."""
     run_dir = world.folder / "stopped"
     arguments = [str(world.config), *overrides(world, "stopped", buffer__max_staleness=2, trainer__steps=8, trainer__save_freq=1)]
+    arguments.append("data.curriculum.by_pass_rate=true")  # what it draws is a part of the checkpoint
     first = world.start("train", *arguments)
     first.wait_until(lambda: (run_dir / "checkpoints/step_000002/manifest.json").exists())
     first.interrupt()
@@ -84,6 +85,7 @@ def test_stop_and_resume(world):
     assert [r["step"] for r in records] == list(range(1, 9)), "each step once"
     assert all(r["rollout/lag/max"] <= 2 for r in records)
     assert all(r["rollout/truncated"] <= 1 for r in records)
+    assert [r["curriculum/visited"] for r in records] == sorted(r["curriculum/visited"] for r in records), "none is forgotten"
     versions = [json.loads(line)["version"] for line in (run_dir / "versions.jsonl").read_text().splitlines()]
     assert versions == sorted(set(versions)), "a version was used twice"
     result = json.loads((run_dir / "result.json").read_text())
