@@ -26,9 +26,9 @@ ROWS = [
 PLUGINS = {"agents", "tools", "interactions"}
 ALLOWED_TO_PLUGINS = {"types", "errors", "plugins", "http", "sandbox", "rewards"}
 
-WITH_TORCH = {"algorithms", "learner", "serving", "evaluation", "controller"}
+WITH_TORCH = {"algorithms", "learner", "serving", "controller"}
 TORCH_FILES = {"agentrl/sglang/process_group.py"}
-WITH_RAY = {"workers", "controller", "evaluation", "cli"}
+WITH_RAY = {"workers", "controller", "cli"}
 IMPORTERS = {"import_module", "importlib.import_module", "__import__"}
 HEAVY = {"torch", "transformers", "ray"}
 
