@@ -44,18 +44,27 @@ def test_with_one_attempt_each_the_interval_covers_what_it_says(num_problems):
         assert covered <= 0.97
 
 
+def check_coverage(num_problems: int, n: int, k: int, concentration: float) -> None:
+    for rate in [0.1, 0.3, 0.5, 0.7, 0.9]:
+        covered = coverage(rate, num_problems=num_problems, n=n, k=k, concentration=concentration)
+        assert covered >= (0.93 if 0.3 <= rate <= 0.7 else 0.9), rate
+        assert covered <= (0.97 if 0.3 <= rate <= 0.7 else 1.0), rate
+
+
 @pytest.mark.parametrize("concentration", [0.5, 2.0, 1e6])  # most problems all or nothing; a flat mixture; all alike
 @pytest.mark.parametrize(("n", "k"), [(8, 1), (8, 8), (16, 8)])
 def test_evaluations_of_30_problems_are_covered(n, k, concentration):
-    for rate in [0.1, 0.3, 0.5, 0.7, 0.9]:
-        covered = coverage(rate, num_problems=30, n=n, k=k, concentration=concentration)
-        if 0.3 <= rate <= 0.7:
-            assert 0.93 <= covered <= 0.97, rate
-        else:
-            assert covered >= 0.9, rate
+    check_coverage(30, n, k, concentration)
 
 
-@pytest.mark.parametrize(("rate", "k"), [(0.1, 8), (0.5, 1), (0.7, 8)])  # all of the grid: benchmarks/coverage.py
+@pytest.mark.slow
+@pytest.mark.parametrize("concentration", [0.5, 2.0, 1e6])
+@pytest.mark.parametrize(("n", "k"), [(8, 1), (8, 8), (16, 8)])
+def test_evaluations_of_1319_problems_are_all_covered(n, k, concentration):
+    check_coverage(1319, n, k, concentration)
+
+
+@pytest.mark.parametrize(("rate", "k"), [(0.1, 8), (0.5, 1), (0.7, 8)])  # the slow test has all of them
 def test_evaluations_of_1319_problems_are_covered(rate, k):
     assert 0.93 <= coverage(rate, num_problems=1319, n=8, k=k, concentration=0.5) <= 0.97
 
