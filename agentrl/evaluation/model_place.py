@@ -51,8 +51,8 @@ def read_place(model: str | None, config: Config) -> tuple[ModelPlace, Config]:
     """
     urls = tuple(config.rollout.urls) if model is None else tuple(part.strip().rstrip("/") for part in model.split(",") if "://" in part)
     if not urls:
-        named = config if model is None else config.model_copy(update={"model": config.model.model_copy(update={"path": model})})
-        return ModelPlace("folder"), named
+        own = {} if model is None else {"path": model, "revision": None}
+        return ModelPlace("folder"), config.model_copy(update={"model": config.model.model_copy(update=own)})
     if model is not None and len(urls) < len(model.split(",")):
         raise ConfigError(f"--model {model!r}: name one folder, or URLs alone")
     for url in urls:
