@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.plugins import Attempted, Reward, RewardResult
-from agentrl.rewards import aime, gsm8k
+from agentrl.rewards import aime, gsm8k, math
 from agentrl.rewards.aime import Aime, extract_integer, parse_integer
 from agentrl.rewards.gsm8k import Gsm8k, extract_answer, parse_number
+from agentrl.rewards.math import Math
 from agentrl.rewards.plain import plain
 from agentrl.rewards.stated import MAX_TAIL_CHARS
 from agentrl.types import Message, Outcome, Task, ToolCall
@@ -29,9 +30,12 @@ VERDICTS = {"strict": (1.0, 1.0), "flexible": (0.0, 1.0), "wrong": (0.0, 0.0)}
 
 
 def cases(kind: str) -> Iterator[tuple[object, str, str]]:
+    """Yield (truth, verdict, text). `boxed` and `other` hold what stands in a box, right and wrong."""
     for group in yaml.safe_load((ANSWERS / f"{kind}.yaml").read_text()):
-        assert set(group) <= {"truth", *VERDICTS}
+        assert set(group) <= {"truth", "boxed", "other", *VERDICTS}
         yield from ((group["truth"], verdict, text) for verdict in VERDICTS for text in group.get(verdict, ()))
+        yield from ((group["truth"], "strict", f"So the answer is $\\boxed{{{inside}}}$.") for inside in group.get("boxed", ()))
+        yield from ((group["truth"], "wrong", f"So the answer is $\\boxed{{{inside}}}$.") for inside in group.get("other", ()))
 
 
 def score(reward: Reward, text: str, truth: object, *calls: ToolCall) -> RewardResult:
@@ -45,7 +49,7 @@ def score(reward: Reward, text: str, truth: object, *calls: ToolCall) -> RewardR
 # ---------------------------------------------------------------------------------------------------------- people
 
 
-@pytest.mark.parametrize("reward", [Gsm8k(), Aime()], ids=lambda reward: reward.name)
+@pytest.mark.parametrize("reward", [Gsm8k(), Aime(), Math()], ids=lambda reward: reward.name)
 def test_the_checkers_agree_with_people(reward):
     judged = list(cases(reward.name))
     assert len(judged) >= 300
@@ -55,7 +59,7 @@ def test_the_checkers_agree_with_people(reward):
     assert not wrong, f"{len(wrong)} of {len(judged)}: {wrong[:10]}"
 
 
-@pytest.mark.parametrize(("kind", "checker"), [("gsm8k", gsm8k), ("aime", aime)])
+@pytest.mark.parametrize(("kind", "checker"), [("gsm8k", gsm8k), ("aime", aime), ("math", math)])
 def test_canonical_texts_stand_for_themselves(kind, checker):
     """Read again, a canonical text is itself; equal values have equal texts."""
     for _, _, text in cases(kind):
@@ -63,7 +67,7 @@ def test_canonical_texts_stand_for_themselves(kind, checker):
         assert canonical is None or checker.canonical(canonical) == canonical, text
 
 
-@pytest.mark.parametrize(("reward", "mark"), [(Gsm8k, "#### {}"), (Aime, r"\boxed{{{}}}")])
+@pytest.mark.parametrize(("reward", "mark"), [(Gsm8k, "#### {}"), (Aime, r"\boxed{{{}}}"), (Math, r"\boxed{{{}}}")])
 def test_both_readings_stand_side_by_side_and_the_option_chooses(reward, mark):
     for strict in (True, False):
         for text, right, in_form in ((mark.format(72), True, True), ("The answer is 72.", True, False), (mark.format(71), False, True)):
@@ -79,7 +83,7 @@ def test_both_readings_stand_side_by_side_and_the_option_chooses(reward, mark):
             assert result.details["answer"] == (("72" if right else "71") if in_form or not strict else None)
 
 
-@pytest.mark.parametrize("reward", [Gsm8k(), Aime({"strict": True})])
+@pytest.mark.parametrize("reward", [Gsm8k(), Aime({"strict": True}), Math({"strict": True})])
 def test_what_is_handed_in_needs_no_form(reward):
     result = score(reward, "", "72", ToolCall("1", "finish", {"answer": "It is 72."}))
     assert (result.value, result.metrics["accuracy_strict"], result.details["answer"]) == (1.0, 1.0, "72")
@@ -138,6 +142,34 @@ def test_fractions_mixed_numbers_and_decimals_are_values(whole, part, base, is_n
     for text, number in forms:
         assert extract_answer(f"#### {sign}{text}", strict=True) == value * number, text
         assert extract_answer(rf"\boxed{{{sign}{text}}}", strict=False) == value * number, text
+
+
+MATH_AROUND = [
+    "{}", r"\${}", r"{}\%", "x = {}", r"\text{{{}}}", r"{} \text{{ cm}}^2", r"{}^\circ", r"\left({}\right)", r"\frac{{{}}}{{1}}", "{} + 0",
+]  # fmt: skip
+
+
+@given(st.integers(2, 10**6), st.sampled_from(MATH_AROUND), st.integers(2, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_however_a_number_is_written_math_takes_it(number, around, other):
+    text = rf"So \boxed{{{around.format(number)}}}."
+    assert score(Math(), text, str(number)).value == 1.0
+    assert score(Math(), text, str(other)).value == (other == number), "a wrong number never passes"
+    assert score(Math(), rf"So \boxed{{{number}}}.", around.format(number)).value == 1.0, "nor does it matter how the truth is written"
+
+
+@pytest.mark.parametrize(
+    ("handed_in", "truth", "value"),
+    [
+        (r"\frac{1}{2}", "0.5", 1.0),
+        (r"5\sqrt{2}", r"\sqrt{50}", 1.0),
+        (r"5\sqrt{2}", "5", 0.0),
+        ("It is $5$.", "5", 1.0),
+        ("(C)", "C", 1.0),
+    ],
+)
+def test_what_is_handed_in_is_the_answer_itself(handed_in, truth, value):
+    assert score(Math(), "", truth, ToolCall("1", "finish", {"answer": handed_in})).value == value
 
 
 @given(st.fractions(-(10**6), 10**6))

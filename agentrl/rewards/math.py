@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import logging
+import re
 from typing import Any, ClassVar
-
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from agentrl.errors import DataError, RewardError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
+from agentrl.rewards import expressions
 from agentrl.rewards.boxed import BoxOptions, last_boxed
+from agentrl.rewards.readings import Reading, Readings
 from agentrl.types import JsonObject, Task
-
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time-outs are off: the deadline is ours
 
 MAX_DETAIL_CHARS = 200
 
+_PROSE = re.compile(r"\$|\\[(\[]|\n|(?<![\\\w{])[A-Za-z]{2,}\s+[A-Za-z]+")
+
 
 class Math(Reward):
-    """1 when the last assistant message gives an expression equal to the ground truth. Metrics: accuracy, format (there is a box).
+    """1 when the last assistant message gives an expression equal to the ground truth.
+
+    Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box). Details: answer, canonical.
+    What was handed in by `finish` needs no box.
 
     It runs in a process: comparing expressions may take forever, and the library's own time-outs need the main thread and
     answer "wrong", where only the deadline is known to have passed.
@@ -46,39 +49,61 @@ class Math(Reward):
         Raises:
             RewardError: the ground truth is no expression.
         """
-        options, text = self._options, attempt.answer
+        options, text, truth = self._options, attempt.answer, _truth(attempt.task.ground_truth)
+        if not truth:
+            raise RewardError(f"the ground truth {str(attempt.task.ground_truth)[:80]!r} is no mathematical expression")
         boxed = last_boxed(text)
-        answer = _parse(f"\\boxed{{{boxed}}}", LatexExtractionConfig()) if boxed is not None else []
-        if boxed is None and not (options.strict and attempt.handed_in is None):
-            answer = _parse(text, LatexExtractionConfig(), ExprExtractionConfig())
-        accuracy = float(is_equal(answer, attempt.task.ground_truth))
-        wrong = options.score_wrong(has_box=boxed is not None)
-        metrics = {"accuracy": accuracy, "format": float(boxed is not None)}
-        return RewardResult(1.0 if accuracy else wrong, metrics, {"answer": str(answer[-1])[:MAX_DETAIL_CHARS] if answer else None})
+        if boxed is not None:
+            in_form = flexible = _read_box(boxed, truth)
+        else:
+            is_bare = attempt.handed_in is not None and not _PROSE.search(text)
+            flexible = _read_box(text, truth) if is_bare else _read_prose(text, truth)
+            in_form = flexible if attempt.handed_in is not None else Reading(None, False)
+        readings = Readings(in_form, flexible, counts_strict=options.strict, has_format=boxed is not None)
+        return readings.result(wrong=options.score_wrong(has_box=boxed is not None))
 
 
-def is_equal(answer: list[Any], ground_truth: Any) -> bool:
-    """Tell whether a parsed answer equals the ground truth.
+def canonical(text: str, *, strict: bool = False) -> str | None:
+    r"""Return the final answer in `text` as the one text that stands for it, or None when there is none.
 
-    Raises:
-        RewardError: the ground truth is no expression.
+    It stands in the last \boxed{...}; without one, and unless `strict`, it is what a sentence states, or the bare answer itself.
     """
-    truth = _parse(_truth(ground_truth), LatexExtractionConfig())
-    if not truth:
-        raise RewardError(f"the ground truth {str(ground_truth)[:80]!r} is no mathematical expression")
-    # A comparison that raises inside of the library is one of unlike things (a set and a number): not equal.
-    return bool(answer) and verify(truth, answer, timeout_seconds=None)
+    boxed = last_boxed(text)
+    if boxed is not None or strict:
+        return None if boxed is None else _canonical(boxed)
+    if (words := expressions.stated_text(text)) is not None or expressions.is_text(text) or not _PROSE.search(text):
+        return _canonical(text if words is None else words)
+    return _canonical_prose(expressions.parse_prose(text[-expressions.MAX_PROSE_CHARS :]))
 
 
-def _parse(text: str, *kinds: Any) -> list[Any]:
-    return parse(text, kinds, parsing_timeout=None)
+def _canonical_prose(found: list[Any]) -> str | None:
+    return expressions.canonical_expression(found, str(found[-1]))[:MAX_DETAIL_CHARS] if found else None
+
+
+def _canonical(answer: str) -> str | None:
+    if len(answer) > expressions.MAX_ANSWER_CHARS:
+        return None
+    found = expressions.canonical(answer)
+    return found[:MAX_DETAIL_CHARS] if found else None
+
+
+def _read_box(answer: str, truth: str) -> Reading:
+    found = _canonical(answer)
+    return Reading(found, found is not None and expressions.equal(answer, truth))
+
+
+def _read_prose(text: str, truth: str) -> Reading:
+    """Read the words that a response calls its answer where the truth is words, else the expression that it ends with."""
+    if expressions.is_text(truth) and (words := expressions.stated_text(text)) is not None:
+        return _read_box(words, truth)
+    found = expressions.parse_prose(text[-expressions.MAX_PROSE_CHARS :])
+    return Reading(_canonical_prose(found), expressions.equal_expressions(found, expressions.parse_boxed(truth)))
 
 
 def _truth(ground_truth: Any) -> str:
-    """Return the ground truth as boxed LaTeX; of a whole solution its last box; "" when there is none."""
+    """Return the ground truth as it would stand in a box; of a whole solution what stands in its last box; "" when there is none."""
     if isinstance(ground_truth, bool) or not isinstance(ground_truth, (str, int, float)):
         return ""
     text = str(ground_truth).strip()
     inside = last_boxed(text)
-    text = text.strip("$") if inside is None else inside
-    return f"\\boxed{{{text}}}" if text else ""
+    return (text.strip("$") if inside is None else inside).strip()

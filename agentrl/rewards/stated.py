@@ -71,13 +71,18 @@ def concluding_number(text: str) -> Fraction | None:
     cut = max((found.end() for found in _SECOND_THOUGHT.finditer(tail)), default=0)
     if cut and has_number(plain(tail[cut:])):
         tail = tail[cut:]
-    readable = plain(tail)
-    for phrase in list(_ANSWER_IS.finditer(readable))[: -MAX_PHRASES - 1 : -1]:
-        stated = readable[phrase.end() : phrase.end() + MAX_LINE_CHARS].partition("\n")[0]
-        number = stated_number(_BULLET.sub("", stated, count=1) if "\n" in phrase[0] else stated)
-        if number is not None:
+    for stated in answer_phrases(tail):
+        if (number := stated_number(stated)) is not None:
             return number
     return _last_number(tail)
+
+
+def answer_phrases(text: str) -> Iterator[str]:
+    """Yield what follows each "the answer is" of a response, to the end of its line, as plain text, from the last on."""
+    readable = plain(text[-MAX_TAIL_CHARS:])
+    for phrase in list(_ANSWER_IS.finditer(readable))[: -MAX_PHRASES - 1 : -1]:
+        stated = readable[phrase.end() : phrase.end() + MAX_LINE_CHARS].partition("\n")[0]
+        yield _BULLET.sub("", stated, count=1) if "\n" in phrase[0] else stated
 
 
 def _last_number(text: str) -> Fraction | None:
