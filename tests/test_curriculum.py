@@ -278,6 +278,7 @@ def test_shares_are_of_the_last_step_and_chances_of_all_pools():
     target = curriculum(["a", "a", "b"], source_weights={"a": 1, "b": 3})
     assert target.metrics() == pytest.approx({"effective_tasks": np.exp(-(0.75 * np.log(0.75) + 0.25 * np.log(0.125))), "visited": 0.0})
     rows(target, 8)
+    assert "share/a" not in target.metrics(), "the step is not over"
     target.finish_step()
     assert {name: value for name, value in target.metrics().items() if "/" in name} == {"share/a": 0.25, "share/b": 0.75}
     target.finish_step()

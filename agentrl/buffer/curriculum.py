@@ -87,7 +87,7 @@ class Curriculum:
         self._passed = np.zeros(num_tasks, np.float64)  # decayed sums over attempts: of accuracies, of ones
         self._tried = np.zeros(num_tasks, np.float64)
         self._weight = np.ones(num_tasks, np.float64)
-        self._step = self._last_step = _Step()
+        self._step, self._last_step = _Step(), _Step()
 
     def _make_pools(self) -> list[_Pool]:
         weights = self._config.source_weights
