@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,11 +127,24 @@ def test_attempts_of_tables_and_files(tmp_path):
     assert read_attempts(tmp_path) == expected[:1]
 
 
+def test_large_files_are_read_some_rows_at_a_time(tmp_path):
+    rows = [trajectory().replace(member=member, metrics={"accuracy": float(member % 2)}) for member in range(2500)]
+    write_parquet(tmp_path / "attempts.parquet", encode(rows))
+    assert read_attempts(tmp_path) == [attempt_of(row) for row in rows]
+
+
 def test_what_is_no_evaluation_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"there is no such file"):
         read_attempts(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no \*.parquet in this folder"):
         read_attempts(tmp_path)
+    (tmp_path / "text.parquet").write_text("no Parquet")
+    with pytest.raises(DataError, match=r"text.parquet: not a Parquet file of trajectories"):
+        read_attempts(tmp_path / "text.parquet")
+    pq.write_table(pa.table({"prompt": ["?"]}), tmp_path / "text.parquet")
+    with pytest.raises(DataError, match=r"text.parquet: trajectories of format unknown"):
+        read_attempts(tmp_path / "text.parquet")
+    (tmp_path / "text.parquet").unlink()
     write_parquet(tmp_path / "step_1.parquet", encode([trajectory()]))
     write_parquet(tmp_path / "step_2.parquet", encode([trajectory()]))
     with pytest.raises(DataError, match=r"attempt 2 at problem 'test/7' is there twice"):

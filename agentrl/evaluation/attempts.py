@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from agentrl.data.trajectories import decode, read_parquet
+from agentrl.data.trajectories import check_schema, decode
 from agentrl.errors import DataError
 from agentrl.tracking.summary import num_tool_calls
 from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
 
 ATTEMPTS = "attempts.parquet"
 """Name of the file of all attempts in the folder of an evaluation."""
+
+_ROWS_AT_ONCE = 1024
 
 _DIFFICULTY_KEYS = ("difficulty", "level")
 """Of `extra_info`: what data sets call it. MATH says `level`."""
@@ -90,7 +93,7 @@ def read_attempts(path: Path) -> list[Attempt]:
         files = [path / ATTEMPTS] if (path / ATTEMPTS).exists() else sorted(path.rglob("*.parquet"))
     if not files:
         raise DataError(f"{path}: no *.parquet in this folder; name the results of an evaluation, or one of their files")
-    attempts = [attempt for file in files for attempt in attempts_of(read_parquet(file))]
+    attempts = [attempt for file in files for batch in _batches(file) for attempt in attempts_of(batch)]
     seen: set[tuple[str, str, int]] = set()
     for attempt in attempts:
         key = (attempt.source, attempt.problem, attempt.member)
@@ -100,6 +103,17 @@ def read_attempts(path: Path) -> list[Attempt]:
             )
         seen.add(key)
     return attempts
+
+
+def _batches(file: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file some at a time: the tokens of a whole evaluation may be gigabytes."""
+    try:
+        parquet = pq.ParquetFile(file)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{file}: not a Parquet file of trajectories: {error}") from error
+    with parquet:
+        check_schema(parquet.schema_arrow, str(file))
+        yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE)
 
 
 def _failure(trajectory: Trajectory) -> str | None:
