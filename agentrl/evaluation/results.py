@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from agentrl.data.trajectories import SCHEMA, encode
+from agentrl.evaluation.attempts import ATTEMPTS
 from agentrl.evaluation.batches import batches
 from agentrl.evaluation.contamination import ContaminationNote, find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
@@ -20,7 +21,6 @@ from agentrl.evaluation.run import Prepared
 from agentrl.evaluation.thresholds import Threshold
 from agentrl.types import Trajectory
 
-ATTEMPTS = "attempts.parquet"
 PRODUCERS = b"agentrl.producers"
 """Key of the file's metadata: data set -> what played its attempts (`producer_of`), as JSON."""
 _CHUNK = 256
