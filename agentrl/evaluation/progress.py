@@ -13,7 +13,7 @@ from rich.text import Text
 from agentrl.evaluation.attempts import attempt_of
 from agentrl.evaluation.concurrency import Concurrency
 from agentrl.tracking.progress import duration
-from agentrl.types import Trajectory
+from agentrl.types import SCORED_OUTCOMES, Trajectory
 
 LINE_EVERY_S = 10.0
 
@@ -73,7 +73,7 @@ class EvalProgress:
         """Count an attempt that ended."""
         attempt = attempt_of(trajectory)
         self._played += 1
-        self._failed += attempt.failure is not None
+        self._failed += trajectory.outcome not in SCORED_OUTCOMES
         if attempt.accuracy is not None:
             self._scored += 1
             self._accuracy += attempt.accuracy

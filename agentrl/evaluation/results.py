@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from agentrl.data.trajectories import SCHEMA, encode
 from agentrl.evaluation.attempts import ATTEMPTS
+from agentrl.evaluation.batch_scores import with_batch_rewards
 from agentrl.evaluation.batches import batches
 from agentrl.evaluation.contamination import ContaminationNote, find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
@@ -37,11 +38,12 @@ def write_results(
 
     Raises:
         DataError: a training file cannot be read.
+        RewardError: a reward of scope batch failed.
         InfrastructureError: a file cannot be written.
     """
     folder = prepared.request.folder
     producers = {data_set.name: data_set.producer for data_set in prepared.data_sets}
-    evidence = write_attempts(folder / ATTEMPTS, prepared.finished(), producers)
+    evidence = write_attempts(folder / ATTEMPTS, with_batch_rewards(prepared), producers)
     config = prepared.config
     run = RunDescription(
         model=", ".join(prepared.place.urls) or config.model.path,

@@ -123,7 +123,7 @@ def prepare(request: Request, *, say: Say) -> Iterator[Prepared]:
         plugins = open_plugins(config.agent)
         table = RewardTable(config.reward, plugins)
         if request.is_scored:
-            _refuse_rewards_of_batches(config, table)
+            _refuse_reward_model(config)
         data_sets = tuple(
             open_data_set(
                 name,
@@ -253,9 +253,7 @@ def _sources(problems: Sequence[Problem]) -> set[str]:
     return {problem.task.data_source for problem in problems}
 
 
-def _refuse_rewards_of_batches(config: Config, table: RewardTable) -> None:
-    """Refuse rewards that see a batch of training at once: an evaluation has none."""
+def _refuse_reward_model(config: Config) -> None:
+    """Refuse what only the ranks of a training run can score."""
     if config.asks_reward_model:
         raise ConfigError(f"{config.asks_reward_model[0]} asks the reward model, which only a training run has; evaluate by another reward")
-    if table.may_score("batch"):
-        raise ConfigError("a reward of scope batch scores batches of training; for an evaluation use scope trajectory")

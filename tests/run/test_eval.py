@@ -124,6 +124,20 @@ def test_a_folder_is_served_for_the_evaluation(world, tmp_path) -> None:
     assert all(np.bincount(attempt.turn_ids[attempt.action_mask]).max() <= 8 for attempt in attempts)
 
 
+def test_a_reward_of_batches_sees_the_whole_evaluation(world, server, tmp_path) -> None:
+    (tmp_path / "ranks.py").write_text(
+        "def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n"
+        "    order = sorted(range(len(solution_strs)), key=lambda i: (len(solution_strs[i]), i))\n"
+        "    return [order.index(i) / len(order) for i in range(len(order))]\n"
+    )
+    custom = (f"reward.custom_function.path={tmp_path / 'ranks.py'}", "reward.custom_function.scope=batch")
+    options = ("--model", server, "--on", world.folder / "data/val.parquet", "--n", 2, "--temperature", 1.0, "--out", tmp_path / "out")
+    run("eval", world.config, *custom, *options)
+    attempts = decode(read_parquet(tmp_path / "out/attempts.parquet"))
+    assert sorted(attempt.reward for attempt in attempts) == pytest.approx([rank / 18 for rank in range(18)])
+    assert results_of(tmp_path / "out")["summary"]["overall"]["num_scored"] == 18
+
+
 def test_rows_and_their_responses(world, server, tmp_path) -> None:
     source, out = world.folder / "data/val.parquet", tmp_path / "responses.parquet"
     options = ("generate", world.config, "--model", server, "--in", source, "--out", out, "--n", 3, "--temperature", 1.0)
