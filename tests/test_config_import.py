@@ -80,7 +80,8 @@ custom_reward_function.name=score +custom_reward_function.reward_kwargs.bonus=0.
 """
 FULLY_ASYNC = """
 algorithm.adv_estimator=grpo data.train_batch_size=0 data.gen_batch_size=1 actor_rollout_ref.model.path=model
-actor_rollout_ref.actor.ppo_mini_batch_size=32 trainer.nnodes=1 trainer.n_gpus_per_node=4 rollout.nnodes=1 rollout.n_gpus_per_node=4
+actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.actor.optim.lr_warmup_steps=10
+trainer.nnodes=1 trainer.n_gpus_per_node=4 rollout.nnodes=1 rollout.n_gpus_per_node=4
 actor_rollout_ref.rollout.tensor_model_parallel_size=2 rollout.total_rollout_steps=51200 async_training.staleness_threshold=0.5
 async_training.trigger_parameter_sync_step=4 async_training.require_batches=2 async_training.partial_rollout=True
 algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=2.0
@@ -136,6 +137,7 @@ def test_batches_are_prompts_and_minibatches_are_counted():
     assert (config.buffer.groups_per_step, config.learner.minibatches_per_step, config.rollout.group_size) == (1024, 4, 5)
     assert config.learner.microbatch_tokens == 16 * (512 + 1024)
     assert (config.buffer.max_staleness, config.trainer.total_epochs, config.learner.gradient_checkpointing) == (0, 15, True)
+    assert config.rollout.max_concurrent_trajectories == 1024 * 5
     assert (config.algorithm.kl.coefficient, config.algorithm.kl.estimator, config.algorithm.kl.place) == (0.001, "k3", "loss")
     assert (config.data.train_files, config.data.overlong_prompts) == (("gsm8k/train.parquet",), "filter")
     assert (config.rollout.backend, config.rollout.num_servers, config.rollout.colocated) == ("sglang", 8, True)
@@ -177,7 +179,7 @@ def test_tools_turns_and_functions():
 def test_asynchronous_training():
     config = config_of(FULLY_ASYNC)
     assert (config.buffer.groups_per_step, config.learner.minibatches_per_step, config.trainer.steps) == (256, 8, 200)
-    assert config.buffer.max_staleness == 1
+    assert (config.buffer.max_staleness, config.learner.optimizer.warmup_updates) == (1, 10 * 2)
     assert (config.placement.pools["serving"].num_gpus, config.rollout.num_servers) == (4, 2)
     assert config.rollout.sglang.args == {"tp_size": 2}
     stage = config.algorithm.correction.reject["seq_mean_k1"]
@@ -194,9 +196,11 @@ def test_asynchronous_training():
         ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "learner.fsdp.shard_size", 2),
         ("actor_rollout_ref.model.lora_rank=8", "model.lora.alpha", 16),
         ("+algorithm.rollout_is=True", "algorithm.correction.weight", "token"),
+        ("algorithm.rollout_correction.rollout_is_batch_normalize=True", "algorithm.mode", "decoupled"),
         ("algorithm.rollout_correction.rollout_is_threshold=0.5_2.0", "algorithm.correction.floor", 0.5),
         ("reward_model.reward_manager=naive", "buffer.max_staleness", 0),
         ("data.train_max_samples=-1", "data.max_train_rows", None),
+        ("actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml", "agent.max_tool_calls_per_turn", 1),
         ("trainer.logger=[console,swanlab]", "trainer.logger", ["console"]),
     ],
 )
@@ -211,6 +215,7 @@ def test_single_keys(override, key, value):
         ("algorithm.adv_estimator=gdpo", "there is no gdpo; choose algorithm.advantage among grpo"),
         ("actor_rollout_ref.rollout.top_p=0.9", "0.9 would cut the distribution that the learner computes with"),
         ("actor_rollout_ref.actor.entropy_coeff=-1", "algorithm.entropy_coefficient must be at least 0, is -1"),
+        ("reward_model.micro_batch_size=16", "sequences there"),
         ("trainer.logger=[swanlab]", "none of swanlab is a tracker here"),
         ("actor_rollout_ref.rollout.agent.default_agent_loop=mine", "mine is a class of yours"),
         ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=null", "null; the default of agent.max_turns stands"),
@@ -240,6 +245,8 @@ def test_a_file_its_interpolations_and_overrides_after_it(tmp_path):
     assert "defaults: mine" in shown.stderr
     named = ["config", "import", "--config-path", str(tmp_path), "--config-name", "grpo"]
     assert yaml.safe_load(CliRunner().invoke(app, named).stdout)["buffer"]["groups_per_step"] == 8
+    of_verl = ["config", "import", "--config-path", "config", "--config-name", "ppo_megatron_trainer.yaml", "data.train_batch_size=4"]
+    assert yaml.safe_load(CliRunner().invoke(app, of_verl).stdout)["buffer"]["groups_per_step"] == 4
 
 
 @pytest.mark.parametrize(
@@ -248,6 +255,7 @@ def test_a_file_its_interpolations_and_overrides_after_it(tmp_path):
         (["nowhere.yaml"], "config file 'nowhere.yaml' does not exist"),
         (["data.train_batch_size=many"], "data.train_batch_size=many: must be a number"),
         (["data.train_batch_size=1,2"], "has several values"),
+        (["model.partial_pretrain=m", "optim.lr=1e-5"], "model.partial_pretrain is a key of supervised training"),
         (["trainer.n_gpus_per_node=3", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"], "does not divide world_size=3"),
     ],
 )

@@ -106,6 +106,7 @@ MEANINGLESS: Mapping[str, str] = {
     "actor_rollout_ref.model.use_fused_kernels": "logits never exist as a whole (learner.logprob_chunk_tokens)",
     "actor_rollout_ref.model.fused_kernel_options": "logits never exist as a whole (learner.logprob_chunk_tokens)",
     "use_remove_padding": "sequences are always packed without padding",
+    "actor_rollout_ref.model.override_config": "the model's own config.json counts",
     "actor_rollout_ref.model.use_shm": "models are read from model.path directly",
     "actor_rollout_ref.model": "see the section model",
     "actor_rollout_ref": "see the sections model, agent, rollout, learner and algorithm",

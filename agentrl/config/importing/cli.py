@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
+"""Configs of verl that an import begins with anyway."""
+
 if TYPE_CHECKING:
     from agentrl.config.importing.findings import Dropped
     from agentrl.config.importing.source import Source
@@ -58,8 +61,9 @@ def import_config(
 
 
 def _split(arguments: Sequence[str], config_path: Path, config_name: str | None) -> tuple[str | None, list[str]]:
-    """Tell the file from the overrides; verl's own ppo_trainer is what an import begins with anyway."""
-    named = None if config_name in (None, "ppo_trainer") else str(config_path / f"{str(config_name).removesuffix('.yaml')}.yaml")
+    """Tell the file from the overrides."""
+    name = (config_name or OF_VERL[0]).removesuffix(".yaml")
+    named = None if name in OF_VERL else str(config_path / f"{name}.yaml")
     if named is None and arguments and "=" not in arguments[0] and not arguments[0].startswith("~"):
         return arguments[0], list(arguments[1:])
     return named, list(arguments)

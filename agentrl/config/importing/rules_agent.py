@@ -7,13 +7,19 @@ from typing import Any
 
 from agentrl.config.importing.findings import Dropped, Finding, Setting
 from agentrl.config.importing.source import Source
+from agentrl.config.importing.values import VALUES
 
 ROLLOUT = "actor_rollout_ref.rollout"
 TURNS = f"{ROLLOUT}.multi_turn"
 AGENTS = ("single_turn_agent", "tool_agent")
 """Agent loops of verl that there are here too, under the same names."""
-OVERLONG = ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg", "reward.reward_kwargs.overlong_buffer_cfg")
+OVERLONG = (
+    *("custom_reward_function.overlong_buffer", "reward_model.overlong_buffer"),
+    *("reward_model.reward_kwargs.overlong_buffer_cfg", "reward.reward_kwargs.overlong_buffer_cfg"),
+)
 """Where verl's versions have the buffer of DAPO's length penalty."""
+OFFERS = tuple(f"{TURNS}.{name}" for name in ("tool_config_path", "function_tool_path", "interaction_config_path"))
+"""Keys that make conversations of several turns."""
 CUSTOM = ("custom_reward_function", "reward.custom_reward_function")
 
 
@@ -28,9 +34,16 @@ def agents(source: Source) -> Iterator[Finding]:
         )
     elif source.get(enable) and source.has(f"{TURNS}.tool_config_path"):
         yield Setting("agent.default", "tool_agent", (enable,), "a row's agent_name goes before it")
-    for key in (f"{TURNS}.max_assistant_turns", f"{TURNS}.max_turns"):
-        if source.has(key):
-            yield Setting("agent.max_turns", source.get(key), (key,))
+    bounds = [key for key in (f"{TURNS}.max_assistant_turns", f"{TURNS}.max_turns") if source.has(key)]
+    yield from (Setting("agent.max_turns", source.get(key), (key,)) for key in bounds)
+    if source.get(enable) or any(map(source.has, OFFERS)):
+        if not bounds:
+            yield Dropped(f"{TURNS}.max_assistant_turns", "any number of turns there; the default of agent.max_turns stands")
+        calls, length = f"{TURNS}.max_parallel_calls", f"{TURNS}.max_tool_response_length"
+        if not source.has(calls):
+            yield Setting("agent.max_tool_calls_per_turn", 1, (calls,))
+        if not source.has(length):
+            yield Setting("agent.max_tool_output_tokens", VALUES[length](256), (length,), "256 characters there")
 
 
 def validation(source: Source) -> Iterator[Finding]:

@@ -30,6 +30,9 @@ RATIO_LEVELS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequ
 """Of verl up to 0.6, where a stage is a ratio within bounds."""
 
 
+CORRECTION = "algorithm.rollout_correction"
+
+
 def advantages(source: Source) -> Iterator[Finding]:
     """GRPO without the division by the standard deviation is an estimator of its own here."""
     key, by_std = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
@@ -45,6 +48,8 @@ def advantages(source: Source) -> Iterator[Finding]:
 def losses(source: Source) -> Iterator[Finding]:
     """The loss, and how losses of tokens become one number."""
     mode, aggregation = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
+    if source.get(f"{CORRECTION}.bypass_mode") and source.has(f"{CORRECTION}.loss_type"):
+        mode = f"{CORRECTION}.loss_type"  # in verl it counts in this mode alone
     loss = LOSSES.get(source.get(mode), source.get(mode))
     if loss in POLICY_LOSSES:
         yield Setting("algorithm.policy_loss", loss, (mode,))
@@ -108,21 +113,24 @@ def _estimator(source: Source, key: str, known: dict[str, str], *, why: str) -> 
 
 def corrections(source: Source) -> Iterator[Finding]:
     """Importance weights and stages of rejection; verl up to 0.6 has them as keys of `algorithm` itself."""
-    section = "algorithm.rollout_correction" if source.below("algorithm.rollout_correction") else "algorithm"
+    section = CORRECTION if source.below(CORRECTION) else "algorithm"
     weight, threshold = f"{section}.rollout_is", f"{section}.rollout_is_threshold"
     mode, stage = f"{section}.bypass_mode", f"{section}.rollout_rs"
-    if source.has(mode):
-        yield Setting("algorithm.mode", "bypass" if source.get(mode) else "auto", (mode,))
+    if source.get(mode):
+        yield Setting("algorithm.mode", "bypass", (mode,))
+    elif source.has(mode):
+        yield Dropped(mode, "false: algorithm.mode is chosen by what else is set")
     if source.has(weight):
         level = "token" if source.get(weight) is True else source.get(weight) or "none"
         yield Setting("algorithm.correction.weight", level, (weight,))
     if source.has(threshold):
         yield from _cap(threshold, source.get(threshold))
-    if source.has(stage) and source.get(mode):
-        yield Dropped(stage, "stages of rejection compare with the proximal policy, and in bypass mode there is none")
-    elif source.has(stage):
-        yield from _stages(source, stage)
-        yield Setting("algorithm.mode", "decoupled", (stage,))
+    for key in (stage, f"{section}.rollout_is_batch_normalize"):
+        if source.get(key) and source.get(mode):
+            yield Dropped(key, "it compares with the proximal policy, and in bypass mode there is none")
+        elif source.get(key):
+            yield from _stages(source, stage) if key == stage else ()
+            yield Setting("algorithm.mode", "decoupled", (key,))
 
 
 def _cap(key: str, value: Any) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.config.importing.findings import Dropped, Finding, Setting
 from agentrl.config.importing.source import Source
+from agentrl.config.schema import Config
 from agentrl.config.verl_renamed import RENAMED
 
 ACTOR = "actor_rollout_ref.actor"
@@ -58,6 +59,17 @@ def batches(source: Source) -> Iterator[Finding]:
         yield Setting("buffer.max_staleness", 0, (), "verl's trainer is synchronous; with 1, rollouts and learning overlap")
 
 
+def in_flight(source: Source) -> Iterator[Finding]:
+    """verl starts all attempts of a batch at once."""
+    num_actors = source.get("actor_rollout_ref.rollout.agent.num_workers") or 1
+    attempts = math.ceil(groups_per_step(source) * source.get("actor_rollout_ref.rollout.n") / num_actors)
+    key = "rollout.max_concurrent_trajectories"
+    if attempts > Config.model_fields["rollout"].default.max_concurrent_trajectories:
+        yield Setting(
+            key, attempts, ("data.train_batch_size", "actor_rollout_ref.rollout.n"), "per rollout actor: a batch at once, as in verl"
+        )
+
+
 def microbatches(source: Source) -> Iterator[Finding]:
     """A microbatch is a budget of tokens here: of sequences there, each of which is at most prompt and response long."""
     ranks = source.get(f"{ACTOR}.ulysses_sequence_parallel_size")
@@ -79,8 +91,10 @@ def microbatches(source: Source) -> Iterator[Finding]:
 
 
 def warmups(source: Source) -> Iterator[Finding]:
-    """verl's schedule counts steps, ours counts updates."""
-    updates = minibatches_per_step(source) * source.get(f"{ACTOR}.ppo_epochs")
+    """verl's schedule counts its trainer's steps, of which the asynchronous one makes several between two publishes; ours updates."""
+    is_async = is_asynchronous(source)
+    minibatches = source.get("async_training.require_batches") if is_async else minibatches_per_step(source)
+    updates = minibatches * source.get(f"{ACTOR}.ppo_epochs")
     for optimizer, ours in ((f"{ACTOR}.optim", "learner.optimizer"), ("critic.optim", "critic.optimizer")):
         steps, ratio = f"{optimizer}.lr_warmup_steps", f"{optimizer}.lr_warmup_steps_ratio"
         note = f"{updates} updates per step" if updates > 1 else ""
@@ -117,4 +131,4 @@ def resume(source: Source) -> Iterator[Finding]:
         yield Dropped(path, f"without effect in verl: resume_mode is {source.get(mode)}")
 
 
-RULES = (batches, microbatches, warmups, overlong_prompts, resume)
+RULES = (batches, in_flight, microbatches, warmups, overlong_prompts, resume)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -24,6 +24,13 @@ from agentrl.errors import ConfigError
 RULES: tuple[Rule, ...] = (*rules_data.RULES, *rules_algorithm.RULES, *rules_agent.RULES, *rules_model.RULES)
 KEYS = {".".join(key): field for key, field in iter_keys(Config)}
 SECTIONS = {".".join(key) for key, _ in iter_sections(Config)}
+ALONE_BY_DEFAULT = (
+    *("data.max_prompt_length", "data.max_response_length", "trainer.total_epochs"),
+    *("actor_rollout_ref.rollout.n", "actor_rollout_ref.model.enable_gradient_checkpointing"),
+)
+"""Keys that stand alone and have another default in verl than here."""
+SUPERVISED = ("model.partial_pretrain", "optim.lr", "data.max_length", "data.micro_batch_size_per_gpu", "data.multiturn.messages_key")
+"""Keys of verl's supervised training alone."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,12 @@ def translate(source: Source) -> Translation:
     """Translate every key of `source`, and check the result against the schema.
 
     Raises:
-        ConfigError: taken together, the values are refused; one line per problem.
+        ConfigError: it is a config of supervised training; or taken together the values are refused, one line per problem.
     """
+    if supervised := [key for key in SUPERVISED if source.has(key)]:
+        raise ConfigError(
+            f"{supervised[0]} is a key of supervised training; its few keys are in docs/coming_from_verl.md, for `agentrl sft`"
+        )
     mapped: dict[str, Setting] = {}
     dropped: list[Dropped] = []
     meaningless: list[Dropped] = []
@@ -70,19 +81,25 @@ def translate(source: Source) -> Translation:
 
 def _findings(source: Source) -> Iterator[Setting | Dropped]:
     """Yield what the rules find, then the keys that stand alone, then verl's defaults that differ from ours."""
-    named: set[str] = set()
+    read: set[str] = set()  # keys that a rule has looked at, for whatever setting
+    decided: set[str] = set()  # our keys that are set, and verl's that are dropped
     for rule in RULES:
         for finding in rule(source):
-            named |= set(finding.old) if isinstance(finding, Setting) else {finding.old}
+            read |= set(finding.old) if isinstance(finding, Setting) else {finding.old}
+            decided.add(finding.key if isinstance(finding, Setting) else finding.old)
             yield finding
     for key, value in source.written.items():
-        if key not in named and (alone := _alone(key, value)) is not None:
+        if (key not in read or not _is_decided(key, decided)) and (alone := _alone(key, value)) is not None:
             yield alone
-    for key in ("trainer.total_epochs", "actor_rollout_ref.rollout.n", "actor_rollout_ref.model.enable_gradient_checkpointing"):
+    for key in ALONE_BY_DEFAULT:
         if not source.has(key):
             yield Setting(_target(key), source.get(key), (key,))
-    for key in ("data.max_prompt_length", "data.max_response_length"):
-        yield Setting(_target(key), source.get(key), (key,))
+
+
+def _is_decided(key: str, decided: Set[str]) -> bool:
+    """Tell whether a rule has dropped a key of verl, or set what it stands for, or a part of that."""
+    target = _target(key)
+    return key in decided or not target or any(one == target or one.startswith(f"{target}.") for one in decided)
 
 
 def _alone(key: str, value: Any) -> Setting | Dropped | None:

@@ -111,5 +111,7 @@ NOT_TAKEN: Mapping[str, str] = {
     "rollout.total_epochs": "trainer.total_epochs counts",
     "reward_model.n_gpus_per_node": "set reward_model.world_size to its ranks in all",
     "reward_model.model.fsdp_config.fsdp_size": "set reward_model.fsdp.shard_size beside reward_model.world_size, which it divides",
+    "reward_model.micro_batch_size": "sequences there; reward_model.microbatch_tokens is a budget of tokens",
+    "reward_model.micro_batch_size_per_gpu": "sequences there; reward_model.microbatch_tokens is a budget of tokens",
     "reward_model.nnodes": "set reward_model.world_size to its ranks in all",
 }
