@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import DataError
 from agentrl.evaluation import contamination
-from agentrl.evaluation.contamination import Overlap, Question, SourceOverlap, find_overlap, words
+from agentrl.evaluation.contamination import Overlap, Question, SourceOverlap, find_overlap, refuse_unreadable, words
 
 NATALIA = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
@@ -101,16 +102,17 @@ def test_json_lines_and_other_columns(tmp_path):
     assert [o.row for o in note.worst] == [1]
 
 
-def test_what_cannot_be_compared_is_told(tmp_path):
+@pytest.mark.parametrize("compare", [partial(find_overlap, [Question("s", "q", NATALIA)]), refuse_unreadable], ids=["after", "before"])
+def test_what_cannot_be_compared_is_told(tmp_path, compare):
     file = training(tmp_path, ["x"])
-    question = [Question("s", "q", NATALIA)]
+    compare([file])
     with pytest.raises(DataError, match=r"has no column 'question'; it has prompt"):
-        find_overlap(question, [file], prompt_key="question")
+        compare([file], prompt_key="question")
     with pytest.raises(DataError, match="does not exist"):
-        find_overlap(question, [str(tmp_path / "no.parquet")])
+        compare([str(tmp_path / "no.parquet")])
     pq.write_table(pa.table({"prompt": [1, 2]}), tmp_path / "numbers.parquet")
     with pytest.raises(DataError, match=r"row 0: field 'prompt': must be a text or a list of messages, is int"):
-        find_overlap(question, [str(tmp_path / "numbers.parquet")])
+        compare([str(tmp_path / "numbers.parquet")])
 
 
 def test_words_are_compared_without_case_width_and_marks():

@@ -204,11 +204,13 @@ def default_folder(model: str | Sequence[str]) -> Path:
 
 
 def _evaluated(request: Request, training_files: Sequence[str], fail_below: Sequence[str]) -> Report:
+    from agentrl.evaluation.contamination import refuse_unreadable
     from agentrl.evaluation.results import write_results
     from agentrl.evaluation.run import play_missing, prepare
     from agentrl.evaluation.thresholds import parse_threshold, refuse_unknown
 
     thresholds = [parse_threshold(text) for text in fail_below]
+    refuse_unreadable(training_files, prompt_key=request.config.data.prompt_key)
     started, began = datetime.datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
     with prepare(request, say=_say) as prepared:
         refuse_unknown(thresholds, sorted({problem.task.data_source for problem in prepared.problems}), n=prepared.config.eval.n)

@@ -111,6 +111,16 @@ def find_overlap(questions: Sequence[Question], training_files: Sequence[str], *
     return ContaminationNote(tuple(training_files), num_rows, _by_source(questions, best), _worst(best.values()))
 
 
+def refuse_unreadable(training_files: Sequence[str], *, prompt_key: str = "prompt") -> None:
+    """Read the first rows of each file, so that a mistake is found before anything is played.
+
+    Raises:
+        DataError: as `find_overlap`.
+    """
+    for file in training_files:
+        next(_batches(file, prompt_key), None)
+
+
 def words(text: str) -> list[str]:
     """Return the words of a text as they are compared: NFKC, lower case, without punctuation."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
