@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +24,7 @@ from agentrl.evaluation.score import score_file
 
 FUNCTION = """
 import time
+from pathlib import Path
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
     if solution_str == "hang":
@@ -33,6 +38,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonu
     if solution_str == "skip":
         return None
     return {"score": bonus + len(solution_str), "acc": float(solution_str == ground_truth), "extra": (extra_info or {}).get("index")}
+
+def slow(data_source, solution_str, ground_truth):
+    Path(ground_truth).touch()
+    time.sleep(600)
 
 def as_verl_evaluates(data_source, solution_str, ground_truth):
     return solution_str == ground_truth
@@ -129,7 +138,7 @@ def test_what_hangs_raises_or_dies_is_counted_with_its_reason_and_never_zero(tmp
     assert failures[:2] == ["timed out after 5 s", "ValueError"]
     assert str(failures[2]).startswith("the reward's process ")
     assert failures[3:] == ["RewardError", "does not apply", None, "no response"]
-    assert "cannot read 'raise' (my_reward.py:8)" in str(scored[1].message)
+    assert "cannot read 'raise' (my_reward.py:9)" in str(scored[1].message)
     assert pq.read_table(tmp_path / "out.parquet").column("scores").to_pylist() == [[None, None, None, None, None, 1.0, None]]
 
 
@@ -185,9 +194,25 @@ def test_the_command_shows_a_table_and_the_reasons(tmp_path, function):
     assert pq.read_table(out).column("scores").to_pylist() == [[2.0, None], [3.0, 2.0]]
     lines = [[cell.strip() for cell in line.split("│") if cell.strip()] for line in shown.output.splitlines() if "│" in line]
     assert [line[:4] for line in lines] == [["mine", "1", "2", "0"], ["openai/gsm8k", "1", "2", "1"], ["all", "2", "4", "1"]]
-    assert [line[4].split(" ")[0] for line in lines] == ["2.5000", "2.0000", "2.2500"]
-    assert [line[5].split(" ")[0] for line in lines] == ["0.5000", "1.0000", "0.7500"]
-    assert [line[6].split(" ")[0] for line in lines] == ["1.0000", "-", "1.0000"]
+    assert [float(line[4].split(" ")[0]) for line in lines] == [2.5, 2.0, 2.25]  # mean score
+    assert [float(line[5].split(" ")[0]) for line in lines] == [0.5, 1.0, 0.75]  # mean@2
+    assert [line[6].partition(" ")[0].rstrip("0") for line in lines] == ["1.", "-", "1."]  # pass@2, of problems with two scores
+
+
+def test_ctrl_c_leaves_everything_as_it_was_and_no_process(tmp_path, function):
+    begun, out = tmp_path / "begun", tmp_path / "out.parquet"
+    path = write(tmp_path / "in.parquet", row("4", truth=str(begun)))
+    out.write_text("earlier")
+    command = [sys.executable, "-m", "agentrl.cli", "score", str(path), "--out", str(out), "--function", f"{function}:slow"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not begun.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, f"interrupted; {out} is as it was\n")
+    assert {file.name for file in tmp_path.iterdir()} - {"__pycache__"} == {"begun", "in.parquet", "my_reward.py", "out.parquet"}
+    assert out.read_text() == "earlier"
 
 
 @pytest.mark.parametrize("options", [["--function", "my_reward.py"], ["--kwargs", "{}x"], ["--kwargs", '{"a": 1}'], ["--kwargs", "[1]"]])

@@ -29,6 +29,7 @@ from agentrl.plugins.sources import Reference
 from agentrl.rewards.calls import RewardCalls, Term
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.trio_run import in_trio
 
 MAX_CALLS = 64
 """Calls of rewards at once, of all kinds together."""
@@ -102,7 +103,7 @@ def score_file(
         raise DataError(f"{path}: there is a column {scores_key!r} already; name another by --scores-key")
     table = RewardTable(in_processes(config).reward, open_plugins(config.agent))
     total = _check_rows(file, table)
-    return trio.run(_score_file, file, out, table, scores_key, num_processes, _Progress(watch, total))
+    return in_trio(_score_file, file, out, table, scores_key, num_processes, _Progress(watch, total))
 
 
 def in_processes(config: Config) -> Config:

@@ -71,16 +71,20 @@ def score(
         "extra_info_key": extra_info_key,
     }
     settings = _settings(config, {name: key for name, key in keys.items() if key is not None}, function, kwargs, timeout_s)
-    with _progress() as watch:
-        scored = score_file(
-            path,
-            out,
-            settings,
-            response_key=response_key,
-            scores_key=scores_key,
-            num_processes=processes or len(os.sched_getaffinity(0)),
-            watch=watch,
-        )
+    try:
+        with _progress() as watch:
+            scored = score_file(
+                path,
+                out,
+                settings,
+                response_key=response_key,
+                scores_key=scores_key,
+                num_processes=processes or len(os.sched_getaffinity(0)),
+                watch=watch,
+            )
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; {out} is as it was", err=True)
+        raise typer.Exit(130) from None
     _show(scored)
     typer.echo(f"wrote {out}")
 
