@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, DataError, PluginError
+from agentrl.evaluation.responses import StoredRow
 from agentrl.evaluation.score import score_file
+from agentrl.types import Message, Task
 
 FUNCTION = """
 import time
@@ -128,6 +130,17 @@ def test_the_file_may_take_its_own_place_and_is_whole_or_absent(tmp_path):
 def test_the_data_source_chooses_the_reward(tmp_path):
     path = write(tmp_path / "in.parquet", row("#### 4"), row("\\boxed{\\frac{1}{2}}", truth="0.5", source="lighteval/MATH"))
     assert scores_of(path) == [[1.0], [1.0]]
+
+
+@given(st.lists(st.sampled_from(["<think>\n", "\n</think>\n", "a", "\n", "</think>"]), max_size=8).map("".join))
+def test_a_reward_sees_the_whole_response(response):
+    task = Task("t", "s", (Message("user", "?"),), "")
+    assert StoredRow(task, (response,)).attempted(response).response_text == response
+
+
+def test_a_thought_is_no_answer(tmp_path):
+    path = write(tmp_path / "in.parquet", row("<think>\n#### 4\n</think>\nI do not know.", "<think>\n#### 5\n</think>\n#### 4"))
+    assert scores_of(path) == [[0.0, 1.0]]
 
 
 def test_what_hangs_raises_or_dies_is_counted_with_its_reason_and_never_zero(tmp_path, function):

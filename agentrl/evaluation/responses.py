@@ -12,6 +12,7 @@ All names are configurable. Every error names file, row (counted from 0) and fie
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from agentrl.errors import DataError
 from agentrl.plugins import Attempted
 from agentrl.types import Message, Outcome, Task
 
+THOUGHT = re.compile(r"<think>\n(.+)\n</think>\n(.*)", re.DOTALL)
 STREAM_ROWS = 256
 """Rows turned into Python objects at once."""
 
@@ -38,8 +40,13 @@ class StoredRow:
     responses: tuple[str | None, ...]
 
     def attempted(self, response: str) -> Attempted:
-        """Return a response as rewards see an attempt: one finished turn, of whose tokens nothing is known."""
-        messages = (*self.task.messages, Message("assistant", response))
+        """Return a response as rewards see an attempt: one finished turn, of whose tokens nothing is known.
+
+        What stands before the last `</think>` is what it thought, as `agentrl generate` writes it; `response_text` is the response.
+        """
+        thought = THOUGHT.fullmatch(response)
+        said = Message("assistant", response) if thought is None else Message("assistant", thought[2], reasoning=thought[1])
+        messages = (*self.task.messages, said)
         return Attempted(
             self.task, messages, Outcome.COMPLETED, num_turns=1, num_response_tokens=0, num_action_tokens=0, max_response_tokens=0
         )
