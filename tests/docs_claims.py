@@ -35,23 +35,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*?) *$", re.M)
 PATH = re.compile(r"(?<![\w./<>$~:@{-])(\.?[\w*.-]+(?:/[\w*.<>-]+)*/?)(?![\w{])")
 EXAMPLES = ("python", "yaml", "toml", "json")
-SUFFIXES = (
-    ".py",
-    ".md",
-    ".yaml",
-    ".toml",
-    ".sh",
-    ".jinja",
-    ".txt",
-    ".json",
-    ".jsonl",
-    ".parquet",
-    ".png",
-    ".safetensors",
-    ".html",
-    ".gz",
-    ".log",
-)
+SOURCES = (".py", ".md", ".yaml", ".toml", ".sh", ".jinja", ".txt")
+SUFFIXES = (*SOURCES, ".json", ".jsonl", ".parquet", ".png", ".safetensors", ".html", ".gz", ".log")
 THEIRS = re.compile(r"(.*/)?(my_[\w.*-]*|[A-Z][A-Z_]*(\.\w+)?)|path/.*|file\.py|.*[<>].*|(.*/)?\.+")
 """The reader's own file, a placeholder in capitals, `<name>`, `...`."""
 
@@ -65,6 +50,8 @@ VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 FOLDER = re.compile(r"[a-z_]+/")
 SIGNATURE = re.compile(r"(\w+)\(((?:[^()]|\([^()]*\))*)\)")
 _MEMBER = re.compile(r"\b[A-Z]\w+\.[a-z]\w*")
+_WRAP = re.compile(r"(?<=[(,])\n\s+|\n\s*(?=\))")
+"""Where a signature goes on in the next line."""
 _BRACKETS = re.compile(r"\[[^\[\]]*\]")
 KNOWN = frozenset({*dir(builtins), *typing.__all__})
 
@@ -255,7 +242,7 @@ def _imports(text: str, project: Project) -> Iterator[Complaint]:
 def _signatures(text: str, project: Project) -> Iterator[Complaint]:
     """Yield what is wrong with stubs: `class X: f(a); g(b)`, `    def f(self, a) -> T; g(self)`, `def f(a)`."""
     owner = None
-    for line in text.splitlines():
+    for line in _WRAP.sub(" ", text).splitlines():
         code = re.sub(r"`.*`", "", re.split(r"(?:^|\s+)# ", line)[0])
         if match := re.match(r"class (\w+)", code):
             owner, code = match[1], code.partition(":")[2]

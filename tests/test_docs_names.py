@@ -164,6 +164,7 @@ def test_what_exists_is_not_complained_about(project: Project) -> None:
         "```python\ndef pack(samples, *, max_tokens, world_size, max_rows)                # learner/packing.py\n```",
         "```python\ndef pack(samples, *, max_tokens, world_size)                # learner/packer.py\n```",
         "```python\nclass Ledger:\n    def lease(self) -> int\n```",
+        "```python\ndef pack(\n    samples, *, max_tokens, world_size,\n    max_rows=None,\n)\n```",
         "```mermaid\nflowchart LR\n  a[Ledger.leases] --> b\n```",
         "```mermaid\nflowchart LR\n  a[ledgers.py] --> b\n```",
         "| agentrl | verl |\n|---|---|\n| `Trajectories` | `DataProto` |",
