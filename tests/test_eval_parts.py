@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from agentrl.config.evaluation import EvalConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, DataError
 from agentrl.evaluation.commands import default_folder, load_base
-from agentrl.evaluation.concurrency import LATENCY_FACTOR, START, WINDOW, Concurrency
+from agentrl.evaluation.concurrency import START, Concurrency
 from agentrl.evaluation.data_sets import resolve_files
 from agentrl.evaluation.model_place import read_place
 from agentrl.evaluation.producer import attempt_key, fingerprint, problem_hash, producer_of
@@ -170,9 +171,24 @@ def test_results_have_a_folder_of_the_models_name() -> None:
 # ------------------------------------------------------------------------------------------------------ concurrency
 
 
-def rounds(concurrency: Concurrency, num: int, seconds: float = 0.01) -> None:
+def rounds(concurrency: Concurrency, num: int) -> None:
     for _ in range(num):
-        concurrency.went_well(concurrency.round, seconds)
+        concurrency.went_well(concurrency.round, 0.0, 0)
+
+
+def simulated(seconds_per_token: Callable[[int], float], *, num_rounds: int = 60, limit: int = 1024) -> tuple[list[int], Concurrency]:
+    """Return how many attempts of 100 tokens were under way in each round, on servers that are so fast with so many."""
+    now = [0.0]
+    concurrency = Concurrency(limit, clock=lambda: now[0])
+    seen = []
+    for _ in range(num_rounds):
+        under_way, began_in = concurrency.now, concurrency.round
+        seconds = 100 * seconds_per_token(under_way)
+        now[0] += seconds
+        seen.append(under_way)
+        for _ in range(under_way):
+            concurrency.went_well(began_in, seconds, 100)
+    return seen, concurrency
 
 
 def test_attempts_at_once_grow_fast_then_shrink_by_half_then_grow_slowly() -> None:
@@ -204,13 +220,26 @@ def test_the_bounds_hold() -> None:
     assert concurrency.now == 1
 
 
-def test_tokens_that_take_much_longer_are_a_trouble_and_slow_batches_are_none() -> None:
-    concurrency = Concurrency(1000)
-    rounds(concurrency, WINDOW, 0.01)
-    rounds(concurrency, 2 * WINDOW, 0.01 * LATENCY_FACTOR * 0.9)
+@pytest.mark.parametrize(
+    ("servers", "seconds_per_token"),
+    {
+        "a GPU, whose batches cost little": lambda num: 0.01 * (1 + num / 100),
+        "one core, where everything takes its turn": lambda num: 0.001 * num,
+        "slower by half, and then as fast as before": lambda num: 0.01 if num < 300 else 0.015,
+    }.items(),
+)
+def test_servers_that_are_well_filled_are_not_spared(servers: str, seconds_per_token: Callable[[int], float]) -> None:
+    seen, concurrency = simulated(seconds_per_token)
+    assert seen[-1] == 1024, servers
     assert not concurrency.reasons
-    rounds(concurrency, WINDOW, 0.01 * LATENCY_FACTOR * 1.1)
-    assert concurrency.reasons == {"latency": 1}
+
+
+def test_servers_that_collapse_get_as_many_as_they_bear() -> None:
+    """Beyond 100 attempts their cache is too small: what one wins another loses, and all compute again."""
+    seen, concurrency = simulated(lambda num: 0.01 * max(1.0, (num / 100) ** 3), num_rounds=400)
+    assert set(concurrency.reasons) == {"latency"}
+    assert min(seen[50:]) >= 40, "but not fewer"
+    assert max(seen[50:]) <= 200
 
 
 def test_no_more_begin_than_there_is_room_for() -> None:

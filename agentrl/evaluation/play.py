@@ -146,7 +146,7 @@ class AttemptPlayer:
         for further in itertools.count():
             trajectory = await self._player.play(Attempt(attempt.group_id, attempt.member, attempt.task), self._sampling)
             if trajectory.outcome in SCORED_OUTCOMES:
-                self._concurrency.went_well(began_in, _seconds_per_token(trajectory))
+                self._concurrency.went_well(began_in, trajectory.metrics.get("generate_s", 0.0), trajectory.num_action_tokens)
                 self._failures_in_a_row = 0
                 break
             if (reason := _TROUBLES.get(trajectory.outcome)) is not None:
@@ -205,8 +205,3 @@ class AttemptPlayer:
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(SERVERS_INTERVAL_S)
-
-
-def _seconds_per_token(trajectory: Trajectory) -> float | None:
-    seconds, tokens = trajectory.metrics.get("generate_s", 0.0), trajectory.num_action_tokens
-    return seconds / tokens if seconds > 0 and tokens else None
