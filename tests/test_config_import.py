@@ -254,6 +254,12 @@ def test_a_file_its_interpolations_and_overrides_after_it(tmp_path):
     [
         (["nowhere.yaml"], "config file 'nowhere.yaml' does not exist"),
         (["data.train_batch_size=many"], "data.train_batch_size=many: must be a number"),
+        (["actor_rollout_ref.actor.ppo_mini_batch_size=0"], "ppo_mini_batch_size=0: must be at least 1"),
+        (["algorithm.rollout_correction.rollout_is_threshold=much"], "rollout_is_threshold=much: must be a number above 0"),
+        (
+            ["+algorithm.rollout_correction.rollout_rs=token_k1", "algorithm.rollout_correction.rollout_rs_threshold='1,2'"],
+            "one for all of",
+        ),
         (["data.train_batch_size=1,2"], "has several values"),
         (["model.partial_pretrain=m", "optim.lr=1e-5"], "model.partial_pretrain is a key of supervised training"),
         (["trainer.n_gpus_per_node=3", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"], "does not divide world_size=3"),

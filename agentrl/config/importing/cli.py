@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
-"""Configs of verl that an import begins with anyway."""
-
 if TYPE_CHECKING:
     from agentrl.config.importing.findings import Dropped
     from agentrl.config.importing.source import Source
@@ -61,7 +58,9 @@ def import_config(
 
 
 def _split(arguments: Sequence[str], config_path: Path, config_name: str | None) -> tuple[str | None, list[str]]:
-    """Tell the file from the overrides."""
+    """Tell the file from the overrides; what is of verl itself is what an import begins with anyway."""
+    from agentrl.config.importing.source import OF_VERL
+
     name = (config_name or OF_VERL[0]).removesuffix(".yaml")
     named = None if name in OF_VERL else str(config_path / f"{name}.yaml")
     if named is None and arguments and "=" not in arguments[0] and not arguments[0].startswith("~"):

@@ -97,9 +97,9 @@ def _length_penalty(source: Source) -> Iterator[Finding]:
         options = source.below(section)
         keys = tuple(f"{section}.{name}" for name in options)
         if options.get("enable"):
-            term: dict[str, Any] = {"weight": float(options.get("penalty_factor") or 1.0)}
+            term: dict[str, Any] = {"weight": options.get("penalty_factor") or 1.0}
             if options.get("len"):
-                term["config"] = {"buffer_tokens": int(options["len"])}
+                term["config"] = {"buffer_tokens": options["len"]}
             yield Setting("reward.terms.length_penalty", term, keys)
         else:
             yield from (Dropped(key, "without effect in verl: the overlong buffer is off") for key in keys)

@@ -9,6 +9,7 @@ from agentrl.config.algorithm import ADVANTAGES, POLICY_LOSSES, SEQUENCE_LOSSES
 from agentrl.config.importing.findings import Dropped, Finding, Setting
 from agentrl.config.importing.rules_data import ACTOR
 from agentrl.config.importing.source import Source
+from agentrl.errors import ConfigError
 
 ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
 LOSSES = {"vanilla": "ppo_clip", "geo_mean": "gmpo", "ppo_clip": "ppo_clip", "reinforce": "reinforce"}
@@ -135,34 +136,49 @@ def corrections(source: Source) -> Iterator[Finding]:
 
 def _cap(key: str, value: Any) -> Iterator[Finding]:
     """Translate 2.0, or "0.5_2.0": weights out of a band count nothing."""
-    lower, _, upper = str(value).rpartition("_")
-    yield Setting("algorithm.correction.cap", float(upper), (key,))
-    if lower:
-        yield Setting("algorithm.correction.floor", float(lower), (key,))
+    *floor, cap = _bounds(key, str(value))
+    yield Setting("algorithm.correction.cap", cap, (key,))
+    if floor:
+        yield Setting("algorithm.correction.floor", floor[0], (key,))
         yield Setting("algorithm.correction.outside", "mask", (key,))
 
 
+def _bounds(key: str, text: str) -> list[float]:
+    """Read "2.0" or "0.5_2.0"."""
+    try:
+        bounds = [float(part) for part in text.split("_")]
+    except ValueError:
+        bounds = []
+    if not 1 <= len(bounds) <= 2 or min(bounds) <= 0:
+        raise ConfigError(f"{key}={text}: must be a number above 0, or a lower and an upper one as in 0.5_2.0")
+    return bounds
+
+
 def _stages(source: Source, key: str) -> Iterator[Finding]:
+    bounds, floor = f"{key}_threshold", f"{key}_threshold_lower"
     names = [name.strip() for name in str(source.get(key)).split(",")]
-    bounds = f"{key}_threshold"
     texts = [text.strip() for text in str(source.get(bounds)).split(",")]
-    floor = f"{bounds}_lower"
-    for name, text in zip(names, texts * len(names) if len(texts) == 1 else texts, strict=False):
-        level, _, statistic = name.rpartition("_")
-        if name in RATIO_LEVELS:
-            upper = float(text)
-            lower = float(source.get(floor) or 1 / upper)
-            stage = {"level": RATIO_LEVELS[name], "lower": lower, "upper": upper}
-        elif level in LEVELS and statistic == "k1":
-            least, _, most = text.rpartition("_")
-            # verl's k1 is log(behavior / proximal): its bounds are those of the inverse of our ratio
-            stage = {"level": LEVELS[level], "lower": 1 / float(most), "upper": float(most if not least else 1 / float(least))}
-        elif level in LEVELS:
-            stage = {"level": LEVELS[level], "statistic": statistic, "upper": float(text)}
-        else:
+    if len(texts) not in (1, len(names)):
+        raise ConfigError(f"{bounds}={source.get(bounds)}: must be one for all of {key}={source.get(key)}, or one for each")
+    for name, text in zip(names, texts * len(names) if len(texts) == 1 else texts, strict=True):
+        stage = _stage(name, _bounds(bounds, text), source.get(floor))
+        if stage is None:
             yield Dropped(key, f"{name} is unknown; stages are {', '.join(f'{each}_k1' for each in LEVELS)}, k2 and k3 too")
-            continue
-        yield Setting(f"algorithm.correction.reject.{name}", stage, (key, bounds, *((floor,) if source.has(floor) else ())))
+        else:
+            old = (key, bounds, *((floor,) if source.has(floor) else ()))
+            yield Setting(f"algorithm.correction.reject.{name}", stage, old)
+
+
+def _stage(name: str, bounds: list[float], floor: float | None) -> dict[str, Any] | None:
+    level, _, statistic = name.rpartition("_")
+    upper = bounds[-1]
+    lower = bounds[0] if len(bounds) == 2 else floor or 1 / upper
+    if name in RATIO_LEVELS:
+        return {"level": RATIO_LEVELS[name], "lower": lower, "upper": upper}
+    if level in LEVELS and statistic == "k1":
+        # verl's k1 is log(behavior / proximal): its bounds are those of the inverse of our ratio
+        return {"level": LEVELS[level], "lower": 1 / upper, "upper": 1 / lower}
+    return {"level": LEVELS[level], "statistic": statistic, "upper": upper} if level in LEVELS else None
 
 
 RULES = (advantages, losses, clips, divergences, corrections)

@@ -75,6 +75,14 @@ NUMBERS = frozenset(key for key, value in DEFAULTS.items() if isinstance(value, 
     "trainer.total_training_steps",
 }
 """Keys that are calculated with."""
+DIVISORS = {
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "async_training.require_batches",
+    "async_training.trigger_parameter_sync_step",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+}
 
 OF_VERL = ("ppo_trainer", "ppo_megatron_trainer", "_self_")
 """Entries of a `defaults` list whose content DEFAULTS stands for."""
@@ -95,6 +103,8 @@ class Source:
             value = self.written[key]
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise ConfigError(f"{key}={value}: must be a number")
+            if key in DIVISORS and value is not None and value < 1:
+                raise ConfigError(f"{key}={value}: must be at least 1")
 
     def get(self, key: str) -> Any:
         """Return what a key is set to: as written, else verl's default, else None."""
