@@ -57,7 +57,10 @@ def test_the_estimator(defined):
         is_truncated_N=torch.zeros(2, dtype=torch.bool),
         group_size=2,
     )
-    assert defined("sign")(batch, AdvantageOptions()).advantages_A.tolist() == [1.0, 1.0, -1.0]
+    options = AdvantageOptions(
+        gamma=1.0, lam=1.0, bootstrap_truncated=False, singleton="zero", passk_k=1, solved_reward=1.0, step_weight=1.0
+    )
+    assert defined("sign")(batch, options).advantages_A.tolist() == [1.0, 1.0, -1.0]
 
 
 def test_the_worker(defined):
