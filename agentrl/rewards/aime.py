@@ -13,12 +13,12 @@ from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards.boxed import BoxOptions, last_boxed
 from agentrl.rewards.gsm8k import parse_number
 from agentrl.rewards.readings import Readings, read_value
-from agentrl.rewards.stated import MAX_TAIL_CHARS, concluding_number, stated_number
+from agentrl.rewards.stated import MAX_TAIL_CHARS, boxed_number, concluding_number, stated_number
 from agentrl.types import JsonObject, Task
 
 MAX_ANSWER = 999
 
-_MODULUS = re.compile(r"\(?\\?p?mod(?:ulo|ulus)?\b\s?\{?\s?[0-9]{1,5}\}?\)?|\bby \$?1,?000\b\$?")
+_MODULUS = re.compile(r"\(?\\?[pb]?mod(?:ulo|ulus)?\b\s?\{?\s?[0-9]{1,5}\}?\)?|\bby \$?1,?000\b\$?")
 """What a remainder was taken of is not the answer: 42 (mod 1000)."""
 
 
@@ -30,7 +30,7 @@ def extract_integer(text: str, *, strict: bool) -> int | None:
     tail = text[-MAX_TAIL_CHARS:]
     boxed = last_boxed(tail)
     if boxed is not None:
-        return _in_range(stated_number(_MODULUS.sub("", boxed)))
+        return _in_range(boxed_number(_MODULUS.sub("", boxed)))
     return None if strict else _in_range(concluding_number(_MODULUS.sub("", tail)))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy import latex
 
+from agentrl.rewards.number_words import number_in_words
 from agentrl.rewards.numbers import numbers_in, with_signs
 from agentrl.rewards.plain import plain
 from agentrl.rewards.stated import answer_phrases
@@ -32,6 +33,9 @@ _UNIT = re.compile(
 )
 _NAMED = re.compile(r"\s*(?P<name>[A-Za-z](?:_\w)?)\s*=(?P<value>[^=]*)$", re.DOTALL)
 _IN_BASE = re.compile(r"\(?([0-9A-F]{1,100})\)?(?:_\s?\{?\s?(?:\\text\{)?\s?([0-9]{1,2}|two|three|eight)\s?\}{0,2})?$")
+_WORDED = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
+_ALTERNATIVES = re.compile(r"\b(?:or|and|to)\b|%|percent|-|:")
+_REPEATING = re.compile(r"([0-9]{0,20})\.([0-9]{0,20})\\(?:overline|bar)\s?\{([0-9]{1,20})\}")
 _BASES = {"two": "2", "three": "3", "eight": "8"}
 _WORDS = re.compile(r"[a-z]{2}[a-z ,'-]*|[a-z](?:,[a-z])*|[0-9]{1,3}:[0-9]{1,3}")
 _THIN_SPACE = re.compile(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))")
@@ -122,6 +126,8 @@ def _equal_at_sight(answer: str, truth: str) -> bool | None:
     if based and based[2] and digits:
         return digits[1] == based[1] and (not digits[2] or _base(digits[2]) == _base(based[2]))
     one, other = _whole_number(answer), _whole_number(truth)
+    if (one is None) != (other is None):  # \text{5 apples} and 5
+        one, other = one or _worded_number(answer), other or _worded_number(truth)
     if one and other and not _have_other_names(answer, truth):
         values = {one.value, one.value / 100} if one.is_percent else {one.value}
         return bool(values & ({other.value, other.value / 100} if other.is_percent else {other.value}))
@@ -145,6 +151,8 @@ def _whole_number(answer: str) -> _Number | None:
     """Return the number that an answer is, but for a name before and a unit behind it; None when it is anything else."""
     named = _NAMED.match(answer)
     text = _UNIT.sub("", named["value"] if named else answer)
+    if (repeating := _repeating(text)) is not None:
+        return _Number(repeating, is_percent=False)
     text = with_signs(plain(text).strip()).strip(" $").rstrip(".")
     bare = re.sub(r"\s?(?:°|degrees|dollars|units)$", "", text)
     without_percent = re.sub(r"\s?(?:%|percent)$", "", bare)
@@ -152,6 +160,27 @@ def _whole_number(answer: str) -> _Number | None:
     is_all = len(found) == 1 and (found[0].start, found[0].end) == (0, len(without_percent))
     is_percent = without_percent != bare or bool(re.search(r"\\(?:text|mathrm)\{\s*(?:percent|\\%)\s*\}\s*$", answer))
     return _Number(found[0].value, is_percent) if is_all and found[0].value is not None else None
+
+
+def _worded_number(answer: str) -> _Number | None:
+    """Return the number that an answer of words begins with."""
+    worded = _WORDED.fullmatch(answer.strip())
+    if worded is None:
+        return None
+    found = numbers_in(worded[1].strip())
+    is_first = len(found) == 1 and found[0].start == 0 and not _ALTERNATIVES.search(worded[1])
+    value = found[0].value if is_first else None if found else number_in_words(worded[1])
+    return None if value is None else _Number(value, is_percent=False)
+
+
+def _repeating(text: str) -> Fraction | None:
+    r"""Return the value of 0.1\overline{6}."""
+    found = _REPEATING.fullmatch(text.strip())
+    if found is None:
+        return None
+    whole, first, period = found.groups()
+    repeated = Fraction(int(period), 10 ** len(period) - 1) / 10 ** len(first)
+    return Fraction(f"{whole or 0}.{first or 0}") + repeated
 
 
 def _have_other_names(answer: str, truth: str) -> bool:

@@ -16,7 +16,7 @@ from agentrl.plugins.options import Options, read_options
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards.boxed import last_boxed
 from agentrl.rewards.readings import Readings, read_value
-from agentrl.rewards.stated import MAX_TAIL_CHARS, concluding_number, stated_number
+from agentrl.rewards.stated import MAX_TAIL_CHARS, boxed_number, concluding_number, stated_number
 from agentrl.types import JsonObject, Task
 
 _MARK = "####"
@@ -37,7 +37,7 @@ def extract_answer(text: str, *, strict: bool) -> Fraction | None:
     if strict:
         return None
     boxed = last_boxed(text[-MAX_TAIL_CHARS:])
-    return concluding_number(text) if boxed is None else stated_number(boxed)
+    return concluding_number(text) if boxed is None else boxed_number(boxed)
 
 
 def canonical(text: str, *, strict: bool = False) -> str | None:

@@ -9,7 +9,7 @@ from fractions import Fraction
 MAX_DIGITS = 100
 """A longer run of digits is no answer, and converting it would be slow."""
 
-_SCALES = {"k": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES = {"k": 10**3, "m": 10**6, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _GROUPED = r"[1-9][0-9]{0,2}(?:(?:,[0-9]{3})++|(?:\ [0-9]{3})++)(?![0-9]|[,\ ][0-9]{3})(?:\.[0-9]++)?"
 # A minus right after a word, a digit or a bracket subtracts. No number is a part of a word, an index, a power, a root, a time of
 # day, a date. What follows (a unit, a percent sign, a full stop) is not part of the number.
@@ -25,7 +25,7 @@ _NUMBER = re.compile(
       | \s?[×x*]\s?10\s?(?:\^|\*\*)\s?\{{?(?P<power>[-+]?[0-9]{{1,2}}+)\}}?
       | :00(?![0-9:])
     )?+
-    (?:\s?(?P<scale>thousand|million|billion|trillion|(?<=[0-9])[kK])(?![A-Za-z]))?+
+    (?:\s?(?P<scale>thousand|million|billion|trillion|(?<=[0-9])[kKM])(?![A-Za-z]))?+
     (?!:?[0-9]|/[0-9]|\s?\^|\s?[π√]|[xyzn]\b)
     """,
     re.VERBOSE,

@@ -40,7 +40,7 @@ _DROPPED = re.compile(r"(?:left|right|[bB]igg?|displaystyle|(?:black)?square|q?q
 _WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|sf|tt)|operatorname|[mh]box|bm|boxed|fbox|underline)\*?\s?\{([^{}]*)\}")
 _OPEN_BOX = re.compile(r"\\?\b(?:boxed|fbox)\s?\{?")
 _FUNCTION = re.compile(r"\\(?:log|ln|lg|exp|sin|cos|tan|cot|[lr]floor|[lr]ceil)(?![a-zA-Z])(?:_\{?\w{1,4}\}?)?\s?")
-_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-z*]{1,20}\}")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end|color|textcolor)\{[a-z*]{1,20}\}")
 _NUMERIC_FRACTION = re.compile(
     r"\\[dtc]?frac\s?(?:\{\s?(-?[0-9][0-9,.]{0,100})\s?\}\s?\{\s?([0-9][0-9,.]{0,100})\s?\}|([0-9])\s?([0-9])(?![0-9]))"
 )
@@ -49,7 +49,9 @@ _SPACING = re.compile(r"\\[,;:> ]|~")
 _GROUP = re.compile(r"(?<![\w^}])\{([^{}]*)\}")
 _DEGREE = re.compile(r"\^\s?(?:\{\s?°\s?\}|°)")
 _SPACES = re.compile(r"[ \t]{2,}")
-_MARKS = re.compile(r"<<[^<>\n]{0,100}>>|\*\*|__|`|(?m:^[ \t]{0,8}(?:>[ \t]?)*(?:#{1,6}[ \t]|[*+][ \t]))")
+_MARKS = re.compile(
+    r"<<[^<>\n]{0,100}>>|(?<!\S)_(?=[0-9$])|(?<=[0-9])_(?!\w)|\*\*|__|`|(?m:^[ \t]{0,8}(?:>[ \t]?)*(?:#{1,6}[ \t]|[*+][ \t]))"
+)
 
 
 def plain(text: str) -> str:

@@ -21,18 +21,27 @@ MAX_PHRASES = 5
 _WORDS = r"(?:\s?[A-Za-z%]{1,20}){0,2}"
 _OPERATOR = re.compile(rf"{_WORDS}\s?[-+*×·/±]\s?\$?")
 _EQUALS = re.compile(r"\s?[A-Za-z%$]{0,20}\s?[=≈]\s?[$€£¥₹]?")
-_ALTERNATIVE = re.compile(rf"{_WORDS}\s?(?:,?\s?\b(?:or|to|through|versus|vs\.?)\b|[-+*×·/±])\s?(?:[a-z]{{1,10}}\s)?\$?")
+_ALTERNATIVE = re.compile(rf"{_WORDS}\s?(?:,?\s?\b(?:or|to|through|versus|vs\.?)\b|[-+*×·/±])\s?(?:about\s|perhaps\s|maybe\s|even\s)?\$?")
 _LIST = re.compile(rf"\s?(?:,|;|&)\s?(?:and|or)?\s?\$?|{_WORDS},?\s(?:and|or)\s\$?")
 _ANSWER_IS = re.compile(
     r"(?i)\banswer(?:[ ](?:to|for|of)[ ][^\n.:=]{1,60}?)?[ ]?(?:\([^()\n]{1,40}\))?(?:\s{0,3}(?:\bis\b|\bwas\b|would[ ]be|should[ ]be|"
     r"will[ ]be|must[ ]be|equals|:|=|->|→|-(?=[ ]))){1,2}\s{0,10}|\banswer[ ]?\n\s{0,10}|答案(?:是|为|:){1,2}\s?"
 )
-_SECOND_THOUGHT = re.compile(r"(?i)\b(?:wait|actually|correction|hold on|scratch that|i made an? (?:mistake|error))\b")
+_SECOND_THOUGHT = re.compile(
+    r"(?i)\b(?:wait|actually|correction|hold on|scratch that|i made an? (?:mistake|error))\b|\bno,\s(?=[$\\]{0,3}[0-9])"
+)
 _SENTENCE_END = re.compile(r"(?<!\bapprox)(?<!\bca)(?<!\bRs)[.!?](?=\s|$)")
 _INTRODUCTION = re.compile(
     r"(?i)(?:\s|[$€£¥₹≈~=:(\[\"']|\b(?:a|an|the|is|it|exactly|approximately|about|around|roughly|approx\.|only|just|simply|total|of|"
     r"equal|to|be|therefore|so|thus|indeed|still|then|also|again)(?!\w))*+"
 )
+_LEAD = re.compile(
+    r"[=≈]|(?P<colon>:(?=\s))|\brounds (?:up |down )?to\b|\bis\b(?=\s?\$?-?[0-9])|(?P<converted>\bwhich is\b)|"
+    r"(?P<clause>,? so\b|\bmeaning\b|\bwhich means\b)"
+)
+_REASON = re.compile(r"(?<!\band)\s(?:because|since)\b|,\s?where\b")
+_FACTORIAL = re.compile(r"(?<=[0-9])!")
+_IS_THE_ANSWER = re.compile(r"(?i)\bis (?:the|our|my) (?:final |correct )?answer\b")
 _ASIDE = re.compile(r"\([^()\n]{0,200}\)")
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*(?!\s?:)|\\(?:textbf|mathbf)\{([^{}\n]{1,200})\}")
 _LIST_MARK = re.compile(r"\A\s*(?:[0-9]{1,3}[.)]|[-*•])\s")
@@ -48,18 +57,19 @@ def stated_number(text: str) -> Fraction | None:
     worked out state none.
     """
     line = with_signs(_first_sentence(plain(text[:MAX_LINE_CHARS])))
-    line = _without_asides(line)
+    line = _without_reason(_without_asides(line))
     found = numbers_in(line)
     if not found:
         return number_in_words(line)
-    start = 0 if _INTRODUCTION.fullmatch(line, 0, found[0].start) else _behind_last_sign(line, found)
-    end = _end_of_sum(line, found, start)
-    if start == 0 and end:  # worked out in several steps: the last one's result
-        start = _behind_last_sign(line, found)
-        end = _end_of_sum(line, found, start)
-    if end is None or _is_joined(line, found, start, (_ALTERNATIVE, _LIST)) or _is_joined(line, found, end + 1, (_ALTERNATIVE, _LIST)):
-        return None
-    return found[end].value
+    start = 0 if _INTRODUCTION.fullmatch(line, 0, found[0].start) else _behind_last_lead(line, found, colons=True)
+    if start == 0 and _end_of_sum(line, found, start):  # worked out in several steps: the last one's result
+        start = _behind_last_lead(line, found, colons=True)
+    return _result(line, found, start, (_ALTERNATIVE, _LIST))
+
+
+def boxed_number(inside: str) -> Fraction | None:
+    """Return the number that the inside of a box states; there 5! is a factorial, no exclamation."""
+    return stated_number(_FACTORIAL.sub("^", inside))
 
 
 def concluding_number(text: str) -> Fraction | None:
@@ -74,6 +84,8 @@ def concluding_number(text: str) -> Fraction | None:
     for stated in answer_phrases(tail):
         if (number := stated_number(stated)) is not None:
             return number
+    if named := _IS_THE_ANSWER.search(tail):  # "18 is the answer"
+        tail = tail[: named.start()]
     return _last_number(tail)
 
 
@@ -98,13 +110,10 @@ def _last_number(text: str) -> Fraction | None:
 
 def _concluded(sentence: str) -> Fraction | None:
     """Return the number behind the last equals sign of a sentence, else its last one; None when it is cut off or not worked out."""
-    sentence = _without_asides(sentence)
+    sentence = _without_reason(_without_asides(sentence))
     found = numbers_in(sentence)
-    start = _behind_last_sign(sentence, found, signs=("=", "≈"))
-    end = _end_of_sum(sentence, found, start)
-    if end is None or _is_joined(sentence, found, start, (_ALTERNATIVE,)) or _UNFINISHED.fullmatch(sentence, found[-1].end):
-        return None
-    return found[end].value
+    start = _behind_last_lead(sentence, found, colons=False)
+    return None if _UNFINISHED.fullmatch(sentence, found[-1].end) else _result(sentence, found, start, (_ALTERNATIVE,))
 
 
 def _first_sentence(text: str) -> str:
@@ -127,14 +136,34 @@ def _without_asides(line: str) -> str:
     return without if without == line or has_number(without) else line
 
 
-def _behind_last_sign(line: str, found: Sequence[Found], *, signs: Sequence[str] = ("=", "≈", ": ")) -> int:
-    """Return the position of the first number behind the last of `signs`, in their order; of the last number without."""
-    for sign in signs:
-        behind = line.rfind(sign)
-        later = [position for position, number in enumerate(found) if number.start > behind >= 0]
-        if later:
-            return later[0]
-    return len(found) - 1
+def _behind_last_lead(line: str, found: Sequence[Found], *, colons: bool) -> int:
+    """Return the position of the number that the last equals sign (or "rounds to", a colon, "so") leads to; of the last number without."""
+    chosen = len(found) - 1
+    has_equals = False
+    for lead in _LEAD.finditer(line):
+        later = next((position for position, number in enumerate(found) if number.start >= lead.end()), None)
+        if later is None:
+            break
+        if lead["clause"]:
+            chosen = len(found) - 1
+        elif (colons or not lead["colon"]) and (has_equals or not lead["converted"]):
+            chosen = later
+        has_equals = has_equals or lead[0] in "=≈"
+    return chosen
+
+
+def _without_reason(line: str) -> str:
+    """Return a sentence without what follows "because", unless its numbers do."""
+    reason = _REASON.search(line)
+    return line[: reason.start()] if reason and has_number(line[: reason.start()]) else line
+
+
+def _result(line: str, found: Sequence[Found], start: int, joints: tuple[re.Pattern[str], ...]) -> Fraction | None:
+    """Return number `start`, or what the sum that begins there comes to; None without a result, or beside one of `joints`."""
+    end = _end_of_sum(line, found, start)
+    if end is None or _is_joined(line, found, start, joints) or _is_joined(line, found, end + 1, joints):
+        return None
+    return found[end].value
 
 
 def _end_of_sum(line: str, found: Sequence[Found], start: int) -> int | None:
