@@ -172,6 +172,17 @@ def test_columns_may_have_other_names_and_the_prompt_may_be_absent(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "kind", [pa.list_(pa.large_string()), pa.large_list(pa.string()), pa.list_(pa.string(), 2), pa.list_(pa.null())], ids=str
+)
+def test_lists_of_texts_of_every_kind_are_read(kind, tmp_path):
+    texts = [None, None] if kind == pa.list_(pa.null()) else ["#### 4", None]
+    table = pa.Table.from_pylist([row("x")]).drop_columns(["responses"]).append_column("responses", pa.array([texts], kind))
+    pq.write_table(table, tmp_path / "in.parquet")
+    assert scores_of(tmp_path / "in.parquet") == [[None if text is None else 1.0 for text in texts]]
+    assert pq.read_schema(tmp_path / "out.parquet").field("responses").type == kind
+
+
+@pytest.mark.parametrize(
     ("change", "problem"),
     [
         ({"responses": "#### 4"}, "column 'responses' must hold lists of texts, is string"),
