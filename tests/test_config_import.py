@@ -279,6 +279,10 @@ def test_what_is_wrong_is_said_in_one_line(arguments, problem):
             "agentrl score out.parquet --out out_scored.parquet --response-key answers --function my.py:compute_score",
         ),
         (
+            ["data.path=out.parquet", "custom_reward_function.path=my.py", "+custom_reward_function.reward_kwargs.bonus=0.5"],
+            "agentrl score out.parquet --out out_scored.parquet --function my.py:compute_score --kwargs '{\"bonus\": 0.5}'",
+        ),
+        (
             ["data.path=in.parquet", "data.output_path=out.parquet", "data.n_samples=4", "model.path=m", "rollout.temperature=0.7"],
             "agentrl generate --in in.parquet --out out.parquet --model m --n 4 --temperature 0.7",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from agentrl.config.importing.source import Source
 
 ROLLOUT = "actor_rollout_ref.rollout"
+KWARGS = "custom_reward_function.reward_kwargs"
 SCORE_OPTIONS = {
     # Of verl's evaluation.yaml -> the option, and the value that needs none.
     "data.response_key": ("--response-key", "responses"),
@@ -78,7 +80,11 @@ def _score(source: Source) -> Step:
             words += [option, str(source.get(key))]
     if source.has(function):
         words += ["--function", f"{source.get(function)}:{source.get('custom_reward_function.name')}"]
-    return _step(words, {"data.path", function, "custom_reward_function.name", *SCORE_OPTIONS}, source.written)
+    kwargs = source.below(KWARGS)
+    if kwargs:
+        words += ["--kwargs", json.dumps(kwargs)]
+    used = {"data.path", function, "custom_reward_function.name", *SCORE_OPTIONS, *(f"{KWARGS}.{name}" for name in kwargs)}
+    return _step(words, used, source.written)
 
 
 def _step(words: list[str], used: set[str], written: Mapping[str, object]) -> Step:
