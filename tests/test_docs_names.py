@@ -89,7 +89,7 @@ GOOD = """
 `agentrl.chat.parsing.ToolFormat` `Trajectory.num_tokens` `session.generate()` `ToolResult(is_error=True)` `BufferActor` `group_size`
 `learn(roles, groups, config, ...)` `grpo` `(R_i - mean) / (std + 1e-6)` `max(-rho A, A)` `trainer.steps=20` `on_failure: tell` `--report`
 `agentrl servers list\\|add\\|drain RUN` `agentrl play CONFIG.yaml --row N` `make test TEST_PROCESSES=0` `make lint type` `AGENTRL_DEBUG`
-`x_18` `bash .ci/run` `trajectories/` `aggregation: constant` `server=sglang_cpu` `clip_low clip_high` `verl.tools.base_tool` `attempt.answer`
+`x_18` `bash .ci/run` `aggregation: constant` `server=sglang_cpu` `clip_low clip_high` `verl.tools.base_tool` `attempt.answer`
 
 ```
 .venv/bin/agentrl train configs/quickstart.yaml trainer.steps=20 algorithm=dapo   # a comment
