@@ -129,12 +129,3 @@ def test_the_documented_trial_prints_the_answer(capsys, monkeypatch):
     schema, answer = capsys.readouterr().out.splitlines()
     assert "Count the letters of a word." in schema
     assert answer == "10"
-
-
-@pytest.mark.parametrize(
-    "document", ["README.md", "docs/quickstart.md", "docs/tools.md", "docs/plugins.md", "docs/interactions.md", "docs/sglang.md"]
-)
-def test_links_of_the_documents_lead_somewhere(document):
-    targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / document).read_text())
-    missing = [t for t in targets if "://" not in t and not ((ROOT / document).parent / t).exists()]
-    assert missing == []
