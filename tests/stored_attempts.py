@@ -1,22 +1,14 @@
-"""A store of attempts, read by hand: also what stands there twice."""
+"""A store of attempts, read beside whoever writes it: also what stands there twice."""
 
-from __future__ import annotations
-
-import json
-import struct
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 
-def stored_keys(folder: Path) -> list[str]:
+def stored_keys(file: Path) -> list[str]:
     """Return the keys of all attempts in a store, in the order in which they were kept."""
-    keys = []
-    for part in sorted(folder.glob("*.attempts")):
-        data = part.read_bytes()
-        while len(data) >= 12:
-            _, length, _ = struct.unpack_from("<4sII", data)
-            if len(data) < 12 + length:
-                break
-            (size,) = struct.unpack_from("<I", data, 12)
-            keys.append(json.loads(data[16 : 16 + size])["key"])
-            data = data[12 + length :]
-    return keys
+    if not file.exists():
+        return []
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=60)) as database:
+        has_table = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'attempts'").fetchone()
+        return [key for (key,) in database.execute("SELECT key FROM attempts ORDER BY number")] if has_table else []

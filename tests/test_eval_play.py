@@ -108,7 +108,7 @@ class Scene:
         self._folder = folder
 
     def play(self, servers: Servers = SERVERS) -> Counts:
-        with AttemptStore(self._folder) as store:
+        with AttemptStore(self._folder / "attempts.sqlite") as store:
             player = AttemptPlayer(
                 self.player,
                 self.scorer,
@@ -126,7 +126,7 @@ class Scene:
             return trio.run(main, clock=MockClock(autojump_threshold=0.05))
 
     def stored(self) -> list[Trajectory | None]:
-        with AttemptStore(self._folder) as store:
+        with AttemptStore(self._folder / "attempts.sqlite") as store:
             return list(store.read([key for problem in self.problems for key in problem.keys]))
 
 

@@ -47,8 +47,8 @@ from agentrl.rollout.trio_run import in_trio
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import Trajectory
 
-STORE = "attempts"
-"""Folder of the store, below the folder of the results."""
+STORE = "attempts.sqlite"
+"""Name of the store in the folder of the results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,6 @@ def prepare(request: Request, *, say: Say) -> Iterator[Prepared]:
         )
         problems = tuple(problems_of(data_sets, config.eval.n))
         with AttemptStore(request.folder / STORE) as store:
-            if store.num_cut:
-                say("what was being written when an earlier run was killed is left out")
             yield Prepared(request, place, known, chat, plugins, data_sets, problems, store)
 
 

@@ -80,16 +80,16 @@ def test_an_evaluation_at_a_url_and_its_results(world, server, tmp_path) -> None
     assert results["summary"]["overall"]["num_attempts"] == 2 * NUM_ROWS
     assert results["contamination"]["num_rows"] == 240, "the config's training file was looked through"
     assert "18 of them finished already" in run("eval", world.config, "--model", server, *options)
-    assert len(stored_keys(out / "attempts")) == 2 * NUM_ROWS, "a second time nothing is played"
+    assert len(stored_keys(out / "attempts.sqlite")) == 2 * NUM_ROWS, "a second time nothing is played"
     run("eval", world.config, "--model", server, *options[:2], "--n", 3, *options[4:])
-    assert len(stored_keys(out / "attempts")) == 3 * NUM_ROWS, "and a third attempt adds one per problem"
+    assert len(stored_keys(out / "attempts.sqlite")) == 3 * NUM_ROWS, "and a third attempt adds one per problem"
 
 
 def test_another_prompt_is_another_attempt(world, server, tmp_path) -> None:
     base = ("eval", world.config, "--model", server, "--on", world.folder / "data/val.parquet", "--rows", 2, "--out", tmp_path)
     run(*base)
     run(*base, "--template", "question@1")
-    assert len(stored_keys(tmp_path / "attempts")) == 4
+    assert len(stored_keys(tmp_path / "attempts.sqlite")) == 4
     assert results_of(tmp_path)["run"]["data_sets"] == [{"name": "val", "num_problems": 2, "template": "question@1"}]
 
 
@@ -98,15 +98,15 @@ def test_kill_9_in_the_middle_and_on_without_repeating(world, server, tmp_path) 
     arguments = ("eval", world.config, "--model", server, "--on", world.folder / "data/val.parquet", "--n", n, "--out", out)
     arguments = tuple(map(str, (*arguments, "--temperature", 1.0, "rollout.max_concurrent_trajectories=8")))
     first = world.start(*arguments)
-    first.wait_until(lambda: len(stored_keys(out / "attempts")) >= 10)
+    first.wait_until(lambda: len(stored_keys(out / "attempts.sqlite")) >= 10)
     first.process.kill()
     first.process.wait(30)
-    kept = stored_keys(out / "attempts")
+    kept = stored_keys(out / "attempts.sqlite")
     assert 10 <= len(kept) < n * NUM_ROWS
     assert not (out / "results.json").exists()
     said = run(*arguments)
     assert f"{len(kept)} of them finished already" in said
-    keys = stored_keys(out / "attempts")
+    keys = stored_keys(out / "attempts.sqlite")
     assert keys[: len(kept)] == kept
     assert len(keys) == len(set(keys)) == n * NUM_ROWS
     assert results_of(out)["summary"]["overall"]["num_scored"] == n * NUM_ROWS
@@ -148,7 +148,7 @@ def test_rows_and_their_responses(world, server, tmp_path) -> None:
     assert [len(row) for row in responses] == [3] * NUM_ROWS
     assert len({text for row in responses for text in row}) > NUM_ROWS
     run(*options)
-    assert len(stored_keys(tmp_path / f"{out.name}{ATTEMPTS_SUFFIX}" / "attempts")) == 3 * NUM_ROWS
+    assert len(stored_keys(tmp_path / f"{out.name}{ATTEMPTS_SUFFIX}" / "attempts.sqlite")) == 3 * NUM_ROWS
     assert pq.read_table(out)["responses"].to_pylist() == responses, "what is kept is not generated again"
     result = CliRunner().invoke(app, ["score", str(out), "--out", str(tmp_path / "scored.parquet")])
     assert result.exit_code == 0, result.output
@@ -165,7 +165,7 @@ def test_what_is_wrong_is_said_before_anything_is_played(world, server, tmp_path
     }.items():
         result = CliRunner().invoke(app, [*base, *options])
         assert problem in str(result.exception), result.output
-    assert not stored_keys(tmp_path / "attempts")
+    assert not stored_keys(tmp_path / "attempts.sqlite")
 
 
 # ------------------------------------------------------------------------------------------- an OpenAI-compatible URL

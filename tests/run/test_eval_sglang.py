@@ -30,15 +30,15 @@ def test_kill_9_in_the_middle_and_on_without_repeating(world, url, tmp_path) -> 
     arguments = ("eval", world.config, "--model", url, "--on", world.folder / "data/val.parquet", "--n", n, "--out", out)
     arguments = tuple(map(str, (*arguments, "--temperature", 1.0, "rollout.max_concurrent_trajectories=8")))
     first = world.start(*arguments)
-    first.wait_until(lambda: len(stored_keys(out / "attempts")) >= 8)
+    first.wait_until(lambda: len(stored_keys(out / "attempts.sqlite")) >= 8)
     first.process.kill()
     first.process.wait(30)
-    kept = stored_keys(out / "attempts")
+    kept = stored_keys(out / "attempts.sqlite")
     assert 8 <= len(kept) < n * NUM_ROWS
     second = world.start(*arguments)
     assert second.wait(300) == 0, second.output()
     assert f"{len(kept)} of them finished already" in second.output()
-    keys = stored_keys(out / "attempts")
+    keys = stored_keys(out / "attempts.sqlite")
     assert keys[: len(kept)] == kept
     assert len(keys) == len(set(keys)) == n * NUM_ROWS
     assert json.loads((out / "results.json").read_text())["summary"]["overall"]["num_scored"] == n * NUM_ROWS
@@ -64,5 +64,5 @@ def test_a_server_that_is_started_for_the_evaluation(world, tmp_path) -> None:
     )  # fmt: skip
     assert command.wait(600) == 0, command.output()
     assert "starting 1 sglang server" in command.output()
-    assert len(stored_keys(tmp_path / "attempts")) == 2
+    assert len(stored_keys(tmp_path / "attempts.sqlite")) == 2
     assert not command.left_behind()
