@@ -93,10 +93,11 @@ def test_another_prompt_is_another_attempt(world, server, tmp_path) -> None:
     assert results_of(tmp_path)["run"]["data_sets"] == [{"name": "val", "num_problems": 2, "template": "question@1"}]
 
 
-def test_kill_9_in_the_middle_and_on_without_repeating(world, server, tmp_path) -> None:
-    out, n = tmp_path / "out", 12
-    arguments = ("eval", world.config, "--model", server, "--on", world.folder / "data/val.parquet", "--n", n, "--out", out)
-    arguments = tuple(map(str, (*arguments, "--temperature", 1.0, "rollout.max_concurrent_trajectories=8")))
+def kill_and_go_on(world, out, *options) -> None:
+    """Kill -9 an evaluation of 12 attempts per row in its middle, run it again, and look at what was kept and played."""
+    n = 12
+    arguments = ("eval", world.config, "--on", world.folder / "data/val.parquet", "--n", n, "--out", out, "--temperature", 1.0, *options)
+    arguments = tuple(map(str, (*arguments, "rollout.max_concurrent_trajectories=8")))
     first = world.start(*arguments)
     first.wait_until(lambda: len(stored_keys(out / "attempts.sqlite")) >= 10)
     first.process.kill()
@@ -110,6 +111,10 @@ def test_kill_9_in_the_middle_and_on_without_repeating(world, server, tmp_path) 
     assert keys[: len(kept)] == kept
     assert len(keys) == len(set(keys)) == n * NUM_ROWS
     assert results_of(out)["summary"]["overall"]["num_scored"] == n * NUM_ROWS
+
+
+def test_kill_9_in_the_middle_and_on_without_repeating(world, server, tmp_path) -> None:
+    kill_and_go_on(world, tmp_path / "out", "--model", server)
 
 
 def test_a_folder_is_served_for_the_evaluation(world, tmp_path) -> None:
@@ -177,6 +182,7 @@ class OpenAIServer:
 
     port: int = 0
     num_overloads: int = 3
+    seconds_per_answer: float = 0.0
     requests: list = field(default_factory=list)
     statuses: Counter = field(default_factory=Counter)
 
@@ -192,6 +198,7 @@ class OpenAIServer:
         asked = read_request(request.body)
         self.requests.append((asked, json.loads(request.body)))
         self.statuses[200] += 1
+        await trio.sleep(self.seconds_per_answer)
         if asked.tools and asked.messages[-1].role != "tool":
             call = ToolCall(call_id(0, 0), "calculator", {"expression": "40 + 2"})
             reply = ChatReply(Message("assistant", "", tool_calls=(call,)), "tool_calls", 50, 7)
@@ -247,3 +254,9 @@ def test_messages_in_place_of_tokens(world, openai, tmp_path) -> None:
     assert body["max_tokens"] == 16, "agent.max_turn_tokens"
     assert openai.statuses[429] == 3, "asked again until there was room"
     assert "s3cret" not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_kill_9_at_an_openai_compatible_url(world, openai, tmp_path) -> None:
+    openai.seconds_per_answer = 0.05
+    url = f"http://127.0.0.1:{openai.port}/v1"
+    kill_and_go_on(world, tmp_path / "out", "--model", url, "--agent", "tool_agent", "rollout.api_key_env=STAND_IN_KEY")
