@@ -78,7 +78,10 @@ def _value(found: re.Match[str]) -> Fraction | None:
         if not divisor:
             return None
         value /= divisor
-    value *= Fraction(10) ** int(found["e"] or found["power"] or 0) * _SCALES.get((found["scale"] or "").lower(), 1)
+    if exponent := found["e"] or found["power"]:
+        value *= Fraction(10) ** int(exponent)
+    if scale := found["scale"]:
+        value *= _SCALES[scale.lower()]
     return -value if found["sign"] == "-" or found["inner"] else value
 
 

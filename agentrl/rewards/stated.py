@@ -6,6 +6,7 @@ Every pattern is bounded, and so is the text: the checkers run in the event loop
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
@@ -18,11 +19,15 @@ MAX_TAIL_CHARS = 2000
 MAX_LINE_CHARS = 300
 MAX_PHRASES = 5
 
+# Between two numbers: a unit, and what makes a sum, its result, or several answers of them.
 _WORDS = r"(?:\s?[A-Za-z%]{1,20}){0,2}"
-_OPERATOR = re.compile(rf"{_WORDS}\s?[-+*×·/±]\s?\$?")
+_SIGNS = r"(?:[-+*×·/±]|\b(?:times|plus|minus|multiplied by|divided by)\b)"
+_OPERATOR = re.compile(rf"{_WORDS}\s?{_SIGNS}\s?\$?")
+_COMES_TO = re.compile(rf"{_WORDS},?\s(?:which\s)?(?:is|equals|makes|gives)\s\$?")
 _EQUALS = re.compile(r"\s?[A-Za-z%$]{0,20}\s?[=≈]\s?[$€£¥₹]?")
-_ALTERNATIVE = re.compile(rf"{_WORDS}\s?(?:,?\s?\b(?:or|to|through|versus|vs\.?)\b|[-+*×·/±])\s?(?:about\s|perhaps\s|maybe\s|even\s)?\$?")
+_ALTERNATIVE = re.compile(rf"{_WORDS}\s?(?:,?\s?\b(?:or|to|through|versus|vs\.?)\b|{_SIGNS})\s?(?:about\s|perhaps\s|maybe\s|even\s)?\$?")
 _LIST = re.compile(rf"\s?(?:,|;|&)\s?(?:and|or)?\s?\$?|{_WORDS},?\s(?:and|or)\s\$?")
+# Where an answer stands.
 _ANSWER_IS = re.compile(
     r"(?i)\banswer(?:[ ](?:to|for|of)[ ][^\n.:=]{1,60}?)?[ ]?(?:\([^()\n]{1,40}\))?(?:\s{0,3}(?:\bis\b|\bwas\b|would[ ]be|should[ ]be|"
     r"will[ ]be|must[ ]be|equals|:|=|->|→|-(?=[ ]))){1,2}\s{0,10}|\banswer[ ]?\n\s{0,10}|答案(?:是|为|:){1,2}\s?"
@@ -39,7 +44,7 @@ _LEAD = re.compile(
     r"[=≈]|(?P<colon>:(?=\s))|\brounds (?:up |down )?to\b|\bis\b(?=\s?\$?-?[0-9])|(?P<converted>\bwhich is\b)|"
     r"(?P<clause>,? so\b|\bmeaning\b|\bwhich means\b)"
 )
-_REASON = re.compile(r"(?<!\band)\s(?:because|since)\b|,\s?where\b")
+_REASON = re.compile(r"(?<!\band)\s(?:because|since)\b|,\s?where\b|,\swhich is [$]?[0-9.,]{1,20} (?:more|less|fewer|times|older|younger)\b")
 _FACTORIAL = re.compile(r"(?<=[0-9])!")
 _IS_THE_ANSWER = re.compile(r"(?i)\bis (?:the|our|my) (?:final |correct )?answer\b")
 _ASIDE = re.compile(r"\([^()\n]{0,200}\)")
@@ -139,10 +144,10 @@ def _without_asides(line: str) -> str:
 def _behind_last_lead(line: str, found: Sequence[Found], *, colons: bool) -> int:
     """Return the position of the number that the last equals sign (or "rounds to", a colon, "so") leads to; of the last number without."""
     chosen = len(found) - 1
-    has_equals = False
+    has_equals, starts = False, [number.start for number in found]
     for lead in _LEAD.finditer(line):
-        later = next((position for position, number in enumerate(found) if number.start >= lead.end()), None)
-        if later is None:
+        later = bisect_left(starts, lead.end())
+        if later == len(found):
             break
         if lead["clause"]:
             chosen = len(found) - 1
@@ -171,7 +176,7 @@ def _end_of_sum(line: str, found: Sequence[Found], start: int) -> int | None:
     is_open = False
     for position in range(start, len(found) - 1):
         gap = line[found[position].end : found[position + 1].start]
-        if _EQUALS.fullmatch(gap):
+        if _EQUALS.fullmatch(gap) or (is_open and _COMES_TO.fullmatch(gap)):
             is_open = False
         elif _OPERATOR.fullmatch(gap) or (gap.isspace() and line[found[position + 1].start] in "+-"):
             is_open = True
