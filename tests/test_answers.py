@@ -96,7 +96,7 @@ def grouped(separator: str) -> Callable[[int], str]:
     return lambda number: f"{number:,}".replace(",", separator)
 
 
-DIGITS = [str, *map(grouped, [",", " ", "\u202f", "{,}", r"\,"]), "{}.0".format, "{}.00".format, "{}.".format, "0{}".format]
+DIGITS = [str, *map(grouped, [",", " ", "\u202f", "{,}", r"\,"]), "{}.0".format, "{}.00".format, "0{}".format]
 AROUND = [
     "{}", "${}", r"\${}", "${}$", "**{}**", "`{}`", "{} apples", "{}km", "{} %", r"{}\%", r"\text{{{}}}", r"{} \text{{ m}}^2", "({})",
     "x = {}", "3 + 4 = {}", "about {}", "The answer is {}", "{}, as said", "{} (seven)", r"\mathbf{{{}}}", r"{}^\circ", "€{}", "{} USD",
