@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 QUICKSTART := runs/quickstart
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logprob_memory learner_memory
 
 .DEFAULT_GOAL := help
