@@ -5,7 +5,8 @@ STAMP := $(VENV)/.installed
 QUICKSTART := runs/quickstart
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
+SLOW_TEST_PROCESSES ?= 2
 BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logprob_memory learner_memory
 
 .DEFAULT_GOAL := help
@@ -47,14 +48,14 @@ $(QUICKSTART)/data/.done: | setup
 	@$(BIN)/agentrl data arithmetic $(@D)
 	@touch $@
 
-# Much of the time goes into waiting for servers and for Ray to start: two processes do with half of it. A file's tests stay together,
+# Much of the time goes into waiting for servers and for Ray to start: three processes keep two cores busy. A file's tests stay together,
 # for they share what it started; the files keep their order, in which the long ones are not the last.
 test: setup ## run the tests that need no GPU, no network and no patience (TEST_PROCESSES=0: in one process, as --pdb needs)
 	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not sglang" $(ARGS)
 
 # Each of them trains for minutes, most of the time on one core. Those on a real SGLang belong to `test-sglang`.
 test-slow: setup ## run the tests that take minutes
-	$(PYTEST) -n $(TEST_PROCESSES) --dist worksteal -m "slow and not sglang" $(ARGS)
+	$(PYTEST) -n $(SLOW_TEST_PROCESSES) --dist worksteal -m "slow and not sglang" $(ARGS)
 
 test-sglang: setup ## run the tests that need a real SGLang server, on a CPU (the first time: builds an environment for it, 1.5 GB)
 	@$(BIN)/python tests/sglang_cpu/environment.py >/dev/null

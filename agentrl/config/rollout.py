@@ -86,6 +86,10 @@ class RolloutConfig(Section):
 
     backend: Literal["embedded", "sglang"] = Field("embedded", description="Which kind of server to start; those at `urls` are asked.")
     urls: tuple[str, ...] = Field((), description="Attach to these running servers.")
+    front_url: str | None = Field(
+        None,
+        description="SGLang's router, already running without workers: agents generate through it; the run's servers become its workers.",
+    )
     api_key_env: str | None = Field(
         None, description="Environment variable with the key of the servers, never the key itself; needed beyond this machine."
     )
@@ -190,6 +194,8 @@ class RolloutConfig(Section):
         for url in self.urls:
             if why := refuse_url(url, has_key=self.api_key_env is not None):
                 raise ValueError(f"urls: {why}")
+        if self.front_url is not None and (why := refuse_url(self.front_url, has_key=self.api_key_env is not None)):
+            raise ValueError(f"front_url: {why}")
 
 
 def refuse_url(url: str, *, has_key: bool) -> str | None:

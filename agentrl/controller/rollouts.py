@@ -14,10 +14,12 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
 from agentrl.config.schema import Config
-from agentrl.controller.calls import get, translate
+from agentrl.controller.calls import get, in_trio, translate
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import AgentRLError, InfrastructureError
 from agentrl.rollout.actor import RolloutActor
+from agentrl.rollout.limits import server_key
+from agentrl.sglang.front import Front
 from agentrl.types import Lease, Trajectory
 
 CALL_TIMEOUT_S = 60.0
@@ -42,6 +44,8 @@ class RolloutFleet:
         self._buffer = buffer
         self._restarts_left = config.rollout.max_actor_restarts * config.rollout.num_actors
         self._servers: tuple[tuple[str, ...], int] = ((), -1)
+        front_url = config.rollout.front_url
+        self._front = None if front_url is None else Front(front_url, api_key=server_key(config.rollout.api_key_env))
         self._is_running = False
         self._members = [self._new_member(index) for index in range(config.rollout.num_actors)]
         self._starting = [member.actor.stats.remote() for member in self._members]
@@ -73,7 +77,14 @@ class RolloutFleet:
         return self._servers[0]
 
     def set_servers(self, urls: Sequence[str], *, version: int) -> None:
-        """Tell all actors where to generate, and which version a server must have at least."""
+        """Tell all actors where to generate, and which version a server must have at least; the router in front is told before.
+
+        Raises:
+            ConfigError: the router in front has servers of somebody else.
+            ServerError: it does not answer, or does not take ours.
+        """
+        if self._front is not None and urls:
+            in_trio(self._front.put_behind, urls)
         self._servers = (tuple(urls), version)
         for member in self._members:
             with suppress(InfrastructureError):  # a dead one is replaced by heal(), and told then
@@ -164,6 +175,9 @@ class RolloutFleet:
 
     def close(self) -> None:
         """Stop playing and end the actors; those that are still starting play nothing."""
+        if self._front is not None:
+            with suppress(AgentRLError):  # it may be gone
+                in_trio(self._front.leave)
         with suppress(AgentRLError):
             if not self._starting:
                 get([m.actor.stop.remote() for m in self._members], timeout_s=CALL_TIMEOUT_S, who="a rollout actor")

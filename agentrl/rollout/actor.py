@@ -31,6 +31,7 @@ from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits
 from agentrl.rollout.side import Validating
 from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.front import FrontClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import Lease, Trajectory
 
@@ -98,7 +99,12 @@ class RolloutPart:
         api_key = server_key(config.rollout.api_key_env)
         vocab_size, context_tokens = model_limits(model, chat)
         adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
-        connect = partial(SGLangClient, api_key=api_key, adapter=adapter, max_connections=num_trajectories)
+        connect: Callable[[str], SGLangClient] = partial(SGLangClient, api_key=api_key, adapter=adapter, max_connections=num_trajectories)
+        self._servers: tuple[str, ...] = ()
+        self._front_url = config.rollout.front_url
+        if self._front_url is not None:
+            behind = partial(FrontClient, behind=lambda: self._servers, connect=connect)
+            connect = partial(behind, api_key=api_key, adapter=adapter, max_connections=num_trajectories)
         self._router = Router(
             connect,
             vocab_size=vocab_size,
@@ -145,7 +151,8 @@ class RolloutPart:
 
     def set_servers(self, urls: Sequence[str], version: int) -> None:
         def set_servers() -> None:
-            self._router.set_servers(urls, version=version)
+            self._servers = tuple(urls)
+            self._router.set_servers([self._front_url] if urls and self._front_url is not None else urls, version=version)
             collect_oldest()  # behind a publish: the servers have all requests, and need no other for a while
 
         trio.from_thread.run_sync(set_servers, trio_token=self._token)

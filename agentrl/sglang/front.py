@@ -1,0 +1,154 @@
+"""SGLang's router in front of a run's servers: it chooses who generates; all else concerns each server by itself.
+
+What it passes on is `/generate`. It knows servers as workers: GET and POST `/workers`, DELETE `/workers/{id}` (sglang_router 0.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import trio
+
+from agentrl.errors import ConfigError, ServerError
+from agentrl.http.client import HttpClient, HttpReply
+from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.protocol import ModelInfo, ServerLoad
+
+POLL_S = 0.2
+REGISTER_TIMEOUT_S = 120.0
+"""It looks at a server for some seconds before it calls it healthy."""
+
+
+class FrontClient(SGLangClient):
+    """Generates through the router at `url`; what that does not pass on is asked of the servers behind it.
+
+    `behind` returns their URLs, and `connect` makes the client of one.
+    """
+
+    def __init__(self, url: str, *, behind: Callable[[], Sequence[str]], connect: Callable[[str], SGLangClient], **options: Any) -> None:
+        super().__init__(url, **options)
+        self._behind = behind
+        self._connect = connect
+        self._clients: dict[str, SGLangClient] = {}
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def abort(self, rid: str | None) -> None:
+        """End the request `rid` (None: all) wherever it runs: the router does not say where.
+
+        Raises:
+            ServerError: a server did not answer; all were asked.
+        """
+        errors: list[ServerError] = []
+
+        async def abort(server: SGLangClient) -> None:
+            try:
+                await server.abort(rid)
+            except ServerError as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for server in self._servers():
+                nursery.start_soon(abort, server)
+        if errors:
+            raise errors[0]
+
+    async def is_paused(self) -> bool:
+        """Tell whether a server is paused."""
+        return any([await server.is_paused() for server in self._servers()])
+
+    async def loads(self) -> ServerLoad:
+        """Return the sum over the servers."""
+        loads = [await server.loads() for server in self._servers()]
+        return ServerLoad(
+            sum(load.num_running for load in loads),
+            sum(load.num_waiting for load in loads),
+            sum(load.num_used_tokens for load in loads),
+            sum(load.max_tokens for load in loads),
+        )
+
+    async def model_info(self) -> ModelInfo:
+        """Return that of the server with the oldest weights, of one with unpublished ones if there is any."""
+        infos = [await server.model_info() for server in self._servers()]
+        if not infos:
+            raise ServerError(f"{self.url} has no server of this run behind it")
+        return min(infos, key=lambda info: -1 if info.version is None else info.version)
+
+    def _servers(self) -> list[SGLangClient]:
+        urls = self._behind()
+        for url in urls:
+            if url not in self._clients:
+                self._clients[url] = self._connect(url)
+        return [self._clients[url] for url in urls]
+
+
+class Front:
+    """The router of a run as its driver sees it: which servers stand behind it."""
+
+    def __init__(self, url: str, *, api_key: str | None) -> None:
+        self.url = url.rstrip("/")
+        self._api_key = api_key
+        self._own: set[str] = set()
+
+    async def put_behind(self, urls: Sequence[str]) -> None:
+        """Let the router choose among the servers at `urls` and no others; returns when it calls all of them healthy.
+
+        Raises:
+            ConfigError: it has a server that is none of this run's, whose weights would be anybody's.
+            ServerError: it does not answer, or does not take them within REGISTER_TIMEOUT_S.
+        """
+        try:
+            with trio.fail_after(REGISTER_TIMEOUT_S):
+                await self._talk(lambda http: self._put_behind(http, [url.rstrip("/") for url in urls]))
+        except trio.TooSlowError:
+            raise ServerError(f"{self.url} did not call {', '.join(urls)} healthy within {REGISTER_TIMEOUT_S:g} s") from None
+
+    async def leave(self) -> None:
+        """Take this run's servers from the router. Raises ServerError when it does not answer."""
+
+        async def remove(http: HttpClient) -> None:
+            for worker in await self._workers(http):
+                if worker["url"] in self._own:
+                    await self._ask(http, "DELETE", f"/workers/{worker['id']}")
+
+        with trio.move_on_after(REGISTER_TIMEOUT_S):
+            await self._talk(remove)
+
+    async def _put_behind(self, http: HttpClient, urls: Sequence[str]) -> None:
+        workers = await self._workers(http)
+        foreign = [worker["url"] for worker in workers if worker["url"] not in {*urls, *self._own}]
+        if foreign:
+            raise ConfigError(f"rollout.front_url={self.url} has {foreign[0]} behind it, which is no server of this run; remove it there")
+        for worker in workers:
+            if worker["url"] not in urls:
+                await self._ask(http, "DELETE", f"/workers/{worker['id']}")
+        for url in urls:
+            if url not in {worker["url"] for worker in workers}:
+                await self._ask(http, "POST", "/workers", {"url": url} | ({"api_key": self._api_key} if self._api_key else {}))
+        self._own |= set(urls)
+        while {worker["url"] for worker in await self._workers(http) if worker["is_healthy"]} != set(urls):
+            await trio.sleep(POLL_S)
+
+    async def _workers(self, http: HttpClient) -> list[dict[str, Any]]:
+        reply = (await self._ask(http, "GET", "/workers")).json()
+        try:
+            return [{"id": str(w["id"]), "url": str(w["url"]).rstrip("/"), "is_healthy": bool(w["is_healthy"])} for w in reply["workers"]]
+        except (TypeError, KeyError) as error:
+            raise ServerError(f"{self.url}/workers lists no workers: is it SGLang's router?") from error
+
+    async def _talk(self, script: Callable[[HttpClient], Awaitable[None]]) -> None:
+        http = HttpClient(self.url, headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {})
+        try:
+            await script(http)
+        finally:
+            await http.aclose()
+
+    async def _ask(self, http: HttpClient, method: str, path: str, body: dict[str, Any] | None = None) -> HttpReply:
+        reply = await http.request(method, path, json=body)
+        if reply.status >= 300:
+            raise ServerError(f"{self.url}{path} answered {reply.status}: {reply.body[:200].decode(errors='replace')}", status=reply.status)
+        return reply
