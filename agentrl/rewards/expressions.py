@@ -38,8 +38,12 @@ _ALTERNATIVES = re.compile(r"\b(?:or|and|to)\b|%|percent|-|:")
 _REPEATING = re.compile(r"([0-9]{0,20})\.([0-9]{0,20})\\(?:overline|bar)\s?\{([0-9]{1,20})\}")
 _BASES = {"two": "2", "three": "3", "eight": "8"}
 _WORDS = re.compile(r"[a-z]{2}[a-z ,'-]*|[a-z](?:,[a-z])*|[0-9]{1,3}:[0-9]{1,3}")
+_IS = re.compile(r"\bis\b|=")
+_SENTENCE = re.compile(r"[.!?;](?=\s|$)")
+_ROOT = re.compile(r"\bsqrt\(([^()]{1,40})\)")
 _THIN_SPACE = re.compile(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))")
 _IMAGINARY = re.compile(r"(?<=[0-9}])\s*i\b")
+_CHOICE = re.compile(r"(?:option |choice )?\(?([A-H])\)?(?=[\s:.,$)]|$)(?!\)?,? (?:or|and) )")
 _CLAUSE = re.compile(r"(?:[.,;](?=\s|$)|\s(?:because|since|as|and not|not|which)\b|\n)")
 
 
@@ -74,15 +78,32 @@ def parse_prose(text: str) -> list[Any]:
 def stated_text(text: str) -> str | None:
     """Return the words that a response says its answer is (`The answer is (C), because ...`: "(C)"), or None."""
     for stated in answer_phrases(text):
+        if choice := _CHOICE.match(stated.strip(" $")):
+            return choice[1]
         clause = _CLAUSE.split(stated.strip(), maxsplit=1)[0].strip(" $")
         if is_text(clause):
             return clause
     return None
 
 
+def stated_plainly(text: str) -> str | None:
+    """Return what a response without LaTeX says its answer is: behind "the answer is", else behind the last "is" or "=" of its end."""
+    stated = next(answer_phrases(text), None)
+    if stated is None:
+        stated = (_IS.split(plain(text).strip().splitlines()[-1]) or [""])[-1]
+    clause = _SENTENCE.split(stated.strip(), maxsplit=1)[0]
+    return _ROOT.sub(r"\\sqrt{\1}", clause).replace("π", r"\pi").replace("√", r"\sqrt") or None
+
+
 def is_text(answer: str) -> bool:
     """Tell whether an answer is a word, a few of them, a choice like (C), a time or a ratio."""
     return _WORDS.fullmatch(_normal_text(answer)) is not None
+
+
+def number_of(answer: str) -> Fraction | None:
+    """Return the number that an answer is, but for a unit; None when it is anything else."""
+    number = _whole_number(answer)
+    return None if number is None else number.value
 
 
 def canonical(answer: str) -> str | None:

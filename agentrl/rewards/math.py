@@ -12,11 +12,15 @@ from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards import expressions
 from agentrl.rewards.boxed import BoxOptions, last_boxed
 from agentrl.rewards.readings import Reading, Readings
+from agentrl.rewards.stated import answer_phrases, concluding_number, without_first_thoughts
 from agentrl.types import JsonObject, Task
 
 MAX_DETAIL_CHARS = 200
+MAX_BARE_CHARS = 100
+"""A longer response is prose, whatever it holds."""
 
-_PROSE = re.compile(r"\$|\\[(\[]|\n|(?<![\\\w{])[A-Za-z]{2,}\s+[A-Za-z]+")
+_LATEX = re.compile(r"(?<!\\)\$|\\[(\[A-Za-z]")
+_PROSE = re.compile(r"&\s?=|\$|\\[(\[]|\n|(?<![\\\w{])[A-Za-z]{2,}\s+[A-Za-z]+")
 
 
 class Math(Reward):
@@ -71,9 +75,10 @@ def canonical(text: str, *, strict: bool = False) -> str | None:
     boxed = last_boxed(text)
     if boxed is not None or strict:
         return None if boxed is None else _canonical(boxed)
+    text = without_first_thoughts(text[-expressions.MAX_PROSE_CHARS :])
     if (words := expressions.stated_text(text)) is not None or expressions.is_text(text) or not _PROSE.search(text):
         return _canonical(text if words is None else words)
-    return _canonical_prose(expressions.parse_prose(text[-expressions.MAX_PROSE_CHARS :]))
+    return _canonical_prose(expressions.parse_prose(text))
 
 
 def _canonical_prose(found: list[Any]) -> str | None:
@@ -94,10 +99,25 @@ def _read_box(answer: str, truth: str) -> Reading:
 
 def _read_prose(text: str, truth: str) -> Reading:
     """Read the words that a response calls its answer where the truth is words, else the expression that it ends with."""
+    text = without_first_thoughts(text[-expressions.MAX_PROSE_CHARS :])
     if expressions.is_text(truth) and (words := expressions.stated_text(text)) is not None:
         return _read_box(words, truth)
-    found = expressions.parse_prose(text[-expressions.MAX_PROSE_CHARS :])
+    bare = text.strip(" \n$*.")
+    phrase = next(answer_phrases(text), None)
+    if phrase is None and len(bare) <= MAX_BARE_CHARS and not _PROSE.search(bare):
+        return _read_box(bare, truth)
+    if phrase is not None and phrase.startswith("not "):
+        return Reading(None, False)
+    if not _LATEX.search(text):
+        return _read_plain_prose(text, truth)
+    found = expressions.parse_prose(text)
     return Reading(_canonical_prose(found), expressions.equal_expressions(found, expressions.parse_boxed(truth)))
+
+
+def _read_plain_prose(text: str, truth: str) -> Reading:
+    number = concluding_number(text) if expressions.number_of(truth) is not None else None
+    stated = str(number) if number is not None else expressions.stated_plainly(text)
+    return Reading(None, False) if stated is None else _read_box(stated, truth)
 
 
 def _truth(ground_truth: Any) -> str:

@@ -29,8 +29,9 @@ _ALTERNATIVE = re.compile(rf"{_WORDS}\s?(?:,?\s?\b(?:or|to|through|versus|vs\.?)
 _LIST = re.compile(rf"\s?(?:,|;|&)\s?(?:and|or)?\s?\$?|{_WORDS},?\s(?:and|or)\s\$?")
 # Where an answer stands.
 _ANSWER_IS = re.compile(
-    r"(?i)\banswer(?:[ ](?:to|for|of)[ ][^\n.:=]{1,60}?)?[ ]?(?:\([^()\n]{1,40}\))?(?:\s{0,3}(?:\bis\b|\bwas\b|would[ ]be|should[ ]be|"
-    r"will[ ]be|must[ ]be|equals|:|=|->|→|-(?=[ ]))){1,2}\s{0,10}|\banswer[ ]?\n\s{0,10}|答案(?:是|为|:){1,2}\s?"
+    r"(?i)\b(?:answer|correct (?:option|choice))(?:[ ](?:to|for|of)[ ][^\n.:=]{1,60}?)?[ ]?(?:\([^()\n]{1,40}\))?"
+    r"(?:\s{0,3}(?:\bis\b|\bwas\b|would[ ]be|should[ ]be|will[ ]be|must[ ]be|equals|:|=|->|→|-(?=[ ]))){1,2}\s{0,10}|"
+    r"\banswer[ ]?\n\s{0,10}|答案(?:是|为|:){1,2}\s?"
 )
 _SECOND_THOUGHT = re.compile(
     r"(?i)\b(?:wait|actually|correction|hold on|scratch that|i made an? (?:mistake|error))\b|\bno,\s(?=[$\\]{0,3}[0-9])"
@@ -82,16 +83,19 @@ def concluding_number(text: str) -> Fraction | None:
 
     What stands before a second thought ("wait", "actually") counts only where no number follows it.
     """
-    tail = text[-MAX_TAIL_CHARS:]
-    cut = max((found.end() for found in _SECOND_THOUGHT.finditer(tail)), default=0)
-    if cut and has_number(plain(tail[cut:])):
-        tail = tail[cut:]
+    tail = without_first_thoughts(text[-MAX_TAIL_CHARS:])
     for stated in answer_phrases(tail):
         if (number := stated_number(stated)) is not None:
             return number
     if named := _IS_THE_ANSWER.search(tail):  # "18 is the answer"
         tail = tail[: named.start()]
     return _last_number(tail)
+
+
+def without_first_thoughts(text: str) -> str:
+    """Return what follows the last second thought ("wait", "actually"); all of the text where no number follows it."""
+    cut = max((found.end() for found in _SECOND_THOUGHT.finditer(text)), default=0)
+    return text[cut:] if cut and has_number(plain(text[cut:])) else text
 
 
 def answer_phrases(text: str) -> Iterator[str]:
