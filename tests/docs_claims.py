@@ -244,10 +244,10 @@ def _signatures(text: str, project: Project) -> Iterator[Complaint]:
     owner = None
     for line in _WRAP.sub(" ", text).splitlines():
         code = re.sub(r"`.*`", "", re.split(r"(?:^|\s+)# ", line)[0])
-        if match := re.match(r"class (\w+)", code):
-            owner, code = match[1], code.partition(":")[2]
-            if owner not in project.by_name:
-                yield Complaint(f"class {owner}", "nothing defines it")
+        if code.startswith("class "):
+            *_, owner = names = re.findall(r"class (\w+)", code)
+            code = code.partition(":")[2]
+            yield from (Complaint(f"class {name}", "nothing defines it") for name in names if name not in project.by_name)
         elif code and not code.startswith((" ", ")")):
             owner = None
         for name, arguments in SIGNATURE.findall(code):

@@ -17,26 +17,22 @@ DIARY = "docs/log.md"
 """It says what was true on a day: only its links are looked at."""
 
 OTHERS = {
-    "verl's": {
-        "ToolAgentLoop",
-        "agent_data",
-        "default_compute_score",
-        "mcp_servers_config_path",
-        "tool_selected_list",
-    },
-    "another paper's or program's": {
-        "HF_ENDPOINT",
-        "HF_HOME",
-        "HF_HUB_OFFLINE",
-        "epsilon_high",
-        "sglang_router",
-        "tmp_path",
-        "pandas.read_json(path, lines=True)",
-        "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
+    "verl's": {"ToolAgentLoop", "agent_data", "default_compute_score", "mcp_servers_config_path", "tool_selected_list"},
+    "SGLang's and its router's": {
         "--enable-lora",
         "--enable-memory-saver --enable-weights-cpu-backup",
         "--lora-backend torch_native",
         "--lora-target-modules",
+        "--policy cache_aware",
+        "power_of_two",
+        "sglang_router",
+    },
+    "huggingface_hub's": {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE"},
+    "a paper's": {"epsilon_high"},
+    "pytest's, pandas's, Docker's": {
+        "tmp_path",
+        "pandas.read_json(path, lines=True)",
+        "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
     },
     "the reader's": {"compute_score(data_source, solution_str, ground_truth, extra_info)"},
     "an object of which only a remote handle has the method": {"learner.run(Learner.update, minibatch)"},
@@ -159,6 +155,7 @@ def test_what_exists_is_not_complained_about(project: Project) -> None:
         "```\n.venv/bin/agentrl play CONFIG.yaml \\\n  --rows 3\n```",
         "```python\nfrom agentrl.plugins import Tools\n```",
         "```python\nclass Ledgers:\n```",
+        "```python\nclass Ledgers; class Curriculum: draw(self)\n```",
         "```python\nclass Ledger:\n    def leases(self, owner) -> int\n```",
         "```python\nclass Ledger:\n    def lease(self, owner, who) -> int; def drop(self, owner, group_id, reason)\n```",
         "```python\ndef pack(samples, *, max_tokens, world_size, max_rows)                # learner/packing.py\n```",
