@@ -15,6 +15,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.data.whole import appearing_whole
 from agentrl.errors import DataError
 
 CACHE_BYTES = 256 * 2**20
@@ -139,18 +140,11 @@ class JsonRows:
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> int:
     """Stream `rows` into a Parquet file that appears whole or not at all; return how many there were."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
     written = 0
-    try:
-        with pq.ParquetWriter(partial, schema, compression="zstd") as writer:
-            for chunk in _chunks(rows, size=4096):
-                writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema=schema))
-                written += len(chunk)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with appearing_whole(Path(path)) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+        for chunk in _chunks(rows, size=4096):
+            writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema=schema))
+            written += len(chunk)
     return written
 
 

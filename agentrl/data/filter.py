@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from agentrl.data.pass_rates import first_user_text
 from agentrl.data.prepare import Written
 from agentrl.data.rows import Place
 from agentrl.data.selection import Candidate, Selection, normalise, select
+from agentrl.data.whole import appearing_whole
 from agentrl.errors import DataError
 
 
@@ -33,7 +33,8 @@ def filter_rows(file: Path, out: Path, selection: Selection) -> Written:
             table = pa.Table.from_pylist([dict(candidate.row) for candidate in kept])
         except pa.ArrowInvalid as error:
             raise DataError(f"{file}: its rows do not fit into columns of one type each: {error}") from error
-    _write(out, table)
+    with appearing_whole(out) as partial:
+        pq.write_table(table, partial, compression="zstd")
     return Written({out.stem: len(kept)}, tuple(notes))
 
 
@@ -46,13 +47,3 @@ def _candidate(raw: dict, place: Place) -> Candidate:
     answer = str((raw.get("reward_model") or {}).get("ground_truth"))
     # The split of the file itself: whoever filters a file means all of its rows.
     return Candidate(raw, "train", question=text, identity=text, answer=answer)
-
-
-def _write(out: Path, table: pa.Table) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    try:
-        pq.write_table(table, partial, compression="zstd")
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)

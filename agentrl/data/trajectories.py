@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import DTypeLike, NDArray
 
+from agentrl.data.whole import appearing_whole
 from agentrl.errors import DataError
 from agentrl.types import NO_VERSION, Message, Outcome, RewardEvent, ToolCall, Trajectory
 
@@ -254,14 +254,8 @@ def write_parquet(path: str | Path, batch: pa.RecordBatch, **columns: int | floa
     for position, (name, value) in enumerate(columns.items()):
         values = [value] * batch.num_rows if isinstance(value, (int, float, str)) else list(value)
         table = table.add_column(position, name, pa.array(values))
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
-    try:
+    with appearing_whole(Path(path)) as partial:
         pq.write_table(table, partial, compression="zstd")
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_parquet(path: str | Path) -> pa.RecordBatch:

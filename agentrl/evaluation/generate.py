@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.config.schema import Config
+from agentrl.data.whole import appearing_whole
 from agentrl.errors import ConfigError, DataError
 from agentrl.evaluation.batches import batches
 from agentrl.evaluation.model_place import Say
@@ -38,7 +38,8 @@ def generate(request: Request, out: Path, *, response_key: str, say: Say) -> int
         play_missing(prepared, say=say)
         responses = list(_responses(prepared))
     table = table.slice(0, len(responses)).append_column(response_key, pa.array(responses, pa.list_(pa.large_string())))
-    _write(out, table)
+    with appearing_whole(out) as partial:
+        pq.write_table(table, partial, compression="zstd")
     return sum(text is None for row in responses for text in row)
 
 
@@ -70,14 +71,3 @@ def _responses(prepared: Prepared) -> Iterator[list[str | None]]:
             attempted(problem.task, trajectory, max_response_tokens=limit).response_text if trajectory.outcome in SCORED_OUTCOMES else None
             for trajectory in members
         ]
-
-
-def _write(out: Path, table: pa.Table) -> None:
-    """Write a file that appears whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    try:
-        pq.write_table(table, partial, compression="zstd")
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)

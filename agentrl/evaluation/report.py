@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from agentrl.data.whole import appearing_whole
 from agentrl.errors import InfrastructureError
 from agentrl.evaluation.contamination import ContaminationNote
 from agentrl.evaluation.description import RunDescription
@@ -81,10 +81,9 @@ def write_report(
 
 def _write(path: Path, text: str) -> None:
     """Write a file that appears whole or not at all. Half a surrogate pair, which a model may write, is shown as `?`."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_bytes(text.encode(errors="replace"))
-        os.replace(partial, path)
+        with appearing_whole(path) as partial:
+            partial.write_bytes(text.encode(errors="replace"))
     except OSError as error:
         raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from agentrl.data.trajectories import SCHEMA, encode
+from agentrl.data.whole import appearing_whole
 from agentrl.evaluation.attempts import ATTEMPTS
 from agentrl.evaluation.batch_scores import with_batch_rewards
 from agentrl.evaluation.batches import batches
@@ -63,16 +63,12 @@ def write_attempts(path: Path, trajectories: Iterable[Trajectory], producers: Ma
     """Write trajectories into one Parquet file that appears whole or not at all, and return what a report needs of them."""
     evidence = Evidence()
     own = {PRODUCERS: json.dumps(producers, default=str).encode()}
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with pq.ParquetWriter(partial, SCHEMA.with_metadata({**SCHEMA.metadata, **own}), compression="zstd") as writer:
-            for chunk in batches(trajectories, _CHUNK):
-                writer.write_batch(encode(chunk).replace_schema_metadata(writer.schema.metadata))
-                for trajectory in chunk:
-                    evidence.add(trajectory)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    schema = SCHEMA.with_metadata({**SCHEMA.metadata, **own})
+    with appearing_whole(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+        for chunk in batches(trajectories, _CHUNK):
+            writer.write_batch(encode(chunk).replace_schema_metadata(schema.metadata))
+            for trajectory in chunk:
+                evidence.add(trajectory)
     return evidence
 
 

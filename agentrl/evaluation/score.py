@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,6 +20,7 @@ import trio
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.config.schema import Config
+from agentrl.data.whole import appearing_whole
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
 from agentrl.evaluation.attempts import Attempt
 from agentrl.evaluation.responses import ResponseFile, StoredRow
@@ -149,7 +149,7 @@ async def _score_file(
 ) -> list[ScoredResponse]:
     field = pa.field(scores_key, pa.list_(pa.float64()))
     scored: list[ScoredResponse] = []
-    with AsyncioHost() as host, _appears_whole(out) as partial:
+    with AsyncioHost() as host, appearing_whole(out) as partial:
         scorer = _Scorer(RewardCalls(host, num_processes=num_processes), table, num_processes, progress)
         try:
             with pq.ParquetWriter(partial, file.schema.append(field), compression="zstd") as writer:
@@ -236,15 +236,3 @@ _UNSCORED = ScoredResponse("", "", 0, None)
 def _kind(term: Term, error: RewardError) -> str:
     """Return the beginning of an error's text, which is the same for all errors of its kind."""
     return str(error).removeprefix(f"reward {term.name!r}").lstrip(": ").partition(":")[0]
-
-
-@contextmanager
-def _appears_whole(out: Path) -> Iterator[Path]:
-    """Give the path of a file beside `out` that takes its place at the end, unless something is raised."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    try:
-        yield partial
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
