@@ -48,6 +48,7 @@ _GROUPED_COMMA = re.compile(r"(?<=[0-9])\{,\}(?=[0-9])|(?<=[0-9])\\!,(?=[0-9])|(
 _SPACING = re.compile(r"\\[,;:> ]|~")
 _GROUP = re.compile(r"(?<![\w^}])\{([^{}]*)\}")
 _DEGREE = re.compile(r"\^\s?(?:\{\s?°\s?\}|°)")
+_ITALIC = re.compile(r"(?<![\w*)])\*([^*\s][^*\n]{0,60})\*(?![\w*(])")
 _SPACES = re.compile(r"[ \t]{2,}")
 _MARKS = re.compile(
     r"<<[^<>\n]{0,100}>>|(?<!\S)_(?=[0-9$])|(?<=[0-9])_(?!\w)|\*\*|__|`|(?m:^[ \t]{0,8}(?:>[ \t]?)*(?:#{1,6}[ \t]|[*+][ \t]))"
@@ -62,7 +63,7 @@ def plain(text: str) -> str:
     text = text.translate(_CHARACTERS)
     if "\\" in text or "{" in text:
         text = _without_latex(text)
-    return _SPACES.sub(" ", _MARKS.sub("", text))
+    return _SPACES.sub(" ", _ITALIC.sub(r"\1", _MARKS.sub("", text)))
 
 
 def _without_latex(text: str) -> str:

@@ -18,6 +18,8 @@ MAX_TAIL_CHARS = 2000
 """How far an answer is looked for: it bounds the time, for the rewards run in the event loop."""
 MAX_LINE_CHARS = 300
 MAX_PHRASES = 5
+MAX_WORDS_CHARS = 60
+"""A longer response is no number in words."""
 
 # Between two numbers: a unit, and what makes a sum, its result, or several answers of them.
 _WORDS = r"(?:\s?[A-Za-z%]{1,20}){0,2}"
@@ -89,7 +91,7 @@ def concluding_number(text: str) -> Fraction | None:
             return number
     if named := _IS_THE_ANSWER.search(tail):  # "18 is the answer"
         tail = tail[: named.start()]
-    return _last_number(tail)
+    return _last_number(tail) if len(tail) > MAX_WORDS_CHARS or has_number(plain(tail)) else stated_number(tail)
 
 
 def without_first_thoughts(text: str) -> str:
