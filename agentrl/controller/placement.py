@@ -62,18 +62,7 @@ def open_run(config: Config) -> Iterator[Run]:
         UserError: found before anything was started where possible.
         InfrastructureError: something did not come up; the message says what.
     """
-    given = config
-    config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
-    config = resolve_adapter(config)
-    check_nsight(config.profiler.nsight)
-    find_estimator(config.algorithm.advantage)
-    bind_policy_loss(config.algorithm)
-    check_policy(config.model)
-    check_dtype(config.model)
-    check_folder(config.model, config.learner)
-    check_kernels(config.learner.logprob_kernels, device=config.placement.device_of("actor"))
-    check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
-    check_critic(config)
+    given, config = config, _resolved(config)
     plugins = open_plugins(config.agent)
     check_training_sources(config, plugins=plugins)
     chat = Chat.of(config.model)
@@ -138,6 +127,22 @@ def open_run(config: Config) -> Iterator[Run]:
             checkpoints=checkpoints,
             total_steps=plan.total_steps,
         )
+
+
+def _resolved(config: Config) -> Config:
+    """Return the config with its models found, and refuse what no process need be started for."""
+    config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
+    config = resolve_adapter(config)
+    check_nsight(config.profiler.nsight)
+    find_estimator(config.algorithm.advantage)
+    bind_policy_loss(config.algorithm)
+    check_policy(config.model)
+    check_dtype(config.model)
+    check_folder(config.model, config.learner)
+    check_kernels(config.learner.logprob_kernels, device=config.placement.device_of("actor"))
+    check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
+    check_critic(config)
+    return config
 
 
 def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: BatchRewards) -> Validation | None:

@@ -15,6 +15,7 @@ from agentrl.evaluation.concurrency import Concurrency
 from agentrl.evaluation.data_sets import Problem
 from agentrl.evaluation.model_place import Servers
 from agentrl.evaluation.store import AttemptStore
+from agentrl.rollout.player import one_line
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import Sampling
 from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
@@ -168,8 +169,7 @@ class AttemptPlayer:
         try:
             return [*await self._scorer.score_group(group.problem.task, scored), *failed]
         except Exception as error:  # noqa: BLE001 - boundary of one group: its reward raised
-            failure = f"{type(error).__name__}: {error}"
-            return [*(t.replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for t in scored), *failed]
+            return [*(t.replace(outcome=Outcome.REWARD_ERROR, failure=one_line(error), rewards=()) for t in scored), *failed]
 
     def _refuse_endless_failure(self, trajectory: Trajectory) -> None:
         self._failures_in_a_row += 1

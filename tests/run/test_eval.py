@@ -93,7 +93,7 @@ def test_another_prompt_is_another_attempt(world, server, tmp_path) -> None:
     assert results_of(tmp_path)["run"]["data_sets"] == [{"name": "val", "num_problems": 2, "template": "question@1"}]
 
 
-def kill_and_go_on(world, out, *options) -> None:
+def check_that_a_killed_one_goes_on(world, out, *options) -> None:
     """Kill -9 an evaluation of 12 attempts per row in its middle, run it again, and look at what was kept and played."""
     n = 12
     arguments = ("eval", world.config, "--on", world.folder / "data/val.parquet", "--n", n, "--out", out, "--temperature", 1.0, *options)
@@ -114,7 +114,7 @@ def kill_and_go_on(world, out, *options) -> None:
 
 
 def test_kill_9_in_the_middle_and_on_without_repeating(world, server, tmp_path) -> None:
-    kill_and_go_on(world, tmp_path / "out", "--model", server)
+    check_that_a_killed_one_goes_on(world, tmp_path / "out", "--model", server)
 
 
 def test_a_folder_is_served_for_the_evaluation(world, tmp_path) -> None:
@@ -259,4 +259,4 @@ def test_messages_in_place_of_tokens(world, openai, tmp_path) -> None:
 def test_kill_9_at_an_openai_compatible_url(world, openai, tmp_path) -> None:
     openai.seconds_per_answer = 0.05
     url = f"http://127.0.0.1:{openai.port}/v1"
-    kill_and_go_on(world, tmp_path / "out", "--model", url, "--agent", "tool_agent", "rollout.api_key_env=STAND_IN_KEY")
+    check_that_a_killed_one_goes_on(world, tmp_path / "out", "--model", url, "--agent", "tool_agent", "rollout.api_key_env=STAND_IN_KEY")
