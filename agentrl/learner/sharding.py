@@ -62,6 +62,23 @@ def reshard(module: nn.Module) -> None:
             child.reshard()
 
 
+def is_alone(mesh: DeviceMesh) -> bool:
+    """Say whether one rank holds the whole model in the memory that it computes in, so that there is nothing to share with others."""
+    return mesh.size() == 1 and mesh.device_type == "cpu"
+
+
+def hold(module: nn.Module, *, until_next_backward: bool) -> None:
+    """Keep gathered weights, and gradients where they are, through the coming backward, or let it share and free them as ever.
+
+    For a rank that is alone (`is_alone`): sharing is copying there, some 3 ms of each microbatch of a small model. The last backward
+    before an optimizer step must share.
+    """
+    for child in module.modules():
+        if isinstance(child, FSDPModule):
+            child.set_reshard_after_backward(not until_next_backward, recurse=False)
+            child.set_requires_gradient_sync(not until_next_backward, recurse=False)
+
+
 def _options(mesh: DeviceMesh, config: LearnerConfig, compute_dtype: torch.dtype | None) -> dict[str, Any]:
     options: dict[str, Any] = {"mesh": mesh}
     if compute_dtype is not None:

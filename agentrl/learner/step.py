@@ -20,6 +20,7 @@ from agentrl.learner.model import Policy
 from agentrl.learner.offload import state_at_hand
 from agentrl.learner.optimizer import build_optimizer, clip_gradients, gradient_norm, learning_rate, set_learning_rate
 from agentrl.learner.ranks import Place, add_over_ranks, largest_over_ranks
+from agentrl.learner.sharding import hold, is_alone
 
 Item = Microbatch | ScoredMicrobatch
 
@@ -57,6 +58,7 @@ class Stepper:
         self._total_updates = total_updates
         self._dump_folder = dump_folder
         self._is_offloaded = is_offloaded
+        self._is_alone = is_alone(place.mesh)
 
     def run(self, items: Sequence[Item], part_of: Callable[[int], LossPart], counts: UpdateCounts) -> dict[str, float]:
         """Make one update of all `items`, whose parts of the loss `part_of(index)` computes, and return the global metrics.
@@ -88,6 +90,8 @@ class Stepper:
         sums: dict[str, Tensor] = {}
         maxima: dict[str, Tensor] = {}
         for index in range(num_items):
+            if self._is_alone:
+                hold(self._policy.module, until_next_backward=index < num_items - 1)
             part = part_of(index)
             # FSDP averages gradients over ranks, but the scales in the loss already hold the global counts.
             (part.loss * self._place.mesh.size()).backward()
