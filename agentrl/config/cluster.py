@@ -9,12 +9,22 @@ from pydantic import Field
 from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.section import Section
 
+MIN_OBJECT_STORE_BYTES = 80_000_000
+"""Ray starts with no less than 75 MiB."""
+
 
 class ClusterConfig(Section):
     """Ray."""
 
     address: str | None = Field(None, description="None: start Ray on this machine; `auto` or an address joins a cluster.")
-    num_cpus: int | None = Field(None, ge=1, description="CPUs of a started Ray; None: what this process may use.")
+    num_cpus: int | None = Field(
+        None, ge=1, description="CPUs of a started Ray; None: what affinity, control groups and SLURM grant, not what the machine has."
+    )
+    object_store_bytes: int | None = Field(
+        None,
+        ge=MIN_OBJECT_STORE_BYTES,
+        description="Size of a started Ray's object store; None: Ray's share of the memory, or that of what is granted if less.",
+    )
 
 
 def refuse_impossible_layout(placement: PlacementConfig, num_ranks: Mapping[Role, int], cluster: ClusterConfig) -> None:

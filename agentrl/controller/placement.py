@@ -85,7 +85,7 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.enter_context(interruptible())
         started = time.monotonic()
         observer.say("starting Ray, servers, learner and rollout actors ...")
-        stack.enter_context(ray_session(config.cluster, user_files(config)))
+        observer.say(stack.enter_context(ray_session(config.cluster, user_files(config))))
         seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
         seats = recorded(seats, config.profiler.nsight, run_dir.root / "nsight")
 

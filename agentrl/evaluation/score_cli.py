@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.errors import UserError
+from agentrl.granted import granted_cpus
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,7 +80,7 @@ def score(
                 settings,
                 response_key=response_key,
                 scores_key=scores_key,
-                num_processes=processes or len(os.sched_getaffinity(0)),
+                num_processes=processes or granted_cpus(),
                 watch=watch,
             )
     except KeyboardInterrupt:

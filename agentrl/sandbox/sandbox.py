@@ -19,6 +19,7 @@ from typing import Any
 import trio
 
 from agentrl.errors import SandboxError
+from agentrl.granted import granted_cpus
 from agentrl.sandbox.limits import MIB, Limits, SandboxOptions
 from agentrl.sandbox.process import LauncherProcess, interpreter
 from agentrl.sandbox.protections import PROBE, Protections, bait, judge, refuse
@@ -60,7 +61,7 @@ class Sandbox:
     def __init__(self, options: SandboxOptions | None = None, *, avoid: tuple[str, ...] = ()) -> None:
         self.options = options or SandboxOptions()
         self._avoid = avoid
-        self.num_slots = self.options.max_concurrent or len(os.sched_getaffinity(0))
+        self.num_slots = self.options.max_concurrent or granted_cpus()
         self._slots = threading.BoundedSemaphore(self.num_slots)
         self._limiter = trio.CapacityLimiter(self.num_slots)
         self._check_lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The user's files reach Ray's workers though the driver's folder is gone."""
+"""Ray of this machine: it joins nobody unasked, and the user's files reach its workers though the driver's folder is gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from agentrl.chat.template import load_template
-from agentrl.config.cluster import ClusterConfig
+from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES, ClusterConfig
 from agentrl.config.supervised import SFTConfig
 from agentrl.controller.cluster import ray_session
 from agentrl.controller.sft import supervise
@@ -17,7 +17,9 @@ from agentrl.plugins import load_plugins
 from agentrl.plugins.sources import SHIPPED_PACKAGE
 
 
-def test_a_worker_reads_plugin_and_template_whose_files_only_the_driver_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_started_ray_has_what_is_granted_and_workers_the_files_that_only_the_driver_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "driver"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -37,7 +39,13 @@ def test_a_worker_reads_plugin_and_template_whose_files_only_the_driver_had(tmp_
         rendered = load_template(Path("anywhere"), template_file="own.jinja").render([], add_generation_prompt=False)
         return load_plugins(["my_reward.py"]).rewards.get("seven").__name__, rendered
 
-    with ray_session(ClusterConfig(num_cpus=1), ["my_reward.py", "own.jinja"]):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # as a shell beside a cluster has it; nothing answers there
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    config = ClusterConfig(object_store_bytes=MIN_OBJECT_STORE_BYTES)
+    with ray_session(config, ["my_reward.py", "own.jinja"]) as line:
+        held = ray.cluster_resources()
+        assert (held["CPU"], held["object_store_memory"]) == (1, MIN_OBJECT_STORE_BYTES)
+        assert line.startswith("Ray: 1 CPUs")
         file.unlink()
         template.unlink()
         remote = ray.remote(num_cpus=0)(read_in_worker)

@@ -1,0 +1,192 @@
+"""What this process may use of its machine: the least of CPU affinity, control groups and SLURM, never simply what the machine has.
+
+In a container, a Kubernetes pod or a SLURM job, `os.cpu_count()` still counts the host. Each function reads below `root`, in
+`environ`, so that a test may write a machine of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+Source = Literal["machine", "affinity", "cgroup", "SLURM"]
+Resource = Literal["cpu", "memory"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """So much of a resource (CPUs, or bytes), and who set it."""
+
+    amount: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """CPUs (at least one) and memory of this process. `machine_*`: what the machine has."""
+
+    num_cpus: int
+    cpu_source: Source
+    machine_cpus: int
+    memory_bytes: int
+    memory_source: Source
+    machine_memory_bytes: int
+
+
+def granted_cpus() -> int:
+    """Return how many CPUs this process may keep busy, at least 1."""
+    return granted().num_cpus
+
+
+def granted(
+    root: Path = Path("/"),
+    environ: Mapping[str, str] = os.environ,
+    *,
+    machine_cpus: int | None = None,
+    affinity: int | None = None,
+) -> Granted:
+    """Read all bounds and return the least ones; of equal ones the first in the order of `Source`.
+
+    A share of CPUs is rounded down, as a program that keeps one more busy is throttled all of the time.
+
+    Args:
+        machine_cpus, affinity: CPUs of the machine, and of those the ones that this process may run on; None: as the kernel says.
+    """
+    total_cpus = machine_cpus or os.cpu_count() or 1
+    allowed = affinity or len(os.sched_getaffinity(0))
+    cpus = [Bound(total_cpus, "machine"), Bound(allowed, "affinity"), *cgroup_bounds("cpu", root), *slurm_bounds("cpu", environ, allowed)]
+    total_memory = _machine_memory(root)
+    memory = [Bound(total_memory, "machine"), *cgroup_bounds("memory", root), *slurm_bounds("memory", environ, allowed)]
+    least_cpus, least_memory = min(cpus, key=lambda bound: bound.amount), min(memory, key=lambda bound: bound.amount)
+    return Granted(
+        max(1, int(least_cpus.amount)), least_cpus.source, total_cpus, int(least_memory.amount), least_memory.source, total_memory
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- control groups
+
+
+def cgroup_bounds(resource: Resource, root: Path) -> Iterator[Bound]:
+    """Yield the bounds of this process's own control group and of all above it, of both versions of the hierarchy."""
+    groups = _own_groups(root)
+    for mount in _mounts(root):
+        if mount.is_unified:
+            path, read = groups.get(""), _read_v2
+        elif resource in mount.controllers:
+            path, read = groups.get(resource), _read_v1
+        else:
+            continue
+        for folder in _chain(root, mount, path or "/"):
+            amount = read(resource, folder)
+            if amount is not None:
+                yield Bound(amount, "cgroup")
+
+
+def _read_v2(resource: Resource, folder: Path) -> float | None:
+    """Read `cpu.max` ("QUOTA PERIOD" in microseconds) or `memory.max` (bytes); "max" is no bound."""
+    if resource == "memory":
+        return _positive(_text(folder / "memory.max"))
+    quota, _, period = _text(folder / "cpu.max").partition(" ")
+    return _ratio(quota, period or "100000")
+
+
+def _read_v1(resource: Resource, folder: Path) -> float | None:
+    """Read `cpu.cfs_*_us` or `memory.limit_in_bytes`. No bound is a quota of -1, or a number of bytes beyond any machine's."""
+    if resource == "memory":
+        return _positive(_text(folder / "memory.limit_in_bytes"))
+    return _ratio(_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """A hierarchy of control groups: what of it is mounted (`top`) and where (`point`)."""
+
+    top: str
+    point: str
+    is_unified: bool
+    controllers: frozenset[str]
+
+
+def _mounts(root: Path) -> Iterator[_Mount]:
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        left, separator, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if separator and len(fields) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
+            yield _Mount(_plain(fields[3]), _plain(fields[4]), kind[0] == "cgroup2", frozenset(kind[2].split(",")))
+
+
+def _own_groups(root: Path) -> dict[str, str]:
+    """Return the path of this process's group by controller; by "" in the unified hierarchy."""
+    found = {}
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if number and path.startswith("/"):
+            found |= dict.fromkeys(names.split(","), path)
+    return found
+
+
+def _chain(root: Path, mount: _Mount, path: str) -> Iterator[Path]:
+    """Yield the folder of the group and of each group above it, up to where the hierarchy is mounted.
+
+    A container often sees only a part of the hierarchy, mounted as if it were all: groups outside of it are not to be seen.
+    """
+    group = PurePosixPath(path)
+    inside = group.relative_to(mount.top) if group.is_relative_to(mount.top) else PurePosixPath()
+    if ".." in inside.parts:
+        inside = PurePosixPath()
+    point = root / mount.point.lstrip("/")
+    for level in (inside, *inside.parents):
+        yield point / level
+
+
+# ----------------------------------------------------------------------------------------------------------------- SLURM
+
+
+def slurm_bounds(resource: Resource, environ: Mapping[str, str], num_cpus: float) -> Iterator[Bound]:
+    """Yield what SLURM gave this task, or else this node of the job. `num_cpus`: of this process, for memory that is given per CPU."""
+    if resource == "cpu":
+        names = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
+        amounts = [_positive(environ.get(name, "")) for name in names]
+    else:
+        per_node, per_cpu = (_positive(environ.get(name, "")) for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"))
+        on_node = _positive(environ.get("SLURM_CPUS_ON_NODE", "")) or num_cpus
+        amounts = [per_node and per_node * MIB, per_cpu and per_cpu * MIB * on_node]
+    yield from (Bound(amount, "SLURM") for amount in amounts if amount)
+
+
+# ---------------------------------------------------------------------------------------------------------------- reading
+
+
+def _machine_memory(root: Path) -> int:
+    found = re.search(r"^MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _text(file: Path) -> str:
+    """Return a file's text, "" where there is none: which files there are depends on kernel and container."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _plain(path: str) -> str:
+    """Undo mountinfo's octal escapes of blanks."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+
+
+def _positive(text: str) -> float | None:
+    """Return a positive number; None for anything else, as "max" or -1 say that there is no bound."""
+    return float(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    over, under = _positive(quota), _positive(period)
+    return over / under if over and under else None
