@@ -22,6 +22,7 @@ from agentrl.config.rollout import RolloutConfig, refuse_url
 from agentrl.config.schema import Config
 from agentrl.controller.calls import get
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
+from agentrl.rollout.limits import num_ids_of
 from agentrl.serving.actor import ServerActor
 from agentrl.serving.attached import AttachedServer
 from agentrl.serving.health import ServerKind, ServerStatus
@@ -315,7 +316,8 @@ class ServerFleet:
 
     def clients(self, urls: Sequence[str], *, adapter: str | None = None) -> list[SGLangClient]:
         """Return a client for each URL, which samples with `adapter`; to be used within one trio.run."""
-        return [SGLangClient(url, api_key=self._api_key, adapter=adapter) for url in urls]
+        num_ids = num_ids_of(self._model)
+        return [SGLangClient(url, api_key=self._api_key, adapter=adapter, num_ids=num_ids) for url in urls]
 
     def close(self) -> None:
         """Stop every server that this run started."""

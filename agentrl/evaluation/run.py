@@ -34,7 +34,7 @@ from agentrl.evaluation.unscored import without_rewards
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.limits import model_limits, server_key
+from agentrl.rollout.limits import model_limits, num_ids_of, server_key
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import MessageSession, uncounted_chat
 from agentrl.rollout.open_files import allow_trajectories
@@ -244,6 +244,7 @@ def _client(url: str, config: Config) -> SGLangClient:
         api_key=server_key(config.rollout.api_key_env),
         max_connections=config.rollout.max_concurrent_trajectories,
         unpublished=UNPUBLISHED_VERSION,
+        num_ids=num_ids_of(config.model),
     )
 
 

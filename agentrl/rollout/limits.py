@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.template import read_json
@@ -17,12 +19,20 @@ def model_limits(model: ModelConfig, chat: Chat) -> tuple[int | None, int | None
     None instead of the first: the tokenizer has no other ids. None instead of the second: unknown, for the file is not here
     (servers elsewhere, only the tokenizer here).
     """
-    described = read_json(Path(model.path) / "config.json")
-    text_model = described.get("text_config") or described
-    vocab_size = text_model.get("vocab_size")
-    context_tokens = text_model.get("max_position_embeddings")
-    has_foreign_ids = isinstance(vocab_size, int) and vocab_size < chat.vocab_size
+    vocab_size, context_tokens = num_ids_of(model), _text_model(model).get("max_position_embeddings")
+    has_foreign_ids = vocab_size is not None and vocab_size < chat.vocab_size
     return (vocab_size if has_foreign_ids else None), (context_tokens if isinstance(context_tokens, int) else None)
+
+
+def num_ids_of(model: ModelConfig) -> int | None:
+    """Return how many ids the model knows, whatever those of the tokenizer are; None when its `config.json` does not say so."""
+    vocab_size = _text_model(model).get("vocab_size")
+    return vocab_size if isinstance(vocab_size, int) else None
+
+
+def _text_model(model: ModelConfig) -> Mapping[str, Any]:
+    described = read_json(Path(model.path) / "config.json")
+    return described.get("text_config") or described
 
 
 def server_key(variable: str | None) -> str | None:

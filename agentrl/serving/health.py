@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -50,7 +50,7 @@ def generates(url: str, *, api_key: str | None, timeout_s: float) -> bool:
 
     async def ask() -> bool:
         async with _open(url, api_key) as http:
-            return await _sample_one(http) == 200 and (await http.request("GET", "/ready")).status != _NOT_READY_STATUS
+            return await _samples_one(http) and (await http.request("GET", "/ready")).status != _NOT_READY_STATUS
 
     return trio.run(_answer_of, ask, timeout_s) or False
 
@@ -108,33 +108,36 @@ class Watchdog:
             before, self._load = self._load, await client.loads()
             if self._load.num_running + self._load.num_waiting == 0:
                 return await self._answers(client)
-            return self._load != before or await _is_paused(client)
+            return self._load != before or await client.is_paused()
         finally:
             await client.aclose()
 
     async def _answers(self, client: SGLangClient) -> bool:
         """Tell whether an idle server generates a token, or is paused."""
-        if await _is_paused(client):
+        if await client.is_paused():
             return True
         with trio.move_on_after(self.interval_s / 2):
             async with _open(self._url, self._api_key) as http:
-                return await _sample_one(http) < 500
-        return await _is_paused(client)  # meanwhile
-
-
-async def _is_paused(client: SGLangClient) -> bool:
-    """Tell whether a server that answers is paused: SGLang is not ready then, the embedded server says so."""
-    return not await client.is_ready() or (await client.server_info()).get("is_paused") is True
+                return await _samples_one(http)
+        return await client.is_paused()  # meanwhile
 
 
 def _open(url: str, api_key: str | None) -> HttpClient:
     return HttpClient(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
 
 
-async def _sample_one(http: HttpClient) -> int:
-    """Ask for one token; return the status of the reply. Unlike the client of rollouts, it minds no version."""
+async def _samples_one(http: HttpClient) -> bool:
+    """Ask for one token; tell whether the answer is a generation. Unlike the client of rollouts, it minds no version, nor an abort.
+
+    Raises:
+        ServerError: the reply is no JSON.
+    """
     body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
-    return (await http.request("POST", "/generate", json=body)).status
+    reply = await http.request("POST", "/generate", json=body)
+    if reply.status != 200:
+        return False
+    answer = reply.json()
+    return isinstance(answer, Mapping) and isinstance(answer.get("output_ids"), list)
 
 
 async def _answer_of(question: Callable[[], Awaitable[T]], timeout_s: float) -> T | None:

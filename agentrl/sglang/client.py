@@ -7,7 +7,7 @@ connection that the server had closed already.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import trio
@@ -28,6 +28,7 @@ from agentrl.sglang.protocol import (
     parse_generation,
     parse_load,
     parse_model_info,
+    parse_server_info,
 )
 from agentrl.types import Generation, SamplingParams, TensorSpec
 
@@ -41,12 +42,17 @@ _PROBE_TOKEN = 1
 
 _BUSY = frozenset({408, 429})
 """Statuses that call the moment wrong, not the request."""
+_NOT_A_SERVER = frozenset({401, 403, 404, 405})
+"""Statuses of /generate that say nothing of the request: whoever answers so answers all alike."""
+_QUESTION_CONNECTIONS = 16
 
 
 class SGLangClient:
     """One server at `url`; `api_key` goes into the Authorization header and into no message; `adapter` is the LoRA adapter to sample with.
 
     `unpublished`: the version of weights that nobody published; None refuses them, for a learner could not know how old they are.
+    `num_ids`: how many ids the model has; a reply with others is an error (None: any). `max_connections`: of generations at once; what
+    else is asked never waits behind them.
 
     Every method raises RequestRefused when the server calls the request wrong (4xx), and ServerError when it fails (5xx, an
     unreadable reply) or does not answer (status None).
@@ -60,16 +66,20 @@ class SGLangClient:
         adapter: str | None = None,
         max_connections: int = 1024,
         unpublished: int | None = None,
+        num_ids: int | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._adapter = adapter
         self._unpublished = unpublished
+        self._num_ids = num_ids
         self._cancelled: set[str] = set()  # rids that a paused server may still hold
-        self._http = HttpClient(
-            self.url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {}, max_connections=max_connections
-        )
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._generations = HttpClient(self.url, headers=headers, max_connections=max_connections)
+        # Where all generations wait, whether the server lives is asked beside them.
+        self._http = HttpClient(self.url, headers=headers, max_connections=_QUESTION_CONNECTIONS)
 
     async def aclose(self) -> None:
+        await self._generations.aclose()
         await self._http.aclose()
 
     # ------------------------------------------------------------------------------------------------- generation
@@ -82,12 +92,14 @@ class SGLangClient:
         """
         body = generate_body(input_ids, params, rid=rid, adapter=self._adapter)
         try:
-            reply = await self._call("POST", "/generate", body)
+            reply = self._checked("/generate", await self._generations.request("POST", "/generate", json=body), excused=_NOT_A_SERVER)
         except trio.Cancelled:
             self._cancelled.add(rid)
             await self._abort_quietly(rid)
             raise
-        return parse_generation(reply.json(), server=self.url, unpublished=self._unpublished)
+        return parse_generation(
+            reply.json(), server=self.url, max_tokens=params.max_new_tokens, num_ids=self._num_ids, unpublished=self._unpublished
+        )
 
     async def abort(self, rid: str | None) -> None:
         """End the request `rid`, or all requests when it is None; they answer with what they have."""
@@ -157,13 +169,13 @@ class SGLangClient:
         return parse_load((await self._call("GET", "/v1/loads")).json(), server=self.url)
 
     async def server_info(self) -> Mapping[str, Any]:
-        return (await self._call("GET", "/server_info")).json()
+        return parse_server_info((await self._call("GET", "/server_info")).json(), server=self.url)
 
     async def model_info(self) -> ModelInfo:
         return parse_model_info((await self._call("GET", "/model_info")).json(), server=self.url)
 
     async def adapter_support(self) -> AdapterSupport:
-        return parse_adapter_support(await self.server_info())
+        return parse_adapter_support(await self.server_info(), server=self.url)
 
     async def checksums(self) -> Mapping[str, str]:
         """Return {weight name: hex}; a real SGLang uses its own fused names."""
@@ -234,11 +246,14 @@ class SGLangClient:
     # -------------------------------------------------------------------------------------------------------- wire
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpReply:
-        reply = await self._http.request(method, path, json=body)
+        return self._checked(path, await self._http.request(method, path, json=body))
+
+    def _checked(self, path: str, reply: HttpReply, *, excused: Set[int] = frozenset()) -> HttpReply:
+        """Return a reply of status 200; `excused`: statuses that do not blame the request."""
         if reply.status == 200:
             return reply
         message = f"{self.url}{path} answered {reply.status}: {_error_text(reply)}"
-        if 400 <= reply.status < 500 and reply.status not in _BUSY:
+        if 400 <= reply.status < 500 and reply.status not in _BUSY | excused:
             raise RequestRefused(message, status=reply.status)
         raise ServerError(message, status=reply.status)
 

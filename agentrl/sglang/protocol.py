@@ -18,6 +18,10 @@ from agentrl.types import Generation, SamplingParams, TensorSpec
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
+_UNREADABLE = (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError)
+"""What reading JSON of a wrong shape raises."""
+_MAX_INT32 = 2**31 - 1
+
 POLICY_ADAPTER = "policy"
 """The name under which servers hold the LoRA adapter of the policy, whatever its version."""
 
@@ -99,11 +103,17 @@ def bucket_body(specs: Sequence[TensorSpec], *, group: str, version: int | None,
     return body
 
 
-def parse_generation(reply: Any, *, server: str, unpublished: int | None = None) -> Generation:
-    """Read a reply of /generate into aligned arrays; `unpublished`: version of weights that nobody published.
+def parse_generation(
+    reply: Any, *, server: str, max_tokens: int | None = None, num_ids: int | None = None, unpublished: int | None = None
+) -> Generation:
+    """Read a reply of /generate into aligned arrays.
+
+    max_tokens: that were asked for, None: any number. num_ids: how many ids the model has, None: any. unpublished: version of weights
+    that nobody published.
 
     Raises:
-        ServerError: fields are missing or disagree, or the server samples from weights that nobody published and `unpublished` is None.
+        ServerError: fields are missing or disagree, there are more tokens or other ones than there can be, or the server samples from
+            weights that nobody published and `unpublished` is None.
     """
     try:
         meta = reply["meta_info"]
@@ -114,10 +124,17 @@ def parse_generation(reply: Any, *, server: str, unpublished: int | None = None)
         logprob_ids = [int(triple[1]) for triple in triples]
         versions = parse_versions(meta.get("weight_versions") or [], num_tokens=len(ids), server=server, unpublished=unpublished)
         cached, retractions = int(meta.get("cached_tokens") or 0), int(meta.get("num_retractions") or 0)
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+    except _UNREADABLE as error:
         raise ServerError(f"{server} sent a generation that cannot be read: {type(error).__name__}: {error}") from error
     if reason not in ("stop", "length", "abort"):
         raise ServerError(f"{server} sent the unknown finish reason {reason!r}; known: stop, length, abort")
+    if not ids and reason != "abort":
+        raise ServerError(f"{server} sent a generation that is finished ({reason}) without a token")
+    if max_tokens is not None and len(ids) > max_tokens:
+        raise ServerError(f"{server} sent {len(ids)} tokens, and {max_tokens} were asked for")
+    # The learner would look such a token up, and end.
+    if ids and not (min(ids) >= 0 and max(ids) < (num_ids or _MAX_INT32)):
+        raise ServerError(f"{server} sent a token id outside of 0..{(num_ids or _MAX_INT32) - 1}")
     if logprob_ids != ids:
         raise ServerError(f"{server} sent {len(ids)} output ids, but log-probabilities of {len(logprob_ids)} (or other) tokens")
     if not all(math.isfinite(value) and value <= 1e-3 for value in logprobs):
@@ -158,15 +175,30 @@ def parse_model_info(reply: Any, *, server: str) -> ModelInfo:
     try:
         version = str(reply["weight_version"])
         return ModelInfo(str(reply["model_path"]), int(version) if version.isdecimal() else None)
-    except (KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise ServerError(f"{server} sent a model info that cannot be read: {type(error).__name__}: {error}") from error
 
 
-def parse_adapter_support(info: Any) -> AdapterSupport:
+def parse_server_info(reply: Any, *, server: str) -> Mapping[str, Any]:
+    """Return the settings of /server_info by name."""
+    if not isinstance(reply, Mapping):
+        raise ServerError(f"{server} sent a server info that is no JSON object but {type(reply).__name__}")
+    return reply
+
+
+def parse_setting(info: Mapping[str, Any], name: str, *, default: int, server: str) -> int:
+    """Return a whole number of /server_info; `default` where it is not there, null or 0."""
+    try:
+        return int(info.get(name) or default)
+    except _UNREADABLE as error:
+        raise ServerError(f"{server} sent a server info whose {name} is no whole number: {type(error).__name__}: {error}") from error
+
+
+def parse_adapter_support(info: Mapping[str, Any], *, server: str) -> AdapterSupport:
     """Read the settings of LoRA in /server_info; a server that does not speak of it loads none."""
-    if not isinstance(info, Mapping) or info.get("enable_lora") is not True or int(info.get("dp_size") or 1) > 1:
+    if info.get("enable_lora") is not True or parse_setting(info, "dp_size", default=1, server=server) > 1:
         return AdapterSupport(0)  # SGLang loads adapters at run time on one data-parallel rank alone
-    return AdapterSupport(int(info.get("max_lora_rank") or 0))
+    return AdapterSupport(parse_setting(info, "max_lora_rank", default=0, server=server))
 
 
 def parse_load(reply: Any, *, server: str) -> ServerLoad:
@@ -179,7 +211,7 @@ def parse_load(reply: Any, *, server: str) -> ServerLoad:
             num_used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
             max_tokens=sum(int(rank["max_total_num_tokens"]) for rank in ranks),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise ServerError(f"{server} sent a load that cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -187,7 +219,7 @@ def parse_checksums(reply: Any, *, server: str) -> dict[str, str]:
     """Read {weight name: hex} of a server's first rank."""
     try:
         return {str(name): str(value) for name, value in reply["ranks"][0]["checksums"].items()}
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise ServerError(f"{server} sent checksums that cannot be read: {type(error).__name__}: {error}") from error
 
 

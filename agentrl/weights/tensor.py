@@ -15,6 +15,7 @@ import trio
 from agentrl.config.rollout import WeightsConfig, is_local
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.protocol import parse_setting
 from agentrl.types import TensorSpec
 from agentrl.weights.attempt import Hold, LearnerCalls, Sent, for_each
 from agentrl.weights.plan import plan_buckets
@@ -38,7 +39,7 @@ class TensorTransport:
         async def load(server: SGLangClient) -> None:
             if not is_local(urlsplit(server.url).hostname or ""):
                 raise ServerError(f"{server.url} is on another machine, and the transport `tensor` sends pickles; use disk or distributed")
-            num_ranks = int((await server.server_info()).get("tp_size") or 1)
+            num_ranks = parse_setting(await server.server_info(), "tp_size", default=1, server=server.url)
             async with hold(server) as may_flush:
                 with suppress(RequestRefused):  # a session is open only where an attempt broke off
                     await server.end_weight_update()

@@ -103,4 +103,4 @@ def served_dtype(info: Mapping[str, Any]) -> str | None:
 def is_plain(info: Mapping[str, Any]) -> bool:
     """Tell whether a server of SGLang's holds whole weights, unquantized, on a CPU, where its checksums are of plain bytes."""
     sizes: Sequence[str] = ("tp_size", "pp_size", "ep_size")
-    return info.get("device") == "cpu" and info.get("quantization") is None and all(int(info.get(name) or 1) == 1 for name in sizes)
+    return info.get("device") == "cpu" and info.get("quantization") is None and all(info.get(name) in (None, 0, 1) for name in sizes)

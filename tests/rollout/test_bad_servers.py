@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
 
+from agentrl.errors import RequestRefused, ServerError
 from agentrl.rollout.router import Router
 from agentrl.sglang.client import PROBE_RID, SGLangClient
 from agentrl.types import SamplingParams
 
 PIECE = 4
 TOTAL = 8
+NUM_IDS = 64
 PROMPT = [11, 12]
 
 
 class Speaker:
     """Speaks just enough of the protocol: token k of a sequence is k. With `fault` it fails at each generation that is no probe.
+
+    What drips sends its answer byte by byte, and never the last one.
 
     An interrupting one answers PIECE tokens at a time, as if an update came each time.
     """
@@ -26,6 +32,7 @@ class Speaker:
     def __init__(self, *, fault: str | None = None, version: int = 3, interrupts: bool = False) -> None:
         self.fault, self.version, self.interrupts = fault, version, interrupts
         self.is_paused = False
+        self.works, self.num_used_tokens = False, 7  # one that does not work stands still
         self.generations: list[dict] = []
         self.aborted: list[str] = []
 
@@ -34,7 +41,10 @@ class Speaker:
             while (request := await read_request(stream)) is not None:
                 path, body = request
                 try:
-                    await stream.send_all(await self.answer(path, body))
+                    answer = await self.answer(path, body)
+                    if self.fault == "drips" and path == "/generate":
+                        await drip(stream, answer)
+                    await stream.send_all(answer)
                 except (trio.BrokenResourceError, Dropped):
                     return
                 if self.fault == "half_a_body":
@@ -46,12 +56,14 @@ class Speaker:
         if path == "/abort_request":
             self.aborted.append(body["rid"])
             return reply({})
-        load = {"num_running_reqs": 1, "num_waiting_reqs": 0, "num_used_tokens": 7, "max_total_num_tokens": 99}
+        if path == "/v1/loads" and self.works:
+            self.num_used_tokens += 1
+        load = {"num_running_reqs": 1, "num_waiting_reqs": 0, "num_used_tokens": self.num_used_tokens, "max_total_num_tokens": 99}
         answers = {
             "/model_info": {"model_path": "m", "weight_version": str(self.version)},
             "/server_info": {"is_paused": self.is_paused},
             "/ready": {},
-            "/v1/loads": {"loads": [load]},  # stands still
+            "/v1/loads": {"loads": [load]},
         }
         return reply(answers[path])
 
@@ -61,7 +73,7 @@ class Speaker:
             self.generations.append(body)
         while self.fault == "hangs":
             await trio.sleep(0.01)
-        if self.fault is not None and not is_probe:
+        if self.fault not in (None, "drips") and not is_probe:
             return self.fail()
         start, limit = len(body["input_ids"]), body["sampling_params"]["max_new_tokens"]
         count = min(limit, PIECE) if self.interrupts else limit
@@ -74,16 +86,28 @@ class Speaker:
         return reply({"output_ids": ids, "meta_info": meta})
 
     def fail(self) -> bytes:
-        whole = reply({"output_ids": [1], "meta_info": {}})
         if self.fault == "drops":
             raise Dropped
         return {
+            "401": reply({"error": "no key"}, status=401),
+            "404": reply({"detail": "Not Found"}, status=404),
             "500": reply({"error": {"message": "out of memory"}}, status=500),
             "503": reply({}, status=503),
             "garbage": b"\x16\x03\x01 what?\r\n\r\n",
             "no_json": b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>",
-            "half_a_body": whole[:-10],
-            "other_tokens": reply({"output_ids": [1, 2], "meta_info": {"finish_reason": {"type": "length"}, "output_token_logprobs": []}}),
+            "half_a_body": sampled([1])[:-10],
+            "a_list": reply([{"output_ids": [1]}]),
+            "null": reply(None),
+            "other_tokens": sampled([1, 2], logprobs=[[-1.0, 1, None], [-1.0, 3, None]]),
+            "no_logprobs": sampled([1, 2], logprobs=None),
+            "short_logprobs": sampled([1, 2], logprobs=[[-1.0, 1, None]]),
+            "nan_logprobs": sampled([1], logprobs=[[math.nan, 1, None]]),
+            "null_logprobs": sampled([1], logprobs=[[None, 1, None]]),
+            "unknown_ids": sampled([NUM_IDS]),
+            "huge_ids": sampled([2**40]),
+            "negative_ids": sampled([-1]),
+            "too_many": sampled(list(range(TOTAL + 1))),
+            "no_tokens": sampled([]),
         }[self.fault]
 
 
@@ -94,6 +118,21 @@ class Dropped(Exception):
 def reply(body: object, *, status: int = 200) -> bytes:
     content = json.dumps(body).encode()
     return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%s" % (status, len(content), content)
+
+
+def sampled(ids: list[int], *, logprobs: object = ()) -> bytes:
+    """A finished generation; `logprobs` () are those of the ids."""
+    triples = [[-1.0, token, None] for token in ids] if logprobs == () else logprobs
+    spans = [{"version": "3", "start": 0, "end": len(ids)}]
+    meta = {"finish_reason": {"type": "length"}, "output_token_logprobs": triples, "weight_versions": spans}
+    return reply({"output_ids": ids, "meta_info": meta})
+
+
+async def drip(stream: trio.SocketStream, answer: bytes) -> None:
+    for position in range(len(answer) - 1):
+        await stream.send_all(answer[position : position + 1])
+        await trio.sleep(0.02)
+    await trio.sleep_forever()
 
 
 async def read_request(stream: trio.SocketStream) -> tuple[str, dict] | None:
@@ -111,6 +150,16 @@ async def read_request(stream: trio.SocketStream) -> tuple[str, dict] | None:
 
 
 @asynccontextmanager
+async def serving(speaker: Speaker):
+    """Yield the URL of the speaker."""
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, speaker.handle, listeners)
+        yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
 async def routed(*speakers: Speaker, **options):
     """Yield a router over the speakers and their URLs; all are up."""
     async with trio.open_nursery() as nursery:
@@ -119,7 +168,7 @@ async def routed(*speakers: Speaker, **options):
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             nursery.start_soon(trio.serve_listeners, speaker.handle, listeners)
             urls.append(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
-        router = Router(SGLangClient, **options)
+        router = Router(partial(SGLangClient, num_ids=NUM_IDS), **options)
         router.set_servers(urls, version=3)
         nursery.start_soon(router.watch)
         with trio.fail_after(60):
@@ -146,7 +195,29 @@ def check(generation) -> None:
     assert set(generation.versions) == {3}
 
 
-@pytest.mark.parametrize("fault", ["500", "503", "garbage", "no_json", "half_a_body", "other_tokens", "drops"])
+ANSWERS_NOTHING = ["401", "404", "500", "503", "garbage", "no_json", "half_a_body", "drops"]
+CONTRADICTS = [
+    *("a_list", "null", "other_tokens", "no_logprobs", "short_logprobs", "nan_logprobs", "null_logprobs"),
+    *("unknown_ids", "huge_ids", "negative_ids", "too_many", "no_tokens"),
+]
+
+
+@pytest.mark.parametrize("fault", [*ANSWERS_NOTHING, *CONTRADICTS])
+def test_no_answer_of_a_broken_server_becomes_a_generation(fault):
+    """It is the server's failure, not a refusal of the request, which nobody would try elsewhere."""
+
+    async def main():
+        async with serving(Speaker(fault=fault)) as url:
+            client = SGLangClient(url, num_ids=NUM_IDS)
+            with trio.fail_after(30), pytest.raises(ServerError) as caught:
+                await client.generate(PROMPT, SamplingParams(TOTAL), rid="r")
+            assert not isinstance(caught.value, RequestRefused)
+            await client.aclose()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("fault", ["404", "500", "garbage", "no_json", "half_a_body", "other_tokens", "drops"])
 def test_a_server_that_fails_is_drained_and_comes_back_when_it_generates(fault):
     bad, good = Speaker(interrupts=True), Speaker()
 
@@ -257,10 +328,8 @@ def test_what_is_cancelled_during_a_pause_is_aborted_again_after_it():
     speaker.is_paused = True
 
     async def main():
-        async with routed() as _, trio.open_nursery() as nursery:
-            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-            nursery.start_soon(trio.serve_listeners, speaker.handle, listeners)
-            client = SGLangClient(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+        async with serving(speaker) as url:
+            client = SGLangClient(url)
             with trio.move_on_after(0.1):
                 await client.generate(PROMPT, SamplingParams(TOTAL), rid="r")
             await client.settle_aborts()
@@ -270,6 +339,40 @@ def test_what_is_cancelled_during_a_pause_is_aborted_again_after_it():
                 await client.settle_aborts()
                 assert speaker.aborted == ["r", "r"]
             await client.aclose()
-            nursery.cancel_scope.cancel()
 
     trio.run(main)
+
+
+def test_a_server_that_answers_byte_by_byte_and_never_ends_is_drained():
+    bad, good = Speaker(), Speaker()
+
+    async def main():
+        async with routed(bad, good, max_silence_s=0.4) as (router, _):
+            bad.fault = "drips"
+            check(await turn(router))
+            assert router.num_drained == 1
+
+    trio.run(main)
+
+
+def test_a_server_is_asked_whether_it_lives_beside_all_the_generations_that_it_holds():
+    """Each connection for generations waits for its answer: a server that works on them all is no silent one."""
+    busy = Speaker(fault="hangs")
+    busy.works = True
+
+    async def main():
+        async with serving(busy) as url:
+            client = SGLangClient(url, max_connections=2)
+            async with trio.open_nursery() as nursery:
+                for rid in ("a", "b"):
+                    nursery.start_soon(partial(client.generate, PROMPT, SamplingParams(TOTAL), rid=rid))
+                await until(lambda: len(busy.generations) == 2)
+                with trio.fail_after(10):
+                    first, second = await client.pulse(), await client.pulse()
+                    await client.abort("a")
+                nursery.cancel_scope.cancel()
+            assert first.load != second.load
+            await client.aclose()
+
+    trio.run(main)
+    assert busy.aborted[0] == "a"
