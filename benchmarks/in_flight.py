@@ -103,6 +103,9 @@ class Endless:
     async def drop_group(self, group_id: int, reason: str) -> None:
         self.outcomes[f"dropped: {reason}"] = self.outcomes.get(f"dropped: {reason}", 0) + 1
 
+    async def leave_out(self, group_id: int, member: int, reason: str) -> None:
+        self.outcomes[f"left out: {reason}"] = self.outcomes.get(f"left out: {reason}", 0) + 1
+
 
 class Collections:
     """How often garbage was collected and how long that took, by generation."""

@@ -152,6 +152,9 @@ class Leases:
     async def drop_group(self, group_id: int, reason: str) -> None:
         raise RuntimeError(f"group {group_id} was dropped: {reason}")
 
+    async def leave_out(self, group_id: int, member: int, reason: str) -> None:
+        raise RuntimeError(f"member {member} of group {group_id} was left out: {reason}")
+
 
 def make_task(number: int) -> Task:
     question = Message("user", f"What is 12 + 30? ({number})")

@@ -180,7 +180,7 @@ def test_an_unknown_key_names_file_and_line(write: Write) -> None:
         ("agent.tool_config=[1]", "a mapping, as in {name: value}"),
         ("rollout.weights.transport=carrier_pigeon", "one of disk, distributed"),
         ("rollout.on_outcome={completd: train}", "one of completed, truncated"),
-        ("rollout.on_outcome={timeout: forget}", "one of train, retry, drop"),
+        ("rollout.on_outcome={timeout: forget}", "one of train, mask, retry, replace, drop, shrink"),
         ("data.prompt_key=null", "data.prompt_key: null is wrong; it must be text"),
         ("rollout.top_p=0.9", "top_p=1"),
         ("algorithm.mode=on_policy", "algorithm.mode=decoupled"),

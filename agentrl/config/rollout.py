@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 from agentrl.config.section import Section
 from agentrl.types import SCORED_OUTCOMES, Outcome
 
-OutcomePolicy = Literal["train", "retry", "drop"]
+OutcomePolicy = Literal["train", "mask", "retry", "replace", "drop", "shrink"]
+FinalPolicy = Literal["train", "mask", "drop", "shrink"]
+"""A policy when nothing is played again (any more)."""
 
 DEFAULT_OUTCOME_POLICY: dict[Outcome, OutcomePolicy] = {
     Outcome.COMPLETED: "train",
@@ -107,9 +109,24 @@ class RolloutConfig(Section):
     top_k: int = Field(-1, description="Must stay -1 in training.")
     min_p: float = Field(0.0, ge=0, le=1, description="Must stay 0 in training.")
     on_outcome: dict[Outcome, OutcomePolicy] = Field(
-        DEFAULT_OUTCOME_POLICY, description="Per outcome: train on it, retry the member, or drop its group."
+        DEFAULT_OUTCOME_POLICY,
+        description="What becomes of an attempt, by its outcome: train on it; mask: keep its reward in the baseline and learn nothing from "
+        "its tokens (a failed one has no reward, and counts in neither); retry or replace it by another attempt; drop its group; shrink "
+        "the group to the others. docs/agents.md has the table.",
     )
-    max_retries: int = Field(2, ge=0, description="Retries of one member before its group is dropped.")
+    max_retries: int = Field(2, ge=0, description="Retries of one member, each at once; then `on_exhausted`.")
+    max_replacements: int = Field(
+        5, ge=0, description="Replacements of one member, beside its retries, each after a pause twice as long; then `on_exhausted`."
+    )
+    replacement_pause_s: float = Field(1.0, ge=0, description="Pause before the first replacement of a member; none exceeds a minute.")
+    on_exhausted: Literal["drop", "shrink"] = Field(
+        "drop", description="What becomes of a member whose retries or replacements are used up: drop its group, or shrink it."
+    )
+    min_group_size: int = Field(
+        2,
+        ge=1,
+        description="A group shrinks to this many members with a reward, the greedy one not counted; one that would be smaller is dropped.",
+    )
     colocated: bool = Field(
         False, description="Servers stand on the learner's GPUs: while it learns they are paused and give their memory back."
     )
@@ -146,6 +163,31 @@ class RolloutConfig(Section):
     def max_turn_tokens(self) -> int | None:
         return None
 
+    def final_policy(self, outcome: Outcome) -> FinalPolicy:
+        """Return what `on_outcome` says of an attempt that is the last of its member."""
+        policy = self.on_outcome[outcome]
+        return self.on_exhausted if policy == "retry" or policy == "replace" else policy
+
+    @property
+    def shrinking_key(self) -> str | None:
+        """The key and value by which a group may be complete with fewer members that have a reward; None: none may."""
+        for outcome in Outcome:
+            policy = self.on_outcome[outcome]
+            if policy == "shrink" or (policy == "mask" and outcome not in SCORED_OUTCOMES):
+                return f"on_outcome.{outcome.value}={policy}"
+        may_exhaust = any(policy in ("retry", "replace") for policy in self.on_outcome.values())
+        return "on_exhausted=shrink" if may_exhaust and self.on_exhausted == "shrink" else None
+
+    @property
+    def fixed_group_size(self) -> int | None:
+        """Members with a reward of every complete group; None where groups may shrink, down to `min_group_size`."""
+        return self.group_size if self.shrinking_key is None else None
+
+    @property
+    def masked_outcomes(self) -> frozenset[Outcome]:
+        """The outcomes from whose tokens nothing is learned."""
+        return frozenset(outcome for outcome, policy in self.on_outcome.items() if policy == "mask")
+
     @property
     def num_started(self) -> int:
         """`num_servers` with None resolved."""
@@ -170,12 +212,23 @@ class RolloutConfig(Section):
                 "servers report log-probabilities of the full distribution and the ratio would be off by the kept mass; "
                 "use top_p=1, top_k=-1, min_p=0 (the `eval` group may truncate)"
             )
+        object.__setattr__(self, "on_outcome", {**DEFAULT_OUTCOME_POLICY, **self.on_outcome})
+        self._check_outcomes()
+        self._check_servers()
+        return self
+
+    def _check_outcomes(self) -> None:
         failed = [o.value for o, policy in self.on_outcome.items() if policy == "train" and o not in SCORED_OUTCOMES]
         if failed:
             raise ValueError(f"on_outcome.{failed[0]}=train: an attempt that failed has no reward to learn from; use retry or drop")
-        self._check_servers()
-        object.__setattr__(self, "on_outcome", {**DEFAULT_OUTCOME_POLICY, **self.on_outcome})
-        return self
+        if all(policy != "train" for policy in self.on_outcome.values()):
+            raise ValueError("on_outcome trains on no outcome: nothing would ever be learned; use on_outcome.completed=train")
+        key = self.shrinking_key
+        if key is not None and self.min_group_size > self.group_size:
+            raise ValueError(
+                f"{key} leaves a group min_group_size={self.min_group_size} members or more, but group_size={self.group_size} is less; "
+                "use a smaller min_group_size, or drop"
+            )
 
     def _check_servers(self) -> None:
         if not self.num_started and not self.urls:

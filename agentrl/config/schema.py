@@ -248,6 +248,12 @@ class Config(Section):
                 f"algorithm.passk_k={self.algorithm.passk_k} exceeds rollout.group_size={self.rollout.group_size}: "
                 "pass_at_k draws k attempts out of a group"
             )
+        rollout = self.rollout
+        if self.algorithm.advantage == "pass_at_k" and rollout.shrinking_key and self.algorithm.passk_k > rollout.min_group_size:
+            raise ValueError(
+                f"algorithm.passk_k={self.algorithm.passk_k} exceeds rollout.min_group_size={rollout.min_group_size}: pass_at_k draws k "
+                f"attempts out of a group, to which rollout.{rollout.shrinking_key} may leave fewer; use a larger min_group_size, or drop"
+            )
         if self.policy_mode != "decoupled" and (needless := self._stages_without_ratio()):
             raise ValueError(
                 f"algorithm.correction.{needless} compares the proximal with another policy, and with algorithm.mode={self.policy_mode} "

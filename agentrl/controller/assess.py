@@ -22,7 +22,7 @@ from agentrl.errors import LearnerError
 from agentrl.learner.batch import Floats, Microbatch, Sample, samples_from
 from agentrl.learner.critic import Critic
 from agentrl.learner.learner import Learner
-from agentrl.learner.packing import pack
+from agentrl.learner.packing import filler, pack
 from agentrl.types import Group, Outcome, Trajectory
 from agentrl.workers.workers import Handle, Workers
 
@@ -85,7 +85,9 @@ def begin_critic_updates(roles: Roles, minibatches: Sequence[Sequence[Sample]], 
 
 
 def pack_for_critic(critic: Workers[Critic], samples: Sequence[Sample], config: Config) -> list[Microbatch]:
-    """Return the microbatches of all ranks of the critic end to end."""
+    """Return the microbatches of all ranks of the critic end to end; of no samples, fillers (see `pack_for`)."""
+    if not samples:
+        return [filler() for _ in range(critic.dp_size)]
     shards = pack(
         samples,
         max_tokens=config.learner.microbatch_tokens,

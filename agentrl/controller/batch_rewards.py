@@ -38,13 +38,15 @@ class BatchRewards:
             reward.connect(ask)
 
     def score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories of a batch with these rewards; `tasks` are theirs, one each.
+        """Return the trajectories of a batch with these rewards; `tasks` are theirs, one each. Failed attempts are left as they are.
 
         Raises:
             RewardError: a reward raised, took too long or returned no finite number; then nothing is scored.
             LearnerError: a rank of the reward model was lost.
         """
-        return in_trio(self._score, tasks, trajectories)
+        rows = _scored_rows(trajectories)
+        scored = in_trio(self._score, [tasks[row] for row in rows], [trajectories[row] for row in rows])
+        return _replaced(trajectories, rows, scored)
 
     def score_validation(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Return all attempts of a validation; those that could be scored so far are scored together, or failed together.
@@ -52,20 +54,17 @@ class BatchRewards:
         Raises:
             LearnerError: a rank of the reward model was lost.
         """
-        rows = [row for row, trajectory in enumerate(trajectories) if trajectory.outcome in SCORED_OUTCOMES]
-        result = list(trajectories)
+        rows = _scored_rows(trajectories)
         if not rows:
-            return result
+            return list(trajectories)
         try:
-            scored = self.score([tasks[row] for row in rows], [trajectories[row] for row in rows])
+            return self.score(tasks, trajectories)
         except LearnerError:
             raise
         except Exception as error:  # noqa: BLE001 - boundary of one batch
             failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            scored = [trajectories[row].replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for row in rows]
-        for row, trajectory in zip(rows, scored, strict=True):
-            result[row] = trajectory
-        return result
+            failed = [trajectories[row].replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for row in rows]
+        return _replaced(trajectories, rows, failed)
 
     async def _score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         with AsyncioHost() as host:
@@ -74,3 +73,14 @@ class BatchRewards:
                 return await scorer.score_batch(tasks, trajectories)
             finally:
                 await scorer.aclose()
+
+
+def _scored_rows(trajectories: Sequence[Trajectory]) -> list[int]:
+    return [row for row, trajectory in enumerate(trajectories) if trajectory.outcome in SCORED_OUTCOMES]
+
+
+def _replaced(trajectories: Sequence[Trajectory], rows: Sequence[int], others: Sequence[Trajectory]) -> list[Trajectory]:
+    result = list(trajectories)
+    for row, other in zip(rows, others, strict=True):
+        result[row] = other
+    return result

@@ -21,7 +21,7 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.correction import CorrectionConfig
 from agentrl.config.schema import Config
 from agentrl.controller.assess import assess
-from agentrl.controller.credit import credit, leave_out_old
+from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, with_reward
 from agentrl.controller.learner import pack_for
 from agentrl.controller.roles import Roles
 from agentrl.controller.run_dir import write_atomically
@@ -58,12 +58,15 @@ class CorrectionsReport:
     def observe(self, roles: Roles, batch: StoredStep) -> None:
         """Compare all corrections on one step. Nothing that the learner holds changes."""
         algorithm, learner = self._config.algorithm, roles.learner
-        assessment = assess(roles, batch.groups, self._config)
-        groups = credit(batch.groups, algorithm, group_size=self._config.rollout.group_size, assessment=assessment)
-        groups = leave_out_old(groups, batch.groups, version=batch.learned_by, max_lag=algorithm.correction.max_lag)
-        samples = [sample for group in groups for sample in group]
-        trajectories = [t for group in batch.groups for t in group.trajectories]
-        fresh = [s for s, t in zip(samples, trajectories, strict=True) if is_fresh(t, batch.learned_by)]
+        rollout, groups = self._config.rollout, with_reward(batch.groups)
+        assessment = assess(roles, groups, self._config)
+        credited = credit(groups, algorithm, group_size=rollout.fixed_group_size, assessment=assessment)
+        credited = leave_out_old(credited, groups, version=batch.learned_by, max_lag=algorithm.correction.max_lag)
+        samples = [sample for members in leave_out_masked(credited, groups, rollout.masked_outcomes) for sample in members]
+        if not samples:  # all are masked: there is no gradient to compare
+            return
+        learned = [t for group in groups for t in group.trajectories if t.outcome not in rollout.masked_outcomes]
+        fresh = [s for s, t in zip(samples, learned, strict=True) if is_fresh(t, batch.learned_by)]
         microbatches, reference = (pack_for(learner, chosen, self._config.learner) for chosen in (samples, fresh or samples))
         others = variants(self._config.algorithm_in_use)
         found = learner.patient(len(others) + 1).run(Learner.compare, microbatches, reference, others)

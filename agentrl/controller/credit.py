@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from agentrl.algorithms.reward_kl import penalize
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample, samples_from
-from agentrl.types import Group, Outcome, Trajectory, member_tuple
+from agentrl.types import SCORED_OUTCOMES, Group, Outcome, Trajectory, member_tuple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,6 +148,22 @@ def advantage_options(algorithm: AlgorithmConfig) -> AdvantageOptions:
     )
 
 
+def with_reward(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups without attempts that failed: those have no reward, and neither learn nor are compared with."""
+    return [replace(group, trajectories=tuple(t for t in group.trajectories if t.outcome in SCORED_OUTCOMES)) for group in groups]
+
+
+def leave_out_masked(samples: Sequence[Sequence[Sample]], groups: Sequence[Group], masked: Collection[Outcome]) -> list[list[Sample]]:
+    """Return the samples of each group whose attempts did not end in a masked outcome.
+
+    Their rewards are in the advantages of the others. They are gone, not only out of the loss: no mean over sequences counts them.
+    """
+    return [
+        [sample for sample, trajectory in zip(members, group.trajectories, strict=True) if trajectory.outcome not in masked]
+        for members, group in zip(samples, groups, strict=True)
+    ]
+
+
 def leave_out_old(samples: Sequence[Sequence[Sample]], groups: Sequence[Group], *, version: int, max_lag: int | None) -> list[list[Sample]]:
     """Return the samples with tokens more than `max_lag` versions behind `version` out of the loss; None: as they are.
 
@@ -166,7 +182,7 @@ def _without_old(sample: Sample, trajectory: Trajectory, oldest: int) -> Sample:
 
 
 def split_minibatches(per_group: Sequence[Sequence[Sample]], *, num_minibatches: int, rng: np.random.Generator) -> list[list[Sample]]:
-    """Cut a batch into minibatches of whole groups, as even as can be, in random order.
+    """Cut a batch into minibatches of whole groups, as even as can be, in random order; one whose members are all masked is empty.
 
     Groups stay whole so that a minibatch never sees only the good, or only the bad, half of a comparison.
     """

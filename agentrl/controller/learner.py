@@ -11,7 +11,7 @@ from agentrl.config.schema import Config
 from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.checkpoint import SAVING
 from agentrl.learner.learner import Learner, LearnerSpec
-from agentrl.learner.packing import pack
+from agentrl.learner.packing import filler, pack
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.workers.group import Patience, WorkerGroup
 from agentrl.workers.pools import Seat
@@ -67,7 +67,12 @@ def open_local_learner(spec: LearnerSpec) -> LocalWorker[Learner]:
 
 
 def pack_for(learner: Workers[Learner], samples: Sequence[Sample], config: LearnerConfig, *, may_split: bool = True) -> list[Microbatch]:
-    """Return the microbatches of all ranks end to end, as methods of the learner take them. may_split: see `pack`."""
+    """Return the microbatches of all ranks end to end, as methods of the learner take them. may_split: see `pack`.
+
+    Of no samples (all were masked) each rank gets a filler, and the update is skipped: steps have as many updates as ever.
+    """
+    if not samples:
+        return [filler() for _ in range(learner.dp_size)]
     parity_tokens = learner.run(Learner.parity_tokens)
     shards = pack(
         samples,

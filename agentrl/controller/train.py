@@ -21,7 +21,7 @@ import numpy as np
 
 from agentrl.config.schema import Config
 from agentrl.controller.assess import assess, begin_critic_updates, settle
-from agentrl.controller.credit import credit, leave_out_old, split_minibatches
+from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, split_minibatches, with_reward
 from agentrl.controller.learner import pack_for
 from agentrl.controller.placement import open_run
 from agentrl.controller.result import RunResult
@@ -83,10 +83,12 @@ def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, v
     """
     learner = roles.learner
     with timer("assess"):
+        groups = with_reward(groups)
         assessment = assess(roles, groups, config)
     with timer("credit"):
-        samples = credit(groups, config.algorithm, group_size=config.rollout.group_size, assessment=assessment)
+        samples = credit(groups, config.algorithm, group_size=config.rollout.fixed_group_size, assessment=assessment)
         samples = leave_out_old(samples, groups, version=version, max_lag=config.algorithm.correction.max_lag)
+        samples = leave_out_masked(samples, groups, config.rollout.masked_outcomes)
     rng = np.random.default_rng((config.trainer.seed, step))
     minibatches = split_minibatches(samples, num_minibatches=config.learner.minibatches_per_step, rng=rng)
     beside = settle(roles, groups, assessment)

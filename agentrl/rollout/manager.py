@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -15,6 +14,7 @@ from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import Plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.outcomes import FurtherTries, GroupFate
 from agentrl.rollout.player import Player, one_line, unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.router import Router
@@ -22,14 +22,13 @@ from agentrl.rollout.sampling import GreedySampling
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import PromptLimits, Sampling
 from agentrl.rollout.shared_tools import SharedTools
+from agentrl.rollout.shipment import MAX_SHIPMENT, DroppedGroup, LeftOut, Shipment, TrajectorySink, ship
 from agentrl.rollout.side import Validating, open_sides
 from agentrl.rollout.stats import RolloutStats
 from agentrl.types import SCORED_OUTCOMES, Lease, Outcome, Task, Trajectory
 
 EMPTY_LEASE_PAUSE_S = 0.05
 """A source should wait by itself; one that does not must not be asked in a tight loop."""
-MAX_SHIPMENT = 64
-"""Trajectories in one `add`; those that finish while one is under way travel together."""
 
 
 class TaskSource(Protocol):
@@ -39,30 +38,11 @@ class TaskSource(Protocol):
         """Return at most `limit` groups, after waiting a while for the first; [] when there was none."""
 
 
-class TrajectorySink(Protocol):
-    """Where trajectories go: the replay buffer."""
-
-    async def add(self, trajectories: Sequence[Trajectory]) -> None: ...
-
-    async def drop_group(self, group_id: int, reason: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class DroppedGroup:
-    """Says, in the order of shipping, that nothing more of a group will come."""
-
-    group_id: int
-    reason: str
-
-
-Shipment = Trajectory | DroppedGroup
-
-
 class AgentLoopManager:
     """Runs agent loops. `run` plays what a source leases, for ever; `play` plays given groups once.
 
-    A lease ends in all its attempts added, or in its group dropped with the outcome that exhausted the retries. Where it asks for
-    a greedy attempt, that one is the last member, retried, dropped and scored like the others.
+    A lease ends in each of its attempts added or left out, or in its group dropped with the outcome that ended it: see `outcomes`. Where
+    it asks for a greedy attempt, that one is the last member, played again and scored like the others, and never left out.
     """
 
     def __init__(
@@ -104,7 +84,7 @@ class AgentLoopManager:
         send, receive = trio.open_memory_channel[Shipment](MAX_SHIPMENT)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._router.watch)
-            nursery.start_soon(self._ship, receive, sink)
+            nursery.start_soon(ship, receive, sink)
             nursery.start_soon(self._claim, source, send, nursery)
 
     async def _claim(self, source: TaskSource, out: trio.MemorySendChannel[Shipment], nursery: trio.Nursery) -> None:
@@ -129,86 +109,89 @@ class AgentLoopManager:
             await self._settled.wait()
 
     async def _play_group(self, lease: Lease, out: trio.MemorySendChannel[Shipment]) -> None:
-        """Play all members; the first that cannot be had drops the group, and its siblings are not played on.
+        """Play all members; the first without which the group cannot be drops it, and its siblings are not played on.
 
-        Members are shipped as they finish, unless a reward compares them: then they wait for each other.
+        Members are shipped as they finish, unless a reward compares them: then those that can be scored wait for each other.
         """
         unsettled = lease.num_attempts
-        dropped: list[str] = []
-        waiting: list[Trajectory] | None = [] if self._training.scorer.has_group_rewards(lease.task) else None
+        fate = GroupFate(lease, self._rollout)
+        compares = self._training.scorer.has_group_rewards(lease.task)
+        waiting: list[Trajectory] = []
 
         async def play(member: int) -> None:
             nonlocal unsettled
             trajectory = await self._play_member(Attempt(lease.group_id, member, lease.task, is_greedy=member == lease.group_size))
-            if self._rollout.on_outcome[trajectory.outcome] != "train":
-                dropped.append(trajectory.outcome.value)
+            shipment = self._settle_member(trajectory, fate)
+            if shipment is None:
                 nursery.cancel_scope.cancel()
                 return
-            if waiting is not None:
-                waiting.append(trajectory)
+            if compares and isinstance(shipment, Trajectory) and shipment.outcome in SCORED_OUTCOMES:
+                waiting.append(shipment)
                 return
-            await out.send(trajectory)
+            await out.send(shipment)
             unsettled -= 1
             self._settle(1)
 
         async with trio.open_nursery() as nursery:
             for member in range(lease.num_attempts):
                 nursery.start_soon(play, member)
-        if waiting and not dropped:
-            waiting = await self._score_group(self._training.scorer, lease.task, waiting, self._rollout.max_retries)
-            dropped += [t.outcome.value for t in waiting if self._rollout.on_outcome[t.outcome] != "train"]
-        if dropped:
-            self._stats.group_dropped(dropped[0])
-            await out.send(DroppedGroup(lease.group_id, dropped[0]))
+        if waiting and not fate.is_dropped:
+            waiting = await self._score_group(self._training.scorer, lease.task, waiting, FurtherTries(self._rollout))
+            if waiting[0].outcome is Outcome.REWARD_ERROR:  # of all of them: nobody is left
+                fate.end(waiting[0])
+        if fate.reason is not None:
+            self._stats.group_dropped(fate.reason)
+            await out.send(DroppedGroup(lease.group_id, fate.reason))
         else:
-            for trajectory in waiting or ():
+            for trajectory in waiting:
                 await out.send(trajectory)
         self._settle(unsettled)
 
-    async def _score_group(self, scorer: Scorer, task: Task, trajectories: Sequence[Trajectory], retries_left: int) -> list[Trajectory]:
-        """Score the members of a group together, in their order; if that fails, all of them failed."""
+    def _settle_member(self, last: Trajectory, fate: GroupFate) -> Shipment | None:
+        """Return what is shipped of a member whose last attempt this is; None: its group ends with it."""
+        match fate.settle(last):
+            case "train":
+                return last
+            case "mask":
+                self._stats.became("masked", last)
+                return last
+            case "leave_out":
+                self._stats.became("left_out", last)
+                return LeftOut(last.group_id, last.member, last.outcome.value)
+            case "drop":
+                return None
+
+    async def _score_group(
+        self, scorer: Scorer, task: Task, trajectories: Sequence[Trajectory], further: FurtherTries | None
+    ) -> list[Trajectory]:
+        """Score the members of a group together, in their order; if that fails (for ever: `further` tries), all of them failed."""
         members = sorted(trajectories, key=lambda t: t.member)
         while True:
             try:
                 return await scorer.score_group(task, members)
             except Exception as error:  # noqa: BLE001 - boundary of one group
                 failure = one_line(error)
-            if self._rollout.on_outcome[Outcome.REWARD_ERROR] != "retry" or retries_left == 0:
+            again = None if further is None else further.after(Outcome.REWARD_ERROR)
+            if again is None:
                 return [t.replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for t in members]
-            retries_left -= 1
+            await trio.sleep(again.pause_s)
 
     async def _play_member(self, attempt: Attempt) -> Trajectory:
-        """Play until an outcome need not be retried, or the retries are used up."""
-        retries_left = self._rollout.max_retries
+        """Play until the outcome asks for no other attempt, or those are used up."""
+        further = FurtherTries(self._rollout)
         sampling = GreedySampling() if attempt.is_greedy else self._rollout
         while True:
             trajectory = await self._play_once(self._training.player, attempt, sampling)
-            if self._rollout.on_outcome[trajectory.outcome] != "retry" or retries_left == 0:
+            again = further.after(trajectory.outcome)
+            if again is None:
                 return trajectory
-            retries_left -= 1
-            self._stats.retried(trajectory)
+            self._stats.became(again.how, trajectory)
+            await trio.sleep(again.pause_s)
 
     def _settle(self, count: int) -> None:
         self._claimed -= count
         self._settled.set()
         self._settled = trio.Event()
-
-    async def _ship(self, receive: trio.MemoryReceiveChannel[Shipment], sink: TrajectorySink) -> None:
-        """Consumes finished trajectories and drops, in order; unblocked by each; produces calls of the sink."""
-        async for first in receive:
-            waiting = [first]
-            while len(waiting) < MAX_SHIPMENT:
-                try:
-                    waiting.append(receive.receive_nowait())
-                except trio.WouldBlock:
-                    break
-            dropped = {item.group_id: item.reason for item in waiting if isinstance(item, DroppedGroup)}
-            # Siblings that finished just before their group was dropped need not travel.
-            finished = [item for item in waiting if isinstance(item, Trajectory) and item.group_id not in dropped]
-            if finished:
-                await sink.add(finished)
-            for group_id, reason in dropped.items():
-                await sink.drop_group(group_id, reason)
 
     # --------------------------------------------------------------------------------------------------- validation
 
@@ -248,7 +231,7 @@ class AgentLoopManager:
                 nursery.start_soon(play, member)
         scored = [t for t in members.values() if t.outcome in SCORED_OUTCOMES]
         if scored:
-            members |= {(index, t.member): t for t in await self._score_group(side.scorer, lease.task, scored, 0)}
+            members |= {(index, t.member): t for t in await self._score_group(side.scorer, lease.task, scored, None)}
         ended.update(members)
 
     # ------------------------------------------------------------------------------------------------------ both

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Literal
 
 import trio
 
 from agentrl.types import Trajectory
+
+Became = Literal["retried", "replaced", "masked", "left_out"]
 
 SUMMED = (
     *("num_turns", "num_tool_calls", "num_tool_errors", "num_interruptions"),
@@ -72,9 +75,10 @@ class RolloutStats:
         for name in SUMMED:
             self._counts[name] += trajectory.metrics.get(name, 0.0)
 
-    def retried(self, trajectory: Trajectory) -> None:
-        self._counts["retried"] += 1
-        self._counts[f"retried/{trajectory.outcome.value}"] += 1
+    def became(self, what: Became, trajectory: Trajectory) -> None:
+        """Count what `rollout.on_outcome` made of an attempt."""
+        self._counts[what] += 1
+        self._counts[f"{what}/{trajectory.outcome.value}"] += 1
 
     def group_dropped(self, reason: str) -> None:
         self._counts["dropped_groups"] += 1

@@ -87,6 +87,9 @@ class LocalBuffer:
     async def drop_group(self, group_id: int, reason: str) -> None:
         raise AssertionError(reason)
 
+    async def leave_out(self, group_id: int, member: int, reason: str) -> None:
+        raise AssertionError(reason)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:

@@ -104,6 +104,9 @@ class Rows:
     async def drop_group(self, group_id: int, reason: str) -> None:
         raise AssertionError(reason)
 
+    async def leave_out(self, group_id: int, member: int, reason: str) -> None:
+        raise AssertionError(reason)
+
 
 def test_training_goes_on_beside_a_validation_of_any_size(stage):
     """An attempt of training waits for no more attempts of validation than there are slots, not for the whole of it."""
