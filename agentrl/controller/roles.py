@@ -11,6 +11,7 @@ learner/reward_kl.json
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.learner import launch_learner, learner_spec, open_local_learner, patience_with
 from agentrl.controller.reward_kl import RewardKL
 from agentrl.data.model_source import resolve_model
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.learner.architecture import check_value_head
 from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.critic_worker import CriticWorker
@@ -51,19 +52,30 @@ class Roles:
         """The ranks of each role that has some."""
         return [self.learner] if self.critic is None else [self.learner, self.critic]
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rank of any role was lost: then the ranks of all are of no use."""
+        return any(workers.is_lost for workers in self.ranks)
+
     def start_save(self, folder: str) -> None:
-        """Copy the state of all roles and begin to write the copy into `folder`."""
-        self.learner.run(Learner.start_save, folder)
+        """Copy the state of all roles and begin to write the copy into `folder`; when one cannot, none goes on writing."""
         if self.reward_kl is not None:
             self.reward_kl.save(Path(folder))
+        self.learner.run(Learner.start_save, folder)
         if self.critic is not None:
-            self.critic.run(Critic.start_save, str(Path(folder) / CRITIC_FOLDER))
+            try:
+                self.critic.run(Critic.start_save, str(Path(folder) / CRITIC_FOLDER))
+            except CheckpointError:
+                with suppress(CheckpointError):  # the critic's is told
+                    self.learner.run(Learner.finish_save)
+                raise
 
     def finish_save(self) -> None:
-        """Wait until it is written; may be called by another thread than all else."""
-        self.learner.run(Learner.finish_save)
-        if self.critic is not None:
-            self.critic.run(Critic.finish_save)
+        """Wait until it is written, by all roles, whatever becomes of one; may be called by another thread than all else."""
+        with ExitStack() as stack:
+            if self.critic is not None:
+                stack.callback(self.critic.run, Critic.finish_save)
+            self.learner.run(Learner.finish_save)
 
     def save(self, folder: str) -> None:
         self.start_save(folder)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agentrl.config.trainer import TrainerConfig
-from agentrl.controller.checkpoint import Checkpoint, begin, complete, prune
+from agentrl.controller.checkpoint import Checkpoint, begin, complete, prune, unwritten
 from agentrl.controller.roles import Roles
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, InfrastructureError, LearnerError
 
 
 class CheckpointWriter:
@@ -19,9 +20,11 @@ class CheckpointWriter:
     What fails in the background is raised by the next call of any method but `close`.
     """
 
-    def __init__(self, parent: Path, trainer: TrainerConfig) -> None:
+    def __init__(self, parent: Path, trainer: TrainerConfig, *, newest: Checkpoint | None = None) -> None:
+        """newest: what the run goes on from; None: the initial weights."""
         self._parent = parent
         self._trainer = trainer
+        self._newest = newest
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Checkpoint] | None = None
 
@@ -36,11 +39,8 @@ class CheckpointWriter:
         """
         self.finish()
         partial = begin(self._parent, step=step, buffer_state=buffer_state)
-        try:
+        with _removing(partial):
             roles.start_save(str(partial / "learner"))
-        except AgentRLError:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
         self._pending = self._executor.submit(self._complete, roles, partial, step, version, metric)
         if not self._trainer.save_in_background:
             self.finish()
@@ -60,19 +60,40 @@ class CheckpointWriter:
             pending, self._pending = self._pending, None
             pending.result()
 
+    def give_up(self) -> Checkpoint | None:
+        """Return the newest checkpoint of this run's weights, None without one, once nothing is being written: the ranks were lost."""
+        if self._pending is not None:
+            with suppress(AgentRLError):  # it ended with the ranks, or is the newest
+                self.finish()
+        return self._newest
+
     def close(self) -> None:
         """Wait until nothing is being written, whatever becomes of it: for a run that ends early."""
         self._executor.shutdown(wait=True)
 
     def _complete(self, roles: Roles, partial: Path, step: int, version: int, metric: float | None) -> Checkpoint:
-        try:
+        with _removing(partial):
             roles.finish_save()
-        except AgentRLError:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        checkpoint = complete(partial, step=step, version=version, metric=metric)
+        self._newest = checkpoint = complete(partial, step=step, version=version, metric=metric)
         prune(self._parent, self._trainer)
         return checkpoint
+
+
+@contextmanager
+def _removing(partial: Path) -> Iterator[None]:
+    """Remove a checkpoint that is not whole when its writing fails within the block.
+
+    Raises:
+        CheckpointError: it could not be written.
+        LearnerError: a rank was lost meanwhile.
+    """
+    try:
+        yield
+    except LearnerError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    except InfrastructureError as error:
+        raise unwritten(partial, error) from error
 
 
 def metric_of(validation: Mapping[str, float] | None, trainer: TrainerConfig) -> float | None:

@@ -65,6 +65,17 @@ class Saver:
         if self._group is None:
             # Of its own: the ranks agree about the files from a thread, while the learner's collectives go on.
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+        self._write_own(policy, place, folder, self._group)
+        try:
+            written = dcp.async_save(_state(policy, stepper), checkpoint_id=str(folder), process_group=self._group)
+        except _FAILURES as error:
+            raise _unwritten(folder, error) from error
+        assert isinstance(written, Future), "the staging is not asynchronous"
+        self._saving = _Saving(folder, written)
+
+    def _write_own(self, policy: Policy, place: Place, folder: Path, group: ProcessGroup) -> None:
+        """Write what is no shard. When one rank cannot, no rank begins the collectives in which the others would wait for it."""
+        failed: OSError | RuntimeError | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             torch.save(_random_state(place), _random_file(folder, place.rank))
@@ -72,11 +83,12 @@ class Saver:
                 (folder / MODEL).write_text(self._model.model_dump_json(indent=1), encoding="utf-8")
                 (folder / DESCRIPTION).mkdir(exist_ok=True)
                 describe(policy, self._model, folder / DESCRIPTION)
-            written = dcp.async_save(_state(policy, stepper), checkpoint_id=str(folder), process_group=self._group)
-        except _FAILURES as error:
-            raise _unwritten(folder, error) from error
-        assert isinstance(written, Future), "the staging is not asynchronous"
-        self._saving = _Saving(folder, written)
+        except (OSError, RuntimeError) as error:  # torch.save says so by a RuntimeError
+            failed = error
+        num_failed = torch.tensor(int(failed is not None))
+        dist.all_reduce(num_failed, group=group)
+        if num_failed.item():
+            raise _unwritten(folder, failed or OSError("another rank could not write its part")) from failed
 
     def finish(self) -> None:
         """Wait until all ranks have written what `start` began.

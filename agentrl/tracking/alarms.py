@@ -10,12 +10,14 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from agentrl.tracking.metrics import StepRecord
-from agentrl.types import NO_VERSION, Group
+from agentrl.tracking.unwritten import AppendedFile
+from agentrl.types import NO_VERSION, SCORED_OUTCOMES, Group
 
 _MARGIN = 0.1
 """A metric that trembles around its bound is one episode: it has to come back by a tenth of the bound."""
@@ -93,7 +95,7 @@ class Alarms:
     def __init__(self, rules: Sequence[Rule], *, window_steps: int, file: Path, kept: Iterable[StepRecord] = ()) -> None:
         """Start from the records `kept` from before a resume; the file then holds their alarms and no later ones."""
         self._watches = [_Watch(rule, window_steps) for rule in rules]
-        self._file = file
+        self._file = AppendedFile(file)
         alarms = [alarm for record in kept if record.kind == "train" for alarm in self._judge(record.step, record.values)]
         file.unlink(missing_ok=True)
         self._append(alarms)
@@ -101,17 +103,25 @@ class Alarms:
     def observe(self, step: int, values: Mapping[str, float]) -> list[tuple[Rule, Alarm]]:
         """Judge a step, write down what changed, and return the rules that went off, each with its alarm."""
         alarms = self._judge(step, values)
-        self._append(alarms)
+        with suppress(OSError):  # `write` says so
+            self._append(alarms)
         rules = {watch.rule.name: watch.rule for watch in self._watches}
         return [(rules[alarm.rule], alarm) for alarm in alarms if alarm.event == "raised"]
 
     def _judge(self, step: int, values: Mapping[str, float]) -> list[Alarm]:
         return [alarm for watch in self._watches if (alarm := watch.judge(step, values)) is not None]
 
+    def write(self) -> None:
+        """Write down what the disk did not take when it was observed; raise OSError when it still does not."""
+        if self._file.has_pending:
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
     def _append(self, alarms: Sequence[Alarm]) -> None:
         if alarms:
-            with self._file.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(_finite(asdict(alarm))) + "\n" for alarm in alarms)
+            self._file.append("".join(json.dumps(_finite(asdict(alarm))) + "\n" for alarm in alarms).encode())
 
 
 class _Watch:
@@ -171,8 +181,8 @@ def constant_group_share(groups: Sequence[Group]) -> float:
 
 
 def is_constant(group: Group) -> float:
-    """Return 1.0 where all attempts earned the same, else 0.0."""
-    return float(len({t.reward for t in group.attempts}) <= 1)
+    """Return 1.0 where all attempts that were scored earned the same, else 0.0."""
+    return float(len({t.reward for t in group.attempts if t.outcome in SCORED_OUTCOMES}) <= 1)
 
 
 def staleness(group: Group) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -85,9 +86,10 @@ class PlainConsole:
         self._servers: dict[str, str] = {}
 
     def say(self, text: str) -> None:
-        # One write per line, newline included: lines of other processes fall between ours, never into them.
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        with suppress(OSError):  # a log on a full disk, a pipe that nobody reads any more: no reason to end a run
+            # One write per line, newline included: lines of other processes fall between ours, never into them.
+            self._stream.write(text + "\n")
+            self._stream.flush()
 
     def log(self, record: StepRecord) -> None:
         self._progress.add(record)
@@ -109,7 +111,8 @@ class PlainConsole:
         self.say("\n" + table.to_text())
 
     def close(self) -> None:
-        self._stream.flush()
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def step_line(record: StepRecord, progress: Progress) -> str:

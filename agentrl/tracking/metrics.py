@@ -18,6 +18,7 @@ from typing import Literal, cast
 import orjson
 
 from agentrl.errors import CheckpointError, InfrastructureError
+from agentrl.tracking.unwritten import AppendedFile
 
 Kind = Literal["train", "validation"]
 
@@ -88,6 +89,7 @@ class MetricsFile:
             InfrastructureError: it cannot be written.
         """
         self.path = path
+        self._is_closed = False
         self.kept: tuple[StepRecord, ...] = ()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +98,8 @@ class MetricsFile:
             elif path.exists() and restored_step is not None:
                 self.kept = tuple(record for record in read_metrics(path) if record.step <= restored_step)
                 _replace(path, self.kept)
-            self._file = path.open("ab", buffering=0)
+            self._file = AppendedFile(path)
+            self._file.flush()
         except OSError as error:
             raise _unwritable(path, error) from error
 
@@ -106,19 +109,36 @@ class MetricsFile:
         return self.kept[-1].wall_s if self.kept else 0.0
 
     def log(self, record: StepRecord) -> None:
-        """Append one record. Raises InfrastructureError when the disk is full or gone."""
-        line = record.to_line()
+        """Append one record. Raises InfrastructureError when the disk is full or gone: the next call, or `close`, writes it."""
+        self._is_closed = False
         try:
-            while line:  # a disk that fills up takes a part; the next write says why
-                line = line[self._file.write(line) :]
+            self._file.append(record.to_line())
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
+    def go_back(self, step: int) -> None:
+        """Cut off the records after `step`, which are made again; `kept` are those that stay.
+
+        Raises:
+            CheckpointError: the file is damaged.
+            InfrastructureError: it cannot be written, and stays as it is.
+        """
+        try:
+            self._file.flush()
+            self.kept = tuple(record for record in read_metrics(self.path) if record.step <= step)
+            _replace(self.path, self.kept)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        finally:
+            self._file.close()  # opened again by the next record: another file has the name
+
     def close(self) -> None:
         """Wait until the disk has everything; harmless when called twice."""
-        if self._file.closed:
+        if self._is_closed:
             return
+        self._is_closed = True
         try:
+            self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
             raise _unwritable(self.path, error) from error

@@ -23,6 +23,8 @@ class Progress:
     def add(self, record: StepRecord) -> None:
         self.wall_s = record.wall_s
         if record.kind == "train":
+            if record.step <= self.step:  # steps that are made again: no pace lies between them and those before
+                self._recent.clear()
             self.step = record.step
             self._recent.append((record.step, record.wall_s))
 

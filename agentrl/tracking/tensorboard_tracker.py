@@ -26,9 +26,7 @@ class TensorboardTracker:
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(folder))
         if restored_step is not None:
-            # Tells TensorBoard to forget the steps that an interrupted run wrote beyond its checkpoint.
-            restart = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=time.time(), step=restored_step + 1, session_log=restart))
+            self.go_back(restored_step)
         self._add(restored_step or 0, _text("config", f"```json\n{json.dumps(config, indent=2, default=str)}\n```"))
 
     def log(self, record: StepRecord) -> None:
@@ -36,6 +34,11 @@ class TensorboardTracker:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in record.values.items() if math.isfinite(value)]
         self._add(record.step, *values)
         self._writer.flush()
+
+    def go_back(self, step: int) -> None:
+        """Tell TensorBoard to forget what the run wrote after `step`, the step of its checkpoint."""
+        restart = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=step + 1, session_log=restart))
 
     def close(self) -> None:
         self._writer.close()

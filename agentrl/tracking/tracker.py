@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from agentrl.tracking.console import Console, QuietConsole, open_console
 from agentrl.tracking.metrics import Kind, MetricsFile, StepRecord
 from agentrl.tracking.redact import redact
+from agentrl.tracking.unwritten import UnwrittenFiles
 
 WandbMode = Literal["online", "offline", "disabled"]
 
@@ -24,6 +26,13 @@ class Tracker(Protocol):
     def log(self, record: StepRecord) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class GoesBack(Protocol):
+    """A tracker that can forget what was logged after a step."""
+
+    def go_back(self, step: int) -> None: ...
 
 
 class TrackingOptions(Protocol):
@@ -37,7 +46,7 @@ class Trackers:
     """Hands each record to the metrics file, the console and every other tracker; a context manager that closes all.
 
     A tracker that fails (the network, a service) is reported once and left out from then on: it never ends a run.
-    The metrics file is no such guest: when it cannot be written, the disk is full and the run must know.
+    The metrics file is no such guest: what its disk does not take waits for the next record, and is never left out.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class Trackers:
     ) -> None:
         self.metrics = metrics
         self.console = console
+        self.unwritten = UnwrittenFiles(console.say)
         self._guests = dict(guests or {})
         self._clock = clock
         self._start = clock() - metrics.last_wall_s
@@ -68,11 +78,18 @@ class Trackers:
         return record
 
     def log(self, record: StepRecord) -> None:
-        """Keep one record. Raises InfrastructureError when the metrics file cannot be written."""
-        self.metrics.log(record)
+        """Keep one record."""
+        self.unwritten.attempt(self.metrics.path.name, partial(self.metrics.log, record))
         self.console.log(record)
         for name, guest in tuple(self._guests.items()):
             self._call(name, guest.log, record)
+
+    def go_back(self, step: int) -> None:
+        """Forget the records after `step`: the run makes them again. A guest that cannot go back shows both."""
+        self.unwritten.attempt(self.metrics.path.name, partial(self.metrics.go_back, step))
+        for name, guest in tuple(self._guests.items()):
+            if isinstance(guest, GoesBack):
+                self._call(name, guest.go_back, step)
 
     def close(self) -> None:
         """Close all; harmless when called twice."""
@@ -80,7 +97,7 @@ class Trackers:
             self._call(name, guest.close)
         self._guests.clear()
         try:
-            self.metrics.close()
+            self.unwritten.attempt(self.metrics.path.name, self.metrics.close)
         finally:
             self.console.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -101,6 +102,7 @@ class WorkerGroup(Workers[W]):
         self._name = name
         self._patience = patience
         self._start: _Start | None = None
+        self._is_lost = threading.Event()
         self._last_calls: dict[str | None, _Call[Any]] = {}
         """By thread of the ranks: what a call that is begun runs after."""
 
@@ -149,6 +151,10 @@ class WorkerGroup(Workers[W]):
         return group
 
     @property
+    def is_lost(self) -> bool:
+        return self._is_lost.is_set()
+
+    @property
     def starting(self) -> Mapping[ObjectRef, float]:
         return {} if self._start is None else dict.fromkeys(self._start.ranks.values(), self._start.deadline)
 
@@ -178,7 +184,9 @@ class WorkerGroup(Workers[W]):
 
     def patient(self, times: float) -> WorkerGroup[W]:
         patience = replace(self._patience, times=times)
-        return WorkerGroup(self._hosts, name=self._name, patience=patience, num_replicas=self._num_replicas)
+        group: WorkerGroup[W] = WorkerGroup(self._hosts, name=self._name, patience=patience, num_replicas=self._num_replicas)
+        group._is_lost = self._is_lost
+        return group
 
     def find_address(self) -> tuple[str, int]:
         ref: ObjectRef = self._hosts[0].find_address.remote()
@@ -238,17 +246,17 @@ class WorkerGroup(Workers[W]):
             done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
             if not done:
                 ranks = ", ".join(str(rank) for rank in pending.values())
-                raise LearnerError(f"{self._name} rank {ranks} did not finish {what!r} in time ({limit or self._patience.limit})")
+                raise self._failed(f"rank {ranks} did not finish {what!r} in time ({limit or self._patience.limit})")
             rank = pending.pop(done[0])
             try:
                 ray.get(done[0])
             except RayActorError as error:
-                raise self._lost(rank, what) from error
+                raise self._failed(f"rank {rank} was lost during {what!r}") from error
             except RayTaskError as error:
                 if isinstance(error.cause, AgentRLError) and not isinstance(error.cause, LearnerError):
                     raise error.cause from None
                 self._raise_if_lost(what, pending)
-                raise LearnerError(f"{self._name} rank {rank} failed in {what!r}: {error.cause!r}") from error
+                raise self._failed(f"rank {rank} failed in {what!r}: {error.cause!r}") from error
 
     def _raise_if_lost(self, what: str, pending: Mapping[ObjectRef, int]) -> None:
         done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_GRACE_S) if pending else ([], [])
@@ -256,12 +264,13 @@ class WorkerGroup(Workers[W]):
             try:
                 ray.get(ref)
             except RayActorError as error:
-                raise self._lost(pending[ref], what) from error
+                raise self._failed(f"rank {pending[ref]} was lost during {what!r}") from error
             except RayTaskError:
                 continue  # it failed as the first one did
 
-    def _lost(self, rank: int, what: str) -> LearnerError:
-        return LearnerError(f"{self._name} rank {rank} was lost during {what!r}: resume from the last checkpoint")
+    def _failed(self, why: str) -> LearnerError:
+        self._is_lost.set()
+        return LearnerError(f"{self._name} {why}")
 
 
 class _Call(Handle[R], Generic[R]):

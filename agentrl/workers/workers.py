@@ -35,6 +35,11 @@ class Workers(ABC, Generic[W]):
 
     @property
     @abstractmethod
+    def is_lost(self) -> bool:
+        """Whether a rank died, failed or did not answer in time: the others wait for it in vain, and all of them are of no use."""
+
+    @property
+    @abstractmethod
     def starting(self) -> Mapping[ObjectRef, float]:
         """The ranks that are not known to stand, and until when they have to (of the monotonic clock)."""
 
@@ -85,6 +90,10 @@ class LocalWorker(Workers[W]):
     def __init__(self, worker: W, *, close: Callable[[W], None] | None = None) -> None:
         self.worker = worker
         self._close = close
+
+    @property
+    def is_lost(self) -> bool:
+        return False
 
     @property
     def starting(self) -> Mapping[ObjectRef, float]:
