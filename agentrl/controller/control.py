@@ -105,13 +105,15 @@ class ControlDesk:
 
     def show(self, lines: Sequence[ServerLine], *, version: int, outstanding_tokens: Callable[[], Mapping[str, int]]) -> None:
         """Write the table of servers, if it is worth it."""
-        state, now = (tuple(lines), version), time.time()
+        state, now = (tuple(lines), version), time.monotonic()
         if state == self._shown[0] and now - self._shown[1] < SHOW_INTERVAL_S:
             return
         self._shown = (state, now)
         tokens = outstanding_tokens()
         servers = tuple(ShownServer(**asdict(line), outstanding_tokens=tokens.get(line.url, 0)) for line in lines)
-        write_atomically(self._folder / "servers.json", ServerTable(time=now, version=version, servers=servers).model_dump_json(indent=1))
+        write_atomically(
+            self._folder / "servers.json", ServerTable(time=time.time(), version=version, servers=servers).model_dump_json(indent=1)
+        )
 
 
 def ask(run_dir: Path, request: Request, *, timeout_s: float) -> str:

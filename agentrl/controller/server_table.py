@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import datetime
 
 from agentrl.controller.control import ServerTable, ShownServer
 
@@ -10,12 +10,13 @@ _HEADS = ("server", "kind", "state", "version", "outstanding tokens", "restarts"
 
 
 def format_servers(table: ServerTable) -> str:
-    """Return one line per server, behind a head and before the age of what is shown; a line more where a server says something."""
+    """Return one line per server, behind a head and before the time it was written at; a line more where a server says something."""
     rows = [_HEADS, *(_cells(server, table.version) for server in table.servers)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     notes = [f"{server.url or server.name}: {server.message.splitlines()[0]}" for server in table.servers if server.message]
-    return "\n".join([*lines, *notes, f"as the run saw it {max(0.0, time.time() - table.time):.0f} s ago"])
+    seen = datetime.datetime.fromtimestamp(table.time).astimezone()
+    return "\n".join([*lines, *notes, f"as the run saw it at {seen:%Y-%m-%d %H:%M:%S}"])
 
 
 def _cells(server: ShownServer, version: int) -> tuple[str, ...]:
