@@ -8,27 +8,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import ray
 import trio
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayTaskError
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
-from agentrl.errors import InfrastructureError
+from agentrl.errors import InfrastructureError, JournalError
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.garbage import collect_oldest, collect_rarely
-from agentrl.rollout.limits import model_limits, server_key
+from agentrl.rollout.limits import model_limits, num_ids_of, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
-from agentrl.rollout.manager import AgentLoopManager, TaskSource, TrajectorySink
+from agentrl.rollout.manager import AgentLoopManager, TaskSource
 from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.router import Router
+from agentrl.rollout.scopes import LiveScopes, count_tasks, look, where_blocked
 from agentrl.rollout.session import PromptLimits
+from agentrl.rollout.shipment import TrajectorySink
 from agentrl.rollout.side import Validating
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.front import FrontClient
@@ -41,7 +44,11 @@ LEASE_WAIT_S = 5.0
 """One long poll for work."""
 BUFFER_TIMEOUT_S = 120.0
 """A buffer that does not answer for so long ends the process; its owner's leases are then given to another."""
+JOURNAL_PAUSE_S = 1.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+BLOCKED_S = 1.0
+"""A step of the event loop that takes longer is told where somebody asks what goes on."""
 
 
 class Buffer(TaskSource, TrajectorySink, Protocol):
@@ -49,30 +56,64 @@ class Buffer(TaskSource, TrajectorySink, Protocol):
 
 
 class RemoteBuffer:
-    """The replay buffer's actor as TaskSource and TrajectorySink, for leases of `owner`."""
+    """The replay buffer's actor as TaskSource and TrajectorySink, for leases of `owner`.
 
-    def __init__(self, owner: str, actor: ActorHandle) -> None:
+    It tells with each lease which groups it knows of, so that one whose answer was lost is given again. What the buffer cannot write
+    down (its disk is full) waits here, with all that comes behind it.
+    """
+
+    def __init__(self, owner: str, actor: ActorHandle, *, patience_s: float = 0.0) -> None:
+        """`patience_s`: how long a buffer that cannot write is asked again."""
         self._owner = owner
         self._actor = actor
+        self._patience_s = patience_s
         self._threads = trio.CapacityLimiter(4)
+        self._missing: dict[int, set[int]] = {}  # group -> its members that are not accounted for
 
     async def lease(self, limit: int) -> Sequence[Lease]:
-        return await self._call(self._actor.lease, limit, LEASE_WAIT_S)
+        leases: list[Lease] = await self._call(self._actor.lease, limit, LEASE_WAIT_S, tuple(self._missing))
+        for lease in leases:
+            self._missing[lease.group_id] = set(range(lease.num_attempts))
+        return leases
 
     async def add(self, trajectories: Sequence[Trajectory]) -> None:
         await self._call(self._actor.add, to_ipc(encode(trajectories)))
+        for trajectory in trajectories:
+            self._account_for(trajectory.group_id, trajectory.member)
 
     async def drop_group(self, group_id: int, reason: str) -> None:
         await self._call(self._actor.drop_group, group_id, reason)
+        self._missing.pop(group_id, None)
+
+    async def leave_out(self, group_id: int, member: int, reason: str) -> None:
+        await self._call(self._actor.leave_out, group_id, member, reason)
+        self._account_for(group_id, member)
+
+    def _account_for(self, group_id: int, member: int) -> None:
+        missing = self._missing.get(group_id, set())
+        missing.discard(member)
+        if not missing:
+            self._missing.pop(group_id, None)
 
     async def _call(self, method: Any, *args: Any) -> Any:
-        def get() -> Any:
+        deadline = trio.current_time() + self._patience_s
+        while True:
             try:
-                return ray.get(method.remote(self._owner, *args), timeout=BUFFER_TIMEOUT_S)
-            except GetTimeoutError as error:
-                raise InfrastructureError(f"the replay buffer did not answer within {BUFFER_TIMEOUT_S:g} s") from error
+                return await trio.to_thread.run_sync(partial(self._ask, method, *args), abandon_on_cancel=True, limiter=self._threads)
+            except JournalError:
+                if trio.current_time() > deadline:
+                    raise
+                await trio.sleep(JOURNAL_PAUSE_S)
 
-        return await trio.to_thread.run_sync(get, abandon_on_cancel=True, limiter=self._threads)
+    def _ask(self, method: Any, *args: Any) -> Any:
+        try:
+            return ray.get(method.remote(self._owner, *args), timeout=BUFFER_TIMEOUT_S)
+        except GetTimeoutError as error:
+            raise InfrastructureError(f"the replay buffer did not answer within {BUFFER_TIMEOUT_S:g} s") from error
+        except RayTaskError as error:
+            if isinstance(error.cause, JournalError):
+                raise error.cause from error
+            raise
 
 
 def validating(config: Config) -> Validating | None:
@@ -99,12 +140,15 @@ class RolloutPart:
         api_key = server_key(config.rollout.api_key_env)
         vocab_size, context_tokens = model_limits(model, chat)
         adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
-        connect: Callable[[str], SGLangClient] = partial(SGLangClient, api_key=api_key, adapter=adapter, max_connections=num_trajectories)
+        num_ids = num_ids_of(model)
+        connect: Callable[[str], SGLangClient] = partial(
+            SGLangClient, api_key=api_key, adapter=adapter, max_connections=num_trajectories, num_ids=num_ids
+        )
         self._servers: tuple[str, ...] = ()
         self._front_url = config.rollout.front_url
         if self._front_url is not None:
             behind = partial(FrontClient, behind=lambda: self._servers, connect=connect)
-            connect = partial(behind, api_key=api_key, adapter=adapter, max_connections=num_trajectories)
+            connect = partial(behind, api_key=api_key, adapter=adapter, max_connections=num_trajectories, num_ids=num_ids)
         self._router = Router(
             connect,
             vocab_size=vocab_size,
@@ -130,7 +174,8 @@ class RolloutPart:
         self._is_started = threading.Event()
         self._thread = threading.Thread(target=self._run_loop, name="rollout", daemon=True)
         self._thread.start()
-        self._is_started.wait()
+        if not self._is_started.wait(START_TIMEOUT_S):
+            raise InfrastructureError(f"the event loop of a rollout actor did not start within {START_TIMEOUT_S:g} s")
 
     def run(self) -> None:
         """Play what the buffer leases; returns after `stop`."""
@@ -164,6 +209,13 @@ class RolloutPart:
     def stats(self) -> dict[str, float]:
         return self._manager.stats() | self._gaps.counters()
 
+    def scopes(self, limit: int) -> LiveScopes:
+        """Return what goes on, no more than `limit` attempts of it in full; answered also while the event loop is blocked."""
+        seen = look(self._manager.scopes, limit=limit, places=self._router.places())
+        loops = [self._host.thread, *([self._thread] if self._gaps.since_step_s > BLOCKED_S else [])]
+        blocked = tuple(where for loop in loops if (where := where_blocked(loop)) is not None)
+        return replace(seen, tasks=count_tasks(self._root), blocked=blocked)
+
     def stop(self) -> None:
         """End `run` and `play`: agents are cancelled, tools closed, running generations aborted. May be called again."""
         with suppress(trio.RunFinishedError):
@@ -193,15 +245,18 @@ class RolloutPart:
     async def _main(self) -> None:
         """The thread's life: calls come in from outside, and all of them end before the plugins' event loop does."""
         self._token = trio.lowlevel.current_trio_token()
+        root = trio.lowlevel.current_root_task()
+        assert root is not None, "this is a task"
+        self._root = root
         self._stopping, self._call_ended = trio.Event(), trio.Event()
         self._is_started.set()
         with self._host:
-            await self._stopping.wait()
+            await self._stopping.wait()  # the actor's whole life: `stop` and the death of the process end it
             for scope in self._calls:
                 scope.cancel()
             while self._calls:
                 self._call_ended = trio.Event()
-                await self._call_ended.wait()
+                await self._call_ended.wait()  # they are cancelled; `stop` waits for STOP_TIMEOUT_S, and then the process is killed
             await self._manager.aclose()
             await self._router.aclose()
 
@@ -211,7 +266,7 @@ class RolloutActor:
     """Plays tasks for one `owner` of leases; see RolloutPart. `buffer` None: only `play`."""
 
     def __init__(self, owner: str, config: Config, buffer: ActorHandle | None) -> None:
-        self._part = RolloutPart(config, None if buffer is None else RemoteBuffer(owner, buffer))
+        self._part = RolloutPart(config, None if buffer is None else RemoteBuffer(owner, buffer, patience_s=config.buffer.disk_patience_s))
         collect_rarely()
 
     def run(self) -> None:
@@ -228,6 +283,9 @@ class RolloutActor:
 
     def stats(self) -> dict[str, float]:
         return self._part.stats()
+
+    def scopes(self, limit: int) -> LiveScopes:
+        return self._part.scopes(limit)
 
     def stop(self) -> None:
         self._part.stop()

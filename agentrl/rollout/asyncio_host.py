@@ -31,6 +31,11 @@ class AsyncioHost:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name="asyncio-plugins", daemon=True)
 
+    @property
+    def thread(self) -> threading.Thread:
+        """The thread of the loop."""
+        return self._thread
+
     def __enter__(self) -> AsyncioHost:
         self._thread.start()
         return self

@@ -59,6 +59,11 @@ class LoopGaps(trio.abc.Instrument):
         else:
             self._counts[min(MAX_BUCKETS, int(BUCKETS_PER_DOUBLING * math.log2(gap / _SHORT_NS)))] += 1
 
+    @property
+    def since_step_s(self) -> float:
+        """Seconds since a task of the loop ended its step: it waits for events, or computes; safe to read from another thread."""
+        return (self._wall_clock() - self._wall_ns) / 1e9
+
     def counters(self) -> dict[str, float]:
         """Return the number of gaps by the upper bound of their bucket, `loop_gaps/<seconds>`; safe to call from another thread."""
         counts = {SHORT_S: self._num_short} | {upper_bound(index): count for index, count in enumerate(self._counts) if count}

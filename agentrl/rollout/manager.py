@@ -19,6 +19,7 @@ from agentrl.rollout.player import Player, one_line, unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import GreedySampling
+from agentrl.rollout.scopes import Scope
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import PromptLimits, Sampling
 from agentrl.rollout.shared_tools import SharedTools
@@ -71,6 +72,7 @@ class AgentLoopManager:
             agent, reward, validation, plugins=plugins, chat=chat, router=router, host=host, prompt=prompt, tools=self._tools
         )
         self._stats = RolloutStats()
+        self.scopes = Scope()  # what is under way, as a tree
         self._claimed = 0  # members of leased groups that are not settled yet
         self._settled = trio.Event()
         self._slots = trio.CapacityLimiter(rollout.max_concurrent_trajectories)
@@ -168,7 +170,8 @@ class AgentLoopManager:
         members = sorted(trajectories, key=lambda t: t.member)
         while True:
             try:
-                return await scorer.score_group(task, members)
+                with self.scopes.open(f"group {members[0].group_id}: rewards that compare its members"):
+                    return await scorer.score_group(task, members)
             except Exception as error:  # noqa: BLE001 - boundary of one group
                 failure = one_line(error)
             again = None if further is None else further.after(Outcome.REWARD_ERROR)
@@ -186,7 +189,8 @@ class AgentLoopManager:
             if again is None:
                 return trajectory
             self._stats.became(again.how, trajectory)
-            await trio.sleep(again.pause_s)
+            with self.scopes.open(f"group {attempt.group_id} member {attempt.member}: pause before another attempt"):
+                await trio.sleep(again.pause_s)
 
     def _settle(self, count: int) -> None:
         self._claimed -= count
@@ -223,7 +227,8 @@ class AgentLoopManager:
 
         async def play(member: int) -> None:
             async with self._queue_of_play:
-                trajectory = await self._play_once(side.player, Attempt(lease.group_id, member, lease.task), sampling)
+                attempt = Attempt(lease.group_id, member, lease.task)
+                trajectory = await self._play_once(side.player, attempt, sampling, of="validation row")
             (members if compares else ended)[index, member] = trajectory
 
         async with trio.open_nursery() as nursery:
@@ -236,13 +241,17 @@ class AgentLoopManager:
 
     # ------------------------------------------------------------------------------------------------------ both
 
-    async def _play_once(self, player: Player, attempt: Attempt, sampling: Sampling) -> Trajectory:
-        async with self._slots:
+    async def _play_once(self, player: Player, attempt: Attempt, sampling: Sampling, *, of: str = "group") -> Trajectory:
+        name = f"{of} {attempt.group_id} member {attempt.member} ({attempt.task.agent_name})"
+        with attempt.scope.attach(self.scopes, name, doing="its agent loop", key=attempt.key):
+            with attempt.scope.open("queue for a slot"):
+                await self._slots.acquire()
             self._stats.begin()
             try:
                 trajectory = await player.play(attempt, sampling)
             finally:
                 self._stats.end()
+                self._slots.release()
         self._stats.finished(trajectory)
         return trajectory
 

@@ -18,6 +18,7 @@ from agentrl.rollout.anchors import anchor
 from agentrl.rollout.line import Line
 from agentrl.rollout.message_model import ContextExceeded, MessageModel, MessageReply
 from agentrl.rollout.recorder import TrajectoryRecorder
+from agentrl.rollout.scopes import GENERATE
 from agentrl.rollout.session import TrajectorySession
 from agentrl.types import NO_VERSION, Generation, JsonObject, Message, Outcome, Turn
 
@@ -111,7 +112,7 @@ class MessageSession(TrajectorySession):
             raise self._end(Outcome.TRUNCATED)
         model = cast(MessageModel, self._generator)
         try:
-            with self._tally.timed("generate_s"):
+            with self._tally.timed("generate_s"), self._attempt.scope.open(GENERATE):
                 reply = await model.complete(
                     self._line.messages, self._shown_tools, self._sampling, max_tokens=room, turn=self._recorder.num_turns
                 )

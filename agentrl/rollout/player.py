@@ -78,14 +78,15 @@ class Player:
         if outcome not in SCORED_OUTCOMES:
             return trajectory
         try:
-            return await self._scorer.score(attempt.task, trajectory, session.turn_rewards)
+            with attempt.scope.open("reward"):
+                return await self._scorer.score(attempt.task, trajectory, session.turn_rewards)
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory
             return trajectory.replace(outcome=Outcome.REWARD_ERROR, failure=one_line(error))
 
     def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> TrajectorySession:
         task = attempt.task
         names = self._plugins.offered_tools(task, self._agent.tools)
-        toolbox = Toolbox(names, self._tools, tools_kwargs=task.tools_kwargs, key=attempt.key)
+        toolbox = Toolbox(names, self._tools, tools_kwargs=task.tools_kwargs, key=attempt.key, scope=attempt.scope)
         return self._session(
             attempt,
             self._agent,

@@ -42,6 +42,10 @@ class ServerPool:
         """Return what is still to be computed, in tokens, per URL."""
         return {url: server.outstanding_tokens for url, server in list(self._servers.items())}
 
+    def places(self) -> dict[str, str]:
+        """Return the URLs of the servers by the ids of the requests that run there; safe to call from another thread."""
+        return {rid: url for url, server in list(self._servers.items()) for rid in server.running}
+
     def set_servers(self, urls: Sequence[str], *, version: int) -> None:
         """Use the servers at `urls`; one that joins or comes back must sample with `version` or a later one."""
         self.version = version

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.rollout.scopes import Scope
 from agentrl.types import NO_VERSION, Generation, Message, Outcome, RewardEvent, Task, Trajectory
 
 CONTEXT_TURN = -1
@@ -20,7 +21,7 @@ class Attempt:
     """Which attempt this is: member `member` of the group that plays `task`, sampled or greedy.
 
     `key` names it in routing and request ids. It is unique: validation counts its groups anew, and several processes ask
-    the same servers.
+    the same servers. `scope`: where it says what it waits for; whoever plays it makes it a part of the tree of live scopes.
     """
 
     group_id: int
@@ -28,6 +29,7 @@ class Attempt:
     task: Task
     is_greedy: bool = False
     key: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    scope: Scope = field(default_factory=Scope, compare=False, repr=False)
 
 
 class Row:

@@ -97,6 +97,10 @@ class Router:
         """Return per URL what is still to be computed for running requests, as far as is known."""
         return self._pool.outstanding_tokens()
 
+    def places(self) -> dict[str, str]:
+        """Return at which URL each trajectory generates at this moment, by its key; safe to call from another thread."""
+        return {rid.rpartition("-")[0]: url for rid, url in self._pool.places().items()}
+
     # -------------------------------------------------------------------------------------------------- generation
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str) -> Generation:

@@ -60,6 +60,11 @@ class Server:
         self._paused_since: float | None = None
 
     @property
+    def running(self) -> list[str]:
+        """The ids of the requests that run here."""
+        return list(self._running)
+
+    @property
     def is_up(self) -> bool:
         return not self.is_retired and not self.breaker.is_open
 

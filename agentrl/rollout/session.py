@@ -20,6 +20,7 @@ from agentrl.rollout.openai_session import OpenAISession
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
 from agentrl.rollout.sampling import Generator, Sampling
+from agentrl.rollout.scopes import GENERATE
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.rollout.tally import GivenReward, Tally
 from agentrl.rollout.toolbox import Toolbox
@@ -156,7 +157,7 @@ class TrajectorySession:
             raise PluginError(f"task {self._attempt.task.task_id}: the agent interacts, but the row has no interaction_kwargs")
         if not self._recorder.num_turns:
             raise PluginError("the agent interacts before its first `generate`: there is nothing to answer")
-        with self._tally.timed("interaction_s"):
+        with self._tally.timed("interaction_s"), self._attempt.scope.open(f"interaction {self._partner.name}"):
             reply = await self._partner.respond(self.messages)
         if reply.reward is not None:
             self._tally.rewards.append(GivenReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1))
@@ -241,7 +242,7 @@ class TrajectorySession:
 
         self._num_sampling += 1
         try:
-            with self._tally.timed("generate_s"):
+            with self._tally.timed("generate_s"), self._attempt.scope.open(GENERATE):
                 sampled = await line.sample(generate)
         finally:
             self._num_sampling -= 1
@@ -294,7 +295,8 @@ class TrajectorySession:
         """Close what tools and the partner hold; runs to its end also when cancelled."""
         if self._partner is None and not self._toolbox.has_to_close:
             return
-        with trio.CancelScope(shield=True):
+        # What is closed has a deadline of its own: CLOSE_TIMEOUT_S of guests.py.
+        with trio.CancelScope(shield=True), self._attempt.scope.open("close tools and partner"):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._toolbox.close)
                 if self._partner is not None:

@@ -12,6 +12,7 @@ import trio
 from agentrl.errors import ToolError
 from agentrl.plugins import Tool, ToolResult, WrongCall, not_run
 from agentrl.rollout.guests import Guest, GuestTimeout, is_inherited
+from agentrl.rollout.scopes import Scope
 from agentrl.rollout.shared_tools import SharedTool, SharedTools, ToolUnavailable
 from agentrl.types import JsonObject, ToolCall
 
@@ -23,8 +24,10 @@ class Toolbox:
     itself failed at, retries included), num_cut_outputs (outputs over their budget).
     """
 
-    def __init__(self, names: Sequence[str], tools: SharedTools, *, tools_kwargs: Mapping[str, JsonObject], key: str) -> None:
-        """`key` names the trajectory, uniquely."""
+    def __init__(
+        self, names: Sequence[str], tools: SharedTools, *, tools_kwargs: Mapping[str, JsonObject], key: str, scope: Scope | None = None
+    ) -> None:
+        """`key` names the trajectory, uniquely; `scope` is its scope, in which calls open theirs."""
         self.schemas: list[dict[str, Any]] = tools.schemas(names)
         """The function schemas, as the chat template shows them; shared with other trajectories."""
         self.metrics: defaultdict[str, float] = defaultdict(float)
@@ -33,6 +36,7 @@ class Toolbox:
         self._tools_kwargs = tools_kwargs
         self._opened: dict[str, tuple[Tool, Guest]] = {}
         self._key = key
+        self._scope = scope or Scope()
 
     async def answer(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Run the calls side by side and return one result for each, in order, each within its output budget.
@@ -56,7 +60,10 @@ class Toolbox:
             ToolError: a tool broke.
         """
         opened = {name: (tool, guest) for name, (tool, guest) in self._opened.items() if not is_inherited(tool.score)}
-        scores = {name: await guest.use(tool.score) for name, (tool, guest) in opened.items()}
+        scores = {}
+        for name, (tool, guest) in opened.items():
+            with self._scope.open(f"score of tool {name}"):
+                scores[name] = await guest.use(tool.score)
         return {name: float(score) for name, score in scores.items() if score is not None}
 
     @property
@@ -140,9 +147,11 @@ class Toolbox:
             opened = self._opened[shared.name] = shared.open(row_kwargs.get("create_kwargs", {}))
             opened[0].trajectory_key, opened[0].row_kwargs = self._key, row_kwargs
         tool, guest = self._opened[shared.name]
-        async with shared.slots:
-            with shared.attempt():
-                result = await guest.use(tool.call, arguments)
-                if not isinstance(result, ToolResult):
-                    raise ToolError(f"tool {shared.name!r} returned {type(result).__name__}; return agentrl.plugins.ToolResult")
-                return result
+        with self._scope.open(f"tool {shared.name}", doing="queueing for one of its slots") as scope:
+            async with shared.slots:
+                scope.doing = ""
+                with shared.attempt():
+                    result = await guest.use(tool.call, arguments)
+                    if not isinstance(result, ToolResult):
+                        raise ToolError(f"tool {shared.name!r} returned {type(result).__name__}; return agentrl.plugins.ToolResult")
+                    return result
