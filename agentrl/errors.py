@@ -12,6 +12,7 @@ AgentRLError
     ├── RewardError           a reward raised or ran out of time
     ├── SandboxError          the sandbox broke (not: the program in it failed)
     ├── LearnerError          a learner rank was lost, its collective timed out, or its numbers are not finite
+    ├── DiskError             a file could not be written: the disk is full, read-only or gone
     └── CheckpointError       a checkpoint is missing, incomplete or could not be written
 """
 
@@ -73,8 +74,16 @@ class LearnerError(InfrastructureError):
     pass
 
 
+class DiskError(InfrastructureError):
+    pass
+
+
 class CheckpointError(InfrastructureError):
     pass
+
+
+class JournalError(InfrastructureError):
+    """The replay buffer's journal could not be written, and nothing has changed: the same call may be made again."""
 
 
 def _rebuild_server_error(cls: type[ServerError], message: str, status: int | None) -> ServerError:

@@ -18,6 +18,7 @@ from agentrl.data.trajectories import decode, read_parquet
 from agentrl.evaluation.attempts import attempt_of
 from agentrl.evaluation.summary import summarise
 from agentrl.evaluation.validation_figures import figures, shown_ks
+from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.types import Lease, Message, Outcome, RewardEvent, Task, Trajectory
 
 SOURCES = ("gsm8k", "aime_2024")
@@ -60,7 +61,8 @@ class Driver:
         self.rollouts = rollouts
         self.said: list[str] = []
         self.recorded: dict[str, float] = {}
-        self.observer = SimpleNamespace(say=self.said.append, validation=self._record)
+        unwritten = UnwrittenFiles(self.said.append)
+        self.observer = SimpleNamespace(say=self.said.append, validation=self._record, unwritten=unwritten)
 
     def wait(self, refs: Sequence[str], *, timeout_s: float) -> list[str]:
         assert timeout_s > 5.0, "the actors end by themselves at the deadline; they are given up only after it"

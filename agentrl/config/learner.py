@@ -87,7 +87,12 @@ class LearnerConfig(Section):
     )
     fsdp: FSDPConfig = FSDPConfig()
     collective_timeout_s: float = Field(300.0, gt=0, description="A collective that takes longer lost a rank.")
-    save_timeout_s: float = Field(1800.0, gt=0, description="A checkpoint whose writing takes longer has failed, and the run ends.")
+    save_timeout_s: float = Field(
+        1800.0, gt=0, description="A checkpoint whose writing takes longer has failed; the next step of a run tries again."
+    )
+    max_restarts: int = Field(
+        3, ge=0, description="How often in a run all ranks start again from the newest checkpoint because one was lost; then the run ends."
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @property

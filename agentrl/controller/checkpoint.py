@@ -20,7 +20,7 @@ from pathlib import Path
 
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.run_dir import write_atomically
-from agentrl.errors import CheckpointError, ConfigError
+from agentrl.errors import CheckpointError, ConfigError, DiskError
 
 FORMAT = 2
 _PARTIAL = ".partial_"
@@ -77,7 +77,7 @@ def complete(partial: Path, *, step: int, version: int, metric: float | None) ->
             final.rename(replaced)
         partial.rename(final)
         _sync(parent)
-    except OSError as error:
+    except (OSError, DiskError) as error:
         raise unwritten(partial, error) from error
     shutil.rmtree(replaced, ignore_errors=True)
     return Checkpoint(final, step, version, metric)

@@ -7,10 +7,11 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 
@@ -20,6 +21,9 @@ from agentrl.errors import InfrastructureError
 from agentrl.granted import Granted, granted
 
 SHARED_MEMORY = "/dev/shm"
+INTERRUPTED_STATUS = 130
+SAME_INTERRUPT_S = 1.0
+"""Launchers hand on the Ctrl-C of a terminal that has reached this process already."""
 OBJECT_STORE_SHARE = 0.3
 """Ray's own share of the memory."""
 
@@ -94,7 +98,10 @@ def _in_words(config: ClusterConfig) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does: by KeyboardInterrupt in the main thread, so that everything is closed."""
+    """Let SIGTERM end the run as Ctrl-C does: by KeyboardInterrupt in the main thread, so that everything is closed.
+
+    `ending_at_the_second_interrupt` within it hears the next one.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -102,8 +109,39 @@ def interruptible() -> Iterator[None]:
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {signal.SIGINT: signal.getsignal(signal.SIGINT), signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ending_at_the_second_interrupt() -> Iterator[None]:
+    """Let whoever interrupts the block a second time, while all that it opened is closed, end this process at once.
+
+    Ray's processes, and with them servers and ranks, end by themselves when this one is gone.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if threading.current_thread() is threading.main_thread():
+            interrupted = time.monotonic()
+
+            def heed(_signal: int, _frame: FrameType | None) -> None:
+                if time.monotonic() - interrupted > SAME_INTERRUPT_S:
+                    _end_at_once()
+
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, heed)
+        raise
+
+
+def _end_at_once() -> NoReturn:
+    text = b"interrupted twice: ended at once; the newest whole checkpoint is untouched, the same command resumes\n"
+    if os.isatty(1):
+        text = b"\x1b[?25h" + text  # a display may have hidden the cursor
+    with suppress(OSError):
+        os.write(2, text)
+    os._exit(INTERRUPTED_STATUS)

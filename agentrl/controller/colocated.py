@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from agentrl.controller.calls import in_trio
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.servers import ServerFleet
+from agentrl.errors import LearnerError
 from agentrl.sglang.client import SGLangClient
 from agentrl.weights.attempt import for_each
 
@@ -36,7 +37,11 @@ class Colocation:
         lending = self._each(self._servers.urls, _pause)
         self._rollouts.set_servers([], version=version)
         lending = self._each(lending, SGLangClient.release_memory)
-        yield
+        try:
+            yield
+        except LearnerError:  # its ranks start again, and publish
+            self._each(lending, SGLangClient.resume_memory)
+            raise
         self._each(lending, SGLangClient.resume_memory)
 
     def _each(self, urls: Sequence[str], verb: Callable[[SGLangClient], Awaitable[None]]) -> list[str]:

@@ -16,6 +16,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -90,9 +91,13 @@ class ControlDesk:
         """Answer all requests that wait with what `act` returns, or with the UserError that it raises."""
         for file in sorted(self._requests.glob("*.json")):
             text = file.read_text()
-            file.unlink()  # first: a request that ends the run must not end the next one, too
+            try:
+                file.unlink()  # first: a request that ends the run must not end the next one, too
+            except OSError:  # the disk is read-only: it would be done again and again
+                return
             answer = self._answer(text, act)
-            write_atomically(self._answers / file.name, answer.model_dump_json())
+            with suppress(InfrastructureError):  # the disk is full: who asked hears nothing in time
+                write_atomically(self._answers / file.name, answer.model_dump_json())
 
     @staticmethod
     def _answer(text: str, act: Callable[[Request], str]) -> Answer:
@@ -111,9 +116,9 @@ class ControlDesk:
         self._shown = (state, now)
         tokens = outstanding_tokens()
         servers = tuple(ShownServer(**asdict(line), outstanding_tokens=tokens.get(line.url, 0)) for line in lines)
-        write_atomically(
-            self._folder / "servers.json", ServerTable(time=time.time(), version=version, servers=servers).model_dump_json(indent=1)
-        )
+        table = ServerTable(time=time.time(), version=version, servers=servers)
+        with suppress(InfrastructureError):  # the disk is full: the table is as old as its `time`
+            write_atomically(self._folder / "servers.json", table.model_dump_json(indent=1))
 
 
 def ask(run_dir: Path, request: Request, *, timeout_s: float) -> str:

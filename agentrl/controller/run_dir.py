@@ -25,7 +25,7 @@ from agentrl.config.compose import dump_config
 from agentrl.config.rollout import WeightsConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
-from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.errors import ConfigError, DiskError
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write `text` so that a reader, or a crash, sees the old file or the new one.
 
     Raises:
-        InfrastructureError: the disk is full or read-only; the old file is untouched.
+        DiskError: the disk is full or read-only; the old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -125,4 +125,4 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise InfrastructureError(f"{path} could not be written: {error.strerror}") from error
+        raise DiskError(f"{path} could not be written: {error.strerror}") from error

@@ -28,8 +28,8 @@ class CheckpointWriter:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Checkpoint] | None = None
 
-    def save(self, roles: Roles, *, step: int, version: int, buffer_state: bytes, metric: float | None) -> None:
-        """Begin the checkpoint of `step`, after the one before is complete; complete it at once without `save_in_background`.
+    def save(self, roles: Roles, *, step: int, version: int, buffer_state: bytes, metric: float | None) -> Checkpoint | None:
+        """Begin the checkpoint of `step`, after the one before is complete; complete and return it at once without `save_in_background`.
 
         Args:
             metric: the value that `keep_best` goes by, None when this step was not validated.
@@ -42,29 +42,27 @@ class CheckpointWriter:
         with _removing(partial):
             roles.start_save(str(partial / "learner"))
         self._pending = self._executor.submit(self._complete, roles, partial, step, version, metric)
-        if not self._trainer.save_in_background:
-            self.finish()
+        return None if self._trainer.save_in_background else self.finish()
 
-    def check(self) -> None:
-        """Raise what went wrong in the background, if anything did."""
-        if self._pending is not None and self._pending.done():
-            self.finish()
+    def check(self) -> Checkpoint | None:
+        """Return the checkpoint that was completed in the background since the last look, if any; raise what went wrong there."""
+        return self.finish() if self._pending is not None and self._pending.done() else None
 
-    def finish(self) -> None:
-        """Wait until nothing is being written.
+    def finish(self) -> Checkpoint | None:
+        """Wait until nothing is being written; return the checkpoint that is complete with it, None where nothing was being written.
 
         Raises:
             CheckpointError: it could not be written.
         """
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            pending.result()
+        if self._pending is None:
+            return None
+        pending, self._pending = self._pending, None
+        return pending.result()
 
     def give_up(self) -> Checkpoint | None:
         """Return the newest checkpoint of this run's weights, None without one, once nothing is being written: the ranks were lost."""
-        if self._pending is not None:
-            with suppress(AgentRLError):  # it ended with the ranks, or is the newest
-                self.finish()
+        with suppress(AgentRLError):  # it ended with the ranks, or is the newest
+            self.finish()
         return self._newest
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agentrl.config.model import ModelConfig
-from agentrl.errors import InfrastructureError
+from agentrl.errors import DiskError
 from agentrl.learner.lora import adapter_tensors, gather, write_adapter
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import Place
@@ -104,7 +104,7 @@ def export(
     `place` is None in a process without ranks.
 
     Raises:
-        InfrastructureError: the folder could not be written, for instance because the disk is full.
+        DiskError: the folder could not be written, for instance because the disk is full.
     """
     files = plan_files(tensor_specs(policy), max_bytes=max_file_bytes)
     writer = FolderWriter(folder) if place is None or place.is_first else None
@@ -142,7 +142,7 @@ def export_adapter(policy: Policy, place: Place | None, model: ModelConfig, fold
     """Write the adapter alone as peft and SGLang load it; the folder appears complete or not at all.
 
     Raises:
-        InfrastructureError: the folder could not be written.
+        DiskError: the folder could not be written.
     """
     tensors = _whole_adapter(policy)
     if place is None or place.is_first:
@@ -212,7 +212,7 @@ class FolderWriter:
         self.write(self._replace)
         if self._error is not None:
             shutil.rmtree(self._partial, ignore_errors=True)
-            raise InfrastructureError(f"the policy could not be written to {self._folder}: {self._error}") from self._error
+            raise DiskError(f"the policy could not be written to {self._folder}: {self._error}") from self._error
 
     def _replace(self, written: Path) -> None:
         _sync(written)

@@ -30,6 +30,7 @@ PHASE_WORDS: Mapping[str, str] = {
     "publish": "publishing weights",
     "validate": "validating",
     "save": "saving a checkpoint",
+    "recover": "starting the learner again",
 }
 
 

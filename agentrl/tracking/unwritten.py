@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from agentrl.errors import InfrastructureError
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
+_FULL, _FORBIDDEN = "free some space there", "make it writable"
+_CURES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _FORBIDDEN),
+}
 
 
 class AppendedFile:
@@ -67,10 +71,14 @@ class UnwrittenFiles:
         except (OSError, InfrastructureError) as error:
             self.count(what, error)
             return False
+        self.clear(what)
+        return True
+
+    def clear(self, what: str) -> None:
+        """Note that the disk took such a file, and say so if it did not before."""
         if what in self._failing:
             self._failing.remove(what)
             self._say(f"{what}: written again")
-        return True
 
     def count(self, what: str, error: Exception) -> None:
         """Say and count an attempt that failed with `error`."""
@@ -86,27 +94,13 @@ class UnwrittenFiles:
 
 
 def reason(error: Exception) -> str:
-    """Return in one line what the disk refused, where, and what would help."""
-    cause = error if isinstance(error, OSError) else _os_error_behind(error)
-    number = cause.errno if cause is not None else None
-    if number in _FULL:
-        return f"{_in_words(error)}; free some space there"
-    if number in _FORBIDDEN:
-        return f"{_in_words(error)}; make it writable"
-    return _in_words(error)
+    """Return in one line what the disk refused, where, and what would help.
 
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror + (f": {error.filename}" if error.filename else "")
+    What would help is told by the system's words: an error from another process has lost its number.
+    """
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _os_error_behind(error: BaseException) -> OSError | None:
-    behind: BaseException | None = error
-    while behind is not None:
-        if isinstance(behind, OSError):
-            return behind
-        behind = behind.__cause__
-    return None
+    text = lines[0] if lines else type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror + (f": {error.filename}" if error.filename else "")
+    cures = [cure for number, cure in _CURES.items() if os.strerror(number) in text and cure not in text]
+    return "; ".join([text, *cures[:1]])

@@ -137,9 +137,12 @@ class GroupTransport:
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
         """Leave the process group, and make those of `servers` that were in it leave too, if they answer."""
-        if not self._group:
-            return
-        await self._learner.call(self._source.leave_weights_group)
+        if self._group:
+            await self._learner.call(self._source.leave_weights_group)
+            await self.abandon(servers)
+
+    async def abandon(self, servers: Sequence[SGLangClient]) -> None:
+        """Make those of `servers` that are in the process group leave it, if they answer; the learner has left."""
 
         async def leave(server: SGLangClient) -> None:
             with suppress(ServerError):  # a restarted server has no group to destroy

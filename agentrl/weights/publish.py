@@ -95,6 +95,11 @@ class Publisher:
         """Give up what is kept between publishes, on `servers` too."""
         await self._transport.close(servers)
 
+    async def abandon(self, servers: Sequence[SGLangClient]) -> None:
+        """Have `servers` give up what is kept between publishes: the learner is gone. The publisher is of no use after that."""
+        if isinstance(self._transport, GroupTransport):
+            await self._transport.abandon(servers)
+
     async def _find_silent(self, servers: Sequence[SGLangClient]) -> dict[str, str]:
         return await find_silent(servers, timeout_s=min(PING_S, self._config.timeout_s))
 
