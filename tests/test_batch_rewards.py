@@ -62,6 +62,14 @@ def test_a_batch_reward_sees_all_and_places_one_event_each(tmp_path):
     assert not BatchRewards(Config(), load_plugins()).is_any
 
 
+def test_a_failed_attempt_of_a_batch_is_neither_shown_nor_scored(tmp_path):
+    failed = attempt(outcome=Outcome.TIMEOUT, failure="late")
+    scored = rewards_of(tmp_path).score([replace(ROW, ground_truth=str(i)) for i in range(3)], [attempt(), failed, attempt()])
+    assert scored[1] is failed
+    assert [t.extra_info["reward_details"]["custom"]["truth"] for t in (scored[0], scored[2])] == ["0", "2"]
+    assert {t.reward for t in (scored[0], scored[2])} == {2.0}
+
+
 def test_in_validation_only_what_can_be_scored_is_shown_to_it(tmp_path):
     failed = attempt(outcome=Outcome.TIMEOUT, failure="late")
     scored = rewards_of(tmp_path).score_validation([ROW] * 3, [attempt(), failed, attempt()])

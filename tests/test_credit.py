@@ -19,7 +19,9 @@ from agentrl.controller.credit import (
     credit,
     group_trajectories,
     lay_on_tokens,
+    leave_out_masked,
     split_minibatches,
+    with_reward,
 )
 from agentrl.data.trajectories import decode, encode
 from agentrl.errors import ConfigError
@@ -196,6 +198,50 @@ def test_a_greedy_attempt_is_no_member_of_its_group():
         np.testing.assert_array_equal([s.advantages for s in beside], [s.advantages for s in alone])
 
 
+GLOBAL = {"gpg", "reinforce_plus_plus_baseline"}
+"""Estimators that weigh a group by what the others of its batch did."""
+
+
+@pytest.mark.parametrize("name", sorted(set(ADVANTAGES) - GLOBAL - {"reinforce_plus_plus"}))
+@settings(max_examples=15)
+@given(seed=seeds)
+def test_a_group_that_shrank_is_a_group_of_those_that_are_left(name, seed):
+    """Whatever failed beside them, and whatever the sizes of other groups of the batch."""
+    rng, algorithm = np.random.default_rng(seed), AlgorithmConfig(advantage=name, passk_k=2)
+    shrunk, whole = [], []
+    for group in range(3):
+        rewards = rng.choice([0.0, 0.5, 1.0], 5)
+        members = [trajectory([[context(1), *played(rng), Piece(9, 1, r)]], group=group, member=m) for m, r in enumerate(rewards)]
+        fails = np.isin(np.arange(5), rng.choice(5, int(rng.integers(0, 4)), replace=False))
+        failed = [t.replace(outcome=Outcome.TIMEOUT, rewards=()) if f else t for t, f in zip(members, fails, strict=True)]
+        shrunk.append(Group(group, tuple(failed), greedy(0.5, group=group)))
+        whole.append(Group(group, tuple(t for t, f in zip(members, fails, strict=True) if not f), greedy(0.5, group=group)))
+
+    def advantages(groups, size):
+        left = [t for group in groups for t in group.trajectories]
+        credited = credit(groups, algorithm, group_size=size, assessment=assessment_for(name, left))
+        return [sample.advantages for samples in credited for sample in samples]
+
+    alone = [found for group in whole for found in advantages([group], len(group.trajectories))]
+    for got, expected in zip(advantages(with_reward(shrunk), None), alone, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_masked_attempt_is_in_the_baseline_and_not_among_the_samples():
+    def group(masked: float) -> Group:
+        rewards = (1.0, 0.0, masked)
+        members = [trajectory([[context(1), Piece(0, 2, reward)]], member=m) for m, reward in enumerate(rewards)]
+        return Group(0, (*members[:2], members[2].replace(outcome=Outcome.TRUNCATED)))
+
+    def advantages(one: Group) -> list[float]:
+        credited = credit([one], AlgorithmConfig(advantage="rloo"), group_size=3)
+        [samples] = leave_out_masked(credited, [one], {Outcome.TRUNCATED})
+        return [float(sample.advantages[-1]) for sample in samples]
+
+    assert advantages(group(0.0)) == [1.0, -0.5]
+    assert advantages(group(1.0)) == [0.5, -1.0]
+
+
 def test_gigpo_compares_turns_by_their_anchors_in_the_order_of_sampling():
     """Two rows that grow in turn; a turn without tokens has an anchor too."""
     rows = [[context(1), Piece(0, 1), context(1), Piece(3, 1, 1.0)], [context(2), Piece(1, 2)]]
@@ -272,6 +318,13 @@ def test_pass_at_k_needs_groups_of_k():
     with pytest.raises(ValidationError, match=r"algorithm.passk_k=9 exceeds rollout.group_size=8"):
         Config(algorithm={"advantage": "pass_at_k", "passk_k": 9})
     assert Config(algorithm={"advantage": "grpo", "passk_k": 9}).algorithm.passk_k == 9
+
+
+def test_pass_at_k_is_refused_where_groups_may_shrink_below_k():
+    shrinks = {"on_outcome": {"timeout": "shrink"}}
+    with pytest.raises(ValidationError, match=r"passk_k=4 exceeds rollout.min_group_size=2.*rollout.on_outcome.timeout=shrink"):
+        Config(algorithm={"advantage": "pass_at_k"}, rollout=shrinks)
+    assert Config(algorithm={"advantage": "pass_at_k"}, rollout={**shrinks, "min_group_size": 4}).rollout.fixed_group_size is None
 
 
 # ------------------------------------------------------------------------------------------------------ minibatches

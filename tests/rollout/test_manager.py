@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import trio
 from hypothesis import given, settings
@@ -28,6 +29,7 @@ class Book:
         self.leased: list[int] = []
         self.added: list[Trajectory] = []
         self.dropped: dict[int, str] = {}
+        self.left_out: dict[tuple[int, int], str] = {}
         self.num_shipments = 0
         self.all_settled = trio.Event()
 
@@ -52,10 +54,17 @@ class Book:
         self.dropped[group_id] = reason
         self._check()
 
+    async def leave_out(self, group_id: int, member: int, reason: str) -> None:
+        assert group_id not in self.dropped
+        assert (group_id, member) not in self.left_out
+        self.left_out[group_id, member] = reason
+        self._check()
+
     def members(self) -> dict[int, list[int]]:
+        """Return the members of each group that came, or of which word came that they would not."""
         found: dict[int, list[int]] = {}
-        for trajectory in self.added:
-            found.setdefault(trajectory.group_id, []).append(trajectory.member)
+        for group, member in [*((t.group_id, t.member) for t in self.added), *self.left_out]:
+            found.setdefault(group, []).append(member)
         return found
 
     def _check(self) -> None:
@@ -167,6 +176,127 @@ def test_the_policy_per_outcome(stage, policy, plays):
     assert book.dropped == {0: "tool_error"}
     assert book.added == []
     assert stats.get("retried", 0) == plays - 1
+
+
+FAILURES = ("timeout", "tool_error", "model_error", "aborted")
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    policies=st.lists(st.sampled_from(["mask", "retry", "replace", "drop", "shrink"]), min_size=4, max_size=4),
+    on_exhausted=st.sampled_from(["drop", "shrink"]),
+    size=st.integers(1, 4),
+    least=st.integers(1, 4),
+    has_greedy=st.booleans(),
+)
+def test_every_member_ends_as_the_table_says(stage, seed, policies, on_exhausted, size, least, has_greedy):
+    set_luck(seed, (0.5, 0.1, 0.15, 0.15, 0.1))
+    least, table = min(least, size), dict(zip(FAILURES, policies, strict=True))
+    rollout = {"group_size": size, "on_outcome": table, "on_exhausted": on_exhausted, "min_group_size": least}
+    world = stage.World(
+        lambda *_: "#### 42",
+        rollout={**rollout, "max_retries": 1, "max_replacements": 2, "max_concurrent_trajectories": 40},
+        plugins=[Unlucky],
+        agent={"trajectory_timeout_s": 20.0},
+    )
+    book = Book([stage.task(agent="unlucky", task_id=f"t:{i}") for i in range(25)], size, has_greedy=has_greedy)
+    stats = play_all(world, book)
+    at_last = {o: on_exhausted if table[o] in ("retry", "replace") else table[o] for o in FAILURES}
+    whole = [group for group in range(25) if group not in book.dropped]
+    for group in whole:
+        assert sorted(book.members()[group]) == list(range(book.size)), "each member once: added, or left out"
+        mine = [t for t in book.added if t.group_id == group]
+        assert sum(t.outcome is Outcome.COMPLETED and not t.is_greedy for t in mine) >= least
+        assert [t.outcome for t in mine if t.is_greedy] == [Outcome.COMPLETED] * has_greedy
+        assert all(at_last[t.outcome.value] == "mask" and not t.rewards for t in mine if t.outcome is not Outcome.COMPLETED)
+    assert all(at_last[reason] == "shrink" for reason in book.left_out.values())
+    assert set(book.dropped.values()) <= set(FAILURES)
+    assert max(Unlucky.played.values()) <= book.size * (1 + 1 + 2)
+    for count, policy in (("retried", "retry"), ("replaced", "replace"), ("masked", "mask"), ("left_out", "shrink")):
+        told = {o for o in FAILURES if stats.get(f"{count}/{o}")}
+        assert told <= {o for o in FAILURES if policy in (table[o], at_last[o])}
+        assert stats.get(count, 0) == sum(stats[f"{count}/{o}"] for o in told)
+    assert stats.get("left_out", 0) >= len(book.left_out)
+
+
+class Noted(Unlucky):
+    """Always fails, and notes when."""
+
+    name: ClassVar[str] = "noted"
+    times: ClassVar[list[float]] = []
+
+    async def run(self, task, session) -> None:
+        await session.generate()
+        self.times.append(trio.current_time())
+        raise ServerError("down")
+
+
+@pytest.mark.parametrize(("pause_s", "pauses"), [(2.0, [2, 4, 8]), (40.0, [40, 60, 60]), (0.0, [0, 0, 0])])
+def test_replacements_pause_longer_each_time_and_are_no_retries(stage, pause_s, pauses):
+    Noted.times.clear()
+    policy = {"on_outcome": {"model_error": "replace"}, "max_replacements": 3, "max_retries": 0, "replacement_pause_s": pause_s}
+    world = stage.World(lambda *_: "hm", rollout=policy, plugins=[Noted])
+    book = Book([stage.task(agent="noted")], 1)
+    stats = play_all(world, book)
+    np.testing.assert_allclose(np.diff(Noted.times), pauses, atol=1e-6)
+    assert (book.dropped, stats["replaced/model_error"], stats.get("retried", 0)) == ({0: "model_error"}, 3, 0)
+
+
+@pytest.mark.parametrize(("on_exhausted", "is_whole"), [("drop", False), ("shrink", True)])
+def test_what_is_exhausted_drops_its_group_or_shrinks_it(stage, on_exhausted, is_whole):
+    """One member of three never comes: its siblings are the group, or none is."""
+    rollout = {"group_size": 3, "max_retries": 1, "on_exhausted": on_exhausted, "max_concurrent_trajectories": 1}
+    world = stage.World(lambda *_: "hm", rollout=rollout, plugins=[BrokenTwice])
+    set_luck(0, ())
+    book = Book([stage.task(agent="broken_twice")], 3)
+    play_all(world, book)
+    assert book.dropped == ({} if is_whole else {0: "tool_error"})
+    assert len(book.left_out) == is_whole
+    if is_whole:
+        assert sorted([*(t.member for t in book.added), *(member for _, member in book.left_out)]) == [0, 1, 2]
+
+
+class BrokenTwice(Unlucky):
+    """The member that plays first, in the only slot, fails; its retry comes behind its two siblings, and fails, too."""
+
+    name: ClassVar[str] = "broken_twice"
+
+    async def run(self, task, session) -> None:
+        await session.generate()
+        self.played[task.task_id] += 1
+        if self.played[task.task_id] in (1, 4):
+            raise ToolError("broken")
+
+
+def test_a_truncated_attempt_that_is_masked_travels_with_its_reward(stage):
+    agent = {"max_response_tokens": 8}
+    world = stage.World(lambda *_: "x" * 50, rollout={"group_size": 2, "on_outcome": {"truncated": "mask"}}, agent=agent)
+    book = Book([stage.task()], 2)
+    stats = play_all(world, book)
+    assert [(t.outcome, len(t.rewards)) for t in book.added] == [(Outcome.TRUNCATED, 1)] * 2
+    assert stats["masked/truncated"] == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"on_outcome": {"completed": "drop", "truncated": "mask", "turn_limit": "drop"}}, "trains on no outcome"),
+        ({"on_outcome": {"timeout": "shrink"}, "group_size": 2, "min_group_size": 3}, r"on_outcome.timeout=shrink leaves a group"),
+        ({"on_outcome": {"aborted": "mask"}, "group_size": 1}, r"on_outcome.aborted=mask leaves .* group_size=1 is less"),
+        ({"on_exhausted": "shrink", "group_size": 1}, r"on_exhausted=shrink leaves a group min_group_size=2"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_in_one_line(table, told):
+    with pytest.raises(ValueError, match=told):
+        RolloutConfig(**table)
+
+
+def test_groups_shrink_only_where_the_table_says_so():
+    assert RolloutConfig(group_size=1, on_outcome={"truncated": "mask"}).fixed_group_size == 1
+    assert RolloutConfig(group_size=4, min_group_size=9).fixed_group_size == 4
+    for table in ({"on_exhausted": "shrink"}, {"on_outcome": {"aborted": "mask"}}, {"on_outcome": {"truncated": "shrink"}}):
+        assert RolloutConfig(group_size=4, **table).fixed_group_size is None
 
 
 def test_a_failure_is_never_trained_on():

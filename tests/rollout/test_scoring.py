@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
-from agentrl.errors import RewardError
-from agentrl.plugins import Attempted, BatchReward, GroupReward, Reward, RewardResult, TurnReward, load_plugins
+from agentrl.errors import RewardError, ToolError
+from agentrl.plugins import AgentLoop, Attempted, BatchReward, GroupReward, Reward, RewardResult, TurnReward, load_plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.scoring import DETAILS, Scorer
@@ -286,7 +286,7 @@ class Book:
     """Leases once; writes down what comes."""
 
     def __init__(self, leases) -> None:
-        self.leases, self.added, self.dropped = list(leases), [], []
+        self.leases, self.added, self.dropped, self.num_left_out = list(leases), [], [], 0
         self.is_done = trio.Event()
 
     async def lease(self, limit):
@@ -297,17 +297,20 @@ class Book:
 
     async def add(self, trajectories):
         self.added += trajectories
-        if len(self.added) == 4:
+        if len(self.added) == 4 - self.num_left_out:
             self.is_done.set()
+
+    async def leave_out(self, group_id, member, reason):
+        self.num_left_out += 1
 
     async def drop_group(self, group_id, reason):
         self.dropped.append((group_id, reason))
         self.is_done.set()
 
 
-def run_group(world, stage, *, has_greedy: bool = False) -> Book:
+def run_group(world, stage, *, has_greedy: bool = False, agent: str = "tool_agent") -> Book:
     async def main(manager):
-        book = Book([Lease(0, stage.task(), 4 - has_greedy, 0, has_greedy)])
+        book = Book([Lease(0, stage.task(agent=agent), 4 - has_greedy, 0, has_greedy)])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(manager.run, book, book)
             await book.is_done.wait()
@@ -334,7 +337,27 @@ def test_a_group_is_compared_when_all_its_members_are_there(stage, has_greedy):
     assert {event.name for t in book.added for event in t.rewards} == {"arithmetic", "rank"}
 
 
-@pytest.mark.parametrize("policy", ["drop", "retry"])
+@pytest.mark.parametrize("policy", ["shrink", "mask"])
+def test_those_that_are_left_of_a_group_are_compared(stage, policy):
+    """The attempt that says `x` fails: the others are ranked among themselves."""
+
+    class Fragile(AgentLoop):
+        name: ClassVar[str] = "fragile"
+
+        async def run(self, task, session) -> None:
+            turn = await session.generate()
+            if turn.message.content == "x":
+                raise ToolError("broken")
+
+    rollout = {"group_size": 4, "on_outcome": {"tool_error": policy}}
+    world = stage.World(lengths(), plugins=(*PLUGINS, Fragile), rollout=rollout, reward={"terms": {"rank": {}}})
+    book = run_group(world, stage, agent="fragile")
+    scored = [t for t in book.added if t.outcome is Outcome.COMPLETED]
+    assert {len(t.messages[-1].content): sum_of(t, "rank") for t in scored} == {0: 0.0, 2: 1.0, 3: 2.0}
+    assert [t.rewards for t in book.added if t not in scored] == ([()] if policy == "mask" else [])
+
+
+@pytest.mark.parametrize("policy", ["drop", "retry", "replace", "shrink", "mask"])
 def test_a_group_that_cannot_be_compared_is_dropped(stage, policy):
     rollout = {"group_size": 4, "on_outcome": {**stage.World(lengths()).rollout.on_outcome, Outcome.REWARD_ERROR: policy}}
     world = stage.World(lengths(), plugins=PLUGINS, rollout=rollout, reward={"terms": {"broken": {}}})
