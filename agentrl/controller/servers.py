@@ -1,6 +1,7 @@
 """The inference servers of a run, of several kinds side by side: started and supervised by one Ray actor each, or attached by URL.
 
 A *guest* joined while the run went on. A guest that is lost is said and forgotten; any other server that is lost for good ends the run.
+Where its supervisor is gone as well, as with a whole machine, a guest is started in its seat: Ray puts it there as soon as it can.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class ServerFleet:
         self._members: list[_Member] = []
         self._free_seats: list[Seat] = []
         self._num_started = 0
+        self._replacements_left = rollout.max_server_restarts * rollout.num_started
+        self._is_open = False
 
     @classmethod
     def launch(cls, config: Config, seats: Sequence[Seat], *, run_dir: Path, say: Callable[[str], None]) -> ServerFleet:
@@ -129,13 +132,15 @@ class ServerFleet:
 
     def _listens_to_the_network(self) -> bool:
         """Tell whether servers must be reached from other machines: agents and learner may stand on any node of this Ray."""
-        if len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) < 2:
+        machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+        if len(machines) < 2 and not self._is_open:  # one that is lost may come back
             return False
         if self._api_key is None:
             raise ConfigError(
                 "the nodes of this Ray are several machines, so that servers listen to the network, and whoever reaches one may change the "
                 "policy; put a key into an environment variable on all of them and name it by rollout.api_key_env"
             )
+        self._is_open = True
         return True
 
     # ---------------------------------------------------------------------------------------------------- start-up
@@ -200,7 +205,7 @@ class ServerFleet:
         """Ask every supervisor.
 
         Raises:
-            InfrastructureError: a server used up its restarts, or its supervisor died; said and forgotten if it is a guest.
+            InfrastructureError: a server used up its restarts, said and forgotten if it is a guest; or no server is left.
         """
         for member in list(self._members):
             try:
@@ -210,6 +215,8 @@ class ServerFleet:
                     raise
                 self._say(f"{error}; the run goes on without it")
                 self._end(member)
+                if not self._members:
+                    raise InfrastructureError(f"no server of this run is left; the last one: {error}") from error
 
     def _ask(self, member: _Member) -> None:
         if member.starting is not None and not _is_done(member.starting):
@@ -221,7 +228,11 @@ class ServerFleet:
         if isinstance(watch, AttachedServer):
             member.status = watch.status()
         else:
-            member.status = get(watch.status.remote(), timeout_s=POLL_TIMEOUT_S, who=_WHO)
+            try:
+                member.status = get(watch.status.remote(), timeout_s=POLL_TIMEOUT_S, who=_WHO)
+            except InfrastructureError as error:
+                self._replace(member, error)
+                return
         status = member.status
         if status.state == "failed":
             raise InfrastructureError(f"server {member.label} is lost for good: {status.message}")
@@ -229,13 +240,28 @@ class ServerFleet:
             limit = self._rollout.max_server_restarts
             self._say(f"server {before.url}: {status.message.partition(chr(10))[0]}; restart {status.restarts} of {limit}")
 
+    def _replace(self, lost: _Member, why: InfrastructureError) -> None:
+        """Start a server in the seat of one whose supervisor is gone, perhaps with its machine; the run goes on if that never comes back.
+
+        Raises:
+            InfrastructureError: `rollout.max_server_restarts` are used up, over all servers of the run.
+        """
+        if lost.seat is None or self._replacements_left == 0:
+            raise InfrastructureError(f"server {lost.label} is lost ({why}), and rollout.max_server_restarts is used up") from why
+        self._replacements_left -= 1
+        self._members.remove(lost)
+        _stop([lost])  # unreachable is not dead
+        new = self._start(lost.seat, is_guest=True)
+        self._say(f"server {lost.label} is lost ({why}); {new.name} is started in its place")
+
     def mark_ready(self, urls: Sequence[str]) -> None:
         """Record that `urls` hold the current weights."""
         for member in self._with(urls):
             if isinstance(member.watch, AttachedServer):
                 member.watch.mark_ready(member.status.url)
             else:
-                get(member.watch.mark_ready.remote(member.status.url), timeout_s=POLL_TIMEOUT_S, who=_WHO)
+                with suppress(InfrastructureError):  # `poll` finds out what became of it
+                    get(member.watch.mark_ready.remote(member.status.url), timeout_s=POLL_TIMEOUT_S, who=_WHO)
         self.poll()
 
     def restart(self, url: str) -> None:
@@ -244,7 +270,8 @@ class ServerFleet:
             if isinstance(member.watch, AttachedServer):
                 member.watch.restart(url)
             else:
-                get(member.watch.restart.remote(url), timeout_s=POLL_TIMEOUT_S, who=_WHO)
+                with suppress(InfrastructureError):
+                    get(member.watch.restart.remote(url), timeout_s=POLL_TIMEOUT_S, who=_WHO)
         self.poll()
 
     def _with(self, urls: Sequence[str]) -> list[_Member]:

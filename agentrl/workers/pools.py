@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.types import Reservation
@@ -33,6 +33,11 @@ class Seat:
         if self.group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
         return options | ({"runtime_env": dict(self.runtime_env)} if self.runtime_env else {})
+
+
+def beside_driver() -> NodeAffinitySchedulingStrategy:
+    """Return what keeps an actor on the driver's node while that lives: a node less whose loss could hurt."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
 
 
 @contextmanager
