@@ -123,7 +123,7 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 
 def _own_groups(root: Path) -> dict[str, str]:
     """Return the path of this process's group by controller; by "" in the unified hierarchy."""
-    found = {}
+    found: dict[str, str] = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")

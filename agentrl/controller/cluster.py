@@ -19,6 +19,7 @@ from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES, ClusterConfig
 from agentrl.controller.shipping import shipped
 from agentrl.errors import InfrastructureError
 from agentrl.granted import Granted, granted
+from agentrl.workers.folder import in_drivers_folder
 
 SHARED_MEMORY = "/dev/shm"
 INTERRUPTED_STATUS = 130
@@ -59,9 +60,11 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
 
 
 def _start(config: ClusterConfig, runtime_env: dict[str, Any] | None) -> None:
-    # "local": without an address, Ray would join one that RAY_ADDRESS or an earlier `ray start` names.
-    where = {"address": config.address} if config.address is not None else {"address": "local"} | _resources(config, granted())
-    ray.init(**where, log_to_driver=False, logging_level=logging.ERROR, namespace="agentrl", runtime_env=runtime_env)
+    if config.address is None:  # "local": else Ray would join one that RAY_ADDRESS or an earlier `ray start` names
+        where = {"address": "local", "runtime_env": runtime_env} | _resources(config, granted())
+    else:
+        where = {"address": config.address, "runtime_env": in_drivers_folder(runtime_env)}
+    ray.init(**where, log_to_driver=False, logging_level=logging.ERROR, namespace="agentrl")
 
 
 def _resources(config: ClusterConfig, grant: Granted) -> dict[str, Any]:
