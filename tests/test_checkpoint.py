@@ -2,6 +2,7 @@
 
 import errno
 import json
+import resource
 import threading
 from pathlib import Path
 
@@ -130,6 +131,36 @@ def test_a_full_disk_leaves_earlier_checkpoints_and_no_debris(tmp_path, monkeypa
     with pytest.raises(CheckpointError, match=r"step_000010.*No space left.*earlier ones are untouched"):
         save(tmp_path, 10, keep_last=1)
     assert names(tmp_path) == ["step_000005"]
+
+
+@pytest.mark.parametrize("room", [3, 100])
+def test_a_disk_that_fills_up_at_any_point_leaves_the_checkpoint_before_and_the_next_is_whole(tmp_path, room):
+    """The kernel refuses the buffer's state, or only the manifest."""
+    save(tmp_path, 5)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"^checkpoint step_000010 could not be written to .*: .*File too large"):
+            save(tmp_path, 10, keep_last=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == ["step_000005"]
+    assert save(tmp_path, 11).step == 11
+
+
+def test_what_ranks_that_were_lost_start_again_from_is_the_newest_of_this_run_s_weights(tmp_path):
+    """Not the newest of the folder: a run that goes on from an older one has not got to that."""
+    older = save(tmp_path, 5)
+    save(tmp_path, 10)
+    writer = CheckpointWriter(tmp_path, TrainerConfig(), newest=older)
+    assert writer.give_up() == older
+    start(writer, 6, Writing())
+    assert writer.give_up().step == 6, "what is being written is waited for"
+    start(writer, 7, Writing(error=LearnerError("learner rank 1 was lost")))
+    assert writer.give_up().step == 6
+    assert CheckpointWriter(tmp_path, TrainerConfig()).give_up() is None, "a run that was to begin anew does"
+    writer.close()
+    assert names(tmp_path) == ["step_000005", "step_000006", "step_000010"]
 
 
 def test_a_run_that_is_killed_while_writing_leaves_nothing_that_looks_whole(tmp_path):

@@ -1,0 +1,131 @@
+"""Files that a disk does not take: said once, counted, written later; real refusals of the kernel."""
+
+import errno
+import json
+import os
+import resource
+from contextlib import contextmanager
+
+import pytest
+
+from agentrl.config.tracking import AlarmsConfig
+from agentrl.controller.run_dir import write_atomically
+from agentrl.errors import DiskError
+from agentrl.tracking.alarms import Alarms, rules_from
+from agentrl.tracking.console import PlainConsole, QuietConsole
+from agentrl.tracking.metrics import MetricsFile, StepRecord, read_metrics
+from agentrl.tracking.tracker import Trackers
+from agentrl.tracking.unwritten import AppendedFile, UnwrittenFiles, reason
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int):
+    """Have the kernel refuse to let any file of this process grow beyond `num_bytes`, as a disk that is full does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [0, 1, 7, 25])
+def test_no_line_is_lost_torn_or_out_of_order_however_little_room_there_was(tmp_path, room):
+    file = AppendedFile(tmp_path / "lines")
+    file.append(b"line 0\n")
+    with files_of_at_most(7 + room):
+        for number in (1, 2, 3, 4):
+            with pytest.raises(OSError, match="too large"):
+                file.append(f"line {number}\n".encode() * 5)
+    file.append(b"line 5\n")
+    expected = ["line 0", *(f"line {number}" for number in (1, 2, 3, 4) for _ in range(5)), "line 5"]
+    assert (tmp_path / "lines").read_text().splitlines() == expected
+    assert not file.has_pending
+
+
+def test_a_metrics_file_catches_up_and_says_so_once(tmp_path):
+    said: list[str] = []
+    console = QuietConsole()
+    console.say = said.append
+    trackers = Trackers(MetricsFile(tmp_path / "metrics.jsonl"), console)
+    trackers.log(StepRecord("train", 1, 1, 0.0))
+    with files_of_at_most(0):
+        for step in (2, 3, 4):
+            trackers.log(StepRecord("train", step, step, 0.0))
+    assert [line.partition(":")[0] for line in said] == ["metrics.jsonl"]
+    assert "free some space there" in said[0]
+    assert trackers.unwritten.take_count() == 3
+    trackers.log(StepRecord("train", 5, 5, 0.0))
+    assert said[1:] == ["metrics.jsonl: written again"]
+    assert trackers.unwritten.take_count() == 0
+    trackers.close()
+    assert [record.step for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def test_records_that_wait_at_the_end_are_written_by_close(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    with files_of_at_most(0), pytest.raises(Exception, match="free some space"):
+        file.log(StepRecord("train", 1, 1, 0.0))
+    file.close()
+    assert [record.step for record in read_metrics(tmp_path / "metrics.jsonl")] == [1]
+
+
+def test_a_run_that_goes_back_has_each_step_once(tmp_path):
+    trackers = Trackers(MetricsFile(tmp_path / "metrics.jsonl"), QuietConsole())
+    for step in (1, 2, 3, 4):
+        trackers.log(StepRecord("train", step, step, 0.0, {"rollout/a": 1.0}))
+    trackers.go_back(2)
+    assert [record.step for record in trackers.metrics.kept] == [1, 2]
+    for step in (3, 4, 5):
+        trackers.log(StepRecord("train", step, step, 0.0, {"rollout/a": 2.0}))
+    trackers.close()
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(record.step, record.values["rollout/a"]) for record in records] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
+
+
+def test_an_alarm_that_is_not_written_down_is_raised_all_the_same(tmp_path):
+    options = AlarmsConfig(window_steps=1, min_ess=0.5)
+    alarms = Alarms(rules_from(options), window_steps=1, file=tmp_path / "alarms.jsonl")
+    with files_of_at_most(0):
+        assert [alarm.rule for _, alarm in alarms.observe(1, {"learner/correction/ess": 0.1})] == ["ess_low"]
+        with pytest.raises(OSError, match="too large"):
+            alarms.write()
+    alarms.observe(2, {"learner/correction/ess": 0.9})
+    lines = [json.loads(line) for line in (tmp_path / "alarms.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["event"]) for line in lines] == [(1, "raised"), (2, "cleared")]
+
+
+def test_a_console_on_a_full_disk_or_a_closed_pipe_ends_nothing():
+    console = PlainConsole(None, stream=open("/dev/full", "w"))  # noqa: SIM115
+    console.say("a line")
+    console.close()
+    reader, writer = os.pipe()
+    os.close(reader)
+    console = PlainConsole(None, stream=os.fdopen(writer, "w"))
+    console.say("a line")
+    console.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/a/b"), "No space left on device: /a/b; free some space there"),
+        (OSError(errno.EROFS, "Read-only file system", "/a/b"), "Read-only file system: /a/b; make it writable"),
+        (DiskError("/a/b: No space left on device"), "/a/b: No space left on device; free some space there"),
+        (OSError("odd"), "odd"),
+    ],
+)
+def test_the_reason_says_what_would_help(error, text):
+    assert reason(error) == text
+
+
+def test_a_file_that_is_written_whole_keeps_its_old_content_on_a_full_disk(tmp_path):
+    write_atomically(tmp_path / "a.json", "old")
+    said: list[str] = []
+    unwritten = UnwrittenFiles(said.append)
+    with files_of_at_most(0):
+        assert not unwritten.attempt("a.json", lambda: write_atomically(tmp_path / "a.json", "new"))
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert unwritten.attempt("a.json", lambda: write_atomically(tmp_path / "a.json", "new"))
+    assert len(said) == 2
