@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -13,8 +14,10 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.rollout import RolloutConfig
+from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ServerError, ToolError
 from agentrl.plugins import AgentLoop, Tool, ToolResult
 from agentrl.types import Lease, Outcome, Trajectory
@@ -276,6 +279,55 @@ def test_a_truncated_attempt_that_is_masked_travels_with_its_reward(stage):
     stats = play_all(world, book)
     assert [(t.outcome, len(t.rewards)) for t in book.added] == [(Outcome.TRUNCATED, 1)] * 2
     assert stats["masked/truncated"] == 2
+
+
+class Store:
+    """A replay buffer in this process as source and sink, asked without waiting."""
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = buffer
+
+    async def lease(self, limit: int) -> Sequence[Lease]:
+        return self._buffer.lease("me", limit, 0.0)
+
+    async def add(self, trajectories: Sequence[Trajectory]) -> None:
+        self._buffer.add("me", to_ipc(encode(trajectories)))
+
+    async def drop_group(self, group_id: int, reason: str) -> None:
+        self._buffer.drop_group("me", group_id, reason)
+
+    async def leave_out(self, group_id: int, member: int, reason: str) -> None:
+        self._buffer.leave_out("me", group_id, member, reason)
+
+
+def test_groups_of_all_sizes_reach_the_learner_through_the_replay_buffer(stage):
+    """What a batch is made of: groups of two to four members with a reward, others replaced by further tasks, and the counts balance."""
+    set_luck(3, (0.6, 0.1, 0.2, 0.1, 0))
+    table = {"tool_error": "shrink", "model_error": "mask", "aborted": "drop"}
+    world = stage.World(lambda *_: "#### 42", rollout={"group_size": 4, "on_outcome": table}, plugins=[Unlucky])
+    tasks = SimpleNamespace(task=lambda position: stage.task(agent="unlucky", task_id=f"t:{position}"))
+    buffer = ReplayBuffer(tasks, groups_per_step=30, max_staleness=0, group_size=4, total_groups=30)
+    buffer.advance(0)
+
+    async def main(manager):
+        store = Store(buffer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(manager.run, store, store)
+            while buffer.counts().ready < 30:
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+
+    world.run(main)
+    groups: dict[int, list[Outcome]] = {}
+    for trajectory in decode(from_ipc(buffer.take(30, 0.0))):
+        groups.setdefault(trajectory.group_id, []).append(trajectory.outcome)
+    assert len(groups) == 30
+    assert {outcome for members in groups.values() for outcome in members} == {Outcome.COMPLETED, Outcome.MODEL_ERROR}
+    sizes = {members.count(Outcome.COMPLETED) for members in groups.values()}
+    assert sizes <= {2, 3, 4}
+    assert len(sizes) > 1
+    assert buffer.counts().is_balanced
+    assert set(buffer.counts().dropped) <= {"tool_error", "model_error", "aborted"}
 
 
 @pytest.mark.parametrize(
