@@ -27,6 +27,7 @@ OTHERS = {
         "power_of_two",
         "sglang_router",
     },
+    "Ray's, SLURM's and Kubernetes's": {"RAY_ADDRESS", "--num-cpus", "sbatch train.sbatch", "--requeue", "ReadWriteMany"},
     "huggingface_hub's": {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE"},
     "a paper's": {"epsilon_high"},
     "pytest's, pandas's, Docker's": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.section import Section
@@ -17,6 +17,7 @@ class ClusterConfig(Section):
     """Ray."""
 
     address: str | None = Field(None, description="None: start Ray on this machine; `auto` or an address joins a cluster.")
+    num_nodes: int | None = Field(None, ge=1, description="Wait until a joined cluster has so many nodes; None: those that are there.")
     num_cpus: int | None = Field(
         None, ge=1, description="CPUs of a started Ray; None: what affinity, control groups and SLURM grant, not what the machine has."
     )
@@ -25,6 +26,14 @@ class ClusterConfig(Section):
         ge=MIN_OBJECT_STORE_BYTES,
         description="Size of a started Ray's object store; None: Ray's share of the memory, or that of what is granted if less.",
     )
+
+    @model_validator(mode="after")
+    def _waits_for_nodes_of_a_cluster(self) -> ClusterConfig:
+        if self.num_nodes is not None and self.address is None:
+            raise ValueError(
+                f"num_nodes={self.num_nodes}, but a Ray of this machine is started with one; set cluster.address to join a cluster"
+            )
+        return self
 
 
 def refuse_impossible_layout(placement: PlacementConfig, num_ranks: Mapping[Role, int], cluster: ClusterConfig) -> None:

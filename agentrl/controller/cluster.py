@@ -25,6 +25,9 @@ SHARED_MEMORY = "/dev/shm"
 INTERRUPTED_STATUS = 130
 SAME_INTERRUPT_S = 1.0
 """Launchers hand on the Ctrl-C of a terminal that has reached this process already."""
+NODES_TIMEOUT_S = 1200.0
+"""A cloud takes minutes to start a machine."""
+NODES_POLL_S = 1.0
 OBJECT_STORE_SHARE = 0.3
 """Ray's own share of the memory."""
 
@@ -37,7 +40,7 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
     process is used as it is, without them.
 
     Raises:
-        InfrastructureError: Ray does not come up, or nothing answers at the address.
+        InfrastructureError: Ray does not come up, nothing answers at the address, or `cluster.num_nodes` are not there in time.
     """
     # Ray reads these at import of its workers: no usage reports, and no rewriting of device variables for light actors.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -53,6 +56,7 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
             )
             raise InfrastructureError(f"{where}: {str(error).strip().splitlines()[0]}") from error
     try:
+        _wait_for_nodes(config.num_nodes or 0)
         yield _in_words(config)
     finally:
         if is_ours:
@@ -86,6 +90,14 @@ def object_store_bytes(grant: Granted, free_bytes: int) -> int | None:
     if grant.memory_bytes >= grant.machine_memory_bytes:
         return None
     return max(MIN_OBJECT_STORE_BYTES, min(int(OBJECT_STORE_SHARE * grant.memory_bytes), int(0.95 * free_bytes)))
+
+
+def _wait_for_nodes(num_nodes: int) -> None:
+    deadline = time.monotonic() + NODES_TIMEOUT_S
+    while (found := sum(node["Alive"] for node in ray.nodes())) < num_nodes:
+        if time.monotonic() > deadline:
+            raise InfrastructureError(f"{found} of cluster.num_nodes={num_nodes} nodes joined the cluster within {NODES_TIMEOUT_S:g} s")
+        time.sleep(NODES_POLL_S)
 
 
 def _in_words(config: ClusterConfig) -> str:
