@@ -10,7 +10,7 @@ SLOW_TEST_PROCESSES ?= 2
 BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logprob_memory learner_memory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow test-sglang lint type bench docs templates clean
+.PHONY: help setup quickstart test test-slow test-sglang lint type bench soak docs templates clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ type: setup ## check types
 
 bench: setup ## measure synchronous against asynchronous training, and the agent loop, the advantages and the learner beside their peers (BENCH=rollout_overhead: one of them)
 	for name in $(BENCH); do $(BIN)/python benchmarks/$$name.py --out runs/bench/$$name.json $(ARGS) || exit 1; done
+
+soak: setup ## play 1,000 attempts at once for half an hour, with failures, and look for leaks (ARGS="--minutes 5 --warm-up 2" overrides)
+	$(BIN)/python benchmarks/soak.py --out runs/bench/soak.json $(ARGS)
 
 docs: setup ## write docs/config.md from the schema, and the tables of verl's keys
 	$(BIN)/python -m agentrl.config.docs

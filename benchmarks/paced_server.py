@@ -19,8 +19,9 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import orjson
@@ -29,12 +30,17 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from agentrl.chat.chat import Chat
 from agentrl.http.open_files import raise_open_files
 
 TIMEOUT_S = 60.0
 MAX_CONNECTIONS = 65_536
+NEVER_S = 1e6
+
+Fault = Literal["500", "half_a_body", "never"]
+FAULTS: tuple[Fault, ...] = ("500", "half_a_body", "never")
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,8 @@ class Workload:
     """What every trajectory does, and how fast a server is.
 
     slots: requests answered at once, each at `seconds_per_token`; further ones wait. mean_tokens: of a turn, log-normal with `sigma`,
-    `max_tokens` at most. tool_share: mean latency of the tool in mean turns, exponential.
+    `max_tokens` at most. tool_share: mean latency of the tool in mean turns, exponential. fault_share: of the generations, that fail: with
+    500, with half a body, or by no answer at all.
     """
 
     seconds_per_token: float
@@ -52,6 +59,7 @@ class Workload:
     sigma: float = 1.0
     max_tokens: int = 8000
     tool_share: float = 0.3
+    fault_share: float = 0.0
     seed: int = 0
 
     @property
@@ -164,6 +172,14 @@ class PacedEngine:
             finish = {"type": "stop", "matched": turn[-1]} if length == len(turn) else {"type": "length", "length": length}
         return self._reply(body, turn[:done], version, finish)
 
+    async def draw_fault(self) -> Fault | None:
+        """Return how a generation is to fail, after a while, None when it is not."""
+        if self._rng.random() >= self._workload.fault_share:
+            return None
+        fault = FAULTS[self._rng.integers(len(FAULTS))]
+        await asyncio.sleep(NEVER_S if fault == "never" else self._workload.mean_turn_s * self._rng.random())
+        return fault
+
     async def _sample(self, length: int) -> int:
         """Wait as long as `length` tokens take, pauses added; return how many there are when it is over, or cut."""
         pace = self._workload.seconds_per_token
@@ -220,6 +236,14 @@ class PacedEngine:
         return {"busy_slot_s": self.busy_slot_s, "idle_s": self.idle_s, "num_tokens": self.num_tokens}
 
 
+class HalfABody(Response):
+    """Says that a body comes, sends some of it, and closes the connection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
+        await send({"type": "http.response.body", "body": b'{"output_ids": [', "more_body": True})
+
+
 def build_app(engine: PacedEngine) -> Starlette:
     """Return the app: the routes that a run needs, and /benchmark/load."""
 
@@ -227,7 +251,14 @@ def build_app(engine: PacedEngine) -> Starlette:
         return Response(orjson.dumps(value), media_type="application/json")
 
     async def generate(request: Request) -> Response:
-        return reply(await engine.generate(orjson.loads(await request.body())))
+        body = orjson.loads(await request.body())
+        match await engine.draw_fault():
+            case None:
+                return reply(await engine.generate(body))
+            case "half_a_body":
+                return HalfABody()
+            case _:
+                return Response(status_code=500)
 
     async def pause(request: Request) -> Response:
         engine.pause(orjson.loads(await request.body())["mode"])
@@ -283,14 +314,24 @@ def paced_servers(workload: Workload, model: Path, *, count: int = 1) -> Iterato
     processes = []
     try:
         for index in range(count):
-            own = {**asdict(workload), "seed": workload.seed + index}
-            command = [sys.executable, __file__, "--model", str(model), "--workload", json.dumps(own)]
-            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        yield [f"http://127.0.0.1:{int(process.stdout.readline())}" for process in processes if process.stdout is not None]
+            processes.append(start_server(replace(workload, seed=workload.seed + index), model))
+        yield [url_of(process) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
+
+
+def start_server(workload: Workload, model: Path) -> subprocess.Popen[str]:
+    """Start one server in a process of its own; `url_of` waits for it."""
+    command = [sys.executable, __file__, "--model", str(model), "--workload", json.dumps(asdict(workload))]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    """Return the URL of a server once it listens."""
+    assert process.stdout is not None, "it was started by start_server"
+    return f"http://127.0.0.1:{int(process.stdout.readline())}"
 
 
 def read_load(url: str) -> dict[str, float]:
@@ -318,8 +359,9 @@ def main() -> None:
     print(listener.getsockname()[1], flush=True)
 
     async def serve() -> None:
-        engine = PacedEngine(Workload(**json.loads(args.workload)), Chat.load(args.model))
-        await uvicorn.Server(uvicorn.Config(build_app(engine), log_level="warning", timeout_keep_alive=600)).serve(sockets=[listener])
+        workload = Workload(**json.loads(args.workload))
+        app, level = build_app(PacedEngine(workload, Chat.load(args.model))), "critical" if workload.fault_share else "warning"
+        await uvicorn.Server(uvicorn.Config(app, log_level=level, timeout_keep_alive=600)).serve(sockets=[listener])
 
     asyncio.run(serve())
 

@@ -1,0 +1,313 @@
+"""Half an hour at 1,000 attempts in flight, with failures of every kind: flat memory, and nothing left behind when all attempts ended.
+
+    python benchmarks/soak.py --minutes 30 --in-flight 1000 --out runs/bench/soak.json
+
+The actors of rollouts and buffer are the real ones, over Ray; paced servers in processes of their own answer (paced_server.py).
+Attempts have three turns and two tool calls. Some generations end in 500, in half a body, or never; some tools and some attempts run
+into their deadlines; a server is killed and another joins every minute; a learner that only counts takes batches and publishes
+versions, each of which interrupts what is being sampled. Every ten seconds both processes are looked at. Wanted:
+
+    memory     of both processes grows by less than 2 % from the end of the warm-up to the end: by a straight line through all samples,
+               and by the last tenth against the first
+    left over  after the last attempt the rollout process has the tasks of a fresh one, and no more threads, sockets and open files than
+               it and `--slack`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import ray
+import trio
+from paced_server import Workload, set_version, start_server, url_of
+from ray.actor import ActorHandle
+from soak_samples import Sample, Verdict, draw, judge, look_at_buffer, look_at_rollouts, sample_of
+
+from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.config.cluster import ClusterConfig
+from agentrl.config.schema import Config
+from agentrl.controller.buffer_client import BufferClient
+from agentrl.controller.cluster import ray_session
+from agentrl.data.trajectories import decode, from_ipc
+from agentrl.rollout.actor import RolloutActor
+from agentrl.sglang.client import SGLangClient
+
+GROUP_SIZE = 8
+MAX_STALENESS = 4
+NUM_SERVERS = 2
+ADMITTED = 2.5
+"""Attempts that the bound on staleness admits for each that may be in flight: many wait for their siblings, or to be trained on."""
+TAKE_S = 5.0
+CALL_S = 120.0
+QUIET_S = 300.0
+"""For the attempts that are in flight at the end; they are cancelled by their deadlines at the latest."""
+NUM_TASKS = 4096
+NUM_STEPS = 1_000_000
+CHECKPOINT_EVERY = 10
+"""Batches after which those before need not be undone any more, as after a checkpoint."""
+
+
+@dataclass
+class Totals:
+    """What went on until now."""
+
+    batches: int = 0
+    trajectories: dict[str, int] = field(default_factory=dict)
+    kills: int = 0
+
+    @property
+    def num_trajectories(self) -> int:
+        return sum(self.trajectories.values())
+
+
+class Servers:
+    """Paced servers, of which one may be killed and replaced; all of them sample with `version`."""
+
+    def __init__(self, workload: Workload, model: Path) -> None:
+        self._workload, self._model = workload, model
+        self._num_started = 0
+        self.version = 1
+        self._processes = [self._start() for _ in range(NUM_SERVERS)]
+        self.urls = [self._join(process) for process in self._processes]
+
+    def _start(self):  # noqa: ANN202 - a subprocess
+        self._num_started += 1
+        return start_server(replace(self._workload, seed=self._num_started), self._model)
+
+    def _join(self, process) -> str:  # noqa: ANN001
+        url = url_of(process)
+        set_version(url, self.version)
+        return url
+
+    def replace_one(self, index: int) -> None:
+        """Kill the server with all that it samples, and start another at another port."""
+        self._processes[index].kill()
+        self._processes[index].wait()
+        self._processes[index] = self._start()
+        self.urls[index] = self._join(self._processes[index])
+
+    def publish(self, version: int) -> None:
+        """Interrupt what is sampled, and go on as `version`."""
+        self.version = version
+
+        async def update(url: str) -> None:
+            client = SGLangClient(url)
+            await client.pause("abort")
+            await client.update_weight_version(version)
+            await client.resume()
+            await client.aclose()
+
+        async def update_all() -> None:
+            with trio.fail_after(CALL_S):
+                async with trio.open_nursery() as nursery:
+                    for url in self.urls:
+                        nursery.start_soon(update, url)
+
+        trio.run(update_all)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+class Learner:
+    """Takes batches and publishes versions, and now and then replaces a server, in a thread of its own."""
+
+    def __init__(
+        self, buffer: BufferClient, rollouts: ActorHandle, servers: Servers, config: Config, *, seed: int, kill_every_s: float
+    ) -> None:
+        self._buffer, self._rollouts, self._servers = buffer, rollouts, servers
+        self._groups = config.buffer.groups_per_step
+        self._random = random.Random(seed)
+        self._kill_every_s = kill_every_s
+        self._is_ending = threading.Event()
+        self.totals = Totals()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._is_ending.set()
+        self._thread.join(CALL_S)
+
+    def _run(self) -> None:
+        next_kill = time.monotonic() + self._kill_every_s
+        try:
+            while not self._is_ending.is_set():
+                self._step()
+                if time.monotonic() > next_kill:
+                    self._servers.replace_one(self._random.randrange(NUM_SERVERS))
+                    self.totals.kills += 1
+                    self._tell()
+                    next_kill += self._kill_every_s
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _step(self) -> None:
+        step = self.totals.batches + 1
+        data = self._buffer.take(self._groups, TAKE_S, step=step)
+        if data is None:
+            return
+        for outcome, count in Counter(t.outcome.value for t in decode(from_ipc(data))).items():
+            self.totals.trajectories[outcome] = self.totals.trajectories.get(outcome, 0) + count
+        self.totals.batches += 1
+        self._servers.publish(self._servers.version + 1)
+        self._tell()
+        self._buffer.advance(self._servers.version, step=step)
+        if step % CHECKPOINT_EVERY == 0:
+            self._buffer.settle(step)
+
+    def _tell(self) -> None:
+        ray.get(self._rollouts.set_servers.remote(self._servers.urls, self._servers.version), timeout=CALL_S)
+
+
+def config_of(folder: Path, in_flight: int, workload: Workload) -> Config:
+    """Return the config of a run whose bound on staleness admits more attempts than are played at once."""
+    return Config(
+        model={"path": str(folder)},
+        data={"train_files": (str(folder / "train.jsonl"),)},
+        agent={
+            "default": "tool_agent",
+            "plugins": (str(Path(__file__).with_name("paced_tool.py")),),
+            "tools": ("wait",),
+            "max_response_tokens": 100_000,
+            "trajectory_timeout_s": 12 * workload.mean_turn_s,
+            "tool_timeout_s": 4 * workload.tool_share * workload.mean_turn_s,
+        },
+        rollout={"group_size": GROUP_SIZE, "max_concurrent_trajectories": in_flight},
+        buffer={
+            "groups_per_step": max(1, round(ADMITTED * in_flight / GROUP_SIZE / (MAX_STALENESS + 1))),
+            "max_staleness": MAX_STALENESS,
+            "stragglers": "drop",  # or the learner would wait for those that never get an answer
+        },
+        trainer={"steps": NUM_STEPS, "run_dir": str(folder / "run")},
+    )
+
+
+def write_tasks(folder: Path) -> None:
+    rows = (
+        {
+            "data_source": "arithmetic",
+            "prompt": [{"role": "user", "content": f"What is {index}+{index}?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(2 * index)},
+            "agent_name": "tool_agent",
+        }
+        for index in range(NUM_TASKS)
+    )
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def open_buffer(config: Config, folder: Path) -> BufferClient:
+    """Start the buffer, with its journal in `folder`."""
+    folder.mkdir()
+    buffer = BufferClient.launch(config, str(folder), is_new=True, say=print)
+    buffer.open()
+    buffer.resume(0, None)
+    return buffer
+
+
+def open_rollouts(owner: str, config: Config, buffer: BufferClient, servers: Servers) -> ActorHandle:
+    rollouts = RolloutActor.remote(owner, config, buffer.actor)  # type: ignore[attr-defined]  # ray's stubs keep the plain class
+    ray.get(rollouts.set_servers.remote(servers.urls, servers.version), timeout=CALL_S)
+    rollouts.run.remote()
+    return rollouts
+
+
+@contextmanager
+def prepared(args: argparse.Namespace) -> Iterator[tuple[Config, Servers]]:
+    workload = Workload(args.seconds_per_token, slots=args.in_flight, mean_tokens=args.mean_tokens, fault_share=args.fault_share)
+    with tempfile.TemporaryDirectory(prefix="soak-") as name:
+        folder = Path(name)
+        write_tiny_tokenizer(folder)
+        write_tasks(folder)
+        servers = Servers(workload, folder)
+        try:
+            yield config_of(folder, args.in_flight, workload), servers
+        finally:
+            servers.close()
+
+
+def soak(args: argparse.Namespace) -> tuple[list[Sample], Verdict, Totals]:
+    """Play for `args.minutes`, then let everything end, and judge."""
+    with prepared(args) as (config, servers), ray_session(ClusterConfig()):
+        buffer = open_buffer(config, Path(config.trainer.run_dir or ""))
+        rollouts = open_rollouts("soak", config, buffer, servers)
+        learner = Learner(buffer, rollouts, servers, config, seed=args.seed, kill_every_s=args.kill_every)
+        samples: list[Sample] = []
+        started = time.monotonic()
+        while (now := time.monotonic() - started) < 60 * args.minutes:
+            time.sleep(max(0.0, args.every * len(samples) - now))
+            samples.append(sample_of(time.monotonic() - started, rollouts, buffer.actor, attempts=learner.totals.num_trajectories))
+            show(samples[-1], learner.totals)
+            if learner.error is not None:
+                raise RuntimeError("the learner failed") from learner.error
+        learner.end()
+        ray.get(buffer.actor.close.remote(), timeout=CALL_S)
+        wait_until_quiet(rollouts)
+        fresh = open_rollouts("fresh", config, buffer, servers)
+        for actor in (rollouts, fresh):  # kept connections belong to servers that are used
+            ray.get(actor.set_servers.remote([], servers.version), timeout=CALL_S)
+        time.sleep(args.every + 15)  # trio's threads end after ten idle seconds
+        left, wanted = look_at_rollouts(rollouts), look_at_rollouts(fresh)
+        verdict = judge(samples, left, wanted, look_at_buffer(buffer.actor), warm_up_s=60 * args.warm_up, slack=args.slack)
+        return samples, verdict, learner.totals
+
+
+def wait_until_quiet(rollouts: ActorHandle) -> None:
+    deadline = time.monotonic() + QUIET_S
+    while (left := ray.get(rollouts.stats.remote(), timeout=CALL_S)["in_flight"]) > 0:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{left:g} attempts did not end within {QUIET_S:g} s")
+        time.sleep(1)
+
+
+def show(sample: Sample, totals: Totals) -> None:
+    trained = totals.num_trajectories
+    print(
+        f"{sample.seconds:6.0f} s  in flight {sample.in_flight:5.0f}  trained on {trained:6d}  batches {totals.batches:4d}  "
+        f"servers replaced {totals.kills}  rollout {sample.rollout.memory_mib:.1f} MiB {sample.rollout.tasks} tasks "
+        f"{sample.rollout.threads} threads {sample.rollout.sockets} sockets  buffer {sample.buffer.memory_mib:.1f} MiB",
+        flush=True,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--warm-up", type=float, default=5.0, help="minutes at the start that are not judged")
+    parser.add_argument("--in-flight", type=int, default=1000)
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between two samples")
+    parser.add_argument("--seconds-per-token", type=float, default=0.2)
+    parser.add_argument("--mean-tokens", type=float, default=100.0, help="of a turn")
+    parser.add_argument("--fault-share", type=float, default=0.002, help="of generations: 500, half a body, or never an answer")
+    parser.add_argument("--kill-every", type=float, default=60.0, help="seconds between two deaths of servers")
+    parser.add_argument("--slack", type=int, default=8, help="threads, sockets and files more than a fresh process: Ray's own come and go")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="write samples and verdict as JSON, and a picture beside it")
+    args = parser.parse_args()
+    samples, verdict, totals = soak(args)
+    print("\n" + "\n".join(verdict.lines))
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        settings = {name: str(value) for name, value in vars(args).items()}
+        record = {"settings": settings, "verdict": asdict(verdict), "totals": asdict(totals), "samples": [asdict(s) for s in samples]}
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+        draw(samples, args.out.with_suffix(".png"), warm_up_s=60 * args.warm_up)
+    return int(not verdict.has_passed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""What the soak (soak.py) looks at in two processes, and what it makes of it.
+
+Memory is what belongs to a process alone (RssAnon): Ray maps its store of shared objects into every process, page by page as it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import ray
+import trio
+from ray.actor import ActorHandle
+
+MAX_GROWTH = 0.02
+LOOK_S = 60.0
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process at one moment; tasks are those of trio and of the plugins' asyncio loop, 0 in the buffer's process."""
+
+    memory_mib: float
+    rss_mib: float
+    threads: int
+    files: int
+    sockets: int
+    objects: int
+    tasks: int = 0
+    names: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Both processes, `seconds` after the start; attempts: that were trained on until then."""
+
+    seconds: float
+    in_flight: float
+    attempts: int
+    rollout: Process
+    buffer: Process
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found, in words; growths are shares of the level after the warm-up."""
+
+    has_passed: bool
+    growth: dict[str, dict[str, float]]
+    left: dict[str, int]
+    wanted: dict[str, int]
+    lines: tuple[str, ...]
+
+
+# ----------------------------------------------------------------------------------------------- inside of the actors
+
+
+def look_inside(count_tasks: Callable[[], Counter[str]] | None = None) -> Process:
+    """Look at the process that this runs in."""
+    kib = {line.split(":")[0]: line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.endswith(" kB")}
+    tasks = Counter() if count_tasks is None else count_tasks()
+    links = [link_of(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return Process(
+        memory_mib=int(kib["RssAnon"]) / 1024,
+        rss_mib=int(kib["VmRSS"]) / 1024,
+        threads=len(os.listdir("/proc/self/task")),
+        files=len([link for link in links if link]),
+        sockets=sum(link.startswith("socket:") for link in links),
+        objects=len(gc.get_objects()),
+        tasks=tasks.total(),
+        names=dict(tasks),
+    )
+
+
+def link_of(path: str) -> str:
+    """Return where a file descriptor leads, "" when it was closed meanwhile."""
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:
+        return ""
+
+
+def tasks_of(part: Any) -> Counter[str]:
+    """Count the tasks of a RolloutPart by name: those of trio, and those of the asyncio loop that plugins live in."""
+
+    def walk() -> Counter[str]:
+        names: Counter[str] = Counter()
+        waiting = [trio.lowlevel.current_root_task()]
+        while waiting:
+            task = waiting.pop()
+            names[task.name.rpartition(".")[2]] += 1
+            waiting += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+        return names
+
+    names = trio.from_thread.run_sync(walk, trio_token=part._token)
+    names["asyncio"] += len(asyncio.all_tasks(part._host._loop))
+    return names
+
+
+def look_at_rollouts(actor: ActorHandle) -> Process:
+    return ray.get(actor.__ray_call__.remote(lambda shell: look_inside(lambda: tasks_of(shell._part))), timeout=LOOK_S)
+
+
+def look_at_buffer(actor: ActorHandle) -> Process:
+    return ray.get(actor.__ray_call__.remote(lambda shell: look_inside()), timeout=LOOK_S)
+
+
+def sample_of(seconds: float, rollouts: ActorHandle, buffer: ActorHandle, *, attempts: int) -> Sample:
+    in_flight = ray.get(rollouts.stats.remote(), timeout=LOOK_S)["in_flight"]
+    return Sample(seconds, in_flight, attempts, look_at_rollouts(rollouts), look_at_buffer(buffer))
+
+
+# ---------------------------------------------------------------------------------------------------------- the verdict
+
+
+def growth_of(seconds: Sequence[float], values: Sequence[float]) -> dict[str, float]:
+    """Return by which share values grow: by a straight line through all, and from their first tenth to their last."""
+    slope, start = np.polyfit(np.asarray(seconds) - seconds[0], values, 1)
+    tenth = max(1, len(values) // 10)
+    first, last = float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
+    return {"line": float(slope * (seconds[-1] - seconds[0]) / start), "tenths": last / first - 1}
+
+
+def judge(samples: Sequence[Sample], left: Process, wanted: Process, buffer: Process, *, warm_up_s: float, slack: int) -> Verdict:
+    """Compare the memory after the warm-up with the end, and what is `left` of the rollout process with a fresh one (`wanted`)."""
+    judged = [sample for sample in samples if sample.seconds >= warm_up_s]
+    seconds = [sample.seconds for sample in judged]
+    growth = {
+        "rollout": growth_of(seconds, [sample.rollout.memory_mib for sample in judged]),
+        "buffer": growth_of(seconds, [sample.buffer.memory_mib for sample in judged]),
+    }
+    lines, passed = [], []
+    for name, shares in growth.items():
+        passed.append(all(share < MAX_GROWTH for share in shares.values()))
+        lines.append(
+            f"memory of {name}: {shares['line']:+.2%} by a line, {shares['tenths']:+.2%} by tenths (wanted: below {MAX_GROWTH:.0%})"
+        )
+    begun = judged[0].buffer
+    pairs = {
+        "tasks": (left.tasks, wanted.tasks),
+        "threads": (left.threads, wanted.threads + slack),
+        "sockets": (left.sockets, wanted.sockets + slack),
+        "files": (left.files, wanted.files + slack),
+        "buffer_threads": (buffer.threads, begun.threads + slack),
+        "buffer_sockets": (buffer.sockets, begun.sockets + slack),
+        "buffer_files": (buffer.files, begun.files + slack),
+    }
+    for name, (got, most) in pairs.items():
+        passed.append(got <= most)
+        lines.append(f"{name} at the end: {got} (wanted: at most {most})")
+    more = Counter(left.names) - Counter(wanted.names)
+    if more:
+        lines.append("tasks that a fresh process does not have: " + ", ".join(f"{name} {count}" for name, count in more.items()))
+    lines.append("passed" if all(passed) else "FAILED")
+    return Verdict(
+        all(passed),
+        growth,
+        {name: got for name, (got, _) in pairs.items()},
+        {name: most for name, (_, most) in pairs.items()},
+        tuple(lines),
+    )
+
+
+def draw(samples: Sequence[Sample], path: Path, *, warm_up_s: float) -> None:
+    """Write a picture of all that was sampled over time."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    minutes = [sample.seconds / 60 for sample in samples]
+    panels: dict[str, Callable[[Process], float]] = {
+        "memory, MiB": lambda process: process.memory_mib,
+        "threads": lambda process: process.threads,
+        "sockets": lambda process: process.sockets,
+        "open files": lambda process: process.files,
+        "objects of the collector": lambda process: process.objects,
+        "tasks": lambda process: process.tasks,
+    }
+    figure, axes = pyplot.subplots(2, 3, figsize=(15, 7), sharex=True)
+    for axis, (title, value) in zip(axes.flat, panels.items(), strict=True):
+        axis.plot(minutes, [value(sample.rollout) for sample in samples], label="rollout process")
+        axis.plot(minutes, [value(sample.buffer) for sample in samples], label="buffer process")
+        axis.axvline(warm_up_s / 60, color="grey", linestyle=":")
+        axis.set_title(title)
+        axis.set_ylim(bottom=0)
+    axes[0, 0].legend()
+    for axis in axes[1]:
+        axis.set_xlabel("minutes")
+    figure.suptitle(f"{samples[-1].attempts:,} attempts trained on; {np.mean([s.in_flight for s in samples]):,.0f} in flight")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
