@@ -50,7 +50,7 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
         try:
             with shipped(user_files) as runtime_env:
                 _start(config, runtime_env)
-        except Exception as error:  # noqa: BLE001 - boundary: Ray raises anything, a bare Exception when its processes are slow to start
+        except Exception as error:  # boundary: Ray raises anything, a bare Exception when its processes are slow to start
             where = (
                 f"no Ray cluster answers at cluster.address={config.address!r}" if config.address else "Ray does not start on this machine"
             )
