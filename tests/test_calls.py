@@ -1,10 +1,13 @@
-"""What comes out of trio is what was raised in it, however deep the nurseries."""
+"""What comes out of trio, and out of an actor, is what was raised in it."""
 
 import pytest
+import ray
 import trio
 
-from agentrl.controller.calls import in_trio
-from agentrl.errors import ServerError
+from agentrl.config.cluster import ClusterConfig
+from agentrl.controller.calls import get, in_trio
+from agentrl.controller.cluster import ray_session
+from agentrl.errors import InfrastructureError, ServerError
 
 
 def raising(error: BaseException):
@@ -37,3 +40,16 @@ def test_a_value_is_returned():
         return 2 * number
 
     assert in_trio(double, 21) == 42
+
+
+@ray.remote(num_cpus=0)
+class Unmakable:
+    def __init__(self) -> None:
+        raise AttributeError("nothing is so called")
+
+    def wait(self) -> None: ...
+
+
+def test_what_a_constructor_raised_is_told():
+    with ray_session(ClusterConfig()), pytest.raises(InfrastructureError, match="an actor could not be made: .*nothing is so called"):
+        get(Unmakable.remote().wait.remote(), timeout_s=120, who="an actor")

@@ -34,17 +34,18 @@ def translate(error: RayError, *, who: str, timeout_s: float | None = None) -> A
     if isinstance(error, GetTimeoutError):
         return InfrastructureError(f"{who} did not answer within {timeout_s:g} s")
     if isinstance(error, RayActorError):
-        reason = _creation_cause(error)
-        return reason or InfrastructureError(f"{who} died")
+        return _creation_cause(error, who) or InfrastructureError(f"{who} died")
     return InfrastructureError(f"{who} failed: {type(cause or error).__name__}: {str(cause or error).strip().splitlines()[-1]}")
 
 
-def _creation_cause(error: RayActorError) -> AgentRLError | None:
-    """Return our own error when it was an actor's constructor that raised it."""
+def _creation_cause(error: RayActorError, who: str) -> AgentRLError | None:
+    """Return what an actor's constructor raised, in words where it is no error of ours; None when none did."""
     inner: BaseException | None = error
     while inner is not None:
         cause = getattr(inner, "cause", None)
         if isinstance(cause, AgentRLError):
             return cause
         inner = cause if isinstance(cause, BaseException) else inner.__cause__
+    if "creation task" in str(error):  # of a foreign error Ray keeps the text alone
+        return InfrastructureError(f"{who} could not be made: {str(error).strip().splitlines()[-1].strip()}")
     return None

@@ -1,0 +1,325 @@
+"""Kills or stops the processes of a training run at random moments, and tells what became of the run.
+
+    python tests/run/chaos.py --seed 3 --kills 20 --config configs/quickstart.yaml --run-dir runs/chaos/3 trainer.save_freq=10
+
+An event strikes a random process of a random kind: `kill -9`, or a stop for longer than servers may hang. When it is the driver, the same
+command is started again, as a person would. Events are spread over the steps of the run, each at a random moment behind a random step;
+several of one step strike during the recovery from each other. All of it follows from the seed, which is printed.
+
+Prints one line of JSON (`Report`); the exit status is 0 when the run made all its steps by itself, its audit balances, no group was
+trained twice in the lineage that the weights came from, and no token was older than the bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from agentrl.config.compose import load_config
+from agentrl.data.trajectories import decode, read_parquet
+
+MARK = "AGENTRL_CHAOS_MARK"
+"""Environment variable by which the processes that the run started are found, wherever they went."""
+WORDS = {
+    "rollout": ("ray::RolloutActor",),
+    "buffer": ("ray::BufferActor",),
+    "learner": ("ray::WorkerHost", "ray::Learner"),
+    "server": ("agentrl.serving.embedded",),
+}
+"""What the command line of a kind of process has in it; the driver is known by its id."""
+KINDS = ("driver", *WORDS)
+HANG_TIMEOUT_S = 10.0
+STOP_S = 20.0
+"""Longer than HANG_TIMEOUT_S."""
+POLL_S = 0.1
+APPEARS_S = 120.0
+"""A process that was struck is there again by then, or another kind is struck."""
+GONE_S = 60.0
+"""What a killed driver leaves behind has to end by itself by then."""
+STALL_S = 600.0
+MANY = 1000
+
+
+@dataclass(frozen=True)
+class Event:
+    """What struck whom, when the run had made `step` steps and `seconds` after the beginning."""
+
+    kind: str
+    signal: str
+    step: int
+    seconds: float
+
+
+@dataclass
+class Report:
+    """What became of the run. left_behind: processes that a killed driver left, and that did not end by themselves."""
+
+    seed: int
+    wall_s: float = 0.0
+    events: list[Event] = field(default_factory=list)
+    num_starts: int = 0
+    unexpected_ends: list[str] = field(default_factory=list)
+    left_behind: list[str] = field(default_factory=list)
+    steps: int = 0
+    num_trained_twice: int = 0
+    lag_max: float = 0.0
+    max_staleness: int = 0
+    audit: int | None = None
+    audit_says: str = ""
+    accuracy: float | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+class Chaos:
+    """One run under one series of events."""
+
+    def __init__(
+        self,
+        config: str,
+        run_dir: Path,
+        overrides: Sequence[str],
+        *,
+        seed: int,
+        kills: int,
+        steps: int,
+        kinds: Sequence[str] = KINDS,
+        stall_s: float = STALL_S,
+    ) -> None:
+        self._random = random.Random(seed)
+        self._kinds = kinds
+        self._steps, self._run_dir, self._stall_s = steps, run_dir, stall_s
+        self._mark = uuid.uuid4().hex
+        self._log = run_dir.with_suffix(".log")
+        limits = [f"rollout.max_actor_restarts={MANY}", f"rollout.max_server_restarts={MANY}", f"learner.max_restarts={MANY}"]
+        own = [f"trainer.run_dir={run_dir}", f"trainer.steps={steps}", f"rollout.server_hang_timeout_s={HANG_TIMEOUT_S:g}", *limits]
+        self._command = [sys.executable, "-m", "agentrl.cli", "train", config, *own, *overrides]
+        self._moments = sorted(self._random.randrange(1, max(2, steps - 2)) for _ in range(kills))
+        self._stopped: list[tuple[float, psutil.Process]] = []
+        self._started = time.monotonic()
+        self.report = Report(seed)
+        self._driver = self._start()
+
+    def run(self) -> Report:
+        """Strike until the run is over; return what became of it."""
+        try:
+            for step in self._moments:
+                if not self._wait_until(lambda step=step: self.num_steps >= step) or not self._pause():
+                    break
+                self._strike()
+            self._wait_until(lambda: False)
+        finally:
+            self._wake(everyone=True)
+            self._end()
+        self._judge()
+        return self.report
+
+    # ------------------------------------------------------------------------------------------------------ the run
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.report.num_starts += 1
+        self._run_dir.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("a") as log:
+            return subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, MARK: self._mark}
+            )
+
+    @property
+    def num_steps(self) -> int:
+        """The last step that the run made."""
+        return max((record["step"] for record in self.records()), default=0)
+
+    def records(self) -> list[dict]:
+        path = self._run_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [record for line in lines if line.endswith("\n") and (record := json.loads(line))["kind"] == "train"]
+
+    def _wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Wait, and start the driver again whenever it ended too early; False when the run is complete, or stands still."""
+        step, since = self.num_steps, time.monotonic()
+        while not condition():
+            if (status := self._driver.poll()) is not None:
+                if status == 0 and self.num_steps >= self._steps:
+                    return False
+                self.report.unexpected_ends.append(f"status {status} at step {self.num_steps}: {self._last_line()}")
+                if len(self.report.unexpected_ends) > 5:
+                    self.report.problems.append("the run ended by itself again and again")
+                    return False
+                self._driver = self._start()
+            if self.num_steps != step:
+                step, since = self.num_steps, time.monotonic()
+            if time.monotonic() - since > self._stall_s:
+                self.report.problems.append(f"no step for {self._stall_s:g} s behind step {step}")
+                return False
+            self._wake()
+            time.sleep(POLL_S)
+        return True
+
+    def _pause(self) -> bool:
+        """Let a random part of some steps pass, so that events strike at any point of one."""
+        records = self.records()
+        step_s = records[-1].get("time/step_s", 1.0) if records else 1.0
+        ends = time.monotonic() + self._random.uniform(0, 2) * min(step_s, 10.0)
+        return self._wait_until(lambda: time.monotonic() > ends)
+
+    def _last_line(self) -> str:
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:300] if lines else ""
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def _strike(self) -> None:
+        kind = self._random.choice(self._kinds)
+        is_stop = self._random.random() < 0.25
+        if (process := self._find(kind)) is None:
+            self.report.problems.append(f"no process of kind {kind} within {APPEARS_S:g} s")
+            return
+        number = signal.SIGSTOP if is_stop else signal.SIGKILL
+        self.report.events.append(Event(kind, number.name, self.num_steps, round(time.monotonic() - self._started, 1)))
+        print(f"chaos: {self.report.events[-1]}", file=sys.stderr, flush=True)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+        if is_stop:
+            self._stopped.append((time.monotonic() + STOP_S, process))
+        elif kind == "driver":
+            self._driver.wait()
+            self._wait_for_the_rest()
+            self._driver = self._start()
+
+    def _find(self, kind: str) -> psutil.Process | None:
+        """Return a random living process of the kind, after waiting for one."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            found[:] = [self._as_process()] if kind == "driver" else [p for p in self._processes() if _is_of(p, WORDS[kind])]
+            return bool(found)
+
+        deadline = time.monotonic() + APPEARS_S
+        self._wait_until(lambda: is_there() or time.monotonic() > deadline)
+        return self._random.choice(sorted(found, key=lambda process: process.pid)) if found else None
+
+    def _as_process(self) -> psutil.Process:
+        return psutil.Process(self._driver.pid)
+
+    def _wake(self, *, everyone: bool = False) -> None:
+        """Let stopped processes go on whose time is over; by then many of them were killed as hanging ones."""
+        now = time.monotonic()
+        for due, process in [entry for entry in self._stopped if everyone or entry[0] < now]:
+            self._stopped.remove((due, process))
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+
+    def _processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.AccessDenied, psutil.NoSuchProcess):
+                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def _wait_for_the_rest(self) -> None:
+        """Wait until what a killed driver had started is gone; what stays is in the report."""
+        self._wake(everyone=True)
+        deadline = time.monotonic() + GONE_S
+        while (left := self._processes()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        self.report.left_behind += [" ".join(_command_line(process))[:80] for process in left]
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _end(self) -> None:
+        if self._driver.poll() is None:
+            self._driver.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._driver.wait(GONE_S)
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    # ------------------------------------------------------------------------------------------------------ verdict
+
+    def _judge(self) -> None:
+        report, records = self.report, self.records()
+        report.wall_s = round(time.monotonic() - self._started, 1)
+        report.steps = self.num_steps
+        report.lag_max = max((record["rollout/lag/max"] for record in records), default=0.0)
+        groups = Counter(group for file in (self._run_dir / "trajectories").glob("step_*.parquet") for group in _groups_of(file))
+        report.num_trained_twice = sum(count > 1 for count in groups.values())
+        report.max_staleness = load_config(str(self._run_dir / "config.yaml"), []).buffer.max_staleness
+        result = self._run_dir / "result.json"
+        final = json.loads(result.read_text()).get("validation", {}).get("final", {}) if result.exists() else {}
+        report.accuracy = final.get("val/accuracy")
+        command = [sys.executable, "-m", "agentrl.cli", "audit", str(self._run_dir)]
+        audit = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        report.audit, report.audit_says = audit.returncode, (audit.stdout + audit.stderr)[-2000:]
+        rules = {
+            f"the run made {report.steps} of {self._steps} steps": report.steps == self._steps,
+            "steps are missing or there twice": [record["step"] for record in records] == list(range(1, self._steps + 1)),
+            "it ended by itself": not report.unexpected_ends,
+            "a killed driver left processes behind": not report.left_behind,
+            "groups were trained twice in one lineage": report.num_trained_twice == 0,
+            "a token was older than the bound": report.lag_max <= report.max_staleness,
+            "the audit does not balance": report.audit == 0,
+        }
+        report.problems += [problem for problem, holds in rules.items() if not holds]
+
+
+def _is_of(process: psutil.Process, words: Sequence[str]) -> bool:
+    line = " ".join(_command_line(process))
+    return any(word in line for word in words)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _groups_of(file: Path) -> set[int]:
+    return {trajectory.group_id for trajectory in decode(read_parquet(file))}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=int(time.time_ns() % 10_000))
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--config", default="configs/quickstart.yaml")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--stall", type=float, default=STALL_S, help="seconds without a step after which the run counts as stuck")
+    parser.add_argument("overrides", nargs="*", help="of the config")
+    args = parser.parse_args()
+    print(f"chaos: seed {args.seed}", file=sys.stderr, flush=True)
+    chaos = Chaos(
+        args.config,
+        args.run_dir,
+        args.overrides,
+        seed=args.seed,
+        kills=args.kills,
+        steps=args.steps,
+        kinds=args.kinds.split(","),
+        stall_s=args.stall,
+    )
+    report = chaos.run()
+    print(json.dumps(asdict(report)), flush=True)
+    return int(bool(report.problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
