@@ -36,8 +36,8 @@ class Seat:
 
 
 def beside_driver() -> NodeAffinitySchedulingStrategy:
-    """Return what keeps an actor on the driver's node while that lives: a node less whose loss could hurt."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    """Return what keeps an actor on the driver's node: one node less whose loss could hurt."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)  # Ray takes soft for "if it is idle"
 
 
 @contextmanager
