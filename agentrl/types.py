@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +20,10 @@ JsonObject = Mapping[str, Any]
 
 NO_VERSION = -1
 """Version of a token that no policy sampled: prompt, tool output, user turn."""
+
+
+Lags = Callable[[NDArray[np.int32]], NDArray[np.int32]]
+"""Versions of tokens -> how far each is from the weights that learn, in versions, i32[T] both; 0 for NO_VERSION."""
 
 
 class Outcome(enum.StrEnum):
@@ -274,6 +278,16 @@ class BufferCounts:
     @property
     def is_balanced(self) -> bool:
         return self.drawn == self.queued + self.leased + self.ready + self.consumed + sum(self.dropped.values())
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A group that `owner` plays for `age_s` seconds; `num_members` of its attempts are there."""
+
+    group_id: int
+    owner: str
+    age_s: float
+    num_members: int
 
 
 def member_tuple(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:

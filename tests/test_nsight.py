@@ -13,7 +13,8 @@ from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.controller.nsight import check_nsight, recorded
 from agentrl.errors import ConfigError
 from agentrl.workers.dispatch import dispatch
-from agentrl.workers.group import Patience, WorkerGroup
+from agentrl.workers.group import WorkerGroup
+from agentrl.workers.patience import Patience
 from agentrl.workers.pools import Seat
 
 NSYS = """#!/bin/sh

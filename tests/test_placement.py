@@ -17,7 +17,8 @@ from agentrl.config.supervised import SFTConfig
 from agentrl.controller.seats import reserve_seats
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.workers.dispatch import dispatch
-from agentrl.workers.group import Patience, WorkerGroup
+from agentrl.workers.group import WorkerGroup
+from agentrl.workers.patience import Patience
 from agentrl.workers.pools import reserve
 
 

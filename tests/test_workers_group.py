@@ -11,7 +11,8 @@ import ray
 
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.workers.dispatch import dispatch
-from agentrl.workers.group import Patience, WorkerGroup
+from agentrl.workers.group import WorkerGroup
+from agentrl.workers.patience import Patience
 from agentrl.workers.pools import Seat
 from agentrl.workers.starting import wait_until_all_ready
 

@@ -40,6 +40,12 @@ class TrainerConfig(Section):
     validation_data_dir: str | None = Field(None, description="The same for validation; None: validation/ of the run directory.")
     keep_trajectories: bool = Field(True, description="Write the trajectories at all.")
     seed: int = Field(0, ge=0, description="Seed of data order, initialisation and learner.")
+    watchdog_s: float | None = Field(
+        120.0,
+        gt=0,
+        description="Seconds without progress (no trajectory, batch, update or publish) after which the run says what it waits for, "
+        "also in watchdog/ of the run directory; choose more than the slowest attempt or update takes. None: never.",
+    )
     profile_steps: tuple[int, ...] = Field(
         (), description="Steps, from 1, whose learning torch's profiler records on every rank, into traces/ of the run directory."
     )

@@ -13,7 +13,8 @@ from agentrl.learner.checkpoint import SAVING
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import filler, pack
 from agentrl.types import SendTimes, TensorSpec
-from agentrl.workers.group import Patience, WorkerGroup
+from agentrl.workers.group import WorkerGroup
+from agentrl.workers.patience import Patience
 from agentrl.workers.pools import Seat
 from agentrl.workers.workers import LocalWorker, Workers
 

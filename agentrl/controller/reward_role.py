@@ -17,7 +17,8 @@ from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.packing import pack
 from agentrl.learner.reward_model import RewardModel, find_classifier
 from agentrl.plugins import Attempted, RewardResult
-from agentrl.workers.group import Patience, WorkerGroup
+from agentrl.workers.group import WorkerGroup
+from agentrl.workers.patience import Patience
 from agentrl.workers.pools import Seat
 from agentrl.workers.workers import Workers
 

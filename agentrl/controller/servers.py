@@ -29,6 +29,7 @@ from agentrl.serving.attached import AttachedServer
 from agentrl.serving.health import ServerKind, ServerStatus
 from agentrl.sglang.client import SGLangClient
 from agentrl.workers.pools import Seat
+from agentrl.workers.starting import Readiness, num_done
 
 POLL_TIMEOUT_S = 30.0
 SUPERVISOR_START_S = 300.0
@@ -149,6 +150,14 @@ class ServerFleet:
     def starting(self) -> Mapping[ObjectRef, float]:
         """The started servers that are not known to generate, and until when they have to (of the monotonic clock)."""
         return {m.starting: m.deadline for m in self._members if m.starting is not None}
+
+    @property
+    def readiness(self) -> Readiness:
+        members = list(self._members)
+        attached = [m.watch.status().state for m in members if isinstance(m.watch, AttachedServer)]
+        refs = [m.starting for m in members if m.starting is not None]
+        num_waited = len(refs) - num_done(refs) + sum(state in ("starting", "failed") for state in attached)
+        return Readiness("servers", len(members) - num_waited, len(members), may_come="starting" in attached)
 
     def wait_until_attached(self) -> list[str]:
         """Wait until every server of rollout.urls generates, and return their URLs; raise ServerError when one does not in time."""

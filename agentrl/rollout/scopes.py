@@ -121,6 +121,11 @@ class LiveScopes:
     tasks: tuple[TaskCount, ...] = ()
     blocked: tuple[str, ...] = ()
 
+    def shortened(self, limit: int) -> LiveScopes:
+        """Return the same with `limit` scopes in full, and without trio's tree."""
+        rest = Counter(self.rest) + Counter(leaf for scope in self.oldest[limit:] for leaf in scope.leaves)
+        return LiveScopes(self.oldest[:limit], dict(rest.most_common()), blocked=self.blocked)
+
     def lines(self) -> Iterator[str]:
         """Yield them as text for a person."""
         yield from self.blocked

@@ -18,6 +18,7 @@ from agentrl.errors import SandboxError
 
 START_S = 30.0
 """How long a launcher may take beyond its program: building walls and copying files, on a machine that is busy."""
+KILL_TIMEOUT_S = 10.0
 MAX_REPLY_BYTES = 512 * 2**20
 HEADER_BYTES = 8  # as in launcher/request.py, which runs without this package
 
@@ -118,7 +119,8 @@ class LauncherProcess:
         """Leave nothing behind: a launcher that is still there is killed, and its program with it."""
         if process.poll() is None:
             process.kill()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that a broken driver holds in the kernel is left behind
+                process.wait(KILL_TIMEOUT_S)
         with self._lock:
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:

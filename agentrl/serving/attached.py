@@ -20,6 +20,8 @@ from agentrl.sglang.client import SGLangClient
 
 _POLL_S = 0.1
 _RELEASE_TIMEOUT_S = 5.0
+_JOIN_TIMEOUT_S = 2 * PROBE_TIMEOUT_S
+"""Each question that the thread asks has a shorter deadline."""
 
 
 class AttachedServer:
@@ -50,7 +52,7 @@ class AttachedServer:
     def wait_until_up(self) -> str:
         """Return the URL once the server generates; raise ServerError when it does not in time."""
         while (status := self.status()).state == "starting":
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # the thread says `failed` after start_timeout_s
         if status.state == "failed":
             raise ServerError(status.message)
         return status.url
@@ -78,7 +80,7 @@ class AttachedServer:
         self._is_stopping.set()
         self._failure.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_JOIN_TIMEOUT_S)
 
     # ------------------------------------------------------------------------------------------------------- watch
 

@@ -23,6 +23,9 @@ from agentrl.serving.launch import Launcher, free_port
 
 _POLL_S = 0.1
 _STOP_GRACE_S = 8.0
+_KILL_TIMEOUT_S = 10.0
+_JOIN_TIMEOUT_S = 30.0
+"""The watching thread asks the server questions with deadlines of their own, and sees then that it is to end."""
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 * 1024
 _MISUSE_STATUS = 2
@@ -114,7 +117,7 @@ class Supervisor:
         self._is_stopping.set()
         self._end_process()
         if self._watcher is not None:
-            self._watcher.join()
+            self._watcher.join(_JOIN_TIMEOUT_S)
 
     # ------------------------------------------------------------------------------------------------------ process
 
@@ -143,7 +146,7 @@ class Supervisor:
         process, dog = self._process, self._watchdog
         assert process is not None
         if dog is None:
-            return _end_text(process.wait())
+            return _end_text(process.wait())  # as long as the server lives: `stop`, or whoever else, ends it
         dog.begin(self.status().url)
         while True:
             try:
@@ -153,7 +156,7 @@ class Supervisor:
             if hung is not None and not self._is_stopping.is_set():
                 self._set(state="starting", message=hung)  # first, so that it gets no more requests
                 _signal_group(process.pid, signal.SIGKILL)  # not SIGTERM: a process that was stopped would never see it
-                process.wait()
+                _wait_for_the_killed(process)
                 return hung
 
     def _launch(self) -> None:
@@ -201,7 +204,7 @@ class Supervisor:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_STOP_GRACE_S)
         _signal_group(process.pid, signal.SIGKILL)  # also children that outlived it
-        process.wait()
+        _wait_for_the_killed(process)
 
     def _why_it_did_not_start(self, code: int) -> str:
         tail = self._log_tail()
@@ -226,6 +229,12 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
     except ProcessLookupError:
         return
+
+
+def _wait_for_the_killed(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that cannot refuse to end; one that a broken driver holds in the kernel is left behind."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_KILL_TIMEOUT_S)
 
 
 def _end_text(code: int) -> str:

@@ -12,6 +12,7 @@ from typing import TextIO
 from rich.console import Console, ConsoleDimensions
 
 POLL_S = 0.2
+JOIN_TIMEOUT_S = 5.0
 SHOWN_LINES = 10
 """Lines shown of a burst's beginning, and of its end (a traceback's last line says most); the file has the rest."""
 
@@ -70,7 +71,7 @@ class OutputCapture:
         os.dup2(self.terminal.fileno(), 1)
         os.dup2(self._stderr, 2)
         self._ended.set()
-        self._thread.join()
+        self._thread.join(JOIN_TIMEOUT_S)
         self._pass_on(is_last=True)
         self._reader.close()
         os.close(self._stderr)

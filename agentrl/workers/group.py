@@ -4,75 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from agentrl.errors import AgentRLError, LearnerError
 from agentrl.workers.dispatch import Dispatch, cut, dispatch_of, join_results
 from agentrl.workers.host import host_class
+from agentrl.workers.kept import FETCH_TIMEOUT_S, Kept
+from agentrl.workers.patience import Patience
 from agentrl.workers.pools import Seat
+from agentrl.workers.starting import Readiness, num_done
 from agentrl.workers.workers import Handle, Workers
 
 W = TypeVar("W")
-T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _GRACE_S = 5.0
 """A lost rank breaks the collective of the others, who may report first: so long the death itself is waited for."""
-
-
-class Kept(Sequence[T]):
-    """Items that stay with the ranks they were made by. A group passes them on as they lie; whoever reads one fetches them all."""
-
-    def __init__(self, parts: Sequence[ObjectRef], sizes: Sequence[int]) -> None:
-        self.parts = tuple(parts)
-        self.sizes = tuple(sizes)
-
-    def __len__(self) -> int:
-        return sum(self.sizes)
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        return list(self)[index]
-
-    def __iter__(self) -> Iterator[T]:
-        return chain.from_iterable(ray.get(list(self.parts)))
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a call may take: `collective_s` per item of a rank, and two more.
-
-    Each item holds at least one collective, and a rank in a collective that takes longer gives up by itself. key: of the config.
-    of_threads: that of calls on threads of their own (see `dispatch`), where it is another.
-    """
-
-    collective_s: float
-    key: str = "learner.collective_timeout_s"
-    times: float = 1.0
-    of_threads: Mapping[str, Patience] = field(default_factory=dict)
-
-    @property
-    def limit(self) -> str:
-        return f"{self.key}={self.collective_s:g}"
-
-    def of(self, how: Dispatch) -> Patience:
-        """Return the patience with a call that is dispatched so."""
-        return self if how.thread is None else self.of_threads.get(how.thread, self)
-
-    def deadline_s(self, num_items: int) -> float:
-        return self.collective_s * self.times * (num_items + 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +113,19 @@ class WorkerGroup(Workers[W]):
     def starting(self) -> Mapping[ObjectRef, float]:
         return {} if self._start is None else dict.fromkeys(self._start.ranks.values(), self._start.deadline)
 
+    @property
+    def readiness(self) -> Readiness:
+        num_ranks, start = len(self._hosts), self._start
+        return Readiness(self._name, num_ranks if start is None else num_done(start.ranks.values()), num_ranks)
+
+    def unanswered(self) -> list[str]:
+        calls = [(call, call.ranks_under_way()) for call in list(self._last_calls.values())]
+        return [
+            f"{self._name} rank {', '.join(map(str, ranks))} of {len(self._hosts)} has not ended {call.what!r} for {call.age_s:.0f} s"
+            for call, ranks in calls
+            if ranks
+        ]
+
     def wait_until_ready(self) -> None:
         if self._start is None:
             return
@@ -185,19 +153,20 @@ class WorkerGroup(Workers[W]):
     def patient(self, times: float) -> WorkerGroup[W]:
         patience = replace(self._patience, times=times)
         group: WorkerGroup[W] = WorkerGroup(self._hosts, name=self._name, patience=patience, num_replicas=self._num_replicas)
-        group._is_lost = self._is_lost
+        group._is_lost, group._last_calls = self._is_lost, self._last_calls
         return group
 
     def find_address(self) -> tuple[str, int]:
         ref: ObjectRef = self._hosts[0].find_address.remote()
         self._wait("find_address", {0: ref}, self._patience.deadline_s(0))
-        return ray.get(ref)
+        address: tuple[str, int] = self._fetch([ref], "find_address")[0]
+        return address
 
     def pids(self) -> list[int]:
         """Return the process id of each rank."""
         refs = [host.pid.remote() for host in self._hosts]
         self._wait("pid", dict(enumerate(refs)), self._patience.deadline_s(0))
-        return ray.get(refs)
+        return self._fetch(refs, "pid")
 
     def stop(self) -> None:
         """End all ranks at once."""
@@ -249,7 +218,7 @@ class WorkerGroup(Workers[W]):
                 raise self._failed(f"rank {ranks} did not finish {what!r} in time ({limit or self._patience.limit})")
             rank = pending.pop(done[0])
             try:
-                ray.get(done[0])
+                self._fetch(done, what)
             except RayActorError as error:
                 raise self._failed(f"rank {rank} was lost during {what!r}") from error
             except RayTaskError as error:
@@ -262,11 +231,18 @@ class WorkerGroup(Workers[W]):
         done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_GRACE_S) if pending else ([], [])
         for ref in done:
             try:
-                ray.get(ref)
+                self._fetch([ref], what)
             except RayActorError as error:
                 raise self._failed(f"rank {pending[ref]} was lost during {what!r}") from error
             except RayTaskError:
                 continue  # it failed as the first one did
+
+    def _fetch(self, refs: Sequence[ObjectRef], what: str) -> list[Any]:
+        """Return results that are known to be there: they only have to come here."""
+        try:
+            return ray.get(list(refs), timeout=FETCH_TIMEOUT_S)
+        except GetTimeoutError as error:
+            raise self._failed(f"results of {what!r} did not arrive within {FETCH_TIMEOUT_S:g} s") from error
 
     def _failed(self, why: str) -> LearnerError:
         self._is_lost.set()
@@ -277,9 +253,24 @@ class _Call(Handle[R], Generic[R]):
     """A call that the ranks make; refs: of each rank that was called, a pair of (how many, items) where they are kept."""
 
     def __init__(self, group: WorkerGroup[Any], what: str, how: Dispatch, refs: Mapping[int, Any], deadline: float) -> None:
-        self._group, self._what, self._how, self._refs = group, what, how, refs
+        self._group, self.what, self._how, self._refs = group, what, how, refs
         self.deadline = deadline
+        self._begun = time.monotonic()
         self._result: list[R] = []
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._begun
+
+    def ranks_under_way(self) -> list[int]:
+        """Return the ranks that have not ended the call; they may not have begun it."""
+        first = {rank: self._of_result(ref) for rank, ref in self._refs.items()}
+        done = set(ray.wait(list(first.values()), num_returns=len(first), timeout=0, fetch_local=False)[0])
+        return [rank for rank, ref in first.items() if ref not in done]
+
+    def _of_result(self, ref: Any) -> ObjectRef:
+        """Return the reference that is there when the rank has ended the call."""
+        return ref[0] if self._how.join == "kept" else ref
 
     @property
     def is_over(self) -> bool:
@@ -289,11 +280,11 @@ class _Call(Handle[R], Generic[R]):
     def wait(self) -> R:
         if not self._result:
             is_kept = self._how.join == "kept"
-            waited = {rank: ref[0] if is_kept else ref for rank, ref in self._refs.items()}
+            waited = {rank: self._of_result(ref) for rank, ref in self._refs.items()}
             limit = self._group._patience.of(self._how).limit
-            self._group._wait(self._what, waited, max(0.0, self.deadline - time.monotonic()), limit)
+            self._group._wait(self.what, waited, max(0.0, self.deadline - time.monotonic()), limit)
             counted = [rank for rank in self._refs if self._group._is_counted(rank, self._how)]
-            values = ray.get([waited[rank] for rank in counted])
+            values = self._group._fetch([waited[rank] for rank in counted], self.what)
             joined: Any = Kept([self._refs[rank][1] for rank in counted], values) if is_kept else join_results(values, self._how.join)
             self._result.append(joined)
         return self._result[0]

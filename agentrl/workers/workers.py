@@ -10,6 +10,7 @@ from ray import ObjectRef
 
 from agentrl.workers.addresses import find_free_port
 from agentrl.workers.dispatch import dispatch_of, join_results
+from agentrl.workers.starting import Readiness
 
 W = TypeVar("W")
 P = ParamSpec("P")
@@ -42,6 +43,15 @@ class Workers(ABC, Generic[W]):
     @abstractmethod
     def starting(self) -> Mapping[ObjectRef, float]:
         """The ranks that are not known to stand, and until when they have to (of the monotonic clock)."""
+
+    @property
+    @abstractmethod
+    def readiness(self) -> Readiness:
+        """How many ranks stand, of how many; returns at once, in any thread."""
+
+    @abstractmethod
+    def unanswered(self) -> list[str]:
+        """Say in a line each which ranks have not ended the calls that were begun last, and since when; in any thread."""
 
     @abstractmethod
     def wait_until_ready(self) -> None:
@@ -98,6 +108,13 @@ class LocalWorker(Workers[W]):
     @property
     def starting(self) -> Mapping[ObjectRef, float]:
         return {}
+
+    @property
+    def readiness(self) -> Readiness:
+        return Readiness("learner", 1, 1)
+
+    def unanswered(self) -> list[str]:
+        return []
 
     def wait_until_ready(self) -> None:
         """Return at once: the worker was made before."""

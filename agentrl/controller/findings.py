@@ -1,0 +1,193 @@
+"""What the parts of a run say of themselves when it stands still. All are asked at once, and one that does not answer is a finding, too."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import trio
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from agentrl.controller.calls import in_trio, translate
+from agentrl.controller.phases import Phases
+from agentrl.controller.rollouts import RolloutFleet
+from agentrl.controller.servers import ServerFleet
+from agentrl.errors import ServerError
+from agentrl.rollout.scopes import LiveScopes, stack_of
+from agentrl.sglang.client import SGLangClient
+from agentrl.types import BufferCounts, HeldLease
+from agentrl.workers.workers import Workers
+
+BUFFER = "the replay buffer"
+SHOWN_LEASES = 10
+KEPT_SCOPES = 200
+"""Attempts of an actor that a report has in full."""
+_SLICE_S = 0.2
+"""How soon a watchdog that is told to stop does so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The parts of a run. ranks: those of all roles, which may be started anew during the run. driver: the thread that makes the steps."""
+
+    buffer: ActorHandle
+    servers: ServerFleet
+    rollouts: RolloutFleet
+    ranks: Callable[[], Sequence[Workers[Any]]]
+    phases: Phases
+    driver: threading.Thread
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """In the place of an answer: one line that says why there is none."""
+
+    why: str
+
+
+class Asker:
+    """Asks actors and servers, each for no longer than `answer_s`, and no longer at all once `stopping` is set."""
+
+    def __init__(self, *, answer_s: float, stopping: threading.Event) -> None:
+        self._answer_s = answer_s
+        self._stopping = stopping
+
+    def answers(self, asked: Mapping[str, ObjectRef]) -> dict[str, Any]:
+        """Return what each has answered, or a NoAnswer."""
+        pending, deadline = list(asked.values()), time.monotonic() + self._answer_s
+        while pending and not self._stopping.is_set() and time.monotonic() < deadline:
+            _, pending = ray.wait(pending, num_returns=len(pending), timeout=_SLICE_S)
+        return {who: NoAnswer(f"{who} does not answer") if ref in pending else self._answer(who, ref) for who, ref in asked.items()}
+
+    def _answer(self, who: str, ref: ObjectRef) -> Any:
+        try:
+            return ray.get(ref, timeout=self._answer_s)
+        except RayError as error:
+            return NoAnswer(str(translate(error, who=who, timeout_s=self._answer_s)))
+
+    def loads(self, clients: Sequence[SGLangClient]) -> dict[str, str]:
+        """Return what each server says of its load, by URL."""
+        loads: dict[str, str] = {}
+        in_trio(self._ask_all, clients, loads)
+        return loads
+
+    async def _ask_all(self, clients: Sequence[SGLangClient], loads: dict[str, str]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_when_stopping, nursery.cancel_scope)
+            async with trio.open_nursery() as asking:
+                for client in clients:
+                    asking.start_soon(self._ask_one, client, loads)
+            nursery.cancel_scope.cancel()
+
+    async def _ask_one(self, client: SGLangClient, loads: dict[str, str]) -> None:
+        loads[client.url] = f"does not answer within {self._answer_s:g} s"
+        try:
+            with trio.move_on_after(self._answer_s):
+                load = await client.loads()
+                used = f"{load.num_used_tokens} of {load.max_tokens} tokens"
+                loads[client.url] = f"{load.num_running} running, {load.num_waiting} waiting, {used}"
+        except ServerError as error:
+            loads[client.url] = f"fails: {error}"
+        finally:
+            await client.aclose()
+
+    async def _cancel_when_stopping(self, scope: trio.CancelScope) -> None:
+        while not self._stopping.is_set():
+            await trio.sleep(_SLICE_S)
+        scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """since_add_s: since a trajectory reached the buffer; num_finished: attempts that ended, validation's too; None: nobody answers."""
+
+    since_add_s: float | None
+    num_finished: float | None
+
+
+def look_at_progress(watched: Watched, asker: Asker) -> Progress:
+    """Ask buffer and rollout actors how far they are."""
+    asked = {name: actor.stats.remote() for name, actor in watched.rollouts.actors.items()}
+    said = asker.answers({BUFFER: watched.buffer.stats.remote(), **asked})
+    buffer = said.pop(BUFFER)
+    # A counter is there once something was counted.
+    finished = [stats.get("finished", 0.0) for stats in said.values() if not isinstance(stats, NoAnswer)]
+    return Progress(None if isinstance(buffer, NoAnswer) else buffer["since_last_add_s"], sum(finished) if finished else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found; each answer of an actor, or a NoAnswer."""
+
+    controller: Sequence[str]
+    counts: BufferCounts | NoAnswer
+    since_add_s: float | None
+    leases: Sequence[HeldLease] | NoAnswer
+    servers: Sequence[str]
+    learner: Sequence[str]
+    rollouts: Mapping[str, LiveScopes | NoAnswer]
+
+    def lines(self, *, max_scopes: int | None = None) -> Iterator[str]:
+        """Yield them as text; max_scopes: attempts of each actor in full, None: all, and trio's own tree with them."""
+        yield from self.controller
+        yield from self._ledger_lines()
+        yield "servers:"
+        yield from (f"  {line}" for line in self.servers)
+        yield "learner:"
+        yield from (f"  {line}" for line in self.learner)
+        for owner, scopes in self.rollouts.items():
+            if isinstance(scopes, NoAnswer):
+                yield f"rollout actor {scopes.why}"
+            else:
+                yield f"rollout actor {owner}:"
+                yield from (f"  {line}" for line in (scopes if max_scopes is None else scopes.shortened(max_scopes)).lines())
+
+    def _ledger_lines(self) -> Iterator[str]:
+        if isinstance(self.counts, NoAnswer):
+            yield self.counts.why
+        else:
+            since = "" if self.since_add_s is None else f"; the last trajectory came {self.since_add_s:.0f} s ago"
+            yield f"replay buffer: {self.counts}{since}"
+        if not isinstance(self.leases, NoAnswer):
+            for lease in self.leases[:SHOWN_LEASES]:
+                yield f"  group {lease.group_id} is leased to {lease.owner} for {lease.age_s:.0f} s; {lease.num_members} members are there"
+            if len(self.leases) > SHOWN_LEASES:
+                yield f"  and {len(self.leases) - SHOWN_LEASES} more leases, none of them older"
+
+
+def find(watched: Watched, asker: Asker) -> Findings:
+    """Ask every part of the run what it waits for."""
+    controller = list(_of_controller(watched))  # first: it is what may change meanwhile
+    buffer = watched.buffer
+    asked = {owner: actor.scopes.remote(KEPT_SCOPES) for owner, actor in watched.rollouts.actors.items()}
+    own = {name: getattr(buffer, name).remote() for name in ("counts", "stats", "leases")}
+    said = asker.answers({**own, **asked})
+    counts, stats, leases = (NoAnswer(f"{BUFFER} does not answer") if isinstance(said[n], NoAnswer) else said[n] for n in own)
+    learner = [line for workers in watched.ranks() for line in workers.unanswered()]
+    return Findings(
+        controller,
+        counts,
+        None if isinstance(stats, NoAnswer) else stats["since_last_add_s"],
+        leases,
+        _of_servers(watched.servers, asker),
+        learner or ["no call is under way"],
+        {owner: said[owner] for owner in asked},
+    )
+
+
+def _of_controller(watched: Watched) -> Iterator[str]:
+    phase, since = watched.phases.current
+    doing = "between two phases" if phase is None else f"in phase {phase!r}"
+    yield f"controller: {doing} for {time.monotonic() - since:.0f} s, in {' < '.join(stack_of(watched.driver)) or 'no thread any more'}"
+
+
+def _of_servers(servers: ServerFleet, asker: Asker) -> list[str]:
+    lines = servers.lines
+    loads = asker.loads(servers.clients([line.url for line in lines if line.url]))
+    return [f"{line.name} {line.url} {line.state}, {line.restarts} restarts: {loads.get(line.url, 'not asked')}" for line in lines]

@@ -1,0 +1,98 @@
+"""The start-up of a run as a table: which of its parts stand, which are waited for, and for how long.
+
+servers 1/2 (12 s), learner 0/2 (12 s), rollout actors 1/1, replay buffer 1/1
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from agentrl.workers.starting import Readiness, Starting
+
+SAY_INTERVAL_S = 5.0
+JOIN_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class _Step:
+    """What the driver itself does once on the way, as a row of the table."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.is_done = False
+
+    @property
+    def readiness(self) -> Readiness:
+        return Readiness(self._name, int(self.is_done), 1)
+
+
+class StartUp:
+    """A context manager: while it lasts, the table is said every few seconds, by a thread, whatever the driver waits for."""
+
+    def __init__(self, say: Callable[[str], None], *, interval_s: float = SAY_INTERVAL_S) -> None:
+        self._say = say
+        self._interval_s = interval_s
+        self._parts: list[tuple[Starting | _Step, float]] = []  # with the moment at which each was launched
+        self._took_s: dict[str, float] = {}
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="start-up", daemon=True)
+
+    def __enter__(self) -> StartUp:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end()
+
+    def finish(self, file: Path) -> None:
+        """Say no more, and write the table with the seconds after which each part was seen to stand."""
+        self._end()
+        rows = [f"{ready.name:<16}{f'{ready.num_ready}/{ready.num_parts}':>8}{age_s:>10.1f} s\n" for ready, age_s in self._rows()]
+        file.write_text("".join(rows), encoding="utf-8")
+
+    def add(self, *parts: Starting) -> None:
+        """Take parts into the table that were launched a moment ago."""
+        self._parts += [(part, time.monotonic()) for part in parts]
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Have a row that stands once the block has ended."""
+        step = _Step(name)
+        self._parts.append((step, time.monotonic()))
+        yield
+        step.is_done = True
+
+    def line(self) -> str:
+        """Return the table in one line; those that stand need no age."""
+        words = [(f"{ready.name} {ready.num_ready}/{ready.num_parts}", ready.is_ready, age_s) for ready, age_s in self._rows()]
+        return ", ".join(text if is_ready else f"{text} ({age_s:.0f} s)" for text, is_ready, age_s in words)
+
+    def _end(self) -> None:
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_TIMEOUT_S)
+
+    def _rows(self) -> list[tuple[Readiness, float]]:
+        """Return each part with its age, which ends when it is first seen to stand."""
+        rows = []
+        for part, since in list(self._parts):
+            ready, age_s = part.readiness, time.monotonic() - since
+            if ready.is_ready:
+                age_s = self._took_s.setdefault(ready.name, age_s)
+            rows.append((ready, age_s))
+        return rows
+
+    def _watch(self) -> None:
+        try:
+            while not self._is_over.wait(self._interval_s):
+                if any(not ready.is_ready for ready, _ in self._rows()):
+                    self._say(f"starting: {self.line()}")
+        except Exception:  # boundary: what is said of a start must not end it
+            log.warning("the start-up is not followed any more", exc_info=True)
