@@ -51,5 +51,5 @@ class Unmakable:
 
 
 def test_what_a_constructor_raised_is_told():
-    with ray_session(ClusterConfig()), pytest.raises(InfrastructureError, match="an actor could not be made: .*nothing is so called"):
+    with ray_session(ClusterConfig()), pytest.raises(InfrastructureError, match=r"an actor could not be made: .*nothing is so called"):
         get(Unmakable.remote().wait.remote(), timeout_s=120, who="an actor")
