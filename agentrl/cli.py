@@ -111,6 +111,21 @@ def replay(
 
 
 @app.command()
+def audit(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run; it may still go on.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, the groups of each task included.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Prove what became of every group: follow the run's journal, and compare it with what else the run wrote. Ends with 1 if it fails."""
+    _options(debug)
+    from agentrl.controller.audit import audit_run
+
+    found = audit_run(folder)
+    typer.echo(found.to_json() if as_json else "\n".join(found.lines()))
+    raise typer.Exit(0 if found.audit.is_balanced else 1)
+
+
+@app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a checkpoint: RUN/checkpoints/step_000020.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist.")],

@@ -121,7 +121,7 @@ def test_a_group_with_a_greedy_attempt_is_complete_with_it():
     assert target.take(1, 0.0) is None
     target.add("a", wire(play(lease, 2).replace(is_greedy=True)))
     resumed = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=1, group_size=2, has_greedy=True)
-    resumed.restore(target.state(), 0)
+    resumed.restore(target.state())
     for one in (target, resumed):
         batch = one.take(1, 0.0)
         assert batch is not None
@@ -148,6 +148,16 @@ def test_a_group_teaches_something_when_it_differs_from_its_greedy_attempt(greed
     target.add("a", wire(play(lease, 1, reward=greedy_reward).replace(is_greedy=True)))
     assert (target.take(1, 0.0) is None) == is_dropped
     assert target.counts().dropped == ({"no_variance": 1} if is_dropped else {})
+
+
+@pytest.mark.parametrize(("reward", "is_dropped"), [(1.0, True), (0.0, False)])
+def test_a_failed_member_earned_nothing_that_could_differ(reward, is_dropped):
+    target = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=0, group_size=3, drop_constant_groups=True)
+    target.advance(0)
+    [lease] = target.lease("a", 1, 0.0)
+    failed = play(lease, 2).replace(outcome=Outcome.TIMEOUT, rewards=(), failure="late")
+    target.add("a", wire(play(lease, 0, reward=1.0), play(lease, 1, reward=reward), failed))
+    assert (target.take(1, 0.0) is None) == is_dropped
 
 
 def test_groups_without_variance_are_kept_unless_they_are_to_be_dropped():
@@ -269,8 +279,8 @@ def test_waiting_is_measured_with_the_clock():
     assert target.take(1, 0.0) is None
     target.lease("a", 1, 0.0)
     stats = target.stats()
-    assert (stats["take_wait_s"], stats["lease_wait_s"]) == (2.0, 1.0)
-    assert stats["since_last_add_s"] == 7.0  # readings since the constructor's: two per wait, one here
+    assert (stats["take_wait_s"], stats["lease_wait_s"]) == (2.0, 2.0)
+    assert stats["since_last_add_s"] == 8.0  # readings since the constructor's: two per wait, one per look for leases, one here
 
 
 def test_a_checkpoint_keeps_cursor_ready_groups_and_the_duty_to_play_what_was_leased():
@@ -282,7 +292,8 @@ def test_a_checkpoint_keeps_cursor_ready_groups_and_the_duty_to_play_what_was_le
     saved = target.state()
 
     resumed = ReplayBuffer(Tasks(), groups_per_step=2, max_staleness=1, group_size=2)
-    resumed.restore(saved, 1)
+    resumed.restore(saved)
+    resumed.advance(1)
     counts = resumed.counts()
     assert (counts.drawn, counts.queued, counts.leased, counts.ready) == (4, 2, 0, 2)
     assert counts.discarded == {"owner_lost": 1}
@@ -305,7 +316,10 @@ def test_a_checkpoint_without_ready_groups_and_one_that_comes_too_late():
     target = buffer()
     for lease in target.lease("a", 2, 0.0):
         finish(target, lease)
-    resumed.restore(target.state(), version=7)
+    resumed.restore(target.state())
+    resumed.advance(1)
+    assert resumed.counts().dropped == {}, "the weights are those that sampled them"
+    resumed.advance(2)
     assert resumed.counts().dropped == {"stale": 2}
     assert resumed.stats()["stored_bytes"] == 0
 

@@ -131,7 +131,7 @@ def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(clus
     saved = call(buffer.state)
     resumed = BufferActor.remote(config(folder))
     call(resumed.open)
-    call(resumed.restore, saved)
+    call(resumed.resume, 1, saved)
     call(resumed.advance, 2)
     assert [lease.group_id for lease in call(resumed.lease, "third", 9, 0.0)] == [2, 3]
     call(resumed.close)
@@ -151,7 +151,7 @@ def test_a_curriculum_draws_rows_by_the_seed_and_travels_with_the_state(cluster,
     assert [(lease.group_id, lease.task.task_id.partition(":")[2]) for lease in leases] == [(row, str(row)) for row in order[:2]]
     for lease in leases:
         call(buffer.add, "a", to_ipc(encode([trajectory(lease, member) for member in range(2)])))
-    call(resumed.restore, call(buffer.state))
+    call(resumed.resume, 0, call(buffer.state))
     for actor in (buffer, resumed):
         assert call(actor.take, 2, 0.0) is not None
         call(actor.advance, 1)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.data.trajectories import SCHEMA, decode, encode, from_ipc, min_versions, read_parquet, to_ipc, write_parquet
+from agentrl.data.trajectories import SCHEMA, decode, encode, from_ipc, read_parquet, sampled_versions, to_ipc, write_parquet
 from agentrl.errors import DataError
 from agentrl.types import NO_VERSION, Message, Outcome, RewardEvent, ToolCall, Trajectory
 
@@ -118,8 +118,8 @@ def test_any_slice_and_any_regrouping_of_rows_is_exact(items, data):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(trajectories(), max_size=5))
-def test_min_versions_agrees_with_the_carrier(items):
-    assert min_versions(encode(items)).tolist() == [t.min_version for t in items]
+def test_sampled_versions_agree_with_the_carrier(items):
+    assert sampled_versions(encode(items)) == [tuple(sorted(set(t.versions[t.action_mask].tolist()))) for t in items]
 
 
 def test_a_slice_sent_alone_carries_only_its_rows():

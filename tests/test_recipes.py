@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -98,13 +99,14 @@ def test_tokens_older_than_max_lag_leave_the_loss_and_keep_their_advantage():
     versions = np.where(first.action_mask & (first.turn_ids == 1), 3, first.versions).astype(np.int32)  # the second turn is newer
     group = Group(0, (first.replace(versions=versions), *group.trajectories[1:]))
     samples = credit([group], config.algorithm, group_size=GROUP_SIZE)
-    assert leave_out_old(samples, [group], version=4, max_lag=None) == samples
-    [masked] = leave_out_old(samples, [group], version=4, max_lag=2)
+    left = partial(leave_out_old, samples, [group], lags=lambda versions: 4 - versions)
+    assert left(max_lag=None) == samples
+    [masked] = left(max_lag=2)
     np.testing.assert_array_equal(masked[0].loss_mask, first.action_mask & (first.turn_ids == 1))
     assert not any(sample.loss_mask.any() for sample in masked[1:])
     for before, after in zip(samples[0], masked, strict=True):
         np.testing.assert_array_equal(after.advantages, before.advantages)
-    assert all(s.loss_mask.sum() == s.action_mask.sum() for s in leave_out_old(samples, [group], version=4, max_lag=3)[0])
+    assert all(s.loss_mask.sum() == s.action_mask.sum() for s in left(max_lag=3)[0])
 
 
 def test_a_recipe_may_be_changed_by_keys_and_named_in_a_file(tmp_path):

@@ -167,7 +167,7 @@ def test_summary_of_three_by_hand():
             trajectory(reward=0.5, versions=(5, 5, 5), agent="single_turn_agent", metrics={"accuracy": 1.0, "num_tool_calls": 3}),
             trajectory(outcome=Outcome.TIMEOUT, versions=()),
         ],
-        version=5,
+        lags=lambda versions: 5 - versions,
     )
     assert values == pytest.approx(
         {
@@ -222,14 +222,14 @@ def test_failed_attempts_change_counts_and_outcomes_only(some, others):
     def facts(values: dict[str, float]) -> dict[str, float]:
         return {name: value for name, value in values.items() if not name.removeprefix("val/").startswith(counting)}
 
-    both = summarise_trajectories([*scored, *failed], version=5, prefix="val/")
-    assert facts(both) == facts(summarise_trajectories(scored, version=5, prefix="val/"))
+    both = summarise_trajectories([*scored, *failed], lags=lambda versions: 5 - versions, prefix="val/")
+    assert facts(both) == facts(summarise_trajectories(scored, lags=lambda versions: 5 - versions, prefix="val/"))
     assert both.get("val/failed", 0) == len(failed)
 
 
 @given(st.lists(TRAJECTORIES, min_size=1, max_size=8))
 def test_shares_add_up_and_agents_average_to_the_whole(trajectories):
-    values = summarise_trajectories(trajectories, version=5)
+    values = summarise_trajectories(trajectories, lags=lambda versions: 5 - versions)
     assert sum(v for name, v in values.items() if name.startswith("rollout/outcome/")) == pytest.approx(1)
     scored = [t for t in trajectories if t.outcome in SCORED_OUTCOMES]
     if scored:
@@ -248,7 +248,7 @@ def test_reward_metrics_are_told_of_all_and_of_each_data_source():
             trajectory(metrics={"reward/correct": 0.0, "reward/polite/applied": 0.0}).replace(data_source="my/set"),
             trajectory(metrics={"reward/correct": 1.0, "reward/polite": 1.0}).replace(data_source="my/set"),
         ],
-        version=None,
+        lags=None,
         prefix="val/",
     )
     assert {name: value for name, value in values.items() if "/reward/" in name} == {
@@ -266,11 +266,11 @@ def test_reward_metrics_are_told_of_all_and_of_each_data_source():
 
 
 def test_what_is_not_defined_is_absent_rather_than_zero():
-    assert summarise_trajectories([], version=1) == {}
-    only_failed = summarise_trajectories([trajectory(outcome=Outcome.MODEL_ERROR)], version=1)
+    assert summarise_trajectories([], lags=lambda versions: 1 - versions) == {}
+    only_failed = summarise_trajectories([trajectory(outcome=Outcome.MODEL_ERROR)], lags=lambda versions: 1 - versions)
     assert not [name for name in only_failed if "accuracy" in name or "reward" in name]
-    assert "val/lag/mean" not in summarise_trajectories([trajectory()], version=None, prefix="val/")
-    assert "rollout/tool_use/needs_tool" not in summarise_trajectories([trajectory()], version=5)
+    assert "val/lag/mean" not in summarise_trajectories([trajectory()], lags=None, prefix="val/")
+    assert "rollout/tool_use/needs_tool" not in summarise_trajectories([trajectory()], lags=lambda versions: 5 - versions)
 
 
 # ---------------------------------------------------------------------------------------------------------- timer

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.curriculum import Curriculum
+from agentrl.buffer.journal import FILE, Journal
+from agentrl.buffer.lineage import Lineage
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
@@ -19,7 +25,7 @@ from agentrl.errors import DataError
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.sandbox import sandbox_reports
-from agentrl.types import BufferCounts, Lease, Task
+from agentrl.types import BufferCounts, HeldLease, Lease, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +88,53 @@ def _open_curriculum(config: Config, dataset: Dataset) -> Curriculum | None:
     return Curriculum(dataset.sources(), options, seed=config.trainer.seed, shuffle=config.data.shuffle) if options.is_used else None
 
 
+def open_journal(folder: Path, config: Config, *, is_new: bool) -> Journal:
+    """Open the journal of a run's folder; one of other data, or of a run that is not to be gone on with (`is_new`), is put aside.
+
+    Raises:
+        CheckpointError: it is damaged.
+        JournalError: it cannot be written.
+    """
+    path, subject = folder / FILE, _subject(config)
+    is_synced = config.buffer.journal_sync == "machine"
+    journal = Journal(path, is_synced=is_synced)
+    if not journal.is_empty and (is_new or journal.fact("subject") != subject):
+        journal.close()
+        number = len(list(folder.glob(f"{path.stem}_before_*{path.suffix}")))
+        path.rename(path.with_name(f"{path.stem}_before_{number:03d}{path.suffix}"))
+        journal = Journal(path, is_synced=is_synced)
+    if journal.fact("subject") is None:
+        journal.set_fact("subject", subject)
+        journal.set_fact("max_staleness", str(config.buffer.max_staleness))
+    return journal
+
+
+def _subject(config: Config) -> str:
+    """Return a hash of what gives a group its id and its meaning."""
+    data = {name: value for name, value in config.data.model_dump(mode="json").items() if "val" not in name}
+    what = [data, config.model.path, config.trainer.seed, config.rollout.group_size, config.has_greedy]
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
+
+
 # Threads per kind of call. Leases and takes are long polls that hold their thread while they wait: in pools of their own
 # they can never starve `add`, `release` and `advance`, which are what they wait for. More rollout actors than lease threads
 # only take turns in polling.
 @ray.remote(num_cpus=0, max_concurrency=8, concurrency_groups={"lease": 64, "take": 2})  # type: ignore[call-overload]  # not in ray's stubs
 class BufferActor:
-    """Shell of ReplayBuffer; see there. Call `open` first: its errors are the user's, a constructor's would lose their type."""
+    """Shell of ReplayBuffer; see there. Call `open` first: its errors are the user's, a constructor's would lose their type.
 
-    def __init__(self, config: Config) -> None:
+    With a `folder` it keeps a journal there. Killed and started again by Ray (`max_restarts`), it reads that and goes on; calls that were
+    under way are made again (`max_task_retries`), which all of them bear.
+    """
+
+    def __init__(self, config: Config, folder: str | None = None, *, is_new: bool = False) -> None:
+        """`is_new`: what the folder's journal says is of a run that is not gone on with."""
         self._config = config
+        self._folder = folder
+        self._plan: BufferPlan | None = None
+        self._is_new = is_new and not ray.get_runtime_context().was_current_actor_reconstructed
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            self.open()
 
     def open(self) -> BufferPlan:
         """Read and check the training data.
@@ -98,6 +142,8 @@ class BufferActor:
         Raises:
             UserError: the data, or what a row needs, is wrong.
         """
+        if self._plan is not None:
+            return self._plan
         config = self._config
         plugins = open_plugins(config.agent)
         model = config.model
@@ -126,23 +172,29 @@ class BufferActor:
             has_greedy=config.has_greedy,
             drop_constant_groups=config.buffer.drop_constant_groups,
             waits_for_stragglers=config.buffer.stragglers == "wait",
+            sampler=config.buffer.sampler,
+            oversample=config.buffer.oversample,
+            lease_timeout_s=config.buffer.lease_timeout_s,
+            duplicate_after_s=config.buffer.duplicate_after_s or math.inf,
             curriculum=_open_curriculum(config, dataset),
+            journal=None if self._folder is None else open_journal(Path(self._folder), config, is_new=self._is_new),
         )
-        return BufferPlan(
+        self._plan = BufferPlan(
             num_tasks=len(dataset),
             total_steps=steps,
             report=dataset.report,
             template_note=template.summary,
             sandboxes=sandbox_reports(),
         )
+        return self._plan
 
     @ray.method(concurrency_group="lease")
-    def lease(self, owner: str, limit: int, timeout_s: float) -> list[Lease]:
-        return self._buffer.lease(owner, limit, timeout_s)
+    def lease(self, owner: str, limit: int, timeout_s: float, held: Collection[int] | None = None) -> list[Lease]:
+        return self._buffer.lease(owner, limit, timeout_s, held)
 
     @ray.method(concurrency_group="take")
-    def take(self, num_groups: int, timeout_s: float) -> bytes | None:
-        return self._buffer.take(num_groups, timeout_s)
+    def take(self, num_groups: int, timeout_s: float, step: int | None = None) -> bytes | None:
+        return self._buffer.take(num_groups, timeout_s, step)
 
     def add(self, owner: str, data: bytes) -> None:
         self._buffer.add(owner, data)
@@ -153,14 +205,29 @@ class BufferActor:
     def release(self, owner: str) -> int:
         return self._buffer.release(owner)
 
-    def reject(self, num_groups: int, reason: str) -> None:
-        self._buffer.reject(num_groups, reason)
+    def leave_out(self, owner: str, group_id: int, member: int, reason: str) -> None:
+        self._buffer.leave_out(owner, group_id, member, reason)
+
+    def reject(self, step: int, reason: str) -> None:
+        self._buffer.reject(step, reason)
 
     def tasks(self, group_ids: Sequence[int]) -> list[Task]:
         return self._buffer.tasks(group_ids)
 
-    def advance(self, version: int) -> None:
-        self._buffer.advance(version)
+    def advance(self, version: int, step: int | None = None) -> None:
+        self._buffer.advance(version, step)
+
+    def settle(self, step: int) -> None:
+        self._buffer.settle(step)
+
+    def roll_back(self, step: int) -> None:
+        self._buffer.roll_back(step)
+
+    def resume(self, step: int, state: bytes | None) -> None:
+        self._buffer.resume(step, state)
+
+    def lineage(self) -> Lineage:
+        return self._buffer.lineage()
 
     def counts(self) -> BufferCounts:
         return self._buffer.counts()
@@ -168,14 +235,14 @@ class BufferActor:
     def stats(self) -> dict[str, float]:
         return self._buffer.stats()
 
+    def leases(self) -> list[HeldLease]:
+        return self._buffer.leases()
+
     def curriculum(self) -> dict[str, float]:
         return self._buffer.curriculum()
 
     def state(self) -> bytes:
         return self._buffer.state()
-
-    def restore(self, state: bytes, version: int | None = None) -> None:
-        self._buffer.restore(state, version)
 
     def close(self) -> None:
         self._buffer.close()

@@ -1,60 +1,51 @@
 """The life of every group: queued -> leased -> ready -> consumed, or dropped with a reason. No clock, no I/O, no threads.
 
+The ledger decides by its state, and changes it by events only: each is recorded (by the journal) before it takes effect, so that
+a ledger which reads them again is the same.
+
 The bound on staleness has two halves. With B groups per step, S the largest lag allowed, and k batches taken and published:
 
     admission     a group may be leased iff  consumed + ready + leased < (S + k + 1) * B
-    consumption   a ready group whose oldest token lags by more than S is dropped, never taken
+    consumption   a ready group with a token that lags by more than S is dropped, never taken
 
 The first keeps the second rare: whoever is leased would be taken, in order, S batches from now at the latest. With S = 0
 nothing is leased between a take and its publish.
 
 A batch that does not wait for stragglers makes those too old that were leased S versions ago. One that waits for them drops none: the
 first half leaves at most B groups of that age, so that they fit into it.
+
+When weights are restored, the batches learned since come back (`roll_back`), and lag counts along the tree of versions (`Lineage`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from agentrl.buffer.curriculum import Curriculum, restore_curriculum
+from agentrl.buffer.curriculum import Curriculum
+from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.samplers import SAMPLERS, ReadyGroup
+from agentrl.buffer.states import FORMAT, OWNER_LOST, GroupStates, Play
 from agentrl.errors import CheckpointError
-from agentrl.types import NO_VERSION, BufferCounts
-
-FORMAT = 1
-"""Number of the form of `state`."""
+from agentrl.types import NO_VERSION
 
 STALE = "stale"
 LATE = "late"
 DUPLICATE = "duplicate"
-OWNER_LOST = "owner_lost"
+EXPIRED = "expired"
+ROLLED_BACK = "rolled_back"
 NO_VARIANCE = "no_variance"
+
+MAX_LEASES_IN_ORDER = 3
+"""With the sampler in_order a group that could not be played is leased so often, before it is dropped and its batch is another."""
 
 Admission = Literal["waiting", "ready", "late", "duplicate"]
 """What became of a member: kept (its group still incomplete | complete with it), or discarded."""
 
 
-@dataclass(slots=True)
-class _Leased:
-    owner: str
-    order: int
-    version: int  # at the lease: no token of the group is older
-    members: dict[int, int] = field(default_factory=dict)  # member -> version of its oldest action token
-    accuracies: list[float] = field(default_factory=list)  # of the members that say something about the task
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyGroup:
-    """A complete group: `order` counts leases, `min_version` is NO_VERSION when the policy sampled no token of it."""
-
-    group_id: int
-    order: int
-    min_version: int
-
-
-class Ledger:
+class Ledger(GroupStates):
     """Knows where each group is; a group's id is the position of its task in the dataset, the next one or the curriculum's choice.
 
     An `owner` is one life of one rollout actor: a restarted actor needs a new name, or what its former self still had in
@@ -69,7 +60,10 @@ class Ledger:
         group_size: int,
         total_groups: int | None = None,
         waits_for_stragglers: bool = False,
+        sampler: str = "fifo",
+        oversample: float = 1.0,
         curriculum: Curriculum | None = None,
+        record: Callable[[Sequence[Event]], None] = lambda events: None,
     ) -> None:
         """Start empty.
 
@@ -79,50 +73,37 @@ class Ledger:
             group_size: members of a complete group.
             total_groups: groups the run will consume; no more are leased than it still needs. None: endless.
             waits_for_stragglers: no batch is taken before every leased group is complete that would be too old for the next one.
+            sampler: a name of `SAMPLERS`.
+            oversample: times as many groups are in flight as the bound above admits, >= 1.
             curriculum: chooses the tasks that are drawn; None: one position of the dataset after the other.
+            record: keeps events, all or none; if it raises, none of them happened.
         """
-        self._curriculum = curriculum
+        super().__init__(group_size, curriculum)
         self._waits_for_stragglers = waits_for_stragglers
         self._groups_per_step = groups_per_step
         self._max_staleness = max_staleness
-        self._group_size = group_size
         self._total_groups = total_groups
-        self._version = NO_VERSION
-        self._drawn = 0
-        self._num_leases = 0
-        self._queued: deque[int] = deque()
-        self._leased: dict[int, _Leased] = {}
-        self._ready: dict[int, ReadyGroup] = {}
-        self._consumed = 0
-        self._published = 0  # of the consumed ones, those whose update is published: k * B
-        self._dropped: Counter[str] = Counter()
-        self._discarded: Counter[str] = Counter()
-
-    @property
-    def version(self) -> int:
-        """The policy's newest published version; NO_VERSION before the first."""
-        return self._version
+        self._sampler = sampler
+        self._oversample = oversample
+        self._record = record
 
     @property
     def max_staleness(self) -> int:
         return self._max_staleness
-
-    @property
-    def num_ready(self) -> int:
-        return len(self._ready)
 
     # ------------------------------------------------------------------------------------------------- admission
 
     def can_lease(self) -> bool:
         """Say whether the bound admits one more group, and the run needs it."""
         # k * B is counted as groups, not as steps, so that a resumed run may change B.
-        bound = self._published + (self._max_staleness + 1) * self._groups_per_step
+        ahead = (self._max_staleness + 1) * self._groups_per_step
+        bound = self._published + math.ceil(self._oversample * ahead)
         if self._total_groups is not None:
             bound = min(bound, self._total_groups)
         return self._consumed + len(self._ready) + len(self._leased) < bound
 
-    def lease(self, owner: str) -> int:
-        """Give `owner` a group to play: one queued again, else one that is drawn.
+    def lease(self, owner: str, now: float = 0.0) -> int:
+        """Give `owner` a group to play: the one queued that was drawn first, else one that is drawn.
 
         Raises:
             ValueError: `can_lease` is False.
@@ -130,50 +111,88 @@ class Ledger:
         if not self.can_lease():
             raise ValueError("the bound on staleness admits no further group; ask can_lease first")
         if self._queued:
-            group_id = self._queued.popleft()
+            group_id = min(self._queued, key=lambda queued: self._queued[queued].number)
         else:
-            group_id = self._drawn if self._curriculum is None else self._curriculum.draw()
-            self._drawn += 1
-        self._leased[group_id] = _Leased(owner, self._num_leases, self._version)
-        self._num_leases += 1
+            if self._next_draw is None:
+                self._next_draw = self._drawn if self._curriculum is None else self._curriculum.draw()
+            group_id = self._next_draw
+        return self._lease(owner, group_id, now)
+
+    def lease_copy(self, owner: str, *, older_than: float, now: float) -> int | None:
+        """Give `owner`, too, the oldest group that another alone has played since before `older_than`; the first to finish counts.
+
+        None: there is no such group.
+        """
+        slow = [
+            (play.order, group_id)
+            for group_id, group in self._leased.items()
+            if owner not in group.plays and len(group.plays) == 1
+            for play in group.plays.values()
+            if play.since < older_than
+        ]
+        return self._lease(owner, min(slow)[1], now) if slow else None
+
+    def _lease(self, owner: str, group_id: int, now: float) -> int:
+        self._commit(Event(Kind.LEASED, group_id, owner))
+        self._leased[group_id].plays[owner].since = now
         return group_id
 
-    def add_member(self, owner: str, group_id: int, member: int, min_version: int, accuracy: float | None = None) -> Admission:
+    def add_member(self, owner: str, group_id: int, member: int, versions: int | Iterable[int], accuracy: float | None = None) -> Admission:
         """Record a finished trajectory; with its last member the group becomes ready.
 
         Then the curriculum hears of it: a group that is dropped later, for its age or lack of variance, says no less of its task.
-        `accuracy`: in 0..1; None: the member does not count.
+        `versions`: of its action tokens, or the one of all of them (NO_VERSION: it has none). `accuracy`: in 0..1; None: it does not count.
 
         Raises:
             ValueError: there is no such member in a group.
         """
+        self._check_member(group_id, member)
+        play = self._held(owner, group_id)
+        if play is None or member in play.left_out:
+            self._commit(Event(Kind.DISCARDED, group_id, owner, member, reason=LATE))
+            return "late"
+        if member in play.members:
+            self._commit(Event(Kind.DISCARDED, group_id, owner, member, reason=DUPLICATE))
+            return "duplicate"
+        sampled = (versions,) if isinstance(versions, int) else tuple(sorted(set(versions)))
+        sampled = tuple(version for version in sampled if version != NO_VERSION)
+        self._commit(Event(Kind.ADDED, group_id, owner, member, versions=sampled, accuracy=accuracy))
+        return "ready" if group_id in self._ready else "waiting"
+
+    def leave_out(self, owner: str, group_id: int, member: int, reason: str) -> Admission:
+        """Record that a member will not come: its group is complete with the others. The last one cannot be left out: drop the group.
+
+        Raises:
+            ValueError: there is no such member, or it is the last.
+        """
+        self._check_member(group_id, member)
+        play = self._held(owner, group_id)
+        if play is None:
+            return "late"
+        if member in play.left_out or member in play.members:
+            return "duplicate"
+        if len(play.left_out) + 1 == self._group_size:
+            raise ValueError(f"group {group_id}: all members would be left out; drop the group")
+        self._commit(Event(Kind.LEFT_OUT, group_id, owner, member, reason=reason))
+        return "ready" if group_id in self._ready else "waiting"
+
+    def _check_member(self, group_id: int, member: int) -> None:
         if not 0 <= member < self._group_size:
             raise ValueError(f"group {group_id}: member {member} is not in 0..{self._group_size - 1}")
-        leased = self._held(owner, group_id)
-        if leased is None:
-            self._discarded[LATE] += 1
-            return "late"
-        if member in leased.members:
-            self._discarded[DUPLICATE] += 1
-            return "duplicate"
-        leased.members[member] = min_version
-        if accuracy is not None:
-            leased.accuracies.append(accuracy)
-        if len(leased.members) < self._group_size:
-            return "waiting"
-        versions = [version for version in leased.members.values() if version != NO_VERSION]
-        self._ready[group_id] = ReadyGroup(group_id, leased.order, min(versions, default=NO_VERSION))
-        del self._leased[group_id]
-        if self._curriculum is not None:
-            self._curriculum.observe(group_id, leased.accuracies)
-        return "ready"
 
     def drop(self, owner: str, group_id: int, reason: str) -> bool:
-        """End a leased group for good; False (and nothing happens) when `owner` does not hold it."""
+        """End what `owner` has of a group; False (and nothing happens) when it does not hold it.
+
+        The group ends with it, unless another plays it, too, or its place in the order of batches is kept for it.
+        """
         if self._held(owner, group_id) is None:
             return False
-        del self._leased[group_id]
-        self._dropped[reason] += 1
+        group = self._leased[group_id]
+        is_kept = self._sampler == "in_order" and group.num_leases < MAX_LEASES_IN_ORDER
+        if len(group.plays) > 1 or is_kept:
+            self._commit(Event(Kind.QUEUED, group_id, owner, reason=reason))
+        else:
+            self._commit(Event(Kind.DROPPED, group_id, reason=reason))
         return True
 
     def drop_ready(self, group_id: int, reason: str) -> None:
@@ -184,131 +203,123 @@ class Ledger:
         """
         if group_id not in self._ready:
             raise ValueError(f"group {group_id} is not ready: it cannot be dropped as a complete one")
-        del self._ready[group_id]
-        self._dropped[reason] += 1
+        self._commit(Event(Kind.DROPPED, group_id, reason=reason))
 
     def release(self, owner: str) -> list[int]:
         """Queue all groups of a dead owner again, oldest lease first; members that had arrived are discarded."""
-        held = [group_id for group_id, leased in self._leased.items() if leased.owner == owner]
-        for group_id in held:
-            self._discarded[OWNER_LOST] += len(self._leased.pop(group_id).members)
-        self._queued.extend(held)
+        held = self.held_by(owner)
+        self._commit(Event(Kind.RELEASED, owner=owner), *(Event(Kind.QUEUED, g, owner, reason=OWNER_LOST) for g in held))
         return held
 
-    def _held(self, owner: str, group_id: int) -> _Leased | None:
-        leased = self._leased.get(group_id)
-        return leased if leased is not None and leased.owner == owner else None
+    def expire(self, *, older_than: float) -> list[tuple[str, int]]:
+        """Take back the groups that an owner has had since before `older_than`: its lease has ended. Returns (owner, group)."""
+        late = [
+            (owner, group_id) for group_id, group in self._leased.items() for owner, play in group.plays.items() if play.since < older_than
+        ]
+        self._commit(*(Event(Kind.QUEUED, group_id, owner, reason=EXPIRED) for owner, group_id in late))
+        return late
+
+    def _held(self, owner: str, group_id: int) -> Play | None:
+        group = self._leased.get(group_id)
+        return group.plays.get(owner) if group is not None else None
 
     # ----------------------------------------------------------------------------------------------- consumption
 
     def drop_stale(self) -> list[int]:
         """Drop the ready groups that no batch may hold any more, and return their ids."""
         stale = [group_id for group_id, group in self._ready.items() if self.lag(group) > self._max_staleness]
-        for group_id in stale:
-            del self._ready[group_id]
-        self._dropped[STALE] += len(stale)
+        self._commit(*(Event(Kind.DROPPED, group_id, reason=STALE) for group_id in stale))
         return stale
 
-    def take(self, num_groups: int) -> list[ReadyGroup] | None:
-        """Consume the `num_groups` oldest leases among the ready groups within the bound; None if there are fewer, or stragglers.
+    def take(self, num_groups: int, step: int | None = None) -> list[ReadyGroup] | None:
+        """Consume `num_groups` ready groups within the bound, chosen by the sampler, for `step` (None: the next).
+
+        None: there are fewer, or stragglers. A step that was taken before is given again.
 
         Raises:
             ValueError: num_groups is not in 1..groups_per_step: the bound admits no more at once.
         """
         if not 1 <= num_groups <= self._groups_per_step:
             raise ValueError(f"cannot take {num_groups} groups: a batch holds 1 to groups_per_step={self._groups_per_step}")
+        step = self._step + 1 if step is None else step
+        if taken := self.batch(step):
+            return taken
         if self._waits_for_stragglers and self._has_stragglers():
             return None
         fresh = [group for group in self._ready.values() if self.lag(group) <= self._max_staleness]
-        if len(fresh) < num_groups:
-            return None
-        batch = sorted(fresh, key=lambda group: group.order)[:num_groups]
-        for group in batch:
-            del self._ready[group.group_id]
-        self._consumed += len(batch)
+        open_number = min((group.number for groups in (self._queued, self._leased) for group in groups.values()), default=self._drawn)
+        batch = SAMPLERS[self._sampler](fresh, num_groups, self.lag, open_number)
+        if batch is not None:
+            self._commit(*(Event(Kind.CONSUMED, group.group_id, step=step) for group in batch))
         return batch
 
     def _has_stragglers(self) -> bool:
-        return any(self._version - leased.version >= self._max_staleness for leased in self._leased.values())
+        leases = (play.version for group in self._leased.values() for play in group.plays.values())
+        return any(self.lineage.lag(version) >= self._max_staleness for version in leases)
 
-    def reject(self, num_groups: int, reason: str) -> None:
-        """Drop the last `num_groups` that were taken: nothing was learned from them, and the bound admits others in their place.
+    def reject(self, step: int, reason: str) -> list[int]:
+        """Drop the groups of a batch that nothing was learned from, and return them: the bound admits others in their place.
 
         Raises:
-            ValueError: so many were not taken since the last publish.
+            ValueError: its update is published.
         """
-        if not 0 <= num_groups <= self._consumed - self._published:
-            raise ValueError(f"cannot reject {num_groups} groups: {self._consumed - self._published} were taken since the last publish")
-        self._consumed -= num_groups
-        self._dropped[reason] += num_groups
+        rejected = list(self._batches.get(step, ()))
+        if len(rejected) > self._consumed - self._published:
+            raise ValueError(f"cannot reject the batch of step {step}: its update is published")
+        self._commit(*(Event(Kind.DROPPED, group_id, reason=reason) for group_id in rejected))
+        return rejected
 
-    def advance(self, version: int) -> None:
+    def advance(self, version: int, step: int | None = None) -> None:
         """Record that weights which learned from every batch taken so far are published as `version`.
 
         Raises:
             ValueError: the version is not newer than the last.
         """
-        if version <= self._version:
-            raise ValueError(f"version {version} was published after version {self._version}: versions only grow")
-        self._version = version
-        self._published = self._consumed
-        if self._curriculum is not None:
-            self._curriculum.finish_step()
+        if version <= self.version:
+            raise ValueError(f"version {version} was published after version {self.version}: versions only grow")
+        self._commit(Event(Kind.PUBLISHED, version=version, step=self._step if step is None else step))
 
-    def lag(self, group: ReadyGroup) -> int:
-        """Return the age of the group's oldest token, in versions; 0 for a group without any."""
-        return 0 if group.min_version == NO_VERSION else self._version - group.min_version
+    def settle(self, step: int) -> None:
+        """Note that nothing up to `step` will be undone: a checkpoint of it is complete."""
+        if step > self._settled:
+            self._commit(Event(Kind.SETTLED, step=step))
 
-    # ---------------------------------------------------------------------------------------------------- account
+    def roll_back(self, step: int, *, is_kept: Callable[[ReadyGroup], bool] = lambda group: True) -> list[int]:
+        """Undo all batches after `step`: its weights are restored, and a publish of them follows.
 
-    def counts(self) -> BufferCounts:
-        return BufferCounts(
-            drawn=self._drawn,
-            queued=len(self._queued),
-            leased=len(self._leased),
-            ready=len(self._ready),
-            consumed=self._consumed,
-            dropped={reason: count for reason, count in self._dropped.items() if count},
-            discarded={reason: count for reason, count in self._discarded.items() if count},
-        )
+        Their groups are ready again where `is_kept` says that their trajectories are there and the bound allows them; the tasks
+        of the others are queued again, their trajectories discarded, and their ids returned.
 
-    def state(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
-        return {
-            "format": FORMAT,
-            "version": self._version,
-            "drawn": self._drawn,
-            "num_leases": self._num_leases,
-            "queued": list(self._queued),
-            "leased": [{"group_id": group_id, "num_members": len(leased.members)} for group_id, leased in self._leased.items()],
-            "ready": [{"group_id": g.group_id, "order": g.order, "min_version": g.min_version} for g in self._ready.values()],
-            "consumed": self._consumed,
-            "dropped": dict(self._dropped),
-            "discarded": dict(self._discarded),
-            **({} if self._curriculum is None else {"curriculum": self._curriculum.state()}),
-        }
+        Raises:
+            CheckpointError: what was consumed since then is not known any more.
+        """
+        if step < self._settled:
+            raise CheckpointError(f"batches up to step {self._settled} are settled and cannot be undone; step {step} was asked for")
+        probe = self.lineage.copy()
+        probe.roll_back(step)
+        events = [Event(Kind.ROLLED_BACK, step=step)]
+        for undone in sorted(s for s in self._batches if s > step):
+            for group in self._batches[undone].values():
+                is_fresh = all(probe.lag(version) <= self._max_staleness for version in group.versions)
+                kind = Kind.RETURNED if is_fresh and is_kept(group) else Kind.REQUEUED
+                events.append(Event(kind, group.group_id, step=undone, reason=ROLLED_BACK))
+        self._commit(*events)
+        return [event.group_id for event in events if event.kind is Kind.REQUEUED]
 
-    def restore(self, state: Mapping[str, Any], *, version: int) -> None:
-        """Become what `state` describes, with its weights now served as `version`.
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Become what `state` describes, with its weights restored: a publish of them follows.
 
-        The owners of its leases are gone: their groups are queued, ahead of those that were.
+        The owners of its leases are gone: their groups are queued.
 
         Raises:
             CheckpointError: the state has another format, or another curriculum than this run.
-            ValueError: `version` is older than the state's.
         """
         if state.get("format") != FORMAT:
             raise CheckpointError(f"the buffer's state has format {state.get('format')!r}, expected {FORMAT}")
-        if version < state["version"]:
-            raise ValueError(f"version {version} is older than the state's {state['version']}: versions only grow")
-        restore_curriculum(self._curriculum, state.get("curriculum"))
-        self._version = version
-        self._drawn = state["drawn"]
-        self._num_leases = state["num_leases"]
-        self._queued = deque([*(leased["group_id"] for leased in state["leased"]), *state["queued"]])
-        self._leased = {}
-        self._ready = {group["group_id"]: ReadyGroup(**group) for group in state["ready"]}
-        self._consumed = self._published = state["consumed"]
-        self._dropped = Counter(state["dropped"])
-        self._discarded = Counter(state["discarded"])
-        self._discarded[OWNER_LOST] += sum(leased["num_members"] for leased in state["leased"])
+        self._commit(Event(Kind.IMPORTED, reason=json.dumps(state)))
+
+    def _commit(self, *events: Event) -> None:
+        if events:
+            self._record(events)
+        for event in events:
+            self.apply(event)

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from agentrl.buffer.lineage import Lineage
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.correction import CorrectionConfig
 from agentrl.config.schema import Config
@@ -61,7 +62,7 @@ class CorrectionsReport:
         rollout, groups = self._config.rollout, with_reward(batch.groups)
         assessment = assess(roles, groups, self._config)
         credited = credit(groups, algorithm, group_size=rollout.fixed_group_size, assessment=assessment)
-        credited = leave_out_old(credited, groups, version=batch.learned_by, max_lag=algorithm.correction.max_lag)
+        credited = leave_out_old(credited, groups, lags=Lineage.of([(batch.learned_by, 0)]).lags, max_lag=algorithm.correction.max_lag)
         samples = [sample for members in leave_out_masked(credited, groups, rollout.masked_outcomes) for sample in members]
         if not samples:  # all are masked: there is no gradient to compare
             return

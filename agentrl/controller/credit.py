@@ -16,7 +16,7 @@ from agentrl.algorithms.reward_kl import penalize
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample, samples_from
-from agentrl.types import SCORED_OUTCOMES, Group, Outcome, Trajectory, member_tuple
+from agentrl.types import SCORED_OUTCOMES, Group, Lags, Outcome, Trajectory, member_tuple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,21 +164,20 @@ def leave_out_masked(samples: Sequence[Sequence[Sample]], groups: Sequence[Group
     ]
 
 
-def leave_out_old(samples: Sequence[Sequence[Sample]], groups: Sequence[Group], *, version: int, max_lag: int | None) -> list[list[Sample]]:
-    """Return the samples with tokens more than `max_lag` versions behind `version` out of the loss; None: as they are.
+def leave_out_old(samples: Sequence[Sequence[Sample]], groups: Sequence[Group], *, lags: Lags, max_lag: int | None) -> list[list[Sample]]:
+    """Return the samples with tokens whose lag is more than `max_lag` versions out of the loss; None: as they are.
 
     Advantages stay: what an old token earned is as true as before.
     """
     if max_lag is None:
         return [list(members) for members in samples]
     return [
-        [_without_old(sample, trajectory, version - max_lag) for sample, trajectory in zip(members, group.trajectories, strict=True)]
+        [
+            replace(sample, loss_mask=sample.loss_mask & (lags(trajectory.versions) <= max_lag))
+            for sample, trajectory in zip(members, group.trajectories, strict=True)
+        ]
         for members, group in zip(samples, groups, strict=True)
     ]
-
-
-def _without_old(sample: Sample, trajectory: Trajectory, oldest: int) -> Sample:
-    return replace(sample, loss_mask=sample.loss_mask & (trajectory.versions >= oldest))
 
 
 def split_minibatches(per_group: Sequence[Sequence[Sample]], *, num_minibatches: int, rng: np.random.Generator) -> list[list[Sample]]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 
 from agentrl.config.schema import Config
 from agentrl.controller.run_dir import RunDir, write_atomically
@@ -17,7 +18,7 @@ from agentrl.tracking.console import validation_text
 from agentrl.tracking.summary import summarise_trajectories
 from agentrl.tracking.timer import PhaseTimer
 from agentrl.tracking.tracker import open_trackers
-from agentrl.types import BufferCounts, Group, SendTimes
+from agentrl.types import BufferCounts, Group, Lags, SendTimes
 
 _NOTHING_PUBLISHED: Mapping[str, float] = {"bytes": 0.0}
 _NO_CURRICULUM: Mapping[str, float] = {}
@@ -39,16 +40,21 @@ class Observer:
             total_steps=config.trainer.steps,
             restored_step=resumed_at,
         )
-        options = config.tracking.alarms
-        self._alarms = Alarms(
-            rules_from(options),
-            window_steps=options.window_steps,
-            file=run_dir.root / "alarms.jsonl",
-            kept=self._trackers.metrics.kept,
-        )
+        self.unwritten = self._trackers.unwritten
+        self._begin_alarms()
         self._timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
         self._last_rollout: Mapping[str, float] = {}
         self._published = _NOTHING_PUBLISHED
+
+    def _begin_alarms(self) -> None:
+        options, file = self._config.tracking.alarms, self._dir.root / "alarms.jsonl"
+        self._alarms = Alarms(rules_from(options), window_steps=options.window_steps, file=file, kept=self._trackers.metrics.kept)
+
+    def go_back(self, step: int) -> None:
+        """Forget what was recorded after `step`: those steps are made again."""
+        self._trackers.go_back(step)
+        self._alarms.close()
+        self.unwritten.attempt("alarms.jsonl", self._begin_alarms)
 
     def say(self, text: str) -> None:
         """Tell the person at the console one thing."""
@@ -81,6 +87,7 @@ class Observer:
         step: int,
         *,
         learned_by: int,
+        lags: Lags,
         version: int,
         groups: Sequence[Group],
         updates: Sequence[Mapping[str, float]],
@@ -91,7 +98,7 @@ class Observer:
         """Record a finished step.
 
         Args:
-            learned_by: version of the weights that learned from `groups`: their lag is counted from it.
+            learned_by: version of the weights that learned from `groups`; `lags`: of tokens, from these weights.
             updates: metrics of each optimizer update of the step.
             rollout_stats: counters since the start of the run; their growth over the step is recorded.
         """
@@ -101,7 +108,7 @@ class Observer:
         self._last_rollout = dict(rollout_stats)
         step_s = max(times["time/step_s"], 1e-9)
         values = {
-            **summarise_trajectories(trajectories, version=learned_by, prefix="rollout/"),
+            **summarise_trajectories(trajectories, lags=lags, prefix="rollout/"),
             **_greedy(groups),
             "rollout/constant_groups": constant_group_share(groups),
             **{f"learner/{name}": value for name, value in _combine(updates).items()},
@@ -121,12 +128,14 @@ class Observer:
             **{f"rollout/{name}": growth.get(name, 0.0) for name in ("retried", "replaced", "masked", "left_out")},
             **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},
             **{f"publish/{name}": value for name, value in self._published.items()},
+            "trainer/unwritten_files": float(self.unwritten.take_count()),
         }
         self._published = _NOTHING_PUBLISHED
         self._trackers.write("train", step=step, version=version, values=values)
         if self._config.trainer.keep_trajectories:
             played = encode([t for group in groups for t in group.attempts])
-            write_parquet(self._dir.rollout_data / f"step_{step:06d}.parquet", played, step=step, learned_by=learned_by)
+            file = self._dir.rollout_data / f"step_{step:06d}.parquet"
+            self.unwritten.attempt("trajectories", partial(write_parquet, file, played, step=step, learned_by=learned_by))
         self._watch(step, values, groups)
 
     def validation(self, step: int, version: int, metrics: Mapping[str, float], *, baseline: str | None) -> None:
@@ -142,23 +151,29 @@ class Observer:
             kept = evidence(groups, rule, limit=self._config.tracking.alarms.dump_groups)
             if kept:
                 path = self._dir.root / "alarms" / f"step_{step:06d}_{rule.name}.parquet"
-                write_parquet(path, encode([t for group in kept for t in group.attempts]), step=step)
+                attempts = encode([t for group in kept for t in group.attempts])
+                self.unwritten.attempt("alarms", partial(write_parquet, path, attempts, step=step))
             self.say(alarm.line())
+        self.unwritten.attempt("alarms.jsonl", self._alarms.write)
 
     # -------------------------------------------------------------------------------------------------------- end
 
     def finish(self, results: Mapping[str, Mapping[str, float]], *, step: int, version: int, counts: BufferCounts) -> None:
         """Write result.json and report.png, show the closing table."""
         result = {"step": step, "version": version, "counts": asdict(counts), "balanced": counts.is_balanced, "validation": results}
-        write_atomically(self._dir.root / "result.json", json.dumps(result, indent=1))
+        self.unwritten.attempt("result.json", partial(write_atomically, self._dir.root / "result.json", json.dumps(result, indent=1)))
         table = closing_table([ClosingRow.from_values(name, values) for name, values in results.items()])
         notes = [f"{step} steps, version {version}", f"groups: {counts}"]
-        write_summary(table, self._dir.root / "summary.md", title=str(self._dir.root), notes=notes)
+        summary = partial(write_summary, table, self._dir.root / "summary.md", title=str(self._dir.root), notes=notes)
+        self.unwritten.attempt("summary.md", summary)
         self._trackers.console.show_closing(table)
         if self._config.tracking.report:
-            from agentrl.tracking.report import draw_report  # matplotlib loads for a second: only when a picture is drawn
+            self.unwritten.attempt("report.png", self._draw_report)
 
-            self.say(f"curves: {draw_report(self._dir.root, max_staleness=self._config.buffer.max_staleness)}")
+    def _draw_report(self) -> None:
+        from agentrl.tracking.report import draw_report  # matplotlib loads for a second: only when a picture is drawn
+
+        self.say(f"curves: {draw_report(self._dir.root, max_staleness=self._config.buffer.max_staleness)}")
 
     def close(self) -> None:
         self._trackers.close()

@@ -12,23 +12,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-
-from ray.actor import ActorHandle
+from functools import partial
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.algorithms.advantages import find_estimator
 from agentrl.algorithms.logprob_kernels import check_kernels
-from agentrl.buffer.actor import BufferActor, BufferPlan
+from agentrl.buffer.actor import BufferPlan
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.controller.adapter import confirm_adapter, resolve_adapter
 from agentrl.controller.batch_rewards import BatchRewards
-from agentrl.controller.calls import get
+from agentrl.controller.buffer_client import BufferClient
 from agentrl.controller.checkpoint import find_checkpoint, tidy
-from agentrl.controller.cluster import interruptible, ray_session
+from agentrl.controller.cluster import ending_at_the_second_interrupt, interruptible, ray_session
 from agentrl.controller.conversations import Conversations
 from agentrl.controller.nsight import check_nsight, recorded
 from agentrl.controller.observe import Observer
+from agentrl.controller.readiness import StartUp
+from agentrl.controller.recovery import Ranks
 from agentrl.controller.reward_role import launch_reward_role, resolve_reward_model
 from agentrl.controller.roles import check_critic, launch_roles
 from agentrl.controller.rollouts import RolloutFleet
@@ -39,6 +40,7 @@ from agentrl.controller.seats import reserve_seats
 from agentrl.controller.servers import ServerFleet
 from agentrl.controller.shipping import user_files
 from agentrl.controller.validation import Validation
+from agentrl.controller.watchdog import watching
 from agentrl.data.build import build_dataset, check_training_sources
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
@@ -50,7 +52,6 @@ from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.workers.starting import Starting, wait_until_all_ready
 
-DATA_TIMEOUT_S = 3600.0
 """Reading and measuring a large training set takes minutes; this only ends what hangs."""
 
 
@@ -66,7 +67,7 @@ def open_run(config: Config) -> Iterator[Run]:
     plugins = open_plugins(config.agent)
     check_training_sources(config, plugins=plugins)
     chat = Chat.of(config.model)
-    with ExitStack() as stack:
+    with ExitStack() as stack, ending_at_the_second_interrupt():
         run_dir = RunDir.open(given)
         stack.callback(run_dir.close)
         tidy(run_dir.checkpoints)
@@ -91,33 +92,43 @@ def open_run(config: Config) -> Iterator[Run]:
 
         servers = ServerFleet.launch(config, seats.get("servers", ()), run_dir=run_dir.root, say=observer.say)
         stack.callback(servers.close)
+        start_up = stack.enter_context(StartUp(observer.say))
+        start_up.add(servers)
         config = confirm_adapter(config, given, servers)
-        buffer = BufferActor.remote(config)  # type: ignore[attr-defined]  # ray's stubs keep the plain class
+        is_own = checkpoint is None or checkpoint.folder.parent == run_dir.checkpoints
+        is_new = config.trainer.resume_mode == "disable" or not is_own
+        buffer = BufferClient.launch(config, str(run_dir.root.resolve()), is_new=is_new, say=observer.say)
         rollouts = RolloutFleet(config, buffer)
         stack.callback(rollouts.close)
+        start_up.add(rollouts)
         starting: list[Starting] = [rollouts, servers]
         if conversations is not None:
             reward_role = launch_reward_role(config, conversations, seats["reward_model"])
             stack.callback(reward_role.stop)
             for rewards in (batch_rewards, validation_rewards):
                 rewards.connect(reward_role.score)
+            start_up.add(reward_role.ranks)
             starting.append(reward_role.ranks)
-        plan = _open_buffer(buffer, observer)  # a mistake in the data ends the run here; the schedules go by what it holds
-        roles = launch_roles(config, seats, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
-        checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer)
+        with start_up.step("replay buffer"):
+            plan = _open_buffer(buffer, observer)  # a mistake in the data ends the run here; the schedules go by what it holds
+        launch = partial(launch_roles, config, seats, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
+        ranks = Ranks(launch, max_restarts=config.learner.max_restarts)
+        checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer, newest=checkpoint)
         stack.callback(checkpoints.close)  # after the learner is stopped: an interrupted run does not wait for its data
-        stack.callback(roles.stop)
-        wait_until_all_ready([*roles.ranks, *starting])
+        stack.callback(ranks.stop)
+        start_up.add(*ranks.roles.ranks)
+        wait_until_all_ready([*ranks.roles.ranks, *starting], table=start_up.line)
         if checkpoint is not None:
-            roles.load(checkpoint.learner)
-            get(buffer.restore.remote(checkpoint.buffer_state()), timeout_s=DATA_TIMEOUT_S, who="the replay buffer")
+            ranks.roles.load(checkpoint.learner)
             observer.say(f"resumed from {checkpoint.folder.name}")
+        buffer.resume(checkpoint.step if checkpoint else 0, checkpoint.buffer_state() if checkpoint else None)
+        start_up.finish(run_dir.root / "readiness.txt")
         observer.say(f"ready after {time.monotonic() - started:.1f} s: {_readiness(config, plan)}")
-        yield Run(
+        run = Run(
             config,
             run_dir,
             buffer=buffer,
-            roles=roles,
+            ranks=ranks,
             servers=servers,
             rollouts=rollouts,
             validation=validation,
@@ -127,6 +138,8 @@ def open_run(config: Config) -> Iterator[Run]:
             checkpoints=checkpoints,
             total_steps=plan.total_steps,
         )
+        with watching(run):
+            yield run
 
 
 def _resolved(config: Config) -> Config:
@@ -162,8 +175,8 @@ def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Ch
     return Validation(dataset, config.eval, rewards=rewards, folder=folder, num_examine=config.reward.num_examine)
 
 
-def _open_buffer(buffer: ActorHandle, observer: Observer) -> BufferPlan:
-    plan: BufferPlan = get(buffer.open.remote(), timeout_s=DATA_TIMEOUT_S, who="the replay buffer")
+def _open_buffer(buffer: BufferClient, observer: Observer) -> BufferPlan:
+    plan = buffer.open()
     observer.set_total_steps(plan.total_steps)
     for line in (plan.template_note, *plan.sandboxes):
         if line is not None:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.buffer.lineage import Lineage
 from agentrl.config.compose import load_config
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
@@ -136,11 +137,13 @@ class _Replay:
         if self.report is not None:
             with self._observer.timer("compare"):
                 self.report.observe(self._roles, batch)
-        updates = learn(self._roles, batch.groups, self._config, step=self.step, version=batch.learned_by, timer=self._observer.timer)
+        lags = Lineage.of([(batch.learned_by, 0)]).lags
+        updates = learn(self._roles, batch.groups, self._config, step=self.step, lags=lags, timer=self._observer.timer)
         self.step = batch.step
         self._observer.step(
             self.step,
             learned_by=batch.learned_by,
+            lags=lags,
             version=batch.learned_by + 1,
             groups=batch.groups,
             updates=updates,

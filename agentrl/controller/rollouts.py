@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from agentrl.config.schema import Config
+from agentrl.controller.buffer_client import BufferClient
 from agentrl.controller.calls import get, in_trio, translate
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import AgentRLError, InfrastructureError
@@ -21,6 +22,7 @@ from agentrl.rollout.actor import RolloutActor
 from agentrl.rollout.limits import server_key
 from agentrl.sglang.front import Front
 from agentrl.types import Lease, Trajectory
+from agentrl.workers.starting import Readiness, num_done
 
 CALL_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 600.0
@@ -39,7 +41,7 @@ class _Member:
 class RolloutFleet:
     """All rollout actors of a run. Made, it begins to start them; `wait_until_ready` ends that."""
 
-    def __init__(self, config: Config, buffer: ActorHandle) -> None:
+    def __init__(self, config: Config, buffer: BufferClient) -> None:
         self._config = config
         self._buffer = buffer
         self._restarts_left = config.rollout.max_actor_restarts * config.rollout.num_actors
@@ -56,6 +58,15 @@ class RolloutFleet:
         """The actors that are not known to stand, and until when they have to (of the monotonic clock)."""
         return dict.fromkeys(self._starting, self._deadline)
 
+    @property
+    def readiness(self) -> Readiness:
+        return Readiness("rollout actors", len(self._members) - len(self._starting) + num_done(self._starting), len(self._members))
+
+    @property
+    def actors(self) -> dict[str, ActorHandle]:
+        """The actors by the names that their leases carry; may be read by another thread."""
+        return {member.owner: member.actor for member in list(self._members)}
+
     def wait_until_ready(self) -> None:
         """Wait until every actor has its tokenizer and plugins.
 
@@ -68,7 +79,8 @@ class RolloutFleet:
 
     def _new_member(self, index: int) -> _Member:
         owner = f"rollout-{index}-{uuid.uuid4().hex[:8]}"
-        actor = RolloutActor.options(num_cpus=0).remote(owner, self._config, self._buffer)  # type: ignore[attr-defined]  # ray's stubs
+        options = RolloutActor.options(num_cpus=0, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]  # ray's stubs
+        actor = options.remote(owner, self._config, self._buffer.actor)
         return _Member(owner, actor)
 
     @property
@@ -114,11 +126,11 @@ class RolloutFleet:
         if not done:
             return False
         try:
-            ray.get(member.running)
+            ray.get(member.running, timeout=CALL_TIMEOUT_S)
         except RayActorError:
             return True
         except RayError as error:
-            raise translate(error, who=f"rollout actor {member.owner}") from error
+            raise translate(error, who=f"rollout actor {member.owner}", timeout_s=CALL_TIMEOUT_S) from error
         raise InfrastructureError(f"rollout actor {member.owner} stopped by itself")
 
     def _replace(self, index: int, say: Callable[[str], None]) -> None:
@@ -127,9 +139,10 @@ class RolloutFleet:
             raise InfrastructureError(f"rollout actor {old.owner} died and rollout.max_actor_restarts is used up")
         self._restarts_left -= 1
         ray.kill(old.actor)  # unreachable is not dead: only after this can its leases go to another
-        released = get(self._buffer.release.remote(old.owner), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+        released = self._buffer.release(old.owner)
         new = self._new_member(index)
-        get(new.actor.set_servers.remote(*self._servers), timeout_s=CALL_TIMEOUT_S * 3, who=new.owner)
+        with suppress(InfrastructureError):  # struck while it started: the next heal() finds it
+            get(new.actor.set_servers.remote(*self._servers), timeout_s=CALL_TIMEOUT_S * 3, who=new.owner)
         if self._is_running:
             new.running = new.actor.run.remote()
         self._members[index] = new
@@ -149,7 +162,7 @@ class RolloutFleet:
         """
         try:
             played: bytes = ray.get(result, timeout=CALL_TIMEOUT_S)
-        except RayActorError:
+        except (RayActorError, ObjectLostError):  # the actor, or its node with what it had played
             return None
         except RayError as error:
             raise translate(error, who="a rollout actor", timeout_s=CALL_TIMEOUT_S) from error

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import ray
 from ray import ObjectRef
-from ray.actor import ActorHandle
 
 from agentrl.buffer.ledger import NO_VARIANCE
+from agentrl.buffer.lineage import Lineage
 from agentrl.config.buffer import BufferConfig
 from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
-from agentrl.controller.calls import get, in_trio
+from agentrl.controller.buffer_client import BufferClient
+from agentrl.controller.calls import in_trio
 from agentrl.controller.checkpoint import Checkpoint
 from agentrl.controller.colocated import Colocation
 from agentrl.controller.credit import group_trajectories
@@ -22,6 +24,8 @@ from agentrl.controller.elastic import ElasticServers
 from agentrl.controller.joining import find_unfit
 from agentrl.controller.learner import LearnerWeights
 from agentrl.controller.observe import Observer
+from agentrl.controller.phases import Phases
+from agentrl.controller.recovery import Ranks, recovering
 from agentrl.controller.result import RunResult
 from agentrl.controller.roles import Roles
 from agentrl.controller.rollouts import RolloutFleet
@@ -30,16 +34,16 @@ from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.controller.servers import ServerFleet
 from agentrl.controller.validation import Validation
 from agentrl.data.trajectories import decode, from_ipc
-from agentrl.errors import InfrastructureError, RewardError
+from agentrl.errors import CheckpointError, DiskError, InfrastructureError, RewardError
 from agentrl.learner.learner import Learner
 from agentrl.rollout.loop_gaps import without_gaps
 from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import BufferCounts, Group, Outcome
 from agentrl.weights.publish import Publisher, PublishReport, load_folder
 
-CALL_TIMEOUT_S = 60.0
 POLL_S = 1.0
 """How long one look into the buffer lasts before the health of servers and actors is looked at."""
+CHECKPOINT = "checkpoint"
 MAX_UNSCORED_BATCHES = 3
 """So many batches in a row that rewards of scope `batch` fail on end the run: the reward is broken."""
 
@@ -52,8 +56,8 @@ class Run:
         config: Config,
         run_dir: RunDir,
         *,
-        buffer: ActorHandle,
-        roles: Roles,
+        buffer: BufferClient,
+        ranks: Ranks,
         servers: ServerFleet,
         rollouts: RolloutFleet,
         validation: Validation | None,
@@ -66,7 +70,7 @@ class Run:
         self.config = config
         self.dir = run_dir
         self.buffer = buffer
-        self.roles = roles
+        self.ranks = ranks
         self.servers = servers
         self.rollouts = rollouts
         self._elastic = ElasticServers(config, servers, rollouts, run_dir=run_dir.root, say=observer.say)
@@ -74,29 +78,44 @@ class Run:
         self.validation = validation
         self.batch_rewards = batch_rewards
         self.observer = observer
+        self.phases = Phases()
         self.total_steps = total_steps
         self.checkpoints = checkpoints
         self._validated: tuple[int, Mapping[str, float]] | None = None
         self.is_resumed = checkpoint is not None
         self.step = checkpoint.step if checkpoint else 0
         self.version = -1
+        self.lineage = Lineage()  # all versions up to it
         self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
         self._has_published = False  # before it, every server needs weights; after it, only those that join
         self._baseline: str | None = None  # the folder whose weights the servers have meanwhile
-        weights = config.rollout.weights
-        self._adapter = POLICY_ADAPTER if weights.adapter == "alone" else None
-        self._publisher = Publisher(
-            LearnerWeights(roles.learner),
-            weights,
-            folder=run_dir.weights(weights),
-            pause_mode=lambda url: config.rollout.pause_mode_of(servers.kind_of(url)),
-            backend=weights.backend if weights.backend != "auto" else roles.learner.run(Learner.collective_backend),
-            temperature=config.rollout.temperature,
+        self._adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
+        self._publisher = self._open_publisher()
+        self.owes_checkpoint = False
+        """The last one could not be written: the next step tries again."""
+
+    def _open_publisher(self) -> Publisher:
+        rollout, learner = self.config.rollout, self.roles.learner
+        backend = rollout.weights.backend
+        return Publisher(
+            LearnerWeights(learner),
+            rollout.weights,
+            folder=self.dir.weights(rollout.weights),
+            pause_mode=lambda url: rollout.pause_mode_of(self.servers.kind_of(url)),
+            backend=backend if backend != "auto" else learner.run(Learner.collective_backend),
+            temperature=rollout.temperature,
         )
 
-    def timer(self, phase: str) -> AbstractContextManager[None]:
+    @property
+    def roles(self) -> Roles:
+        """Those of the ranks that stand at the moment."""
+        return self.ranks.roles
+
+    @contextmanager
+    def timer(self, phase: str) -> Iterator[None]:
         """Measure a phase of the step."""
-        return self.observer.timer(phase)
+        with self.observer.timer(phase), self.phases(phase):
+            yield
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -124,11 +143,11 @@ class Run:
         self._elastic.attend(version=self.version)  # a run that never waits for its batches looks after them here
         self.version = self._new_version("policy")
         self._send_weights(self.servers.urls + self.servers.urls_needing_weights)
-        get(self.buffer.advance.remote(self.version), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+        self.lineage = self.buffer.advance(self.version, step=self.step)
 
     def _new_version(self, what: str) -> int:
-        version = self.dir.next_version()
-        self.dir.journal_version(version, step=self.step, what=what)
+        version = max(self.dir.next_version(), self.version + 1)
+        self.observer.unwritten.attempt("versions.jsonl", partial(self.dir.journal_version, version, step=self.step, what=what))
         return version
 
     def _send_weights(self, urls: Sequence[str]) -> None:
@@ -140,7 +159,7 @@ class Run:
         for url in joining if self._has_published else ():
             what = "was restarted" if self.servers.has_restarted(url) else "joined"
             self.observer.say(f"server {url} {what} and gets version {self.version}")
-        report = in_trio(self._publish_to, urls, bool(joining) and self._has_published)
+        report = self._publish_patiently(urls, must_verify=bool(joining) and self._has_published)
         self._has_published |= self._baseline is None
         self.observer.count_published(report.num_bytes, report.times)
         for url, why in report.repaired.items():
@@ -153,6 +172,25 @@ class Run:
         self.servers.mark_ready([url for url in urls if url not in failed])
         self.rollouts.set_servers(self.servers.urls, version=self.version)
         self.observer.set_servers(self.servers.states)
+
+    def _publish_patiently(self, urls: Sequence[str], *, must_verify: bool) -> PublishReport:
+        """Bring `urls` to the current version, after a disk that does not take its weights was waited for.
+
+        Raises:
+            DiskError: for longer than `buffer.disk_patience_s`.
+        """
+        deadline = time.monotonic() + self.config.buffer.disk_patience_s
+        while True:
+            try:
+                report = in_trio(self._publish_to, urls, must_verify)
+            except DiskError as error:
+                if time.monotonic() > deadline:
+                    raise
+                self.observer.unwritten.count("weights", error)
+                time.sleep(POLL_S)
+            else:
+                self.observer.unwritten.clear("weights")
+                return report
 
     async def _publish_to(self, urls: Sequence[str], must_verify: bool) -> PublishReport:
         clients = self.servers.clients(urls)
@@ -178,7 +216,7 @@ class Run:
             InfrastructureError: nothing finished for `buffer.stall_timeout_s`, or something was lost for good.
             RewardError: MAX_UNSCORED_BATCHES in a row could not be scored.
         """
-        self.checkpoints.check()
+        self._settle_checkpoint(self.checkpoints.check)
         unscored = 0
         while True:
             with self.timer("take"):
@@ -194,10 +232,10 @@ class Run:
                     raise
                 self.observer.say(f"a batch of {len(groups)} groups could not be scored and is replaced: {error}")
                 reason = Outcome.REWARD_ERROR.value
-                get(self.buffer.reject.remote(len(groups), reason), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+                self.buffer.reject(self.step + 1, reason)
 
     def _score(self, groups: Sequence[Group]) -> list[Group]:
-        tasks = get(self.buffer.tasks.remote([g.group_id for g in groups]), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+        tasks = self.buffer.tasks([group.group_id for group in groups])
         per_member = [task for task, group in zip(tasks, groups, strict=True) for _ in group.attempts]
         return group_trajectories(self.batch_rewards.score(per_member, [t for group in groups for t in group.attempts]))
 
@@ -207,7 +245,7 @@ class Run:
         started = time.monotonic()
         constant_before = self._num_constant()
         while True:
-            batch = get(self.buffer.take.remote(num_groups, POLL_S), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+            batch = self.buffer.take(num_groups, POLL_S, step=self.step + 1)
             if batch is not None:
                 return group_trajectories(decode(from_ipc(batch)))
             self.heal()
@@ -215,7 +253,7 @@ class Run:
             check_variance(self._num_constant() - constant_before, self.config.buffer)
 
     def _check_progress(self, *, waited_s: float) -> None:
-        stats = get(self.buffer.stats.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+        stats = self.buffer.stats()
         if min(waited_s, stats["since_last_add_s"]) > self.config.buffer.stall_timeout_s:
             raise InfrastructureError(
                 f"no trajectory finished for buffer.stall_timeout_s={self.config.buffer.stall_timeout_s:g}; "
@@ -238,8 +276,7 @@ class Run:
 
     def counts(self) -> BufferCounts:
         """Return the buffer's counts; they balance at any moment."""
-        counts: BufferCounts = get(self.buffer.counts.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
-        return counts
+        return self.buffer.counts()
 
     def wait(self, refs: Sequence[ObjectRef], *, timeout_s: float) -> list[ObjectRef]:
         """Wait for results of rollout actors while keeping servers and actors alive; return those that are there in time."""
@@ -263,7 +300,7 @@ class Run:
             self.results[name] = self.validation.run(self, step=self.step, version=self.version)
         self._validated = (self.step, self.results[name])
         metric_of(self.results[name], self.config.trainer)  # a wrong name is told by the first validation
-        self.dir.write_validations(self.results)
+        self.observer.unwritten.attempt("validations.json", partial(self.dir.write_validations, self.results))
 
     def validate_baselines(self) -> None:
         """Play the validation rows with each of tracking.baselines, before training."""
@@ -279,32 +316,79 @@ class Run:
     # ----------------------------------------------------------------------------------------------------- keep
 
     def save(self) -> None:
-        """Begin a checkpoint of this step: learner, ledger, ready groups and the place in the data."""
+        """Begin a checkpoint of this step: learner, ledger, ready groups and the place in the data.
+
+        One that the disk does not take is said, and `owes_checkpoint` from then on.
+
+        Raises:
+            CheckpointError: it is the last of the run.
+        """
+        self._settle_checkpoint(self.checkpoints.finish)
+        self.owes_checkpoint = False
         validation = self._validated[1] if self._validated and self._validated[0] == self.step else None
         with self.timer("save"):
-            state = get(self.buffer.state.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
-            self.checkpoints.save(
+            state = self.buffer.state()
+            save = partial(
+                self.checkpoints.save,
                 self.roles,
                 step=self.step,
                 version=self.version,
                 buffer_state=state,
                 metric=metric_of(validation, self.config.trainer),
             )
+            if self.step == self.total_steps:
+                save()
+            else:
+                self._settle_checkpoint(save)
 
-    def record(self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]], *, learned_by: int) -> None:
-        """Write down what the step was made of and what came out; `learned_by` is the version that learned from it."""
-        buffer_stats = get(self.buffer.stats.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer")
+    def _settle_checkpoint(self, settle: Callable[[], Checkpoint | None]) -> None:
+        """Call `settle`, which returns the checkpoint that is complete, if one is; say it when the disk did not take one."""
+        try:
+            checkpoint = settle()
+            if checkpoint is not None:
+                self.observer.unwritten.clear(CHECKPOINT)
+                self.buffer.settle(checkpoint.step)
+        except CheckpointError as error:
+            self.owes_checkpoint = True
+            self.observer.unwritten.count(CHECKPOINT, error)
+
+    # -------------------------------------------------------------------------------------------------- recover
+
+    def recovering(self) -> AbstractContextManager[None]:
+        """Go on after the block from the newest checkpoint, should a rank of the learner be lost within it."""
+        return recovering(self)
+
+    def go_back(self, step: int) -> None:
+        """Have `step` be the last that was made: what later ones consumed comes back, and the learner's weights are a new version."""
+        self.step, self._validated, self.owes_checkpoint = step, None, False
+        self.observer.go_back(step)
+        self.buffer.roll_back(step)
+        in_trio(self._leave_servers, self._publisher)
+        self._publisher = self._open_publisher()
+        self.publish()
+
+    async def _leave_servers(self, publisher: Publisher) -> None:
+        """Have the servers give up what they kept for ranks that are gone."""
+        clients = self.servers.clients(self.servers.urls)
+        try:
+            await publisher.abandon(clients)
+        finally:
+            for client in clients:
+                await client.aclose()
+
+    def record(self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]], *, learned_by: Lineage) -> None:
+        """Write down what the step was made of and what came out; `learned_by`: the versions up to the one that learned from it."""
         is_weighed = self.config.data.curriculum.is_used
-        curriculum = get(self.buffer.curriculum.remote(), timeout_s=CALL_TIMEOUT_S, who="the replay buffer") if is_weighed else {}
         self.observer.step(
             self.step,
-            learned_by=learned_by,
+            learned_by=learned_by.version,
+            lags=learned_by.lags,
             version=self.version,
             groups=groups,
             updates=[*updates, self.roles.usage()],
             rollout_stats=self.rollouts.stats(),
-            buffer_stats=buffer_stats,
-            curriculum=curriculum,
+            buffer_stats=self.buffer.stats(),
+            curriculum=self.buffer.curriculum() if is_weighed else {},
         )
 
     def say_complete(self) -> None:

@@ -10,6 +10,7 @@
     publish   pause the servers, send the weights, resume; version + 1
 
 Meanwhile the rollout actors lease tasks, play them and fill the buffer; they stop for nobody but the bound on staleness.
+When a rank of the learner is lost, `recovering` sets the run back to its newest checkpoint, and the loop goes on from there.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from agentrl.controller.roles import Roles
 from agentrl.controller.run import Run
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import budget_metrics
-from agentrl.types import Group
+from agentrl.types import Group, Lags
 from agentrl.workers.workers import Handle
 
 Timer = Callable[[str], AbstractContextManager[None]]
@@ -55,31 +56,33 @@ def train(config: Config) -> RunResult:
         run.start_rollouts()
         if config.trainer.val_before_train and not run.is_resumed:
             run.validate()
-        while run.step < run.total_steps:
-            train_step(run, config)
-            if _is_due(run.step, config.trainer.test_freq, run.total_steps):
-                run.validate()
-            if _is_due(run.step, config.trainer.save_freq, run.total_steps):
-                run.save()
-        return run.finish()
+        while True:
+            with run.recovering():
+                while run.step < run.total_steps:
+                    train_step(run, config)
+                    if _is_due(run.step, config.trainer.test_freq, run.total_steps):
+                        run.validate()
+                    if run.owes_checkpoint or _is_due(run.step, config.trainer.save_freq, run.total_steps):
+                        run.save()
+                return run.finish()
 
 
 def train_step(run: Run, config: Config) -> None:
     """Take one batch, learn from it, publish."""
     groups = run.take()
-    learned_by = run.version
+    learned_by = run.lineage
     with run.memory_for_learner(), run.traced():
-        updates = learn(run.roles, groups, config, step=run.step, version=learned_by, timer=run.timer)
+        updates = learn(run.roles, groups, config, step=run.step, lags=learned_by.lags, timer=run.timer)
     run.step += 1
     with run.timer("publish"):
         run.publish()
     run.record(groups, updates, learned_by=learned_by)
 
 
-def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, version: int, timer: Timer) -> list[dict[str, float]]:
-    """Make the updates of one step and return the metrics of each. `version`: of the weights that learn, from which lag is counted.
+def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, lags: Lags, timer: Timer) -> list[dict[str, float]]:
+    """Make the updates of one step and return the metrics of each. `lags`: of tokens, from the weights that learn.
 
-    Nothing but the state of the roles, the groups, step and version decide what happens, so that a replay does the same.
+    Nothing but the state of the roles, the groups, step and lags decide what happens, so that a replay does the same.
     """
     learner = roles.learner
     with timer("assess"):
@@ -87,7 +90,7 @@ def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, v
         assessment = assess(roles, groups, config)
     with timer("credit"):
         samples = credit(groups, config.algorithm, group_size=config.rollout.fixed_group_size, assessment=assessment)
-        samples = leave_out_old(samples, groups, version=version, max_lag=config.algorithm.correction.max_lag)
+        samples = leave_out_old(samples, groups, lags=lags, max_lag=config.algorithm.correction.max_lag)
         samples = leave_out_masked(samples, groups, config.rollout.masked_outcomes)
     rng = np.random.default_rng((config.trainer.seed, step))
     minibatches = split_minibatches(samples, num_minibatches=config.learner.minibatches_per_step, rng=rng)

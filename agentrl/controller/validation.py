@@ -10,6 +10,7 @@ as failed with their reason; the run goes on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,12 +54,13 @@ class Validation:
             trajectories = self._rewards.score_validation(tasks, trajectories)
         for text in examined(tasks, trajectories, self._num_examine):
             run.observer.say(text)
-        metrics = summarise_trajectories(trajectories, version=None, prefix="val/")
+        metrics = summarise_trajectories(trajectories, lags=None, prefix="val/")
         metrics |= figures(summarise([attempt_of(trajectory) for trajectory in trajectories]), prefix="val/")
         run.observer.validation(step, version, metrics, baseline=baseline)
         if self._folder is not None:
             name = f"baseline_{baseline}" if baseline else f"step_{step:06d}"
-            write_parquet(self._folder / f"{name}.parquet", encode(trajectories), step=step)
+            write = partial(write_parquet, self._folder / f"{name}.parquet", encode(trajectories), step=step)
+            run.observer.unwritten.attempt("validation", write)
         return metrics
 
     def _play(self, run: Run, leases: Sequence[Lease]) -> list[Trajectory]:

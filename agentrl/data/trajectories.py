@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from agentrl.data.whole import appearing_whole
 from agentrl.errors import DataError
-from agentrl.types import NO_VERSION, Message, Outcome, RewardEvent, ToolCall, Trajectory
+from agentrl.types import Message, Outcome, RewardEvent, ToolCall, Trajectory
 
 FORMAT = b"2"
 """Number of this schema, in its metadata; raised when a column changes its meaning."""
@@ -145,14 +145,10 @@ def decode(batch: pa.RecordBatch) -> list[Trajectory]:
     ]
 
 
-def min_versions(batch: pa.RecordBatch) -> NDArray[np.int32]:
-    """Return i32[N]: the version of each trajectory's oldest action token, NO_VERSION where there is none."""
-    oldest = np.full(batch.num_rows, NO_VERSION, dtype=np.int32)
+def sampled_versions(batch: pa.RecordBatch) -> list[tuple[int, ...]]:
+    """Return for each trajectory the versions that sampled its action tokens, each once, ascending."""
     masks, versions = _decode_arrays(batch, "action_mask"), _decode_arrays(batch, "versions")
-    for row, (mask, version) in enumerate(zip(masks, versions, strict=True)):
-        if mask.any():
-            oldest[row] = version[mask].min()
-    return oldest
+    return [tuple(np.unique(version[mask]).tolist()) for mask, version in zip(masks, versions, strict=True)]
 
 
 def reward_sums(batch: pa.RecordBatch) -> NDArray[np.float64]:

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Lags, Outcome, Trajectory
 
 
-def summarise_trajectories(trajectories: Sequence[Trajectory], *, version: int | None, prefix: str = "rollout/") -> dict[str, float]:
+def summarise_trajectories(trajectories: Sequence[Trajectory], *, lags: Lags | None, prefix: str = "rollout/") -> dict[str, float]:
     """Return means and shares over `trajectories`; a value that is not defined (no row of that kind) is absent.
 
     A failed trajectory says nothing about the policy: it counts in `trajectories`, `failed` and `outcome/*` only.
 
     Args:
-        version: the learner's at the moment of taking the batch, for the lag of each token; None: no lag (validation).
+        lags: of tokens, from the weights that learn; None: no lag (validation).
         prefix: namespace, `rollout/` or `val/`.
 
     Returns:
@@ -39,8 +39,8 @@ def summarise_trajectories(trajectories: Sequence[Trajectory], *, version: int |
     values |= _outcomes(trajectories)
     if scored:
         values |= _rewards(scored) | _reward_metrics(scored) | _sources(scored) | _tools(scored) | _lengths(scored)
-    if version is not None:
-        values |= _lags(scored, version)
+    if lags is not None:
+        values |= _lags(scored, lags)
     return {prefix + name: float(value) for name, value in values.items()}
 
 
@@ -126,8 +126,8 @@ def _lengths(scored: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def _lags(scored: Sequence[Trajectory], version: int) -> dict[str, float]:
-    lags: NDArray[np.int32] = np.concatenate([version - t.versions[t.action_mask] for t in scored] or [np.empty(0, np.int32)])
+def _lags(scored: Sequence[Trajectory], lags_of: Lags) -> dict[str, float]:
+    lags: NDArray[np.int32] = np.concatenate([lags_of(t.versions[t.action_mask]) for t in scored] or [np.empty(0, np.int32)])
     if not len(lags):
         return {}
     found, counts = np.unique(lags, return_counts=True)

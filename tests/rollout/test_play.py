@@ -77,7 +77,7 @@ def test_what_has_not_ended_at_the_deadline_is_returned_as_timed_out(stage, rewa
     assert [t.outcome for t in trajectories] == [*[Outcome.COMPLETED] * 2, *[Outcome.TIMEOUT] * 2] * 2
     assert {t.failure for t in trajectories} == {None, "the validation ended after eval.timeout_s=10, before this attempt did"}
     assert all(t.rewards for t in trajectories if t.outcome is Outcome.COMPLETED)
-    facts = summarise_trajectories(trajectories, version=None, prefix="val/")
+    facts = summarise_trajectories(trajectories, lags=None, prefix="val/")
     assert (facts["val/trajectories"], facts["val/failed"]) == (8, 4)
     assert stats["in_flight"] == 0, "nothing is played on behind the deadline"
 
@@ -174,7 +174,7 @@ def test_accuracy_is_of_the_own_reward_whatever_terms_take_from_the_sum(stage):
     (trajectory,) = world.play(stage.task())
     assert trajectory.reward == -1.0
     assert is_correct(trajectory) == 1.0
-    assert summarise_trajectories([trajectory], version=None, prefix="val/")["val/accuracy"] == 1.0
+    assert summarise_trajectories([trajectory], lags=None, prefix="val/")["val/accuracy"] == 1.0
 
 
 def test_the_config_says_what_validation_does_otherwise():

@@ -1,0 +1,189 @@
+"""Proof of what became of every group, from the journal alone: a second, simpler reading of the events than the ledger's own.
+
+The ledger decides; the audit only follows each group through its states and refuses a step that no group can make. So a mistake of the
+ledger shows here, and the sums that both arrive at are compared with what the run itself wrote down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.lineage import Lineage
+from agentrl.types import NO_VERSION
+
+QUEUED, LEASED, READY, CONSUMED, DROPPED = "queued", "leased", "ready", "consumed", "dropped"
+MAX_PROBLEMS = 20
+
+
+@dataclass(slots=True)
+class GroupLife:
+    """One group: where it is, who plays it, and what it went through."""
+
+    state: str = QUEUED
+    players: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)  # owner -> versions of each member that came
+    versions: set[int] = field(default_factory=set)  # of the tokens that it is made of, once complete
+    step: int = -1
+    dropped_for: str = ""
+    num_leases: int = 0
+    came_back: Counter[str] = field(default_factory=Counter)  # reason -> times that it was queued or ready again
+
+
+@dataclass(slots=True)
+class Audit:
+    """What the journal says. `problems`: lines for a person, none when all balances; `num_problems` counts them all."""
+
+    groups: dict[int, GroupLife] = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=Lineage)
+    discarded: Counter[str] = field(default_factory=Counter)  # single attempts by reason
+    released: set[str] = field(default_factory=set)
+    num_events: int = 0
+    num_taken: int = 0  # groups taken into batches, those of undone steps included
+    num_rollbacks: int = 0
+    max_lag: int = 0  # of any token at the moment when its group was taken
+    step: int = 0
+    settled: int = 0
+    imported: Counter[str] = field(default_factory=Counter)  # groups of a checkpoint of another folder, by state
+    problems: list[str] = field(default_factory=list)
+    num_problems: int = 0
+
+    @property
+    def is_balanced(self) -> bool:
+        return self.num_problems == 0
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of groups by state, those of an imported checkpoint included."""
+        states = Counter(life.state for life in self.groups.values()) + self.imported
+        return {state: states[state] for state in (QUEUED, LEASED, READY, CONSUMED, DROPPED)}
+
+    def dropped(self) -> dict[str, int]:
+        """Return the dropped groups by reason."""
+        return dict(Counter(life.dropped_for for life in self.groups.values() if life.state == DROPPED))
+
+    def came_back(self) -> dict[str, int]:
+        """Return how often groups were queued or ready again, by reason."""
+        total: Counter[str] = Counter()
+        for life in self.groups.values():
+            total += life.came_back
+        return dict(total)
+
+    def batches(self) -> dict[int, set[int]]:
+        """Return the groups of each step that counts: whose weights the run's newest ones descend from."""
+        batches: dict[int, set[int]] = {}
+        for group_id, life in self.groups.items():
+            if life.state == CONSUMED:
+                batches.setdefault(life.step, set()).add(group_id)
+        return batches
+
+    def complain(self, line: str) -> None:
+        """Note what does not balance."""
+        self.num_problems += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(line)
+
+
+def audit(events: Iterable[tuple[int, Event]], *, max_staleness: int) -> Audit:
+    """Follow every group through (seq, event), in the order of `seq`."""
+    found = Audit()
+    for seq, event in events:
+        found.num_events += 1
+        if event.group_id < 0:
+            _follow_run(found, seq, event)
+        else:
+            _follow_group(found, seq, event, max_staleness)
+    return found
+
+
+def _follow_run(found: Audit, seq: int, event: Event) -> None:
+    """Events that are of no single group."""
+    match event.kind:
+        case Kind.PUBLISHED:
+            if event.version <= found.lineage.version:
+                found.complain(f"event {seq}: version {event.version} was published after {found.lineage.version}")
+                return
+            found.lineage.publish(event.version, event.step)
+        case Kind.ROLLED_BACK:
+            found.num_rollbacks += 1
+            if event.step < found.settled:
+                found.complain(f"event {seq}: step {event.step} was restored though step {found.settled} was settled")
+            found.lineage.roll_back(event.step)
+            found.step = event.step
+        case Kind.RELEASED:
+            found.released.add(event.owner)
+        case Kind.SETTLED:
+            found.settled = event.step
+        case Kind.IMPORTED:
+            _import(found, event)
+        case _:
+            found.complain(f"event {seq}: {event.kind} names no group")
+
+
+def _import(found: Audit, event: Event) -> None:
+    state = json.loads(event.reason)
+    found.lineage = Lineage.restored(state["lineage"])
+    found.lineage.roll_back(state["step"])
+    found.step = found.settled = state["step"]
+    found.discarded.update(state["discarded"])
+    found.groups = {group_id: GroupLife() for group_id, _, _ in state["open"]}
+    found.groups |= {group["group_id"]: GroupLife(READY, versions=set(group["versions"])) for group in state["ready"]}
+    found.imported = Counter({CONSUMED: state["consumed"], DROPPED: sum(state["dropped"].values())})
+
+
+def _follow_group(found: Audit, seq: int, event: Event, max_staleness: int) -> None:
+    if event.kind is Kind.DISCARDED:
+        found.discarded[event.reason] += 1
+        return
+    life = found.groups.setdefault(event.group_id, GroupLife())
+    allowed = {
+        Kind.LEASED: (QUEUED, LEASED),
+        Kind.ADDED: (LEASED,),
+        Kind.LEFT_OUT: (LEASED,),
+        Kind.QUEUED: (LEASED,),
+        Kind.DROPPED: (LEASED, READY, CONSUMED),
+        Kind.CONSUMED: (LEASED, READY),  # the last member makes a leased group ready, without an event of its own
+        Kind.RETURNED: (CONSUMED,),
+        Kind.REQUEUED: (CONSUMED,),
+    }[event.kind]
+    if life.state not in allowed:
+        found.complain(f"event {seq}: group {event.group_id} is {life.state} and cannot be {event.kind}")
+    match event.kind:
+        case Kind.LEASED:
+            if event.owner in found.released:
+                found.complain(f"event {seq}: group {event.group_id} was leased to {event.owner}, which is dead")
+            life.state = LEASED
+            life.players[event.owner] = set()
+            life.num_leases += 1
+        case Kind.ADDED:
+            life.players.setdefault(event.owner, set()).add((event.member, *event.versions))
+            life.versions = {v for member in life.players[event.owner] for v in member[1:]}
+        case Kind.LEFT_OUT:
+            found.discarded[event.reason] += 1
+        case Kind.QUEUED:
+            found.discarded[event.reason] += len(life.players.pop(event.owner, ()))
+            life.state = LEASED if life.players else QUEUED
+            life.came_back[event.reason] += 1
+        case Kind.DROPPED:
+            life.state, life.dropped_for, life.step = DROPPED, event.reason, -1
+        case Kind.CONSUMED:
+            _consume(found, life, seq, event, max_staleness)
+        case Kind.RETURNED:
+            life.state, life.step = READY, -1
+            life.came_back[event.reason] += 1
+        case Kind.REQUEUED:
+            life.state, life.step, life.players = QUEUED, -1, {}
+            life.came_back[event.reason] += 1
+
+
+def _consume(found: Audit, life: GroupLife, seq: int, event: Event, max_staleness: int) -> None:
+    if event.step not in (found.step, found.step + 1):
+        found.complain(f"event {seq}: group {event.group_id} was taken for step {event.step} after step {found.step}")
+    lag = max((found.lineage.lag(version) for version in life.versions if version != NO_VERSION), default=0)
+    if lag > max_staleness:
+        found.complain(f"event {seq}: group {event.group_id} was taken with a token {lag} versions old; the bound is {max_staleness}")
+    found.max_lag = max(found.max_lag, lag)
+    found.num_taken += 1
+    found.step = event.step
+    life.state, life.step = CONSUMED, event.step

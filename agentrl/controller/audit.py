@@ -1,0 +1,164 @@
+"""`agentrl audit RUN`: the journal followed event by event, and compared with what else the run wrote down."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from agentrl.buffer.audit import Audit, audit
+from agentrl.buffer.journal import FILE, read_events
+from agentrl.controller.stored import StoredSteps
+from agentrl.errors import ConfigError, DataError
+from agentrl.types import NO_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class RunAudit:
+    """An audit, with the bound that it checked, the task of each group and what was compared beside the journal."""
+
+    audit: Audit
+    max_staleness: int
+    tasks: dict[int, str]
+    notes: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Return the report for a person."""
+        found, counts = self.audit, self.audit.counts()
+        drawn = sum(counts.values())
+        lines = [
+            f"{found.num_events:,} events, {drawn:,} groups of {len(set(self.tasks.values())):,} tasks, step {found.step}, "
+            f"version {found.lineage.version}, undone {found.num_rollbacks} times",
+            " + ".join(f"{count} {state}" for state, count in counts.items()) + f" = {drawn} drawn",
+            f"dropped: {_listed(found.dropped())}",
+            f"came back: {_listed(found.came_back())}",
+            f"attempts discarded: {_listed(dict(found.discarded))}",
+            f"taken into batches: {found.num_taken} groups, of which {counts['consumed']} count; lag at most {found.max_lag} (bound "
+            f"{self.max_staleness})",
+            *self.notes,
+        ]
+        lines += [f"PROBLEM: {problem}" for problem in found.problems]
+        hidden = found.num_problems - len(found.problems)
+        if hidden:
+            lines.append(f"... and {hidden} more")
+        lines.append("balanced" if found.is_balanced else f"NOT balanced: {found.num_problems} problems")
+        return lines
+
+    def by_task(self) -> list[dict[str, object]]:
+        """Return for each task how many of its groups are in each state, and why those ended that nothing was learned from."""
+        rows: dict[str, dict[str, int]] = {}
+        for group_id, life in self.audit.groups.items():
+            row = rows.setdefault(self.tasks.get(group_id, "?"), {})
+            state = f"dropped: {life.dropped_for}" if life.dropped_for and life.state == "dropped" else life.state
+            row[state] = row.get(state, 0) + 1
+        return [{"task": task, **states} for task, states in sorted(rows.items())]
+
+    def to_json(self) -> str:
+        found = self.audit
+        return json.dumps(
+            {
+                "is_balanced": found.is_balanced,
+                "problems": found.problems,
+                "num_problems": found.num_problems,
+                "num_events": found.num_events,
+                "groups": found.counts(),
+                "dropped": found.dropped(),
+                "came_back": found.came_back(),
+                "attempts_discarded": dict(found.discarded),
+                "taken": found.num_taken,
+                "max_lag": found.max_lag,
+                "max_staleness": self.max_staleness,
+                "step": found.step,
+                "version": found.lineage.version,
+                "rollbacks": found.num_rollbacks,
+                "tasks": self.by_task(),
+            },
+            indent=1,
+        )
+
+
+def audit_run(folder: Path) -> RunAudit:
+    """Follow the journal of a run, and compare it with its trajectories, versions and result. A run that goes on may be looked at.
+
+    Raises:
+        ConfigError: the folder holds no journal.
+        DataError: it cannot be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise ConfigError(f"{str(folder)!r} holds no {FILE}; name the folder of a training run")
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as database:
+            facts = dict(database.execute("SELECT name, value FROM facts").fetchall())
+            bound = int(facts.get("max_staleness", 0))
+            tasks = dict(database.execute("SELECT group_id, task_id FROM tasks").fetchall())
+            found = audit(read_events(database), max_staleness=bound)
+    except sqlite3.DatabaseError as error:
+        raise DataError(f"the journal {path} cannot be read: {error}") from error
+    notes = (_compare_trajectories(found, folder, bound), _compare_versions(found, folder), _compare_result(found, folder))
+    return RunAudit(found, bound, tasks, tuple(note for note in notes if note is not None))
+
+
+def _compare_trajectories(found: Audit, folder: Path, bound: int) -> str | None:
+    """Check that each step's file holds the groups that the journal says, and no token beyond the bound."""
+    try:
+        stored = StoredSteps.find(folder)
+    except DataError:
+        return None
+    batches, num_groups = found.batches(), 0
+    for step in range(1, min(stored.num_steps, found.step) + 1):
+        batch = stored.read(step)
+        groups = {group.group_id for group in batch.groups}
+        expected = batches.get(step)
+        if expected is not None and groups != expected and not found.imported:
+            found.complain(
+                f"step {step}: its trajectories are of {len(groups)} groups, {len(groups - expected)} of which the journal "
+                f"does not have in it, which has {len(expected - groups)} others"
+            )
+        num_groups += len(groups)
+        versions = np.unique(np.concatenate([t.versions[t.action_mask] for group in batch.groups for t in group.attempts]))
+        newest = int(versions.max(initial=NO_VERSION))
+        if newest > batch.learned_by and not found.num_rollbacks:
+            found.complain(f"step {step}: a token of version {newest} was learned from by version {batch.learned_by}")
+        lag = batch.learned_by - int(versions.min(initial=batch.learned_by))
+        if lag > bound and not found.num_rollbacks:
+            found.complain(f"step {step}: a token is {lag} versions old; the bound is {bound}")
+    return f"trajectories of {stored.num_steps} steps: {num_groups} groups, as in the journal" if found.is_balanced else None
+
+
+def _compare_versions(found: Audit, folder: Path) -> str | None:
+    """Check that no version was published twice, and that the journal's newest one was."""
+    path = folder / "versions.jsonl"
+    if not path.is_file():
+        return None
+    versions = [json.loads(line)["version"] for line in path.read_text().splitlines() if line.endswith("}")]
+    if len(versions) != len(set(versions)):
+        found.complain("versions.jsonl: a version was published twice")
+    if found.lineage.version != NO_VERSION and found.lineage.version not in versions:
+        found.complain(f"version {found.lineage.version} of the journal is not in versions.jsonl")
+    return f"versions: {len(versions)}, none twice"
+
+
+def _compare_result(found: Audit, folder: Path) -> str | None:
+    """Check that the sums of the run's own result are those of the journal."""
+    path = folder / "result.json"
+    if not path.is_file():
+        return None
+    result = json.loads(path.read_text())
+    if result["step"] != found.step:
+        return None  # of an earlier end of this run
+    counts, told = found.counts(), result["counts"]
+    for state in ("consumed",):
+        if counts[state] != told[state]:
+            found.complain(f"result.json tells {told[state]} {state} groups, the journal {counts[state]}")
+    if sum(counts.values()) != told["drawn"]:
+        found.complain(f"result.json tells {told['drawn']} drawn groups, the journal {sum(counts.values())}")
+    return f"result.json: {told['consumed']} groups consumed, as in the journal" if found.is_balanced else None
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()) if count) or "none"

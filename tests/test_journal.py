@@ -1,0 +1,288 @@
+"""The journal: what was said is there after a death, is learned from once, and adds up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.buffer.audit import audit
+from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.journal import FILE, Journal, read_events
+from agentrl.buffer.lineage import Lineage
+from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
+from agentrl.errors import CheckpointError, JournalError
+from agentrl.types import NO_VERSION, Lease, Message, Outcome, RewardEvent, Task, Trajectory
+
+import numpy as np  # isort: skip
+
+FOREVER_S = 60.0
+
+
+class Tasks:
+    def task(self, position: int) -> Task:
+        return Task(f"t:{position}", "s", (Message("user", str(position)),), "single_turn_agent")
+
+
+def play(lease: Lease, member: int, version: int) -> Trajectory:
+    mask = np.arange(4) > 0
+    return Trajectory(
+        group_id=lease.group_id,
+        member=member,
+        task_id=lease.task.task_id,
+        data_source="s",
+        agent_name="single_turn_agent",
+        token_ids=np.full(4, 100 * lease.group_id + member, np.int32),
+        action_mask=mask,
+        behavior_logprobs=np.zeros(4, np.float32),
+        versions=np.where(mask, version, NO_VERSION).astype(np.int32),
+        turn_ids=np.where(mask, 0, -1).astype(np.int16),
+        messages=(Message("assistant", "ok"),),
+        rewards=(RewardEvent("r", float(member), 3),),
+        outcome=Outcome.COMPLETED,
+    )
+
+
+def opened(folder: Path, *, staleness: int = 1, **options) -> ReplayBuffer:
+    return ReplayBuffer(Tasks(), groups_per_step=2, max_staleness=staleness, group_size=2, journal=Journal(folder / FILE), **options)
+
+
+def finish(target: ReplayBuffer, lease: Lease, owner: str = "a", *, version: int, members=(0, 1)) -> None:
+    target.add(owner, to_ipc(encode([play(lease, member, version) for member in members])))
+
+
+def taken(batch: bytes | None) -> list[tuple[int, int]]:
+    assert batch is not None
+    return [(t.group_id, t.member) for t in decode(from_ipc(batch))]
+
+
+def audited(folder: Path, *, staleness: int = 1):
+    with sqlite3.connect(folder / FILE) as database:
+        return audit(read_events(database), max_staleness=staleness)
+
+
+def test_a_buffer_that_died_goes_on_where_it_was(tmp_path):
+    first = opened(tmp_path)
+    first.advance(0, 0)
+    one, two, three, four = first.lease("a", 9, 0.0)
+    finish(first, one, version=0)
+    finish(first, two, version=0, members=(1,))
+    finish(first, three, version=0)
+
+    second = opened(tmp_path)  # nothing was closed
+    assert second.counts() == first.counts()
+    assert second.lease("a", 9, 0.0, held=[2, 1, 0, 3]) == []
+    assert [lease.group_id for lease in second.lease("a", 9, 0.0, held=[1])] == [3], "its answer was lost"
+    batch = second.take(2, 0.0, 1)
+    assert taken(batch) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    finish(second, two, version=0, members=(0,))  # who plays goes on
+
+    third = opened(tmp_path)
+    assert third.take(2, 0.0, 1) == batch, "the batch of a step whose answer was lost is given again"
+    third.advance(1, 1)
+    third.advance(1, 1)
+    finish(third, four, version=0)
+    assert taken(third.take(2, 0.0, 2)) == [(1, 0), (1, 1), (3, 0), (3, 1)]
+    found = audited(tmp_path)
+    assert found.is_balanced, found.problems
+    assert found.counts() == {"queued": 0, "leased": 0, "ready": 0, "consumed": 4, "dropped": 0}
+
+
+def test_what_was_learned_after_the_checkpoint_comes_back_once(tmp_path):
+    first = opened(tmp_path)
+    first.advance(0, 0)
+    for step in (1, 2, 3):
+        for lease in first.lease("a", 2, 0.0):
+            finish(first, lease, version=lease.version)
+        first.take(2, 0.0, step)
+        first.advance(step, step)
+        if step == 1:
+            first.settle(1)
+    leased = first.lease("a", 9, 0.0)
+    finish(first, leased[0], version=3)
+
+    second = opened(tmp_path)  # the driver died: all owners are gone; the weights are those after step 1
+    second.resume(1, None)
+    counts = second.counts()
+    assert counts.is_balanced
+    assert counts.consumed == 2
+    second.advance(4, 1)
+    # Groups 2 and 3 were sampled by version 1, the very weights; 4 and 5 by version 2, which is one update away; the one
+    # that was ready is of version 3, two updates away.
+    assert taken(second.take(2, 0.0, 2)) == [(2, 0), (2, 1), (3, 0), (3, 1)]
+    second.advance(5, 2)
+    found = audited(tmp_path)
+    assert found.is_balanced, found.problems
+    assert found.num_rollbacks == 1
+    assert found.batches()[1] == {0, 1}
+    assert found.batches()[2] == {2, 3}
+
+
+def test_a_rolled_back_group_that_is_too_far_is_played_again(tmp_path):
+    first = opened(tmp_path, staleness=0)
+    first.advance(0, 0)
+    for step in (1, 2):
+        for lease in first.lease("a", 2, 0.0):
+            finish(first, lease, version=lease.version)
+        first.take(2, 0.0, step)
+        first.advance(step, step)
+    second = opened(tmp_path, staleness=0)
+    second.resume(0, None)
+    second.advance(3, 0)
+    assert taken(second.take(2, 0.0, 1)) == [(0, 0), (0, 1), (1, 0), (1, 1)], "sampled by the first weights"
+    second.advance(4, 1)
+    assert [lease.group_id for lease in second.lease("b", 2, 0.0)] == [2, 3], "sampled by weights that are gone"
+    found = audited(tmp_path, staleness=0)
+    assert found.is_balanced, found.problems
+    assert found.came_back() == {"rolled_back": 4}
+
+
+def test_a_step_that_is_settled_is_not_undone(tmp_path):
+    first = opened(tmp_path)
+    first.advance(0, 0)
+    for lease in first.lease("a", 2, 0.0):
+        finish(first, lease, version=0)
+    first.take(2, 0.0, 1)
+    first.advance(1, 1)
+    state = first.state()
+    first.settle(1)
+    with pytest.raises(CheckpointError, match="settled"):
+        first.roll_back(0)
+    second = opened(tmp_path)
+    with pytest.raises(CheckpointError, match="nothing is known"):
+        second.resume(0, None)
+    second.resume(0, state)  # what a checkpoint says counts then
+    assert second.counts().consumed == 2
+
+
+def test_a_full_disk_changes_nothing(tmp_path):
+    """The database may grow no further: what cannot be written did not happen, and happens once there is room."""
+    target = opened(tmp_path)
+    target.advance(0, 0)
+    [one, two] = target.lease("a", 2, 0.0)
+    database = target._journal._database
+    pages = database.execute("PRAGMA page_count").fetchone()[0]
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    last = [target.counts()]
+
+    def fill() -> None:
+        for _ in range(100):
+            finish(target, one, version=0, members=(0,))
+            last.append(target.counts())
+
+    with pytest.raises(JournalError, match="cannot be written"):
+        fill()
+    assert target.counts() == last[-1]
+    database.execute("PRAGMA max_page_count = 1000000")
+    finish(target, one, version=0)
+    finish(target, two, version=0)
+    assert taken(target.take(2, 0.0, 1)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert audited(tmp_path).is_balanced
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.journal import Journal
+journal = Journal(Path(sys.argv[1]))
+for number in range(10_000_000):
+    events = [Event(Kind.LEASED, number, "a"), Event(Kind.ADDED, number, "a", 0, versions=(number,))]
+    journal.append(events, {(number, "a", 0): b"x" * 2000})
+    print(number, flush=True)
+"""
+
+
+def test_kill_9_while_it_writes_loses_nothing_that_was_said(tmp_path):
+    """Every transaction whose end was seen is there, whole; at most one more is."""
+    path = tmp_path / FILE
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    last = -1
+    for line in writer.stdout:
+        last = int(line)
+        if last == 300:
+            os.kill(writer.pid, signal.SIGKILL)
+    writer.wait(FOREVER_S)
+    journal = Journal(path)
+    numbers = [event.group_id for event in journal.events()]
+    assert numbers == [number for number in range(len(numbers) // 2) for _ in range(2)]
+    assert last + 1 <= len(numbers) // 2 <= last + 2
+    assert journal.attempts(last, "a") == {0: b"x" * 2000}
+
+
+def test_a_foreign_or_damaged_file_is_told(tmp_path):
+    (tmp_path / FILE).write_bytes(b"no database" * 1000)
+    with pytest.raises(CheckpointError, match="damaged"):
+        Journal(tmp_path / FILE)
+    Journal(tmp_path / "other").set_fact("format", "99")
+    with pytest.raises(CheckpointError, match="format 99"):
+        Journal(tmp_path / "other")
+
+
+LIFE = [
+    Event(Kind.PUBLISHED, version=0, step=0),
+    Event(Kind.LEASED, 0, "a"),
+    Event(Kind.ADDED, 0, "a", 0, versions=(0,)),
+    Event(Kind.CONSUMED, 0, step=1),
+    Event(Kind.PUBLISHED, version=1, step=1),
+]
+UNDONE = [Event(Kind.ROLLED_BACK, step=0), Event(Kind.RETURNED, 0, step=1), Event(Kind.PUBLISHED, version=2, step=0)]
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([*LIFE, LIFE[3]], "is consumed and cannot be consumed"),
+        ([*LIFE[:3], LIFE[1]], None),
+        ([*LIFE, LIFE[1]], "is consumed and cannot be leased"),
+        ([*LIFE[:2], Event(Kind.RELEASED, owner="a"), Event(Kind.QUEUED, 0, "a", reason="owner_lost"), LIFE[1]], "which is dead"),
+        ([*LIFE, LIFE[4]], "version 1 was published after 1"),
+        ([*LIFE[:3], Event(Kind.CONSUMED, 0, step=5)], "for step 5 after step 0"),
+        ([LIFE[0], Event(Kind.PUBLISHED, version=4, step=0), *LIFE[1:4]], "4 versions old"),
+        ([Event(Kind.DROPPED, 7, reason="stale")], "is queued and cannot be dropped"),
+        (
+            [*LIFE, Event(Kind.ROLLED_BACK, step=0), Event(Kind.RETURNED, 0, step=1), Event(Kind.PUBLISHED, version=2, step=0), LIFE[3]],
+            None,
+        ),
+        ([*LIFE, Event(Kind.SETTLED, step=1), Event(Kind.ROLLED_BACK, step=0)], "was settled"),
+    ],
+)
+def test_the_audit_finds_what_no_group_can_do(events, words):
+    found = audit(enumerate(events), max_staleness=1)
+    assert found.is_balanced == (words is None), found.problems
+    assert words is None or words in found.problems[0]
+
+
+@settings(deadline=None)
+@given(moves=st.lists(st.tuples(st.sampled_from(["learn", "learn", "back"]), st.integers(0, 4)), max_size=30))
+def test_the_lineage_told_by_versions_and_steps_is_the_one_that_was_lived(moves):
+    lived, told = Lineage(), []
+    step, version = 0, 0
+    lived.publish(0, 0)
+    told.append((0, 0))
+    for move, size in moves:
+        if move == "back":
+            step = max(0, step - size)
+            lived.roll_back(step)
+        else:
+            step += 1
+        version += 1
+        lived.publish(version, step)
+        told.append((version, step))
+    again = Lineage.of(told)
+    restored = Lineage.restored(json.loads(json.dumps(lived.state())))
+    for older in range(version + 1):
+        assert again.lag(older) == lived.lag(older) == restored.lag(older)
+    assert lived.lag(version) == 0
+    versions = np.array([NO_VERSION, *range(version + 1)], np.int32)
+    assert lived.lags(versions).tolist() == [0, *(lived.lag(older) for older in range(version + 1))]
