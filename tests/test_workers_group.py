@@ -196,11 +196,16 @@ def launch(name, folder, *, num_groups, seconds=60.0):
     return WorkerGroup.launch(Meeting, folder, name, num_groups, seats=[Seat()], name=name, patience=Patience(seconds))
 
 
+def readiness(groups):
+    return [group.readiness for group in groups]
+
+
 def test_groups_are_made_side_by_side(tmp_path):
     groups = [launch(name, tmp_path, num_groups=2) for name in ("learner", "critic")]  # one after the other, each would wait for ever
     try:
         wait_until_all_ready(groups)
         assert [group.starting for group in groups] == [{}, {}]
+        assert [one.is_ready for one in readiness(groups)] == [True, True]
         assert all(group.run(Meeting.stands) for group in groups)
     finally:
         for group in groups:
@@ -220,8 +225,9 @@ def test_the_first_that_fails_ends_the_wait_for_all(tmp_path):
 def test_the_first_that_is_late_is_named(tmp_path):
     groups = [launch("learner", tmp_path, num_groups=9, seconds=600.0), launch("critic", tmp_path, num_groups=9, seconds=0.5)]
     try:
-        with pytest.raises(LearnerError, match=r"^critic rank 0 did not finish '(start|find_address)' in time"):
-            wait_until_all_ready(groups)
+        late = r"^critic rank 0 did not finish '(start|find_address)' in time \(.*\); start-up: learner 0/1, critic 0/1$"
+        with pytest.raises(LearnerError, match=late):
+            wait_until_all_ready(groups, table=lambda: ", ".join(f"{r.name} {r.num_ready}/{r.num_parts}" for r in readiness(groups)))
     finally:
         for group in groups:
             group.stop()
@@ -243,6 +249,19 @@ def test_a_call_on_a_thread_of_its_own_may_have_a_bound_of_its_own(replicated):
         group.run(Counter.linger)
     patient = WorkerGroup(replicated._hosts, name="critic", patience=Patience(0.001, of_threads={"beside": Patience(60.0)}), num_replicas=2)
     assert patient.run(Counter.linger) == 0
+
+
+def test_ranks_that_have_not_answered_are_named():
+    group = start(2)
+    try:
+        assert group.unanswered() == []
+        group.begin(Counter.hang_on, 1)
+        wanted = "critic rank 1 of 2 has not ended 'hang_on' for "
+        deadline = time.monotonic() + 60
+        while not (said := group.unanswered()) or not said[0].startswith(wanted):  # rank 0 ends at once, but not before it was asked
+            assert time.monotonic() < deadline, said
+    finally:
+        group.stop()
 
 
 def test_a_rank_that_hangs_is_named_with_the_bound():

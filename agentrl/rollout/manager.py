@@ -86,14 +86,15 @@ class AgentLoopManager:
         send, receive = trio.open_memory_channel[Shipment](MAX_SHIPMENT)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._router.watch)
-            nursery.start_soon(ship, receive, sink)
+            nursery.start_soon(ship, receive, sink, self.scopes)
             nursery.start_soon(self._claim, source, send, nursery)
 
     async def _claim(self, source: TaskSource, out: trio.MemorySendChannel[Shipment], nursery: trio.Nursery) -> None:
         """Consumes leases; waits for room; unblocked by settled members; produces one task per group."""
         while True:
             room = await self._room()
-            leases = await source.lease(room)
+            with self.scopes.open(f"lease up to {room} groups"):
+                leases = await source.lease(room)
             for lease in leases:
                 self._claimed += lease.num_attempts
                 nursery.start_soon(self._play_group, lease, out)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import trio
 
+from agentrl.rollout.scopes import Scope
 from agentrl.types import Trajectory
 
 MAX_SHIPMENT = 64
@@ -45,7 +46,7 @@ class LeftOut:
 Shipment = Trajectory | DroppedGroup | LeftOut
 
 
-async def ship(receive: trio.MemoryReceiveChannel[Shipment], sink: TrajectorySink) -> None:
+async def ship(receive: trio.MemoryReceiveChannel[Shipment], sink: TrajectorySink, scopes: Scope) -> None:
     """Consumes what came of members and groups, in order; unblocked by each; produces calls of the sink."""
     async for first in receive:
         waiting = [first]
@@ -58,10 +59,11 @@ async def ship(receive: trio.MemoryReceiveChannel[Shipment], sink: TrajectorySin
         # What became of siblings just before their group was dropped need not travel.
         kept = [item for item in waiting if item.group_id not in dropped]
         finished = [item for item in kept if isinstance(item, Trajectory)]
-        if finished:
-            await sink.add(finished)
-        for item in kept:
-            if isinstance(item, LeftOut):
-                await sink.leave_out(item.group_id, item.member, item.reason)
-        for group_id, reason in dropped.items():
-            await sink.drop_group(group_id, reason)
+        with scopes.open(f"ship {len(waiting)} trajectories, or word of what will not come"):
+            if finished:
+                await sink.add(finished)
+            for item in kept:
+                if isinstance(item, LeftOut):
+                    await sink.leave_out(item.group_id, item.member, item.reason)
+            for group_id, reason in dropped.items():
+                await sink.drop_group(group_id, reason)

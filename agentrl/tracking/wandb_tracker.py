@@ -15,6 +15,8 @@ from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.tracker import WandbMode
 
 INIT_TIMEOUT_S = 60
+FINISH_TIMEOUT_S = 600.0
+"""For what is still to be sent at the end of a run; `wandb sync` sends the rest later."""
 
 
 class WandbTracker:
@@ -40,8 +42,7 @@ class WandbTracker:
                 dir=str(run_dir),
                 mode=mode,
                 config=dict(config),
-                # The console is ours: wandb would wrap the streams and print banners through the live display.
-                settings=wandb.Settings(console="off", silent=True, init_timeout=INIT_TIMEOUT_S),
+                settings=_settings(),
             )
         except wandb.Error as error:
             raise RuntimeError(str(error)) from error
@@ -57,6 +58,14 @@ class WandbTracker:
     def close(self) -> None:
         """Finish the run and end wandb's own process."""
         self._run.finish()
+
+
+def _settings() -> wandb.Settings:
+    # The console is ours: wandb would wrap the streams and print banners through the live display.
+    settings = wandb.Settings(console="off", silent=True, init_timeout=INIT_TIMEOUT_S)
+    if hasattr(settings, "finish_timeout"):  # older ones wait for ever at the end, where there is no network any more
+        settings.finish_timeout = FINISH_TIMEOUT_S
+    return settings
 
 
 def _run_id(path: Path) -> str:
