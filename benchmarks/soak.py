@@ -275,11 +275,11 @@ def wait_until_quiet(rollouts: ActorHandle) -> None:
 
 
 def show(sample: Sample, totals: Totals) -> None:
-    trained = totals.num_trajectories
+    finished, rollout = sample.counts.get("finished", 0.0), sample.rollout
     print(
-        f"{sample.seconds:6.0f} s  in flight {sample.in_flight:5.0f}  trained on {trained:6d}  batches {totals.batches:4d}  "
-        f"servers replaced {totals.kills}  rollout {sample.rollout.memory_mib:.1f} MiB {sample.rollout.tasks} tasks "
-        f"{sample.rollout.threads} threads {sample.rollout.sockets} sockets  buffer {sample.buffer.memory_mib:.1f} MiB",
+        f"{sample.seconds:6.0f} s  in flight {sample.in_flight:5.0f}  finished {finished:6.0f}  trained on {totals.num_trajectories:6d}  "
+        f"servers replaced {totals.kills}  rollout {rollout.memory_mib:.1f} MiB {rollout.tasks} tasks {rollout.threads} threads "
+        f"{rollout.sockets} sockets  buffer {sample.buffer.memory_mib:.1f} MiB",
         flush=True,
     )
 
@@ -299,7 +299,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write samples and verdict as JSON, and a picture beside it")
     args = parser.parse_args()
     samples, verdict, totals = soak(args)
-    print("\n" + "\n".join(verdict.lines))
+    print("\n" + ", ".join(f"{name} {count:g}" for name, count in samples[-1].counts.items()))
+    print("\n".join(verdict.lines))
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         settings = {name: str(value) for name, value in vars(args).items()}

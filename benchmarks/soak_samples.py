@@ -22,7 +22,7 @@ from ray.actor import ActorHandle
 
 MAX_GROWTH = 0.02
 LOOK_S = 60.0
-MIB = 2**20
+COUNTED = ("in_flight", "finished", "outcome/", "retried", "dropped_groups", "server", "num_inter", "num_tool")
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,12 @@ class Process:
 
 @dataclass(frozen=True)
 class Sample:
-    """Both processes, `seconds` after the start; attempts: that were trained on until then."""
+    """Both processes, `seconds` after the start; attempts: that were trained on until then; counts: of the rollout actor."""
 
     seconds: float
     in_flight: float
     attempts: int
+    counts: dict[str, float]
     rollout: Process
     buffer: Process
 
@@ -115,8 +116,8 @@ def look_at_buffer(actor: ActorHandle) -> Process:
 
 
 def sample_of(seconds: float, rollouts: ActorHandle, buffer: ActorHandle, *, attempts: int) -> Sample:
-    in_flight = ray.get(rollouts.stats.remote(), timeout=LOOK_S)["in_flight"]
-    return Sample(seconds, in_flight, attempts, look_at_rollouts(rollouts), look_at_buffer(buffer))
+    counts = {name: count for name, count in ray.get(rollouts.stats.remote(), timeout=LOOK_S).items() if name.startswith(COUNTED)}
+    return Sample(seconds, counts["in_flight"], attempts, counts, look_at_rollouts(rollouts), look_at_buffer(buffer))
 
 
 # ---------------------------------------------------------------------------------------------------------- the verdict
