@@ -26,6 +26,7 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.errors import ConfigError, DiskError
+from agentrl.tracking.unwritten import AppendedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class RunDir:
     lock: IO[str]
     rollout_data: Path
     validation_data: Path
+    versions: AppendedFile
 
     @classmethod
     def open(cls, config: Config) -> RunDir:
@@ -63,6 +65,7 @@ class RunDir:
             lock,
             Path(trainer.rollout_data_dir) if trainer.rollout_data_dir else root / "trajectories",
             Path(trainer.validation_data_dir) if trainer.validation_data_dir else root / "validation",
+            AppendedFile(root / "versions.jsonl"),
         )
 
     @property
@@ -85,6 +88,7 @@ class RunDir:
         write_atomically(self.root / "validations.json", json.dumps(results, indent=1))
 
     def close(self) -> None:
+        self.versions.close()
         self.lock.close()
 
     # ------------------------------------------------------------------------------------------------- versions
@@ -98,11 +102,14 @@ class RunDir:
         return max(versions, default=-1) + 1
 
     def journal_version(self, version: int, *, step: int, what: str) -> None:
-        """Record `version` durably BEFORE any server gets it, so that a crash can never lead to its reuse."""
-        with (self.root / "versions.jsonl").open("a") as file:
-            file.write(json.dumps({"version": version, "step": step, "what": what, "time": time.time()}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Record `version` durably BEFORE any server gets it, so that a crash can never lead to its reuse.
+
+        Raises:
+            OSError: the disk does not take it; it is written with the next one.
+        """
+        line = json.dumps({"version": version, "step": step, "what": what, "time": time.time()}) + "\n"
+        self.versions.append(line.encode())
+        os.fsync(self.versions.fileno())
 
 
 def run_folder(trainer: TrainerConfig) -> Path:
