@@ -16,15 +16,13 @@ from agentrl.config.buffer import BufferConfig
 from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.buffer_client import BufferClient
-from agentrl.controller.calls import in_trio
 from agentrl.controller.checkpoint import Checkpoint
 from agentrl.controller.colocated import Colocation
 from agentrl.controller.credit import group_trajectories
 from agentrl.controller.elastic import ElasticServers
-from agentrl.controller.joining import find_unfit
-from agentrl.controller.learner import LearnerWeights
 from agentrl.controller.observe import Observer
 from agentrl.controller.phases import Phases
+from agentrl.controller.publishing import Publishing
 from agentrl.controller.recovery import Ranks, recovering
 from agentrl.controller.result import RunResult
 from agentrl.controller.roles import Roles
@@ -34,12 +32,10 @@ from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.controller.servers import ServerFleet
 from agentrl.controller.validation import Validation
 from agentrl.data.trajectories import decode, from_ipc
-from agentrl.errors import CheckpointError, DiskError, InfrastructureError, RewardError
+from agentrl.errors import CheckpointError, InfrastructureError, RewardError
 from agentrl.learner.learner import Learner
 from agentrl.rollout.loop_gaps import without_gaps
-from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import BufferCounts, Group, Outcome
-from agentrl.weights.publish import Publisher, PublishReport, load_folder
 
 POLL_S = 1.0
 """How long one look into the buffer lasts before the health of servers and actors is looked at."""
@@ -87,24 +83,10 @@ class Run:
         self.version = -1
         self.lineage = Lineage()  # all versions up to it
         self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
-        self._has_published = False  # before it, every server needs weights; after it, only those that join
-        self._baseline: str | None = None  # the folder whose weights the servers have meanwhile
-        self._adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
-        self._publisher = self._open_publisher()
+        learner = ranks.roles.learner
+        self._publishing = Publishing(config, run_dir, learner, servers=servers, rollouts=rollouts, observer=observer)
         self.owes_checkpoint = False
         """The last one could not be written: the next step tries again."""
-
-    def _open_publisher(self) -> Publisher:
-        rollout, learner = self.config.rollout, self.roles.learner
-        backend = rollout.weights.backend
-        return Publisher(
-            LearnerWeights(learner),
-            rollout.weights,
-            folder=self.dir.weights(rollout.weights),
-            pause_mode=lambda url: rollout.pause_mode_of(self.servers.kind_of(url)),
-            backend=backend if backend != "auto" else learner.run(Learner.collective_backend),
-            temperature=rollout.temperature,
-        )
 
     @property
     def roles(self) -> Roles:
@@ -141,66 +123,12 @@ class Run:
     def publish(self) -> None:
         """Give the learner's weights a new version and bring every server to it."""
         self._elastic.attend(version=self.version)  # a run that never waits for its batches looks after them here
-        self.version = self._new_version("policy")
-        self._send_weights(self.servers.urls + self.servers.urls_needing_weights)
+        self._send("policy")
         self.lineage = self.buffer.advance(self.version, step=self.step)
 
-    def _new_version(self, what: str) -> int:
-        version = max(self.dir.next_version(), self.version + 1)
-        self.observer.unwritten.attempt("versions.jsonl", partial(self.dir.journal_version, version, step=self.step, what=what))
-        return version
-
-    def _send_weights(self, urls: Sequence[str]) -> None:
-        """Bring `urls` to the current version; those that fail are restarted and brought there by `heal`.
-
-        Servers that join, or come back, are checked before they serve, whatever `rollout.weights.verify` says of the others.
-        """
-        joining = [url for url in urls if url in self.servers.urls_needing_weights]
-        for url in joining if self._has_published else ():
-            what = "was restarted" if self.servers.has_restarted(url) else "joined"
-            self.observer.say(f"server {url} {what} and gets version {self.version}")
-        report = self._publish_patiently(urls, must_verify=bool(joining) and self._has_published)
-        self._has_published |= self._baseline is None
-        self.observer.count_published(report.num_bytes, report.times)
-        for url, why in report.repaired.items():
-            self.observer.say(f"server {url} took version {self.version} at the second attempt: {why}")
-        given = self.servers.clients([url for url in joining if url not in report.failed], adapter=self._adapter)
-        failed = {**report.failed, **in_trio(find_unfit, given, self.version)}
-        for url, why in failed.items():
-            self.observer.say(f"server {url} did not take version {self.version}: {why}; it is restarted")
-            self.servers.restart(url)
-        self.servers.mark_ready([url for url in urls if url not in failed])
-        self.rollouts.set_servers(self.servers.urls, version=self.version)
-        self.observer.set_servers(self.servers.states)
-
-    def _publish_patiently(self, urls: Sequence[str], *, must_verify: bool) -> PublishReport:
-        """Bring `urls` to the current version, after a disk that does not take its weights was waited for.
-
-        Raises:
-            DiskError: for longer than `buffer.disk_patience_s`.
-        """
-        deadline = time.monotonic() + self.config.buffer.disk_patience_s
-        while True:
-            try:
-                report = in_trio(self._publish_to, urls, must_verify)
-            except DiskError as error:
-                if time.monotonic() > deadline:
-                    raise
-                self.observer.unwritten.count("weights", error)
-                time.sleep(POLL_S)
-            else:
-                self.observer.unwritten.clear("weights")
-                return report
-
-    async def _publish_to(self, urls: Sequence[str], must_verify: bool) -> PublishReport:
-        clients = self.servers.clients(urls)
-        try:
-            if self._baseline is not None:
-                return await load_folder(self._baseline, self.version, clients, timeout_s=self.config.rollout.weights.timeout_s)
-            return await self._publisher.publish(self.version, clients, must_verify=must_verify)
-        finally:
-            for client in clients:
-                await client.aclose()
+    def _send(self, what: str) -> None:
+        self.version = self._publishing.new_version(what, step=self.step, after=self.version)
+        self._publishing.send(self.servers.urls + self.servers.urls_needing_weights, self.version)
 
     # ----------------------------------------------------------------------------------------------------- take
 
@@ -270,7 +198,7 @@ class Run:
         self.observer.set_servers(self.servers.states)
         behind = self.servers.urls_needing_weights
         if behind:
-            self._send_weights(behind)
+            self._publishing.send(behind, self.version)
         elif set(self.servers.urls) != set(self.rollouts.urls):
             self.rollouts.set_servers(self.servers.urls, version=self.version)
 
@@ -307,11 +235,10 @@ class Run:
         if self.validation is None or self.is_resumed:
             return
         for name, folder in self.config.tracking.baselines.items():
-            self._baseline = folder
-            self.version = self._new_version(f"baseline {name}")
-            self._send_weights(self.servers.urls + self.servers.urls_needing_weights)
+            self._publishing.baseline = folder
+            self._send(f"baseline {name}")
             self.results[name] = self.validation.run(self, step=0, version=self.version, baseline=name)
-        self._baseline = None
+        self._publishing.baseline = None
 
     # ----------------------------------------------------------------------------------------------------- keep
 
@@ -363,18 +290,8 @@ class Run:
         self.step, self._validated, self.owes_checkpoint = step, None, False
         self.observer.go_back(step)
         self.buffer.roll_back(step)
-        in_trio(self._leave_servers, self._publisher)
-        self._publisher = self._open_publisher()
+        self._publishing.set_learner(self.roles.learner)
         self.publish()
-
-    async def _leave_servers(self, publisher: Publisher) -> None:
-        """Have the servers give up what they kept for ranks that are gone."""
-        clients = self.servers.clients(self.servers.urls)
-        try:
-            await publisher.abandon(clients)
-        finally:
-            for client in clients:
-                await client.aclose()
 
     def record(self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]], *, learned_by: Lineage) -> None:
         """Write down what the step was made of and what came out; `learned_by`: the versions up to the one that learned from it."""
