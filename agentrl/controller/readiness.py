@@ -16,6 +16,8 @@ from types import TracebackType
 from agentrl.workers.starting import Readiness, Starting
 
 SAY_INTERVAL_S = 5.0
+MAX_SAY_INTERVAL_S = 30.0
+"""A start that takes minutes is told of more and more rarely: the interval doubles up to here."""
 JOIN_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -91,8 +93,10 @@ class StartUp:
 
     def _watch(self) -> None:
         try:
-            while not self._is_over.wait(self._interval_s):
+            interval_s = self._interval_s
+            while not self._is_over.wait(interval_s):
                 if any(not ready.is_ready for ready, _ in self._rows()):
                     self._say(f"starting: {self.line()}")
+                    interval_s = min(2 * interval_s, MAX_SAY_INTERVAL_S)
         except Exception:  # boundary: what is said of a start must not end it
             log.warning("the start-up is not followed any more", exc_info=True)

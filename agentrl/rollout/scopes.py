@@ -11,11 +11,13 @@ and may be looked at from any other: also while that one is blocked, which is wh
 from __future__ import annotations
 
 import sys
+import sysconfig
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 
@@ -24,6 +26,9 @@ GENERATE = "generate"
 MAX_FRAMES = 6
 _WAITS_FOR_EVENTS = (" get_events", " select")
 """The functions in which the loops of trio and asyncio wait for the world: one that stands there is idle, not blocked."""
+
+_LIBRARIES = ("<frozen", *{sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
+_PACKAGE = str(Path(__file__).parents[1])
 
 Clock = Callable[[], float]
 
@@ -181,14 +186,22 @@ def _short(name: str) -> str:
 
 
 def stack_of(thread: threading.Thread) -> list[str]:
-    """Return where a thread is at this moment, as `file:line function`, innermost first; [] of one that has ended."""
+    """Return where a thread is at this moment, as `file:line function`, innermost first; [] of one that has ended.
+
+    Of libraries only the innermost function is told: what our code, or a plugin, asked of them says more.
+    """
     frame = None if thread.ident is None else sys._current_frames().get(thread.ident)
     found: list[str] = []
     while frame is not None and len(found) < MAX_FRAMES:
         code = frame.f_code
-        found.append(f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno} {code.co_name}")
+        if not found or not _is_of_a_library(code.co_filename):
+            found.append(f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
     return found
+
+
+def _is_of_a_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) and not file.startswith(_PACKAGE)
 
 
 def where_blocked(loop: threading.Thread) -> str | None:

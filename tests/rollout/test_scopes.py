@@ -126,6 +126,9 @@ def test_the_stack_of_a_thread_says_where_it_stands():
     deadline = time.monotonic() + 20
     while not any(frame.endswith("stand_here") for frame in stack_of(thread)):
         assert time.monotonic() < deadline
+    innermost, *others = stack_of(thread)
+    assert "wait" in innermost or "acquire" in innermost
+    assert [frame.rpartition(" ")[2] for frame in others] == ["stand_here"], "of libraries only the innermost function is told"
     gate.set()
     thread.join(20)
     assert stack_of(thread) == []
