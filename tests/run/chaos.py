@@ -4,7 +4,8 @@
 
 An event strikes a random process of a random kind: `kill -9`, or a stop for longer than servers may hang. When it is the driver, the same
 command is started again, as a person would. Events are spread over the steps of the run, each at a random moment behind a random step;
-several of one step strike during the recovery from each other. All of it follows from the seed, which is printed.
+several of one step strike during the recovery from each other. Kinds take turns, in an order that is drawn anew for each round. All of it
+follows from the seed, which is printed.
 
 Prints one line of JSON (`Report`); the exit status is 0 when the run made all its steps by itself, its audit balances, no group was
 trained twice in the lineage that the weights came from, and no token was older than the bound.
@@ -46,8 +47,12 @@ HANG_TIMEOUT_S = 10.0
 STOP_S = 20.0
 """Longer than HANG_TIMEOUT_S."""
 POLL_S = 0.1
-APPEARS_S = 120.0
-"""A process that was struck is there again by then, or another kind is struck."""
+STOP_SHARE = 0.25
+"""Of the events; the others kill."""
+LAST_MOMENT = 0.7
+"""No event is planned behind this share of the steps: some of them wait until a process is there again, while the run goes on."""
+APPEARS_S = 300.0
+"""A process that was struck is there again by then; a driver that was started anew needs a while on a busy machine."""
 GONE_S = 60.0
 """What a killed driver leaves behind has to end by itself by then."""
 STALL_S = 600.0
@@ -100,14 +105,15 @@ class Chaos:
         stall_s: float = STALL_S,
     ) -> None:
         self._random = random.Random(seed)
-        self._kinds = kinds
         self._steps, self._run_dir, self._stall_s = steps, run_dir, stall_s
         self._mark = uuid.uuid4().hex
         self._log = run_dir.with_suffix(".log")
         limits = [f"rollout.max_actor_restarts={MANY}", f"rollout.max_server_restarts={MANY}", f"learner.max_restarts={MANY}"]
         own = [f"trainer.run_dir={run_dir}", f"trainer.steps={steps}", f"rollout.server_hang_timeout_s={HANG_TIMEOUT_S:g}", *limits]
         self._command = [sys.executable, "-m", "agentrl.cli", "train", config, *own, *overrides]
-        self._moments = sorted(self._random.randrange(1, max(2, steps - 2)) for _ in range(kills))
+        self._moments = sorted(self._random.randrange(1, max(2, round(LAST_MOMENT * steps))) for _ in range(kills))
+        rounds = [self._random.sample(kinds, len(kinds)) for _ in range(0, kills, len(kinds))]
+        self._victims = [kind for each in rounds for kind in each]
         self._stopped: list[tuple[float, psutil.Process]] = []
         self._started = time.monotonic()
         self.report = Report(seed)
@@ -116,10 +122,9 @@ class Chaos:
     def run(self) -> Report:
         """Strike until the run is over; return what became of it."""
         try:
-            for step in self._moments:
-                if not self._wait_until(lambda step=step: self.num_steps >= step) or not self._pause():
+            for step, kind in zip(self._moments, self._victims, strict=False):
+                if not self._wait_until(lambda step=step: self.num_steps >= step) or not self._pause() or not self._strike(kind):
                     break
-                self._strike()
             self._wait_until(lambda: False)
         finally:
             self._wake(everyone=True)
@@ -181,12 +186,11 @@ class Chaos:
 
     # ------------------------------------------------------------------------------------------------------- events
 
-    def _strike(self) -> None:
-        kind = self._random.choice(self._kinds)
-        is_stop = self._random.random() < 0.25
+    def _strike(self, kind: str) -> bool:
+        """Strike a process of the kind once there is one; False when the run is over before."""
+        is_stop = self._random.random() < STOP_SHARE
         if (process := self._find(kind)) is None:
-            self.report.problems.append(f"no process of kind {kind} within {APPEARS_S:g} s")
-            return
+            return False
         number = signal.SIGSTOP if is_stop else signal.SIGKILL
         self.report.events.append(Event(kind, number.name, self.num_steps, round(time.monotonic() - self._started, 1)))
         print(f"chaos: {self.report.events[-1]}", file=sys.stderr, flush=True)
@@ -198,9 +202,10 @@ class Chaos:
             self._driver.wait()
             self._wait_for_the_rest()
             self._driver = self._start()
+        return True
 
     def _find(self, kind: str) -> psutil.Process | None:
-        """Return a random living process of the kind, after waiting for one."""
+        """Return a random living process of the kind, after waiting for one; None when the run is over, or there never is one."""
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
@@ -208,7 +213,8 @@ class Chaos:
             return bool(found)
 
         deadline = time.monotonic() + APPEARS_S
-        self._wait_until(lambda: is_there() or time.monotonic() > deadline)
+        if self._wait_until(lambda: is_there() or time.monotonic() > deadline) and not found:
+            self.report.problems.append(f"there was no process of kind {kind} for {APPEARS_S:g} s")
         return self._random.choice(sorted(found, key=lambda process: process.pid)) if found else None
 
     def _as_process(self) -> psutil.Process:

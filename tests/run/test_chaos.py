@@ -3,10 +3,11 @@
 import time
 
 import pytest
-from chaos import Chaos
+
+from run.chaos import KINDS, Chaos
 
 NUM_KILLS = 8
-NUM_STEPS = 30
+NUM_STEPS = 60
 
 
 @pytest.mark.slow
@@ -25,5 +26,5 @@ def test_a_run_survives_kills_of_every_kind_of_process(world):
     report = chaos.run()
     print(report)
     assert report.problems == [], report
-    assert len(report.events) == NUM_KILLS, report
+    assert {event.kind for event in report.events} == set(KINDS), report
     assert report.accuracy is not None, "it was validated at the end"
