@@ -326,7 +326,7 @@ class ReplayBuffer:
     def leases(self) -> list[HeldLease]:
         """Return who holds which group for how long, the oldest first."""
         with self._changed:
-            return self._ledger.leases(self._clock())
+            return self._ledger.held_leases(self._clock())
 
     def close(self) -> None:
         """End all waiting: from here on `lease` returns [] and `take` None."""

@@ -281,7 +281,7 @@ class GroupStates:
             for play in group.plays.values():
                 play.since = now
 
-    def leases(self, now: float) -> list[HeldLease]:
+    def held_leases(self, now: float) -> list[HeldLease]:
         """Return who holds which group, at `now` of the clock that `lease` was told; the oldest first."""
         held = [(group_id, owner, play) for group_id, group in self._leased.items() for owner, play in group.plays.items()]
         found = [HeldLease(group_id, owner, now - play.since, len(play.members)) for group_id, owner, play in held]
