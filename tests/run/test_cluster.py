@@ -125,3 +125,5 @@ def test_a_run_goes_on_without_a_node_and_takes_it_back(world, nodes):
     run.interrupt()
     assert run.wait(PATIENCE_S) == 130, run.output()
     assert run.left_behind() == []
+    audit = world.start("audit", str(run_dir))
+    assert audit.wait(PATIENCE_S) == 0, audit.output()
