@@ -122,7 +122,7 @@ def open_run(config: Config) -> Iterator[Run]:
             ranks.roles.load(checkpoint.learner)
             observer.say(f"resumed from {checkpoint.folder.name}")
         buffer.resume(checkpoint.step if checkpoint else 0, checkpoint.buffer_state() if checkpoint else None)
-        start_up.finish(run_dir.root / "readiness.txt")
+        observer.unwritten.attempt("readiness.txt", partial(start_up.finish, run_dir.root / "readiness.txt"))
         observer.say(f"ready after {time.monotonic() - started:.1f} s: {_readiness(config, plan)}")
         run = Run(
             config,

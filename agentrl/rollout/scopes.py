@@ -4,7 +4,7 @@ group 17 member 1 (tool_agent), 125.0 s
     tool search, 124.2 s
 ship 3 trajectories, 0.1 s
 
-A scope costs a microsecond and a few hundred bytes, so that 10,000 attempts may have one each. It is opened and closed in one thread,
+A scope costs a few microseconds and a few hundred bytes, so that 10,000 attempts may have one each. It is opened and closed in one thread,
 and may be looked at from any other: also while that one is blocked, which is when somebody looks.
 """
 
