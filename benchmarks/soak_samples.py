@@ -158,6 +158,7 @@ def judge(samples: Sequence[Sample], left: Process, wanted: Process, buffer: Pro
     for name, (got, most) in pairs.items():
         passed.append(got <= most)
         lines.append(f"{name} at the end: {got} (wanted: at most {most})")
+    lines.append(f"objects at the end: {left.objects}, of a fresh process {wanted.objects}")
     more = Counter(left.names) - Counter(wanted.names)
     if more:
         lines.append("tasks that a fresh process does not have: " + ", ".join(f"{name} {count}" for name, count in more.items()))
