@@ -1,6 +1,6 @@
 """Peak memory of log-probabilities with gradient: from hidden states in chunks, beside torch's own operators on all logits at once.
 
-    python benchmarks/logprob_memory.py --tokens 8192     # plain needs about 24 GB there; 2,048 tokens need a quarter
+    python benchmarks/logprob_memory.py     # --tokens 8192: plain would need about 24 GB there
 
 Each path runs in a process of its own: what is reported is the growth of its largest resident set over what it held before, the hidden
 states, the weight and their gradients' targets included in neither. On a GPU (`--device cuda`) it is the allocator's peak. Of a path
@@ -91,7 +91,7 @@ def compare(tokens: int, vocabulary: int, device: str) -> dict[str, dict[str, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--path", choices=PATHS, help="measure this path in this process")
