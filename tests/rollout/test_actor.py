@@ -47,11 +47,11 @@ class Handler(BaseHTTPRequestHandler):
         self._reply({"model_path": "parrot", "weight_version": "1"})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
         self.server.asked.set()
         if self.path == "/generate":
             self.server.gate.wait(10)
-        ids = self.server.ids
+        ids = self.server.ids[: asked.get("sampling_params", {}).get("max_new_tokens")]  # a probe asks for one
         meta = {
             "finish_reason": {"type": "stop"},
             "output_token_logprobs": [[-0.5, i, None] for i in ids],
