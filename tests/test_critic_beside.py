@@ -89,7 +89,7 @@ def steps(config, folder, *, is_apart):
     with closing(local.learner.worker):
         critic = Elsewhere(local.critic.worker, events) if is_apart else local.critic
         roles = Roles(local.learner, critic, is_critic_apart=is_apart)
-        metrics = [learn(roles, groups(), config, step=step, version=0, timer=timer) for step in range(2)]
+        metrics = [learn(roles, groups(), config, step=step, lags=np.zeros_like, timer=timer) for step in range(2)]
         return metrics, roles.learner.run(Learner.checksums), local.critic.run(Critic.checksums), phases, events
 
 
@@ -120,4 +120,4 @@ def test_a_critic_that_is_lost_meanwhile_ends_the_step(config, tmp_path):
     with closing(local.learner.worker):
         roles = Roles(local.learner, Lost(local.critic.worker, [""]), is_critic_apart=True)
         with pytest.raises(LearnerError, match=r"^critic rank 0 was lost during 'update'$"):
-            learn(roles, groups(), config, step=1, version=0, timer=lambda _: nullcontext())
+            learn(roles, groups(), config, step=1, lags=np.zeros_like, timer=lambda _: nullcontext())
