@@ -287,7 +287,7 @@ def show(sample: Sample, totals: Totals) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--warm-up", type=float, default=5.0, help="minutes at the start that are not judged")
+    parser.add_argument("--warm-up", type=float, default=10.0, help="minutes at the start that are not judged")
     parser.add_argument("--in-flight", type=int, default=1000)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two samples")
     parser.add_argument("--seconds-per-token", type=float, default=0.2)
