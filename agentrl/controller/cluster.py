@@ -48,7 +48,7 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
     is_ours = not ray.is_initialized()
     if is_ours:
         try:
-            with shipped(user_files) as runtime_env:
+            with shipped(user_files) as runtime_env, _keeping_signals():
                 _start(config, runtime_env)
         except Exception as error:  # boundary: Ray raises anything, a bare Exception when its processes are slow to start
             where = (
@@ -112,6 +112,17 @@ def _in_words(config: ClusterConfig) -> str:
 
 
 @contextmanager
+def _keeping_signals() -> Iterator[None]:
+    """Have the handlers of before the block called after it: Ray's start sets its own for SIGTERM, which end the process on the spot."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in kept.items():
+            if callable(handler):
+                signal.signal(number, handler)
+
+
+@contextmanager
 def interruptible() -> Iterator[None]:
     """Let SIGTERM end the run as Ctrl-C does: by KeyboardInterrupt in the main thread, so that everything is closed.
 
@@ -129,7 +140,7 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager

@@ -70,26 +70,28 @@ def is_reproduced(run_dir: Path) -> bool:
 def test_ranks_that_are_killed_start_again_from_the_newest_checkpoint(world):
     """In a collective before the first checkpoint, during a publish by the process group, and while a checkpoint is written."""
     run_dir = world.folder / "lost_ranks"
-    more = ("learner.world_size=2", "trainer.steps=14", "trainer.save_freq=3", "buffer.max_staleness=2")
+    more = ("learner.world_size=2", "trainer.steps=30", "trainer.save_freq=3", "buffer.max_staleness=2")
     run = world.start("train", *arguments(world, "lost_ranks", *more, "rollout.weights.transport=distributed"))
     run.wait_until(lambda: world.num_steps(run_dir) >= 1, LIMIT_S)
     for num_lost, call in enumerate(("update", "send_bucket", "start_save"), start=1):
+        run.wait_until(lambda number=num_lost: number == 1 or newest_step_seen(run_dir) >= 3, LIMIT_S)
         killed = kill_rank_in(run, call)
         run.wait_until(lambda number=num_lost: f"(restart {number} of 3)" in run.output(), LIMIT_S)
         run.wait_until(lambda pid=killed: len(ranks(run)) == 2 and pid not in ranks(run), LIMIT_S)
     assert run.wait(LIMIT_S) == 0, run.output()
     assert "all ranks start again from the initial weights (restart 1 of 3)" in run.output()
+    assert run.output().count("all ranks start again from step_0000") == 2
     assert "Traceback" not in run.output()
     assert run.left_behind() == []
 
-    assert [r["step"] for r in world.records(run_dir).train] == list(range(1, 15)), "each step once"
+    assert [r["step"] for r in world.records(run_dir).train] == list(range(1, 31)), "each step once"
     assert all(r["rollout/lag/max"] <= 2 for r in world.records(run_dir).train)
     versions = [json.loads(line)["version"] for line in (run_dir / "versions.jsonl").read_text().splitlines()]
     assert versions == list(range(len(versions)))
     result = json.loads((run_dir / "result.json").read_text())
     assert result["balanced"]
-    assert result["counts"]["consumed"] == 14 * 4, "what lost steps had learned from is not counted as learned from"
-    assert newest_step(run_dir) == 14
+    assert result["counts"]["consumed"] == 30 * 4, "what lost steps had learned from is not counted as learned from"
+    assert newest_step(run_dir) == 30
     assert is_reproduced(run_dir)
 
 
