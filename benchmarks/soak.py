@@ -50,8 +50,6 @@ ADMITTED = 2.5
 """Attempts that the bound on staleness admits for each that may be in flight: many wait for their siblings, or to be trained on."""
 TAKE_S = 5.0
 CALL_S = 120.0
-QUIET_S = 300.0
-"""For the attempts that are in flight at the end; they are cancelled by their deadlines at the latest."""
 NUM_TASKS = 4096
 NUM_STEPS = 1_000_000
 CHECKPOINT_EVERY = 10
@@ -256,7 +254,8 @@ def soak(args: argparse.Namespace) -> tuple[list[Sample], Verdict, Totals]:
                 raise RuntimeError("the learner failed") from learner.error
         learner.end()
         ray.get(buffer.actor.close.remote(), timeout=CALL_S)
-        wait_until_quiet(rollouts)
+        tries = 1 + config.rollout.max_retries
+        wait_until_quiet(rollouts, timeout_s=(1 + tries) * config.agent.trajectory_timeout_s)
         fresh = open_rollouts("fresh", config, buffer, servers)
         for actor in (rollouts, fresh):  # kept connections belong to servers that are used
             ray.get(actor.set_servers.remote([], servers.version), timeout=CALL_S)
@@ -266,11 +265,12 @@ def soak(args: argparse.Namespace) -> tuple[list[Sample], Verdict, Totals]:
         return samples, verdict, learner.totals
 
 
-def wait_until_quiet(rollouts: ActorHandle) -> None:
-    deadline = time.monotonic() + QUIET_S
+def wait_until_quiet(rollouts: ActorHandle, *, timeout_s: float) -> None:
+    """Wait until every attempt ended: by its own deadline, and that of its retries, at the latest."""
+    deadline = time.monotonic() + timeout_s
     while (left := ray.get(rollouts.stats.remote(), timeout=CALL_S)["in_flight"]) > 0:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{left:g} attempts did not end within {QUIET_S:g} s")
+            raise TimeoutError(f"{left:g} attempts did not end within {timeout_s:g} s")
         time.sleep(1)
 
 
