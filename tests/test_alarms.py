@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.buffer.lineage import Lineage
 from agentrl.config.schema import Config
 from agentrl.config.tracking import AlarmsConfig
 from agentrl.controller.observe import Observer
@@ -181,7 +182,7 @@ def test_a_run_says_the_alarm_and_keeps_the_groups(tmp_path, capsys):
     said = []
     observer.say = said.append
     groups = [group(0, version=1), group(1, version=0)]
-    facts = SimpleNamespace(learned_by=1, version=2, groups=groups, rollout_stats={}, buffer_stats={})
+    facts = SimpleNamespace(learned_by=1, lags=Lineage.of([(1, 0)]).lags, version=2, groups=groups, rollout_stats={}, buffer_stats={})
     for step, ess in enumerate((0.9, 0.4, 0.4), start=1):
         observer.step(step, updates=[{"correction/ess": ess}], **vars(facts))
     observer.close()
@@ -200,7 +201,14 @@ def test_counts_of_a_step_are_sums_over_its_updates_the_critics_too(tmp_path):
     own = {"num_tokens": 3.0, "is_skipped": 1.0, "non_finite_updates": 2.0, "ratio_max": 1.5, "loss": 4.0}
     for prefix in ("", "critic/"):
         first, last = ({prefix + name: value * factor for name, value in own.items()} for factor in (1, 3))
-        facts = {"learned_by": 0, "version": 1, "groups": [group(0)], "rollout_stats": {}, "buffer_stats": {}}
+        facts = {
+            "learned_by": 0,
+            "lags": Lineage.of([(0, 0)]).lags,
+            "version": 1,
+            "groups": [group(0)],
+            "rollout_stats": {},
+            "buffer_stats": {},
+        }
         observer.step(1, updates=[first, last], **facts)
     observer.close()
     run_dir.close()
