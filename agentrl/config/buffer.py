@@ -41,7 +41,10 @@ class BufferConfig(Section):
         "written, back to the last checkpoint at most); machine: a power loss, too, at the price of a wait for the disk per change.",
     )
     disk_patience_s: float = Field(
-        600.0, ge=0, description="So long a run waits when the journal cannot be written (a full disk), before it ends; it is said at once."
+        600.0,
+        ge=0,
+        description="So long a run waits when the journal, or weights published by disk, cannot be written (a full disk), before it ends; "
+        "it is said at once.",
     )
     stall_timeout_s: float = Field(600.0, gt=0, description="No finished trajectory for so long ends the run with a report.")
     drop_constant_groups: bool = Field(

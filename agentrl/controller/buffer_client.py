@@ -22,6 +22,7 @@ from agentrl.workers.pools import beside_driver
 CALL_TIMEOUT_S = 60.0
 """One answer; a buffer that was killed needs some seconds until it has read its journal."""
 DATA_TIMEOUT_S = 3600.0
+"""Reading and measuring a large training set takes minutes; this only ends what hangs."""
 PAUSE_S = 1.0
 
 

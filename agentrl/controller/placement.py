@@ -52,8 +52,6 @@ from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.workers.starting import Starting, wait_until_all_ready
 
-"""Reading and measuring a large training set takes minutes; this only ends what hangs."""
-
 
 @contextmanager
 def open_run(config: Config) -> Iterator[Run]:
