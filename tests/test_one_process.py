@@ -126,7 +126,12 @@ def learn_by_framework(config, dtype, batches):
         metrics = []
         for step, batch in enumerate(batches):
             *updates, budget = learn(
-                Roles(learner), group_trajectories(batch), config, step=step, version=step, timer=lambda phase: contextlib.nullcontext()
+                Roles(learner),
+                group_trajectories(batch),
+                config,
+                step=step,
+                lags=lambda versions: step - versions,
+                timer=lambda phase: contextlib.nullcontext(),
             )
             assert set(budget) == {"microbatches_over_budget", "microbatch_tokens_max"}
             metrics += updates

@@ -64,10 +64,17 @@ def test_on_policy_run_with_two_ranks_and_the_process_group(world):
         assert (run_dir / name).exists(), name
 
 
+STOPPED_STEPS = 24
+"""As many as a run cannot make between its second checkpoint and the signal that follows."""
+
+
 def test_stop_and_resume(world):
     """Ctrl-C ends everything that was started; the same command goes on where the checkpoint was."""
     run_dir = world.folder / "stopped"
-    arguments = [str(world.config), *overrides(world, "stopped", buffer__max_staleness=2, trainer__steps=8, trainer__save_freq=1)]
+    arguments = [
+        str(world.config),
+        *overrides(world, "stopped", buffer__max_staleness=2, trainer__steps=STOPPED_STEPS, trainer__save_freq=1),
+    ]
     arguments.append("data.curriculum.by_pass_rate=true")  # what it draws is a part of the checkpoint
     first = world.start("train", *arguments)
     first.wait_until(lambda: (run_dir / "checkpoints/step_000002/manifest.json").exists())
@@ -76,13 +83,13 @@ def test_stop_and_resume(world):
     assert "Traceback" not in first.output()
     assert first.left_behind() == [], "something was left running"
     saved = max(int(p.name.removeprefix("step_")) for p in (run_dir / "checkpoints").glob("step_*"))
-    assert saved < 8
+    assert saved < STOPPED_STEPS
 
     second = world.start("train", *arguments)
     assert second.wait() == 0, second.output()
     assert f"resumed from step_{saved:06d}" in second.output()
     records = world.records(run_dir).train
-    assert [r["step"] for r in records] == list(range(1, 9)), "each step once"
+    assert [r["step"] for r in records] == list(range(1, STOPPED_STEPS + 1)), "each step once"
     assert all(r["rollout/lag/max"] <= 2 for r in records)
     assert all(r["rollout/truncated"] <= 1 for r in records)
     assert [r["curriculum/visited"] for r in records] == sorted(r["curriculum/visited"] for r in records), "none is forgotten"
@@ -93,14 +100,14 @@ def test_stop_and_resume(world):
 
     # The learner is a function of what it was given: a replay of the stored trajectories ends at the same weights, bit for bit.
     replayed = replay(run_dir, load_replay_config(run_dir))
-    assert replayed.step == 8
+    assert replayed.step == STOPPED_STEPS
     assert (replayed.model_path / "model.safetensors").read_bytes() == (run_dir / "policy/model.safetensors").read_bytes()
-    assert result["counts"]["consumed"] == 8 * 4
+    assert result["counts"]["consumed"] == STOPPED_STEPS * 4
     assert len(list((run_dir / "checkpoints").glob("step_*"))) == 3  # keep_last
 
     third = world.start("train", *arguments)
     assert third.wait() == 0, third.output()
-    assert "this run is complete (8 of 8 steps)" in third.output()
+    assert f"this run is complete ({STOPPED_STEPS} of {STOPPED_STEPS} steps)" in third.output()
 
 
 def test_killed_rollout_actor_and_server(world):

@@ -97,7 +97,7 @@ def runtime(open_folder) -> SimpleNamespace:
     for package in PACKAGES:
         shutil.copytree(Path(sysconfig.get_path("purelib")) / package, site / package)
     shutil.copytree(ROOT / "agentrl/sandbox", site / "agentrl/sandbox", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "errors.py"):
+    for name in ("__init__.py", "errors.py", "granted.py"):
         shutil.copy(ROOT / "agentrl" / name, site / "agentrl" / name)
     driver = folder / "driver.py"
     shutil.copy(HERE / "driver.py", driver)
