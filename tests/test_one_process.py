@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -125,14 +126,9 @@ def learn_by_framework(config, dtype, batches):
         recorded = Recorded(learner.worker._stepper.optimizer, names)
         metrics = []
         for step, batch in enumerate(batches):
-            *updates, budget = learn(
-                Roles(learner),
-                group_trajectories(batch),
-                config,
-                step=step,
-                lags=lambda versions: step - versions,
-                timer=lambda phase: contextlib.nullcontext(),
-            )
+            lags = partial(np.subtract, step)  # version 0 is that of step 0
+            roles, groups = Roles(learner), group_trajectories(batch)
+            *updates, budget = learn(roles, groups, config, step=step, lags=lags, timer=lambda phase: contextlib.nullcontext())
             assert set(budget) == {"microbatches_over_budget", "microbatch_tokens_max"}
             metrics += updates
         return initial, metrics, recorded.updates, {name: whole(p) for name, p in names.items()}
