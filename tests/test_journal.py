@@ -144,6 +144,7 @@ def test_a_rolled_back_group_that_is_too_far_is_played_again(tmp_path):
     found = audited(tmp_path, staleness=0)
     assert found.is_balanced, found.problems
     assert found.came_back() == {"rolled_back": 4}
+    assert dict(found.discarded) == second.counts().discarded == {"rolled_back": 4}
 
 
 def test_a_step_that_is_settled_is_not_undone(tmp_path):

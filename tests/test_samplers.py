@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 
 from agentrl.buffer.ledger import MAX_LEASES_IN_ORDER, Ledger
 from agentrl.config.buffer import BufferConfig
+from agentrl.config.curriculum import CurriculumConfig
+from agentrl.config.data import DataConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.schema import Config
 
 
 def ledger(sampler: str, *, per_step: int = 2, staleness: int = 2, **options) -> Ledger:
@@ -75,6 +79,15 @@ def test_windowed_keeps_more_in_flight_and_drops_what_is_left_over():
     target.advance(1)
     assert target.drop_stale() == [1]
     assert target.counts().is_balanced
+
+
+def test_in_order_needs_an_order_that_does_not_depend_on_results():
+    with pytest.raises(ValueError, match="by_pass_rate"):
+        Config(
+            data=DataConfig(train_files=("x",), curriculum=CurriculumConfig(by_pass_rate=True)),
+            buffer=BufferConfig(sampler="in_order"),
+            model=ModelConfig(path="x"),
+        )
 
 
 @pytest.mark.parametrize(

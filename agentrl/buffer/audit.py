@@ -25,7 +25,8 @@ class GroupLife:
 
     state: str = QUEUED
     players: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)  # owner -> versions of each member that came
-    versions: set[int] = field(default_factory=set)  # of the tokens that it is made of, once complete
+    num_members: int = 0  # of those that it is made of, once complete
+    versions: set[int] = field(default_factory=set)  # of their tokens
     step: int = -1
     dropped_for: str = ""
     num_leases: int = 0
@@ -158,6 +159,7 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: int) -> N
             life.num_leases += 1
         case Kind.ADDED:
             life.players.setdefault(event.owner, set()).add((event.member, *event.versions))
+            life.num_members = len(life.players[event.owner])
             life.versions = {v for member in life.players[event.owner] for v in member[1:]}
         case Kind.LEFT_OUT:
             found.discarded[event.reason] += 1
@@ -173,6 +175,7 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: int) -> N
             life.state, life.step = READY, -1
             life.came_back[event.reason] += 1
         case Kind.REQUEUED:
+            found.discarded[event.reason] += life.num_members
             life.state, life.step, life.players = QUEUED, -1, {}
             life.came_back[event.reason] += 1
 

@@ -224,6 +224,15 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_order(self) -> Config:
+        if self.buffer.sampler == "in_order" and self.data.curriculum.by_pass_rate:
+            raise ValueError(
+                "buffer.sampler=in_order makes batch k of the same tasks in every run, and data.curriculum.by_pass_rate=true draws by what "
+                "happened to finish; leave one of them out"
+            )
+        return self
+
     def _stages_without_ratio(self) -> str | None:
         """Name a stage of the correction that could never do anything in this policy mode."""
         correction = self.algorithm.correction
