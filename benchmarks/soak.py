@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -79,11 +80,11 @@ class Servers:
         self._processes = [self._start() for _ in range(NUM_SERVERS)]
         self.urls = [self._join(process) for process in self._processes]
 
-    def _start(self):  # noqa: ANN202 - a subprocess
+    def _start(self) -> subprocess.Popen[str]:
         self._num_started += 1
         return start_server(replace(self._workload, seed=self._num_started), self._model)
 
-    def _join(self, process) -> str:  # noqa: ANN001
+    def _join(self, process: subprocess.Popen[str]) -> str:
         url = url_of(process)
         set_version(url, self.version)
         return url

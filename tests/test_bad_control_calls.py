@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from agentrl.serving.health import Watchdog, generates, kind_of
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams, TensorSpec
 from agentrl.weights.publish import Publisher
+from raw_http import read_request, reply
 
 DEADLINE_S = 3.0
 SILENT = ("hangs", "drips")
@@ -83,25 +83,6 @@ class Faulty:
             "/v1/loads": {"loads": [load]},
         }
         return reply(answers.get(path, {}))
-
-
-def reply(body: object, *, status: int = 200) -> bytes:
-    content = json.dumps(body).encode()
-    return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%s" % (status, len(content), content)
-
-
-async def read_request(stream: trio.SocketStream) -> tuple[str, dict] | None:
-    data = b""
-    while b"\r\n\r\n" not in data:
-        chunk = await stream.receive_some(65536)
-        if not chunk:
-            return None
-        data += chunk
-    head, body = data.split(b"\r\n\r\n", 1)
-    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    while len(body) < length:
-        body += await stream.receive_some(65536)
-    return head.split()[1].decode(), json.loads(body) if body else {}
 
 
 @contextmanager

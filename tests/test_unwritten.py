@@ -95,15 +95,24 @@ def test_an_alarm_that_is_not_written_down_is_raised_all_the_same(tmp_path):
     assert [(line["step"], line["event"]) for line in lines] == [(1, "raised"), (2, "cleared")]
 
 
-def test_a_console_on_a_full_disk_or_a_closed_pipe_ends_nothing():
-    console = PlainConsole(None, stream=open("/dev/full", "w"))  # noqa: SIM115
-    console.say("a line")
-    console.close()
+def full_disk():
+    return open("/dev/full", "w")
+
+
+def closed_pipe():
     reader, writer = os.pipe()
     os.close(reader)
-    console = PlainConsole(None, stream=os.fdopen(writer, "w"))
+    return os.fdopen(writer, "w")
+
+
+@pytest.mark.parametrize("refusing", [full_disk, closed_pipe])
+def test_a_console_whose_stream_refuses_ends_nothing(refusing):
+    stream = refusing()
+    console = PlainConsole(None, stream=stream)
     console.say("a line")
     console.close()
+    with pytest.raises(OSError, match=r"space|pipe"):  # it did refuse, and still does
+        stream.flush()
 
 
 @pytest.mark.parametrize(

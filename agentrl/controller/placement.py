@@ -23,7 +23,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.adapter import confirm_adapter, resolve_adapter
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.buffer_client import BufferClient
-from agentrl.controller.checkpoint import find_checkpoint, tidy
+from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, tidy
 from agentrl.controller.cluster import ending_at_the_second_interrupt, interruptible, ray_session
 from agentrl.controller.conversations import Conversations
 from agentrl.controller.nsight import check_nsight, recorded
@@ -70,11 +70,7 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.callback(run_dir.close)
         tidy(run_dir.checkpoints)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
-        batch_rewards = BatchRewards(config, plugins)
-        if batch_rewards.is_any and config.needs_early_rewards:
-            raise ConfigError(
-                f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward of scope batch scores later"
-            )
+        batch_rewards = _open_batch_rewards(config, plugins)
         conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
         own = config.of_validation
         validation_rewards = batch_rewards if own is config else BatchRewards(own, plugins)
@@ -93,9 +89,7 @@ def open_run(config: Config) -> Iterator[Run]:
         start_up = stack.enter_context(StartUp(observer.say))
         start_up.add(servers)
         config = confirm_adapter(config, given, servers)
-        is_own = checkpoint is None or checkpoint.folder.parent == run_dir.checkpoints
-        is_new = config.trainer.resume_mode == "disable" or not is_own
-        buffer = BufferClient.launch(config, str(run_dir.root.resolve()), is_new=is_new, say=observer.say)
+        buffer = _launch_buffer(config, run_dir, checkpoint, observer)
         rollouts = RolloutFleet(config, buffer)
         stack.callback(rollouts.close)
         start_up.add(rollouts)
@@ -171,6 +165,20 @@ def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Ch
     )
     folder = run_dir.validation_data if config.trainer.keep_trajectories else None
     return Validation(dataset, config.eval, rewards=rewards, folder=folder, num_examine=config.reward.num_examine)
+
+
+def _open_batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
+    rewards = BatchRewards(config, plugins)
+    if rewards.is_any and config.needs_early_rewards:
+        raise ConfigError(f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward of scope batch scores later")
+    return rewards
+
+
+def _launch_buffer(config: Config, run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer) -> BufferClient:
+    """Start the replay buffer with the run's journal; with a new one where the run is another's, or goes on from no journal of its own."""
+    is_own = checkpoint is None or checkpoint.folder.parent == run_dir.checkpoints
+    is_new = config.trainer.resume_mode == "disable" or not is_own
+    return BufferClient.launch(config, str(run_dir.root.resolve()), is_new=is_new, say=observer.say)
 
 
 def _open_buffer(buffer: BufferClient, observer: Observer) -> BufferPlan:

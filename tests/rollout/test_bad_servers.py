@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,6 +13,7 @@ from agentrl.errors import RequestRefused, ServerError
 from agentrl.rollout.router import Router
 from agentrl.sglang.client import PROBE_RID, SGLangClient
 from agentrl.types import SamplingParams
+from raw_http import read_request, reply
 
 PIECE = 4
 TOTAL = 8
@@ -115,11 +115,6 @@ class Dropped(Exception):
     """The connection is to be closed."""
 
 
-def reply(body: object, *, status: int = 200) -> bytes:
-    content = json.dumps(body).encode()
-    return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%s" % (status, len(content), content)
-
-
 def sampled(ids: list[int], *, logprobs: object = ()) -> bytes:
     """A finished generation; `logprobs` () are those of the ids."""
     triples = [[-1.0, token, None] for token in ids] if logprobs == () else logprobs
@@ -133,20 +128,6 @@ async def drip(stream: trio.SocketStream, answer: bytes) -> None:
         await stream.send_all(answer[position : position + 1])
         await trio.sleep(0.02)
     await trio.sleep_forever()
-
-
-async def read_request(stream: trio.SocketStream) -> tuple[str, dict] | None:
-    data = b""
-    while b"\r\n\r\n" not in data:
-        chunk = await stream.receive_some(65536)
-        if not chunk:
-            return None
-        data += chunk
-    head, body = data.split(b"\r\n\r\n", 1)
-    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    while len(body) < length:
-        body += await stream.receive_some(65536)
-    return head.split()[1].decode(), json.loads(body) if body else {}
 
 
 @asynccontextmanager
