@@ -6,8 +6,10 @@ Memory is what belongs to a process alone (RssAnon): Ray maps its store of share
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +29,10 @@ COUNTED = ("in_flight", "finished", "outcome/", "retried", "dropped_groups", "se
 
 @dataclass(frozen=True)
 class Process:
-    """One process at one moment; tasks are those of trio and of the plugins' asyncio loop, 0 in the buffer's process."""
+    """One process at one moment; tasks are those of trio and of the plugins' asyncio loop, 0 in the buffer's process.
+
+    heap_used_mib, heap_free_mib: of glibc's malloc, what is in use and what it keeps; blocks: in use of Python's own allocator.
+    """
 
     memory_mib: float
     rss_mib: float
@@ -35,6 +40,9 @@ class Process:
     files: int
     sockets: int
     objects: int
+    heap_used_mib: float = 0.0
+    heap_free_mib: float = 0.0
+    blocks: int = 0
     tasks: int = 0
     names: dict[str, int] | None = None
 
@@ -69,6 +77,7 @@ def look_inside(count_tasks: Callable[[], Counter[str]] | None = None) -> Proces
     """Look at the process that this runs in."""
     kib = {line.split(":")[0]: line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.endswith(" kB")}
     tasks = Counter() if count_tasks is None else count_tasks()
+    heap_used, heap_free = look_at_heap()
     links = [link_of(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
     return Process(
         memory_mib=int(kib["RssAnon"]) / 1024,
@@ -77,9 +86,30 @@ def look_inside(count_tasks: Callable[[], Counter[str]] | None = None) -> Proces
         files=len([link for link in links if link]),
         sockets=sum(link.startswith("socket:") for link in links),
         objects=len(gc.get_objects()),
+        heap_used_mib=heap_used,
+        heap_free_mib=heap_free,
+        blocks=sys.getallocatedblocks(),
         tasks=tasks.total(),
         names=dict(tasks),
     )
+
+
+class _HeapInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names)
+
+
+def look_at_heap() -> tuple[float, float]:
+    """Return how many MiB of glibc's heaps are in use, and how many are kept free; 0 with another allocator."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0.0, 0.0
+    ask.restype = _HeapInfo
+    info = ask()
+    return (info.uordblks + info.hblkhd) / 2**20, info.fordblks / 2**20
 
 
 def link_of(path: str) -> str:

@@ -1,6 +1,12 @@
 """Settings of all tests."""
 
+import signal
+
 from hypothesis import settings
+
+# A shell starts its background jobs with Ctrl-C ignored, and whatever they start inherits that: commands of tests would not end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Deterministic examples, and no verdict by the clock: the machine that runs this may be busy.
 settings.register_profile("agentrl", derandomize=True, deadline=None)

@@ -1,0 +1,290 @@
+"""Runs of the quickstart task that are stopped twice and go on, beside runs that nothing stops: their rewards lie within the same spread.
+
+    python benchmarks/resumed.py --seeds 0,1,2 --out docs/results/resumed.json
+
+Four ways to be stopped, each at a third and at two thirds of the steps: Ctrl-C, SIGTERM and `kill -9` of the driver, after which the same
+command is started again, and the loss of one of two nodes of Ray, which the run survives by itself; the node is back a little later.
+
+A curve is the mean reward of training in windows of steps. The spread is that of undisturbed runs: the mean of the seeds, plus and minus
+twice what one more run would differ from it (standard deviations of all windows pooled). The exit code is 1 when a run failed, its audit
+does not balance, or more than a tenth of its windows are outside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from quickstart_runs import AGENTRL, ROOT, TRAIN, RunFailed, current_commit, prepare
+from ray.cluster_utils import Cluster
+
+SIGNALS = {"ctrl_c": signal.SIGINT, "sigterm": signal.SIGTERM, "kill_9": signal.SIGKILL}
+NODE_LOST = "node_lost"
+UNDISTURBED = "undisturbed"
+STRIKES = (1 / 3, 2 / 3)
+"""Shares of the steps."""
+POLL_S = 0.2
+RUN_S = 3600.0
+AUDIT_S = 300.0
+MAX_OUTSIDE = 0.1
+NODE_OVERRIDES = (
+    "cluster.num_nodes=2",
+    "rollout.num_servers=2",
+    "placement.pools={learning: {node_resource: first}, serving: {nodes: 2}}",
+    "placement.roles={actor: learning, servers: serving}",
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run. rewards: mean of each training step; num_starts: of the command; audit: exit status and what it says last."""
+
+    way: str
+    seed: int
+    steps: int
+    commit: str
+    rewards: list[float]
+    accuracy: float
+    num_starts: int
+    num_rolled_back: int
+    audit: int
+    audit_says: str
+    wall_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.way}, seed {self.seed}"
+
+
+class TwoNodes:
+    """A Ray of two nodes on this machine; the second can be lost and come back."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"first": 1}, "include_dashboard": False})
+        self._add_second()
+
+    def _add_second(self) -> None:
+        self._second = self.cluster.add_node(num_cpus=1, resources={"second": 1}, node_ip_address="127.0.0.2")
+
+    def lose_and_add(self, *, away_s: float = 20.0) -> None:
+        self.cluster.remove_node(self._second, allow_graceful=False)
+        time.sleep(away_s)
+        self._add_second()
+
+
+class Training:
+    """`agentrl train` of the quickstart, watched by the file of its metrics."""
+
+    def __init__(self, run_dir: Path, overrides: Sequence[str]) -> None:
+        self._metrics, self._log = run_dir / "metrics.jsonl", run_dir.with_suffix(".log")
+        self._command = [*TRAIN, "configs/quickstart.yaml", f"trainer.run_dir={run_dir}", *overrides]
+        self._deadline = time.monotonic() + RUN_S
+        self.num_starts = 0
+        self.start()
+
+    def start(self) -> None:
+        self.num_starts += 1
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def records(self) -> list[dict]:
+        lines = self._metrics.read_text().splitlines(keepends=True) if self._metrics.exists() else []
+        return [record for line in lines if line.endswith("\n") and (record := json.loads(line))["kind"] == "train"]
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until the run made `step`.
+
+        Raises:
+            RunFailed: it ended before, or takes too long.
+        """
+        while max((record["step"] for record in self.records()), default=0) < step:
+            if self._process.poll() is not None or time.monotonic() > self._deadline:
+                self._process.kill()
+                raise RunFailed(f"the run did not make step {step}; see {self._log}")
+            time.sleep(POLL_S)
+
+    def stop_and_start(self, number: signal.Signals) -> None:
+        """Send the signal, wait for the end, and give the same command again."""
+        self._process.send_signal(number)
+        self._process.wait(RUN_S)
+        self.start()
+
+    def finish(self) -> None:
+        if (code := self._process.wait(max(1.0, self._deadline - time.monotonic()))) != 0:
+            raise RunFailed(f"the run ended with exit code {code}; see {self._log}")
+
+
+def measure(way: str, seed: int, args: argparse.Namespace) -> Curve:
+    """Make one run, with its strikes, and read its curve."""
+    run_dir = args.runs / f"{way}_{seed}"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    run_dir.with_suffix(".log").unlink(missing_ok=True)
+    overrides = [f"trainer.seed={seed}", f"trainer.steps={args.steps}", "trainer.save_freq=10", "~tracking.baselines.untrained"]
+    started = time.monotonic()
+    with two_nodes() if way == NODE_LOST else nullcontext() as nodes:
+        if nodes is not None:
+            overrides += [f"cluster.address={nodes.cluster.address}", *NODE_OVERRIDES]
+        training = Training(run_dir, [*overrides, *args.overrides])
+        for share in () if way == UNDISTURBED else STRIKES:
+            training.wait_for_step(round(share * args.steps))
+            nodes.lose_and_add() if nodes is not None else training.stop_and_start(SIGNALS[way])
+        training.finish()
+    return read_curve(way, seed, args, run_dir, num_starts=training.num_starts, wall_s=time.monotonic() - started)
+
+
+@contextmanager
+def two_nodes() -> Iterator[TwoNodes]:
+    nodes = TwoNodes()
+    try:
+        yield nodes
+    finally:
+        nodes.cluster.shutdown()
+
+
+def read_curve(way: str, seed: int, args: argparse.Namespace, run_dir: Path, *, num_starts: int, wall_s: float) -> Curve:
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((run_dir / "result.json").read_text())
+    audit = subprocess.run([*AGENTRL, "audit", str(run_dir), "--json"], capture_output=True, text=True, timeout=AUDIT_S, check=False)
+    says = json.loads(audit.stdout)
+    return Curve(
+        way=way,
+        seed=seed,
+        steps=args.steps,
+        commit=args.commit,
+        rewards=[round(record["rollout/reward_mean"], 4) for record in records if record["kind"] == "train"],
+        accuracy=result["validation"]["final"]["val/accuracy"],
+        num_starts=num_starts,
+        num_rolled_back=says["came_back"].get("rolled_back", 0),
+        audit=audit.returncode,
+        audit_says="balanced" if audit.returncode == 0 else audit.stdout[-500:],
+        wall_s=round(wall_s, 1),
+    )
+
+
+def windows_of(rewards: Sequence[float], size: int) -> np.ndarray:
+    """Return the mean of every `size` rewards, the last few included in none: [num_windows] float64."""
+    whole = len(rewards) // size
+    return np.asarray(rewards[: whole * size]).reshape(whole, size).mean(axis=1)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where the window means of one more undisturbed run are expected: [num_windows] each."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+    def share_outside(self, windows: np.ndarray) -> float:
+        return float(np.mean((windows < self.low) | (windows > self.high)))
+
+
+def spread_of(curves: Sequence[np.ndarray]) -> Spread:
+    """Return the spread of undisturbed runs, two or more."""
+    stacked = np.stack(curves)
+    mean, num = stacked.mean(axis=0), len(curves)
+    deviation = np.sqrt(stacked.var(axis=0, ddof=1).mean() * (1 + 1 / num))
+    return Spread(mean - 2 * deviation, mean + 2 * deviation)
+
+
+def judge(curves: Sequence[Curve], *, window: int) -> tuple[bool, list[str]]:
+    """Compare the stopped runs with the undisturbed ones; return whether all is well, and what to say."""
+    windows = {curve.name: windows_of(curve.rewards, window) for curve in curves}
+    spread = spread_of([windows[curve.name] for curve in curves if curve.way == UNDISTURBED])
+    rows = ["| run | windows outside | final accuracy | starts | rolled back | audit | s |", "|---|---|---|---|---|---|---|"]
+    is_well = True
+    for curve in curves:
+        outside = spread.share_outside(windows[curve.name])
+        is_well &= curve.audit == 0 and len(curve.rewards) == curve.steps and (curve.way == UNDISTURBED or outside <= MAX_OUTSIDE)
+        rows.append(
+            f"| {curve.name} | {outside:.0%} | {curve.accuracy:.3f} | {curve.num_starts} | {curve.num_rolled_back} | {curve.audit_says} | "
+            f"{curve.wall_s:.0f} |"
+        )
+    return is_well, rows
+
+
+def draw(curves: Sequence[Curve], path: Path, *, window: int) -> None:
+    """Write a picture: the spread as an area, the stopped runs as lines."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    spread = spread_of([windows_of(curve.rewards, window) for curve in curves if curve.way == UNDISTURBED])
+    steps = window * (np.arange(len(spread.low)) + 0.5)
+    figure, axis = pyplot.subplots(figsize=(9, 5))
+    axis.fill_between(steps, spread.low, spread.high, color="lightgrey", label="spread of undisturbed runs")
+    for curve in curves:
+        style = {"color": "grey", "linewidth": 0.8} if curve.way == UNDISTURBED else {"label": curve.name}
+        axis.plot(steps, windows_of(curve.rewards, window), **style)
+    for share in STRIKES:
+        axis.axvline(share * curves[0].steps, color="black", linestyle=":")
+    axis.set(xlabel="step", ylabel=f"mean reward of {window} steps", title="Stopped twice, and gone on")
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def measure_all(args: argparse.Namespace, known: Sequence[Curve], keep: Callable[[Curve], None]) -> list[str]:
+    """Make the runs that are not known, `args.at_once` at a time; return what failed."""
+    plans = [(UNDISTURBED, int(seed)) for seed in args.seeds.split(",")]
+    plans += [(way, int(seed)) for seed in args.stopped_seeds.split(",") for way in args.ways.split(",")]
+    missing = [plan for plan in plans if plan not in {(curve.way, curve.seed) for curve in known}]
+    failures = []
+    with ThreadPoolExecutor(args.at_once) as pool:
+        runs = {plan: pool.submit(measure, *plan, args) for plan in missing}
+        for (way, seed), run in runs.items():
+            try:
+                keep(run.result())
+            except (RunFailed, subprocess.TimeoutExpired) as error:
+                failures.append(f"{way} seed {seed}: {error}")
+                print(failures[-1], flush=True)
+    return failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ways", default=",".join([*SIGNALS, NODE_LOST]), help="to be stopped, separated by commas")
+    parser.add_argument("--seeds", default="0,1,2", help="of the undisturbed runs")
+    parser.add_argument("--stopped-seeds", default="0", help="of each way to be stopped")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--window", type=int, default=10)
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
+    parser.add_argument("--commit", help="name of the measured state; by default the hash of what is checked out")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "resumed.json")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bench" / "resumed", help="where the runs' own folders go")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for all runs")
+    args = parser.parse_args()
+    args.runs, args.commit = args.runs.resolve(), args.commit or current_commit()
+    prepare()
+    stored = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
+    curves = [curve for curve in (Curve(**run) for run in stored) if (curve.commit, curve.steps) == (args.commit, args.steps)]
+
+    def keep(curve: Curve) -> None:
+        curves.append(curve)
+        beside = args.out.with_suffix(".tmp")
+        beside.write_text(json.dumps({"what": __doc__.splitlines()[0], "runs": [asdict(each) for each in curves]}, indent=1) + "\n")
+        os.replace(beside, args.out)
+        print(f"{curve.name}: accuracy {curve.accuracy:.3f}, audit {curve.audit_says}, {curve.wall_s:.0f} s", flush=True)
+
+    failures = measure_all(args, tuple(curves), keep)
+    curves.sort(key=lambda curve: (curve.way != UNDISTURBED, curve.name))
+    is_well, rows = judge(curves, window=args.window)
+    print("\n" + "\n".join(rows))
+    draw(curves, args.out.with_suffix(".png"), window=args.window)
+    return int(bool(failures) or not is_well)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
