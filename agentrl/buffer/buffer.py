@@ -385,7 +385,10 @@ class ReplayBuffer:
             if state is not None:
                 self.restore(state)
             elif step > 0 or not (self._journal is None or self._journal.is_empty):
-                raise CheckpointError(f"nothing is known of the replay buffer as it was after step {step}")
+                raise CheckpointError(
+                    f"nothing is known of the replay buffer as it was after step {step}: its journal goes back to "
+                    f"step {self._ledger.settled} only, and no checkpoint has its state; start anew with trainer.resume_mode=disable"
+                )
             return
         for owner in self._ledger.owners():
             self.release(owner)

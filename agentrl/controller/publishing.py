@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from agentrl.config.schema import Config
@@ -24,10 +25,7 @@ DISK_POLL_S = 1.0
 
 
 class Publishing:
-    """Publishes the weights of a learner, or of a baseline.
-
-    baseline: the folder whose weights the servers get instead of the learner's; None: the learner's.
-    """
+    """Publishes the weights of a learner, or of a baseline."""
 
     def __init__(
         self,
@@ -44,7 +42,7 @@ class Publishing:
         self._servers = servers
         self._rollouts = rollouts
         self._observer = observer
-        self.baseline: str | None = None
+        self._baseline: str | None = None
         self._has_published = False  # before it, every server needs weights; after it, only those that join
         self._adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
         self._publisher = self._open(learner)
@@ -74,6 +72,15 @@ class Publishing:
             for client in clients:
                 await client.aclose()
 
+    @contextmanager
+    def instead(self, folder: str) -> Iterator[None]:
+        """Publish the weights in `folder` instead of the learner's within the block."""
+        self._baseline = folder
+        try:
+            yield
+        finally:
+            self._baseline = None
+
     def new_version(self, what: str, *, step: int, after: int) -> int:
         """Return a version above `after` that was never used in this folder, and write it down."""
         version = max(self._dir.next_version(), after + 1)
@@ -90,7 +97,7 @@ class Publishing:
             what = "was restarted" if self._servers.has_restarted(url) else "joined"
             self._observer.say(f"server {url} {what} and gets version {version}")
         report = self._publish_patiently(urls, version, must_verify=bool(joining) and self._has_published)
-        self._has_published |= self.baseline is None
+        self._has_published |= self._baseline is None
         self._observer.count_published(report.num_bytes, report.times)
         for url, why in report.repaired.items():
             self._observer.say(f"server {url} took version {version} at the second attempt: {why}")
@@ -125,8 +132,8 @@ class Publishing:
     async def _publish(self, urls: Sequence[str], version: int, must_verify: bool) -> PublishReport:
         clients = self._servers.clients(urls)
         try:
-            if self.baseline is not None:
-                return await load_folder(self.baseline, version, clients, timeout_s=self._config.rollout.weights.timeout_s)
+            if self._baseline is not None:
+                return await load_folder(self._baseline, version, clients, timeout_s=self._config.rollout.weights.timeout_s)
             return await self._publisher.publish(version, clients, must_verify=must_verify)
         finally:
             for client in clients:

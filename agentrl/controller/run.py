@@ -235,10 +235,9 @@ class Run:
         if self.validation is None or self.is_resumed:
             return
         for name, folder in self.config.tracking.baselines.items():
-            self._publishing.baseline = folder
-            self._send(f"baseline {name}")
-            self.results[name] = self.validation.run(self, step=0, version=self.version, baseline=name)
-        self._publishing.baseline = None
+            with self._publishing.instead(folder):
+                self._send(f"baseline {name}")
+                self.results[name] = self.validation.run(self, step=0, version=self.version, baseline=name)
 
     # ----------------------------------------------------------------------------------------------------- keep
 

@@ -28,7 +28,7 @@ def ranks(run) -> list[int]:
     found = []
     for process in run.processes():
         name = title(process.pid)
-        if name.startswith(("ray::Learner", "ray::WorkerHost")):
+        if name.startswith(("ray::Learner", "ray::Critic", "ray::WorkerHost")):
             found.append(process.pid)
     return sorted(found)
 
@@ -41,16 +41,17 @@ def title(pid: int) -> str:
 
 
 def kill_rank_in(run, call: str) -> int:
-    """kill -9 the last rank of the learner while it is in `call`; return its pid."""
+    """kill -9 a rank while it is in `call`, the last one that is; return its pid."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         assert run.process.poll() is None, run.output()
         pids = ranks(run)
         until = time.monotonic() + 5  # then the pids are read again
-        while pids and time.monotonic() < until:
-            if title(pids[-1]).startswith(f"ray::Learner.{call}"):
-                os.kill(pids[-1], signal.SIGKILL)
-                return pids[-1]
+        while time.monotonic() < until:
+            for pid in reversed(pids):
+                if title(pid).startswith(f"ray::{call}"):
+                    os.kill(pid, signal.SIGKILL)
+                    return pid
     raise AssertionError(f"no rank was seen in {call}:\n{run.output()}")
 
 
@@ -73,7 +74,7 @@ def test_ranks_that_are_killed_start_again_from_the_newest_checkpoint(world):
     more = ("learner.world_size=2", "trainer.steps=30", "trainer.save_freq=3", "buffer.max_staleness=2")
     run = world.start("train", *arguments(world, "lost_ranks", *more, "rollout.weights.transport=distributed"))
     run.wait_until(lambda: world.num_steps(run_dir) >= 1, LIMIT_S)
-    for num_lost, call in enumerate(("update", "send_bucket", "start_save"), start=1):
+    for num_lost, call in enumerate(("Learner.update", "Learner.send_bucket", "Learner.start_save"), start=1):
         run.wait_until(lambda number=num_lost: number == 1 or newest_step_seen(run_dir) >= 3, LIMIT_S)
         killed = kill_rank_in(run, call)
         run.wait_until(lambda number=num_lost: f"(restart {number} of 3)" in run.output(), LIMIT_S)
@@ -95,12 +96,39 @@ def test_ranks_that_are_killed_start_again_from_the_newest_checkpoint(world):
     assert is_reproduced(run_dir)
 
 
+def test_a_rank_that_is_killed_before_the_first_publish_ends_nothing(world):
+    """All parts stand, and the run is about to publish, or to validate."""
+    run_dir = world.folder / "lost_early"
+    run = world.start("train", *arguments(world, "lost_early", "learner.world_size=2", "trainer.steps=3"))
+    run.wait_until((run_dir / "readiness.txt").exists, LIMIT_S)
+    os.kill(ranks(run)[-1], signal.SIGKILL)
+    assert run.wait(LIMIT_S) == 0, run.output()
+    assert "all ranks start again from the initial weights (restart 1 of 3)" in run.output()
+    assert "Traceback" not in run.output()
+    assert [r["step"] for r in world.records(run_dir).train] == [1, 2, 3]
+    assert is_reproduced(run_dir)
+
+
+@pytest.mark.parametrize("call", ["Critic.update", "Critic.start_save"])
+def test_a_lost_rank_of_the_critic_brings_back_all_roles(world, call):
+    run_dir = world.folder / call
+    run = world.start("train", *arguments(world, call, "algorithm=ppo", "trainer.steps=8", "trainer.save_freq=2"))
+    run.wait_until(lambda: newest_step_seen(run_dir) >= 2, LIMIT_S)
+    kill_rank_in(run, call)
+    assert run.wait(LIMIT_S) == 0, run.output()
+    assert "critic rank 0 was lost" in run.output()
+    assert "all ranks start again from step_0000" in run.output()
+    assert "Traceback" not in run.output()
+    assert [r["step"] for r in world.records(run_dir).train] == list(range(1, 9))
+    assert is_reproduced(run_dir)
+
+
 def test_a_run_that_loses_too_many_ranks_ends_with_the_cause_and_resumes(world):
     run_dir = world.folder / "too_many"
     more = arguments(world, "too_many", "trainer.steps=6", "trainer.save_freq=1", "learner.max_restarts=0")
     run = world.start("train", *more)
     run.wait_until(lambda: newest_step_seen(run_dir) >= 1, LIMIT_S)
-    kill_rank_in(run, "update")
+    kill_rank_in(run, "Learner.update")
     assert run.wait(LIMIT_S) == 1, run.output()
     assert "learner rank 0 was lost during 'update', and learner.max_restarts=0 is used up" in run.output()
     assert "Traceback" not in run.output()
