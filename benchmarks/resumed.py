@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,7 +42,10 @@ POLL_S = 0.2
 RUN_S = 3600.0
 AUDIT_S = 300.0
 MAX_OUTSIDE = 0.1
+KEY_NAME = "AGENTRL_BENCH_KEY"
+"""Servers on nodes of their own listen to the network, and ask for a key."""
 NODE_OVERRIDES = (
+    f"rollout.api_key_env={KEY_NAME}",
     "cluster.num_nodes=2",
     "rollout.num_servers=2",
     "placement.pools={learning: {node_resource: first}, serving: {nodes: 2}}",
@@ -73,6 +78,7 @@ class TwoNodes:
     """A Ray of two nodes on this machine; the second can be lost and come back."""
 
     def __init__(self) -> None:
+        os.environ[KEY_NAME] = secrets.token_hex()  # of all processes that the nodes start
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"first": 1}, "include_dashboard": False})
         self._add_second()
 
@@ -242,7 +248,8 @@ def measure_all(args: argparse.Namespace, known: Sequence[Curve], keep: Callable
     plans += [(way, int(seed)) for seed in args.stopped_seeds.split(",") for way in args.ways.split(",")]
     missing = [plan for plan in plans if plan not in {(curve.way, curve.seed) for curve in known}]
     failures = []
-    with ThreadPoolExecutor(args.at_once) as pool:
+    # Each in a process of its own: Ray's nodes are started from a main thread only.
+    with ProcessPoolExecutor(args.at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
         runs = {plan: pool.submit(measure, *plan, args) for plan in missing}
         for (way, seed), run in runs.items():
             try:

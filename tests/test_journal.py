@@ -165,6 +165,26 @@ def test_a_step_that_is_settled_is_not_undone(tmp_path):
     assert second.counts().consumed == 2
 
 
+def test_nothing_is_kept_of_groups_that_ended_without_being_learned_from(tmp_path):
+    """Neither in memory nor in the file: a long run drops many."""
+    buffer = opened(tmp_path)
+    buffer.advance(0)
+    dropped, lost = buffer.lease("a", 2, FOREVER_S)
+    for lease in (dropped, lost):
+        finish(buffer, lease, version=0, members=(0,))
+    assert (buffer.stats()["stored_bytes"] > 0, num_attempts(tmp_path)) == (True, 2)
+    buffer.drop_group("a", dropped.group_id, "timeout")
+    assert num_attempts(tmp_path) == 1
+    buffer.release("a")
+    assert (buffer.stats()["stored_bytes"], num_attempts(tmp_path)) == (0, 0)
+    assert buffer.counts().queued == 1
+
+
+def num_attempts(folder: Path) -> int:
+    with sqlite3.connect(folder / FILE) as database:
+        return database.execute("SELECT count(*) FROM attempts").fetchone()[0]
+
+
 def test_a_full_disk_changes_nothing(tmp_path):
     """The database may grow no further: what cannot be written did not happen, and happens once there is room."""
     target = opened(tmp_path)

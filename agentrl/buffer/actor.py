@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import ray
 
+from agentrl import heap
 from agentrl.adapters.catalog import open_plugins
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.curriculum import Curriculum
@@ -129,6 +131,7 @@ class BufferActor:
 
     def __init__(self, config: Config, folder: str | None = None, *, is_new: bool = False) -> None:
         """`is_new`: what the folder's journal says is of a run that is not gone on with."""
+        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each of the many threads what that thread has freed
         self._config = config
         self._folder = folder
         self._plan: BufferPlan | None = None
@@ -216,6 +219,7 @@ class BufferActor:
 
     def advance(self, version: int, step: int | None = None) -> None:
         self._buffer.advance(version, step)
+        heap.give_back()  # a batch has left
 
     def settle(self, step: int) -> None:
         self._buffer.settle(step)

@@ -95,6 +95,14 @@ class Journal:
         """
         self._write(("DELETE FROM attempts WHERE group_id = ?", [(group_id,) for group_id in group_ids]))
 
+    def forget_play(self, group_id: int, owner: str) -> None:
+        """Let the trajectories go that an owner made of a group.
+
+        Raises:
+            JournalError: it could not be written.
+        """
+        self._write(("DELETE FROM attempts WHERE group_id = ? AND owner = ?", [(group_id, owner)]))
+
     def name_tasks(self, task_ids: Mapping[int, str]) -> None:
         """Note which task each group attempts.
 

@@ -60,12 +60,18 @@ class Rows:
 
     def keep_only(self, group_id: int, owner: str) -> None:
         """Let what others had of a group go from memory."""
-        plays = self._rows.get(group_id, {})
-        self._rows[group_id] = {owner: plays[owner]} if owner in plays else {}
+        plays = self._rows.pop(group_id, {})
+        if owner in plays:
+            self._rows[group_id] = {owner: plays[owner]}
 
     def forget_play(self, owner: str, group_id: int) -> None:
-        """Let what an owner had of a group go from memory."""
-        self._rows.get(group_id, {}).pop(owner, None)
+        """Let what an owner had of a group go, from the journal, too."""
+        if self._journal is not None:
+            self._journal.forget_play(group_id, owner)
+        plays = self._rows.get(group_id, {})
+        plays.pop(owner, None)
+        if not plays:
+            self._rows.pop(group_id, None)
 
     def leave_memory(self, group_ids: Iterable[int]) -> None:
         for group_id in group_ids:

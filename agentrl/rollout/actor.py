@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import pyarrow as pa
 import ray
 import trio
 from ray.actor import ActorHandle
@@ -23,7 +24,7 @@ from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError, JournalError
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.garbage import collect_oldest, collect_rarely
+from agentrl.rollout.garbage import OldGarbage, collect_rarely
 from agentrl.rollout.limits import model_limits, num_ids_of, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.manager import AgentLoopManager, TaskSource
@@ -170,6 +171,7 @@ class RolloutPart:
             validation=validating(config),
         )
         self._gaps = LoopGaps()
+        self._old_garbage = OldGarbage()
         self._calls: set[trio.CancelScope] = set()
         self._is_started = threading.Event()
         self._thread = threading.Thread(target=self._run_loop, name="rollout", daemon=True)
@@ -198,7 +200,7 @@ class RolloutPart:
         def set_servers() -> None:
             self._servers = tuple(urls)
             self._router.set_servers([self._front_url] if urls and self._front_url is not None else urls, version=version)
-            collect_oldest()  # behind a publish: the servers have all requests, and need no other for a while
+            self._old_garbage.collect()  # behind a publish: the servers have all requests, and need no other for a while
 
         trio.from_thread.run_sync(set_servers, trio_token=self._token)
 
@@ -266,6 +268,7 @@ class RolloutActor:
     """Plays tasks for one `owner` of leases; see RolloutPart. `buffer` None: only `play`."""
 
     def __init__(self, owner: str, config: Config, buffer: ActorHandle | None) -> None:
+        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each thread what that thread has freed
         self._part = RolloutPart(config, None if buffer is None else RemoteBuffer(owner, buffer, patience_s=config.buffer.disk_patience_s))
         collect_rarely()
 

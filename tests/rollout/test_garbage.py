@@ -21,21 +21,28 @@ searched = []
 loaded = Cyclic()
 garbage.collect_rarely()
 gc.callbacks.append(lambda phase, info: searched.append(info["generation"]) if phase == "start" else None)
-garbage.DUE = 1
-assert not garbage.collect_oldest(), "nothing was made"
+now = [0.0]
+old = garbage.OldGarbage(lambda: now[0])
+gc.callbacks.append(lambda phase, info: now.__setitem__(0, now[0] + (phase == "stop" and info["generation"] == 2) * 0.5))
+assert old.collect(), "nothing is known of what it takes"
+assert not old.collect(), "half a second is its share of 500"
+assert searched.count(2) == 1
 
 dead = Cyclic()
 gone = weakref.ref(dead)
 young, middle, _ = garbage.THRESHOLDS
 kept = [[] for _ in range(young * (middle + 2))]
-assert 1 in searched and 2 not in searched, searched
+assert 1 in searched and searched.count(2) == 1, searched
 del dead
 frozen = weakref.ref(loaded)
 del loaded
-assert garbage.collect_oldest() and searched[-1] == 2, searched
+now[0] = 499.0
+assert not old.collect() and gone() is not None
+now[0] = 501.0
+assert old.collect() and searched[-1] == 2, searched
 assert gone() is None, "a cycle survived"
 assert frozen() is not None, "what was loaded is looked at"
-assert not garbage.collect_oldest(), "it is due again at once"
+assert not old.collect(), "it is due again at once"
 """
 
 
