@@ -1,7 +1,9 @@
 """Templates are read from a tokenizer's folder and rendered as `transformers` does."""
 
+import gc
 import json
 import pickle
+import weakref
 
 import pytest
 from transformers import AutoTokenizer
@@ -155,3 +157,22 @@ def test_padding_and_truncation_of_the_tokenizer_file_are_ignored(tmp_path):
     prompt = Chat.load(str(tmp_path)).open([Message("user", "0123456789")], []).next_prompt()
     assert prompt == Chat.load(str(tmp_path)).encode("<|im_start|>user\n0123456789<|im_end|>\n<|im_start|>assistant\n")
     assert len(prompt) == 18
+
+
+class _Told(dict):
+    """A message that can be watched."""
+
+
+def test_messages_are_not_kept_by_a_template_with_macros(tmp_path):
+    """A macro holds its context, and the context its macros: without a hand, each prompt would stay until garbage is collected."""
+    source = "{% macro show(m) %}{{ m.role }}: {{ m.content }}{% endmacro %}{% for m in messages %}{{ show(m) }}{% endfor %}"
+    template = ChatTemplate({"default": source}, {})
+    gc.disable()
+    try:
+        message = _Told(role="user", content="hello")
+        gone = weakref.ref(message)
+        assert template.render([message], add_generation_prompt=False) == "user: hello"
+        del message
+        assert gone() is None
+    finally:
+        gc.enable()

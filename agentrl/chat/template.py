@@ -80,14 +80,16 @@ class ChatTemplate:
         # an absent value, never an empty list: templates ask `if tools` as well as `if tools is not none`
         shown = self._shown_tools(tools) or None
         given = [self._with_parts(message) for message in messages] if self._roles_with_parts else list(messages)
+        names = {"messages": given, "tools": shown, "documents": None, "add_generation_prompt": add_generation_prompt}
+        context = compiled.new_context({**self.special_tokens, **names})
         try:
-            return compiled.render(
-                **self.special_tokens, messages=given, tools=shown, documents=None, add_generation_prompt=add_generation_prompt
-            )
+            return "".join(compiled.root_render_func(context))
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             roles = " ".join(str(message["role"]) for message in messages)
             reason = f"{type(error).__name__}: {error}"
             raise TemplateRefusal(f"the chat template fails on the roles [{roles}]: {reason}", reason) from error
+        finally:
+            context.vars.clear()  # macros, which hold the context: a circle that would keep the messages until garbage is collected
 
     def _shown_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[_Tool]:
         """Return the tools for the template; some are kept, for most conversations of a run show the very same list."""

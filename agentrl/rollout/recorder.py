@@ -32,19 +32,27 @@ class Attempt:
     scope: Scope = field(default_factory=Scope, compare=False, repr=False)
 
 
+@dataclass(slots=True)
+class Turns:
+    """What the rows of an attempt count together: the anchor of each turn, and the tokens sampled."""
+
+    anchors: list[int] = field(default_factory=list)
+    num_action_tokens: int = 0
+
+
 class Row:
     """One training row of an attempt: tokens that only grow, opened by `TrajectoryRecorder.row`.
 
     Lengths agree after every call, so that an attempt may stop at any moment.
     """
 
-    def __init__(self, recorder: TrajectoryRecorder) -> None:
+    def __init__(self, turns: Turns) -> None:
         self.token_ids: list[NDArray[np.int32]] = []
         self.logprobs: list[NDArray[np.float32]] = []
         self.versions: list[NDArray[np.int32]] = []
-        self.turns: list[tuple[int, int]] = []  # (turn, number of tokens) per piece
+        self.pieces: list[tuple[int, int]] = []  # (turn, number of tokens)
         self.num_tokens = 0
-        self._recorder = recorder
+        self._turns = turns  # not the recorder, which holds its rows: a circle would wait for the garbage collector
 
     def append_context(self, ids: Sequence[int]) -> None:
         """Append tokens the policy did not sample: prompt, tool output, user turns, template."""
@@ -57,10 +65,10 @@ class Row:
         `anchor`: hash of the state that the turn was taken in.
         """
         assert self.num_tokens > 0, "a row begins with context: nothing predicts its first token"
-        turn = self._recorder.num_turns
+        turn = len(self._turns.anchors)
         self._append(generation.token_ids, generation.logprobs, generation.versions, turn)
-        self._recorder.anchors.append(anchor)
-        self._recorder.num_action_tokens += len(generation.token_ids)
+        self._turns.anchors.append(anchor)
+        self._turns.num_action_tokens += len(generation.token_ids)
         return turn
 
     def _append(self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], versions: NDArray[np.int32], turn: int) -> None:
@@ -68,7 +76,7 @@ class Row:
         self.token_ids.append(ids)
         self.logprobs.append(logprobs)
         self.versions.append(versions)
-        self.turns.append((turn, len(ids)))
+        self.pieces.append((turn, len(ids)))
         self.num_tokens += len(ids)
 
 
@@ -81,17 +89,20 @@ class TrajectoryRecorder:
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
-        self.anchors: list[int] = []  # one per turn
-        self.num_action_tokens = 0
+        self._turns = Turns()
 
     def row(self) -> Row:
         """Begin a row; it is part of the trajectory once it holds a token."""
-        self._rows.append(Row(self))
+        self._rows.append(Row(self._turns))
         return self._rows[-1]
 
     @property
     def num_turns(self) -> int:
-        return len(self.anchors)
+        return len(self._turns.anchors)
+
+    @property
+    def num_action_tokens(self) -> int:
+        return self._turns.num_action_tokens
 
     @property
     def num_rows(self) -> int:
@@ -112,8 +123,8 @@ class TrajectoryRecorder:
     ) -> Trajectory:
         """Return what was recorded so far, without rewards."""
         rows = self._begun()
-        turns = [piece for row in rows for piece in row.turns]
-        turn_ids = np.repeat(np.array([turn for turn, _ in turns], np.int16), np.array([count for _, count in turns], np.int64))
+        pieces = [piece for row in rows for piece in row.pieces]
+        turn_ids = np.repeat(np.array([turn for turn, _ in pieces], np.int16), np.array([count for _, count in pieces], np.int64))
         starts = itertools.accumulate((row.num_tokens for row in rows[:-1]), initial=0)
         task = attempt.task
         return Trajectory(
@@ -135,7 +146,7 @@ class TrajectoryRecorder:
             extra_info=task.extra_info,
             segment_starts=tuple(starts),
             is_greedy=attempt.is_greedy,
-            anchors=np.array(self.anchors, np.int64),
+            anchors=np.array(self._turns.anchors, np.int64),
         )
 
     def _begun(self) -> list[Row]:

@@ -21,9 +21,9 @@ searched = []
 loaded = Cyclic()
 garbage.collect_rarely()
 gc.callbacks.append(lambda phase, info: searched.append(info["generation"]) if phase == "start" else None)
-now = [0.0]
-old = garbage.OldGarbage(lambda: now[0])
-gc.callbacks.append(lambda phase, info: now.__setitem__(0, now[0] + (phase == "stop" and info["generation"] == 2) * 0.5))
+now, took = [0.0], [0.0]
+old = garbage.OldGarbage(lambda: now[0], lambda: took[0])
+gc.callbacks.append(lambda phase, info: took.__setitem__(0, took[0] + (phase == "stop" and info["generation"] == 2) * 0.5))
 assert old.collect(), "nothing is known of what it takes"
 assert not old.collect(), "half a second is its share of 500"
 assert searched.count(2) == 1

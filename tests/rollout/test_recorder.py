@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -113,3 +116,16 @@ def test_a_generation_of_another_dtype_is_refused_not_rounded():
     row.append_generation(Generation(np.array([1], np.int64), np.zeros(1, np.float32), np.zeros(1, np.int32), "stop"), anchor=7)
     with pytest.raises(TypeError):
         finish(recorder)
+
+
+def test_what_was_recorded_is_gone_with_its_recorder():
+    """No circle holds the arrays until garbage is collected: a process with 1,000 attempts in flight grew by 4 KiB for each."""
+    gc.disable()
+    try:
+        recorder = record([(True, 3, 0), (False, 2, 0)])
+        gone = weakref.ref(recorder)
+        finish(recorder)
+        del recorder
+        assert gone() is None
+    finally:
+        gc.enable()
