@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import ray
 
+from agentrl import heap
 from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES, ClusterConfig
 from agentrl.controller.shipping import shipped
 from agentrl.errors import InfrastructureError
@@ -45,6 +46,8 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
     # Ray reads these at import of its workers: no usage reports, and no rewriting of device variables for light actors.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in heap.FEW.items():
+        os.environ.setdefault(name, value)
     is_ours = not ray.is_initialized()
     if is_ours:
         try:

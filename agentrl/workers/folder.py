@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from agentrl import heap
+
 VARIABLE = "AGENTRL_WORKING_DIRECTORY"
 
 
@@ -13,7 +15,8 @@ def in_drivers_folder(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
 
     A Ray that runs already starts its workers where `ray start` stood.
     """
-    return {**(runtime_env or {}), "env_vars": {VARIABLE: os.getcwd()}, "worker_process_setup_hook": f"{__name__}.enter_folder"}
+    variables = {VARIABLE: os.getcwd(), **heap.FEW}
+    return {**(runtime_env or {}), "env_vars": variables, "worker_process_setup_hook": f"{__name__}.enter_folder"}
 
 
 def enter_folder() -> None:
