@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -69,7 +71,8 @@ def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False)
     from agentrl.config.compose import load_config
     from agentrl.controller.train import train as run
 
-    run(load_config(config, overrides or []))
+    with _resumable():
+        run(load_config(config, overrides or []))
 
 
 @app.command()
@@ -79,7 +82,8 @@ def sft(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -
     from agentrl.config.compose import load_sft_config
     from agentrl.controller.sft import supervise
 
-    supervise(load_sft_config(config, overrides or []))
+    with _resumable():
+        supervise(load_sft_config(config, overrides or []))
 
 
 @app.command()
@@ -89,7 +93,8 @@ def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) ->
     from agentrl.config.compose import load_rm_config
     from agentrl.controller.reward_model import train_reward_model
 
-    train_reward_model(load_rm_config(config, overrides or []))
+    with _resumable():
+        train_reward_model(load_rm_config(config, overrides or []))
 
 
 @app.command()
@@ -334,6 +339,16 @@ def config_explain(config: ConfigFile, overrides: Overrides = None, command: Com
         typer.echo(explain_supervised(load(config, overrides or [])))
 
 
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say at Ctrl-C what becomes of the run; the command then ends with 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the run folder keeps everything saved so far, the same command resumes", err=True)
+        raise
+
+
 def main() -> None:
     """Run the command line; exit code 2 for the user's mistakes, 1 for the world's, 130 for Ctrl-C."""
     try:
@@ -344,9 +359,6 @@ def main() -> None:
         kind = "" if isinstance(error, UserError) else " (infrastructure)"
         typer.echo(f"error{kind}: {error}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; the run folder keeps everything saved so far, the same command resumes", err=True)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

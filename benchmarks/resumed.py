@@ -4,10 +4,11 @@
 
 Four ways to be stopped, each at a third and at two thirds of the steps: Ctrl-C, SIGTERM and `kill -9` of the driver, after which the same
 command is started again, and the loss of one of two nodes of Ray, which the run survives by itself; the node is back a little later.
+Runs on two nodes have two servers, learn from older tokens, and are compared with undisturbed ones on two nodes.
 
 A curve is the mean reward of training in windows of steps. The spread is that of undisturbed runs: the mean of the seeds, plus and minus
-twice what one more run would differ from it (standard deviations of all windows pooled). The exit code is 1 when a run failed, its audit
-does not balance, or more than a tenth of its windows are outside.
+twice what one more run would differ from it (standard deviations of all windows and layouts pooled). The exit code is 1 when a run failed,
+its audit does not balance, or more than a tenth of its windows are outside.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -36,6 +37,8 @@ from ray.cluster_utils import Cluster
 SIGNALS = {"ctrl_c": signal.SIGINT, "sigterm": signal.SIGTERM, "kill_9": signal.SIGKILL}
 NODE_LOST = "node_lost"
 UNDISTURBED = "undisturbed"
+TWO_NODES = "two_nodes"
+"""Undisturbed, on two nodes."""
 STRIKES = (1 / 3, 2 / 3)
 """Shares of the steps."""
 POLL_S = 0.2
@@ -141,11 +144,11 @@ def measure(way: str, seed: int, args: argparse.Namespace) -> Curve:
     run_dir.with_suffix(".log").unlink(missing_ok=True)
     overrides = [f"trainer.seed={seed}", f"trainer.steps={args.steps}", "trainer.save_freq=10", "~tracking.baselines.untrained"]
     started = time.monotonic()
-    with two_nodes() if way == NODE_LOST else nullcontext() as nodes:
+    with two_nodes() if way in (NODE_LOST, TWO_NODES) else nullcontext() as nodes:
         if nodes is not None:
             overrides += [f"cluster.address={nodes.cluster.address}", *NODE_OVERRIDES]
         training = Training(run_dir, [*overrides, *args.overrides])
-        for share in () if way == UNDISTURBED else STRIKES:
+        for share in () if way in (UNDISTURBED, TWO_NODES) else STRIKES:
             training.wait_for_step(round(share * args.steps))
             nodes.lose_and_add() if nodes is not None else training.stop_and_start(SIGNALS[way])
         training.finish()
@@ -198,23 +201,29 @@ class Spread:
         return float(np.mean((windows < self.low) | (windows > self.high)))
 
 
-def spread_of(curves: Sequence[np.ndarray]) -> Spread:
-    """Return the spread of undisturbed runs, two or more."""
-    stacked = np.stack(curves)
-    mean, num = stacked.mean(axis=0), len(curves)
-    deviation = np.sqrt(stacked.var(axis=0, ddof=1).mean() * (1 + 1 / num))
-    return Spread(mean - 2 * deviation, mean + 2 * deviation)
+def spreads_of(curves: Sequence[Curve], *, window: int) -> dict[str, Spread]:
+    """Return the spread of the undisturbed runs of each layout: UNDISTURBED, and TWO_NODES if there are any."""
+    ways = [way for way in (UNDISTURBED, TWO_NODES) if any(curve.way == way for curve in curves)]
+    stacked = {way: np.stack([windows_of(curve.rewards, window) for curve in curves if curve.way == way]) for way in ways}
+    squares = sum(((rows - rows.mean(axis=0)) ** 2).sum() for rows in stacked.values())
+    variance = squares / sum((len(rows) - 1) * rows.shape[1] for rows in stacked.values())
+    deviations = {way: np.sqrt(variance * (1 + 1 / len(rows))) for way, rows in stacked.items()}
+    return {way: Spread(rows.mean(axis=0) - 2 * deviations[way], rows.mean(axis=0) + 2 * deviations[way]) for way, rows in stacked.items()}
+
+
+def spread_for(curve: Curve, spreads: Mapping[str, Spread]) -> Spread:
+    """Return the spread of the runs that had the same layout."""
+    return spreads[TWO_NODES if curve.way in (NODE_LOST, TWO_NODES) and TWO_NODES in spreads else UNDISTURBED]
 
 
 def judge(curves: Sequence[Curve], *, window: int) -> tuple[bool, list[str]]:
     """Compare the stopped runs with the undisturbed ones; return whether all is well, and what to say."""
-    windows = {curve.name: windows_of(curve.rewards, window) for curve in curves}
-    spread = spread_of([windows[curve.name] for curve in curves if curve.way == UNDISTURBED])
+    spreads = spreads_of(curves, window=window)
     rows = ["| run | windows outside | final accuracy | starts | rolled back | audit | s |", "|---|---|---|---|---|---|---|"]
     is_well = True
     for curve in curves:
-        outside = spread.share_outside(windows[curve.name])
-        is_well &= curve.audit == 0 and len(curve.rewards) == curve.steps and (curve.way == UNDISTURBED or outside <= MAX_OUTSIDE)
+        outside = spread_for(curve, spreads).share_outside(windows_of(curve.rewards, window))
+        is_well &= curve.audit == 0 and len(curve.rewards) == curve.steps and (curve.way in spreads or outside <= MAX_OUTSIDE)
         rows.append(
             f"| {curve.name} | {outside:.0%} | {curve.accuracy:.3f} | {curve.num_starts} | {curve.num_rolled_back} | {curve.audit_says} | "
             f"{curve.wall_s:.0f} |"
@@ -227,17 +236,19 @@ def draw(curves: Sequence[Curve], path: Path, *, window: int) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    spread = spread_of([windows_of(curve.rewards, window) for curve in curves if curve.way == UNDISTURBED])
-    steps = window * (np.arange(len(spread.low)) + 0.5)
-    figure, axis = pyplot.subplots(figsize=(9, 5))
-    axis.fill_between(steps, spread.low, spread.high, color="lightgrey", label="spread of undisturbed runs")
-    for curve in curves:
-        style = {"color": "grey", "linewidth": 0.8} if curve.way == UNDISTURBED else {"label": curve.name}
-        axis.plot(steps, windows_of(curve.rewards, window), **style)
-    for share in STRIKES:
-        axis.axvline(share * curves[0].steps, color="black", linestyle=":")
-    axis.set(xlabel="step", ylabel=f"mean reward of {window} steps", title="Stopped twice, and gone on")
-    axis.legend()
+    spreads = spreads_of(curves, window=window)
+    figure, axes = pyplot.subplots(1, len(spreads), figsize=(8 * len(spreads), 5), sharey=True, squeeze=False)
+    for axis, (way, spread) in zip(axes.flat, spreads.items(), strict=True):
+        steps = window * (np.arange(len(spread.low)) + 0.5)
+        axis.fill_between(steps, spread.low, spread.high, color="lightgrey", label="spread of undisturbed runs")
+        for curve in (curve for curve in curves if spread_for(curve, spreads) is spread):
+            style = {"color": "grey", "linewidth": 0.8} if curve.way == way else {"label": curve.name}
+            axis.plot(steps, windows_of(curve.rewards, window), **style)
+        for share in STRIKES:
+            axis.axvline(share * curves[0].steps, color="black", linestyle=":")
+        axis.set(xlabel="step", ylabel=f"mean reward of {window} steps", title="one node" if way == UNDISTURBED else "two nodes")
+        axis.legend()
+    figure.suptitle("Stopped twice, and gone on")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
@@ -262,7 +273,9 @@ def measure_all(args: argparse.Namespace, known: Sequence[Curve], keep: Callable
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ways", default=",".join([*SIGNALS, NODE_LOST]), help="to be stopped, separated by commas")
+    parser.add_argument(
+        "--ways", default=",".join([*SIGNALS, NODE_LOST]), help=f"to be stopped, separated by commas; {TWO_NODES}: not to be, on two nodes"
+    )
     parser.add_argument("--seeds", default="0,1,2", help="of the undisturbed runs")
     parser.add_argument("--stopped-seeds", default="0", help="of each way to be stopped")
     parser.add_argument("--steps", type=int, default=150)
@@ -286,7 +299,7 @@ def main() -> int:
         print(f"{curve.name}: accuracy {curve.accuracy:.3f}, audit {curve.audit_says}, {curve.wall_s:.0f} s", flush=True)
 
     failures = measure_all(args, tuple(curves), keep)
-    curves.sort(key=lambda curve: (curve.way != UNDISTURBED, curve.name))
+    curves.sort(key=lambda curve: (curve.way not in (UNDISTURBED, TWO_NODES), curve.name))
     is_well, rows = judge(curves, window=args.window)
     print("\n" + "\n".join(rows))
     draw(curves, args.out.with_suffix(".png"), window=args.window)
