@@ -124,11 +124,12 @@ def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(clus
     batch = decode(from_ipc(ray.get(taken, timeout=DEADLINE_S)))
     assert [(t.group_id, t.member) for t in batch] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     call(buffer.advance, 1)
-    assert ray.get(polls, timeout=DEADLINE_S) == [[]] * 12
     call(buffer.add, "first", to_ipc(encode(batch[:1])))  # still in flight when its sender died
     assert call(buffer.counts) == BufferCounts(2, 0, 0, 0, 2, {}, {"owner_lost": 2, "late": 1})
 
     saved = call(buffer.state)
+    call(buffer.close)
+    assert ray.get(polls, timeout=DEADLINE_S) == [[]] * 12
     resumed = BufferActor.remote(config(folder))
     call(resumed.open)
     call(resumed.resume, 1, saved)
