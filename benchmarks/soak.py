@@ -280,7 +280,7 @@ def show(sample: Sample, totals: Totals) -> None:
     print(
         f"{sample.seconds:6.0f} s  in flight {sample.in_flight:5.0f}  finished {finished:6.0f}  trained on {totals.num_trajectories:6d}  "
         f"servers replaced {totals.kills}  rollout {rollout.memory_mib:.1f} MiB {rollout.tasks} tasks {rollout.threads} threads "
-        f"{rollout.sockets} sockets  buffer {sample.buffer.memory_mib:.1f} MiB",
+        f"{rollout.sockets} sockets  buffer {sample.buffer.memory_mib:.1f} MiB, {sample.ready:.0f} groups ready",
         flush=True,
     )
 

@@ -49,7 +49,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Sample:
-    """Both processes, `seconds` after the start; attempts: that were trained on until then; counts: of the rollout actor."""
+    """Both processes, `seconds` after the start; attempts: that were trained on until then; counts: of the rollout actor.
+
+    ready, stored_mib: what the buffer holds at the moment, complete groups and the bytes of all trajectories.
+    """
 
     seconds: float
     in_flight: float
@@ -57,6 +60,8 @@ class Sample:
     counts: dict[str, float]
     rollout: Process
     buffer: Process
+    ready: float = 0.0
+    stored_mib: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,9 @@ def look_at_buffer(actor: ActorHandle) -> Process:
 
 def sample_of(seconds: float, rollouts: ActorHandle, buffer: ActorHandle, *, attempts: int) -> Sample:
     counts = {name: count for name, count in ray.get(rollouts.stats.remote(), timeout=LOOK_S).items() if name.startswith(COUNTED)}
-    return Sample(seconds, counts["in_flight"], attempts, counts, look_at_rollouts(rollouts), look_at_buffer(buffer))
+    held = ray.get(buffer.stats.remote(), timeout=LOOK_S)
+    processes = look_at_rollouts(rollouts), look_at_buffer(buffer)
+    return Sample(seconds, counts["in_flight"], attempts, counts, *processes, ready=held["ready"], stored_mib=held["stored_bytes"] / 2**20)
 
 
 # ---------------------------------------------------------------------------------------------------------- the verdict
