@@ -74,6 +74,10 @@ class LearnerError(InfrastructureError):
     pass
 
 
+class RankLost(LearnerError):
+    """The process of a rank died; those that are left are of no use without it."""
+
+
 class DiskError(InfrastructureError):
     pass
 

@@ -50,7 +50,7 @@ from agentrl.learner.linear_kernels import check_linear_kernels
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
-from agentrl.workers.starting import Starting, wait_until_all_ready
+from agentrl.workers.starting import Starting
 
 
 @contextmanager
@@ -108,10 +108,8 @@ def open_run(config: Config) -> Iterator[Run]:
         checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer, newest=checkpoint)
         stack.callback(checkpoints.close)  # after the learner is stopped: an interrupted run does not wait for its data
         stack.callback(ranks.stop)
-        start_up.add(*ranks.roles.ranks)
-        wait_until_all_ready([*ranks.roles.ranks, *starting], table=start_up.line)
+        ranks.bring_up(starting, checkpoint, start_up=start_up, say=observer.say)
         if checkpoint is not None:
-            ranks.roles.load(checkpoint.learner)
             observer.say(f"resumed from {checkpoint.folder.name}")
         buffer.resume(checkpoint.step if checkpoint else 0, checkpoint.buffer_state() if checkpoint else None)
         observer.unwritten.attempt("readiness.txt", partial(start_up.finish, run_dir.root / "readiness.txt"))

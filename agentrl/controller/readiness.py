@@ -63,6 +63,10 @@ class StartUp:
         """Take parts into the table that were launched a moment ago."""
         self._parts += [(part, time.monotonic()) for part in parts]
 
+    def remove(self, *parts: Starting) -> None:
+        """Leave parts out that others take the place of."""
+        self._parts = [(part, since) for part, since in self._parts if part not in parts]
+
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Have a row that stands once the block has ended."""

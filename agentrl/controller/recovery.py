@@ -8,14 +8,15 @@ publish     the weights as a new version; a server that a broken publish had pau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from agentrl.controller.checkpoint import read_checkpoint
+from agentrl.controller.checkpoint import Checkpoint, read_checkpoint
+from agentrl.controller.readiness import StartUp
 from agentrl.controller.roles import Roles
-from agentrl.errors import LearnerError
-from agentrl.workers.starting import wait_until_all_ready
+from agentrl.errors import LearnerError, RankLost
+from agentrl.workers.starting import Starting, wait_until_all_ready
 
 if TYPE_CHECKING:
     from agentrl.controller.run import Run
@@ -30,6 +31,29 @@ class Ranks:
         self._max_restarts = max_restarts
         self.num_restarts = 0
         self.roles = launch()
+
+    def bring_up(self, others: Sequence[Starting], checkpoint: Checkpoint | None, *, start_up: StartUp, say: Callable[[str], None]) -> None:
+        """Wait until the ranks and all `others` stand, and load the checkpoint; should a rank be lost meanwhile, all ranks start again.
+
+        Raises:
+            AgentRLError: one of them does not come up; or `learner.max_restarts` is used up.
+        """
+        while True:
+            ranks = self.roles.ranks
+            start_up.add(*ranks)
+            try:
+                wait_until_all_ready([*ranks, *others], table=start_up.line)
+                if checkpoint is not None:
+                    self.roles.load(checkpoint.learner)
+            except RankLost as lost:
+                if not self.roles.is_lost:
+                    raise
+                say(f"{lost}; all ranks start again ({self.count_restart(lost)})")
+                start_up.remove(*ranks)
+                self.stop()
+                self.start_again()
+            else:
+                return
 
     def count_restart(self, cause: LearnerError) -> str:
         """Count the restart that `cause` makes necessary, and return which of how many it is.

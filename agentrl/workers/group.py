@@ -13,7 +13,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from agentrl.errors import AgentRLError, LearnerError
+from agentrl.errors import AgentRLError, LearnerError, RankLost
 from agentrl.workers.dispatch import Dispatch, cut, dispatch_of, join_results
 from agentrl.workers.host import host_class
 from agentrl.workers.kept import FETCH_TIMEOUT_S, Kept
@@ -220,7 +220,7 @@ class WorkerGroup(Workers[W]):
             try:
                 self._fetch(done, what)
             except RayActorError as error:
-                raise self._failed(f"rank {rank} was lost during {what!r}") from error
+                raise self._lost(rank, what) from error
             except RayTaskError as error:
                 if isinstance(error.cause, AgentRLError) and not isinstance(error.cause, LearnerError):
                     raise error.cause from None
@@ -233,7 +233,7 @@ class WorkerGroup(Workers[W]):
             try:
                 self._fetch([ref], what)
             except RayActorError as error:
-                raise self._failed(f"rank {pending[ref]} was lost during {what!r}") from error
+                raise self._lost(pending[ref], what) from error
             except RayTaskError:
                 continue  # it failed as the first one did
 
@@ -243,6 +243,10 @@ class WorkerGroup(Workers[W]):
             return ray.get(list(refs), timeout=FETCH_TIMEOUT_S)
         except GetTimeoutError as error:
             raise self._failed(f"results of {what!r} did not arrive within {FETCH_TIMEOUT_S:g} s") from error
+
+    def _lost(self, rank: int, what: str) -> RankLost:
+        self._is_lost.set()
+        return RankLost(f"{self._name} rank {rank} was lost during {what!r}")
 
     def _failed(self, why: str) -> LearnerError:
         self._is_lost.set()

@@ -109,6 +109,21 @@ def test_a_rank_that_is_killed_before_the_first_publish_ends_nothing(world):
     assert is_reproduced(run_dir)
 
 
+def test_ranks_that_are_killed_while_they_start_are_started_again(world):
+    """Of a new run, and of one that is resumed."""
+    run_dir = world.folder / "lost_starting"
+    for steps, begun in ((2, []), (4, ["resumed from step_000002"])):
+        more = arguments(world, "lost_starting", "learner.world_size=2", f"trainer.steps={steps}", "trainer.save_freq=1")
+        run = world.start("train", *more)
+        kill_rank_in(run, "WorkerHost.start")
+        assert run.wait(LIMIT_S) == 0, run.output()
+        assert "all ranks start again (restart 1 of 3)" in run.output()
+        assert all(words in run.output() for words in begun)
+        assert "Traceback" not in run.output()
+        assert run.left_behind() == []
+    assert [r["step"] for r in world.records(run_dir).train] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("call", ["Critic.update", "Critic.start_save"])
 def test_a_lost_rank_of_the_critic_brings_back_all_roles(world, call):
     run_dir = world.folder / call
