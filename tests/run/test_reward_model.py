@@ -109,7 +109,8 @@ def test_ppo_learns_from_it_beside_a_rule_and_its_critic_begins_as_it(world, jud
     validated = decode(read_parquet(run_dir / "validation/step_000000.parquet"))
     trained = [decode(read_parquet(run_dir / f"trajectories/step_{step:06d}.parquet")) for step in (1, 2)]
     for trajectories in (*trained, validated):
-        assert [t.metrics["reward/helpful"] for t in trajectories] == pytest.approx(expected(config, judge, trajectories), abs=1e-5)
+        scores = [t.metrics["reward/helpful"] for t in trajectories]
+        np.testing.assert_allclose(scores, expected(config, judge, trajectories), rtol=1e-5, atol=1e-5)  # float32, in other batches
         for t in trajectories:
             [event] = [event for event in t.rewards if event.name == "helpful"]
             assert event.value == pytest.approx(0.5 * t.metrics["reward/helpful"])
