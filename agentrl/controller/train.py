@@ -45,8 +45,8 @@ def train(config: Config) -> RunResult:
         InfrastructureError: something was lost that the run could not replace.
     """
     with open_run(config) as run:
+        run.validate_baselines()
         with run.recovering():
-            run.validate_baselines()
             run.publish()
         if config.trainer.val_only:
             run.validate()
