@@ -9,6 +9,7 @@ import trio.testing
 
 from agentrl.errors import ServerError
 from agentrl.http.client import HttpClient
+from raw_http import read_request
 
 
 class Scripted:
@@ -30,21 +31,6 @@ class Scripted:
                 if answer is None:
                     return
                 await stream.send_all(answer)
-
-
-async def read_request(stream):
-    """Read one whole request; False at the end of the stream."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        chunk = await stream.receive_some(65536)
-        if not chunk:
-            return False
-        data += chunk
-    head, body = data.split(b"\r\n\r\n", 1)
-    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    while len(body) < length:
-        body += await stream.receive_some(65536)
-    return True
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
 """The garbage collector of a process that plays thousands of trajectories at once.
 
 A trajectory in flight holds some 350 objects that live for minutes, and the collector takes 60 ns for each that it looks at: at 10,000 in
-flight a search of everything is a pause of a quarter of a second or more, in which all of them stand still. Cycles are few here, some 4 KiB
-per attempt, but an hour of them is much: everything is searched as often as takes SHARE of the time.
+flight a search of everything is a pause of a quarter of a second or more, in which all of them stand still. Cycles are few here,
+but hours of them are much: everything is searched as often as takes SHARE of the time.
 """
 
 from __future__ import annotations
