@@ -93,6 +93,9 @@ def test_a_batch_is_whole_groups_in_order_of_lease_and_member():
     lengths = [t.num_tokens for t in decode(from_ipc(batch))]
     assert lengths == [4, 7, 4, 4]
     assert [t.token_ids[0] for t in decode(from_ipc(batch))] == [0, 1, 100, 101]
+    assert target.stats()["stored_bytes"] > 0, "the batch may be asked for again"
+    target.advance(1)
+    target.settle(1)
     assert target.stats()["stored_bytes"] == 0
 
 
@@ -104,12 +107,13 @@ def test_groups_without_variance_are_replaced_and_the_counts_balance():
     target.add("a", wire(play(second, 0, reward=1.0), play(second, 1, reward=0.0)))
     assert target.take(2, 0.0) is None
     assert target.counts().dropped == {"no_variance": 1}
+    of_one_group = target.stats()["stored_bytes"]
     [third] = target.lease("a", 8, 0.0)  # in its place, and no more
     assert third.group_id == 2
     target.add("a", wire(play(third, 0, reward=0.5), play(third, 1, reward=0.4)))
+    assert target.stats()["stored_bytes"] == pytest.approx(2 * of_one_group, rel=0.1), "nothing of the first"
     assert keys(target.take(2, 0.0)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert target.counts().is_balanced
-    assert target.stats()["stored_bytes"] == 0
 
 
 def test_a_group_with_a_greedy_attempt_is_complete_with_it():

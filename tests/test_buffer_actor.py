@@ -147,12 +147,13 @@ def test_a_curriculum_draws_rows_by_the_seed_and_travels_with_the_state(cluster,
     buffer, resumed = BufferActor.remote(weighed), BufferActor.remote(weighed)
     for actor in (buffer, resumed):
         call(actor.open)
-        call(actor.advance, 0)
+    call(buffer.advance, 0)
     leases = call(buffer.lease, "a", 9, 0.0)
     assert [(lease.group_id, lease.task.task_id.partition(":")[2]) for lease in leases] == [(row, str(row)) for row in order[:2]]
     for lease in leases:
         call(buffer.add, "a", to_ipc(encode([trajectory(lease, member) for member in range(2)])))
     call(resumed.resume, 0, call(buffer.state))
+    call(resumed.advance, 0)
     for actor in (buffer, resumed):
         assert call(actor.take, 2, 0.0) is not None
         call(actor.advance, 1)

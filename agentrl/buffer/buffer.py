@@ -1,9 +1,9 @@
-"""The replay buffer: the dataset's cursor, the ledger, and the trajectories of its groups in Arrow memory.
+"""The replay buffer: the dataset's cursor, the ledger, and the journal that has both of them and the groups' trajectories.
 
 Rollout actors lease groups and add finished trajectories; the learner's controller takes batches and says when a publish
 happened. Nobody is pushed: a producer that runs ahead waits in `lease`, a learner that runs ahead waits in `take`.
 
-With a journal everything is written down before it takes effect: a buffer that reads it again goes on where the other one died, and
+Everything is written down before it takes effect: a buffer that reads it again goes on where the other one died, and
 a call that was made and not answered may be made again.
 """
 
@@ -76,6 +76,7 @@ class ReplayBuffer:
             another leased.
         lease_timeout_s: a group that an owner has had for so long is leased to another.
         duplicate_after_s: a group that an owner has had for so long goes to another, too, that would have nothing to do; the first counts.
+        journal: None: one in memory, which ends with the process.
 
         Raises:
             CheckpointError: the journal is of other data.
@@ -86,8 +87,8 @@ class ReplayBuffer:
         self._has_greedy = has_greedy
         self._lease_timeout_s = lease_timeout_s
         self._duplicate_after_s = duplicate_after_s
-        self._journal = journal
-        self._rows = Rows(journal)
+        self._journal = Journal(None) if journal is None else journal
+        self._rows = Rows(self._journal)
         self._ledger = Ledger(
             groups_per_step=groups_per_step,
             max_staleness=max_staleness,
@@ -103,11 +104,10 @@ class ReplayBuffer:
         self._changed = threading.Condition()
         self._is_closed = False
         self._clock = clock
-        self._last_add = clock()
         self._waited_s = {"lease": 0.0, "take": 0.0}
         self._last_lags: Counter[int] = Counter()
-        if journal is not None:
-            self._read(journal)
+        self._read()
+        self._last_add = clock()
 
     # ------------------------------------------------------------------------------------------------ rollout side
 
@@ -123,7 +123,7 @@ class ReplayBuffer:
             version = self._ledger.version
         # Outside of the lock: reading a row may decode a whole row group.
         leases = [Lease(group_id, self._tasks.task(group_id), self._group_size, version, self._has_greedy) for group_id in group_ids]
-        if self._journal is not None and leases:
+        if leases:
             with self._changed:
                 self._journal.name_tasks({lease.group_id: lease.task.task_id for lease in leases})
         return leases
@@ -135,8 +135,7 @@ class ReplayBuffer:
             if self._ledger.is_released(owner):
                 return True
             now = self._clock()
-            for late, group_id in self._ledger.expire(older_than=now - self._lease_timeout_s):
-                self._rows.forget_play(late, group_id)
+            self._rows.forget_plays(self._ledger.expire(older_than=now - self._lease_timeout_s))
             while len(group_ids) < limit and self._ledger.can_lease():
                 group_ids.append(self._ledger.lease(owner, now))
             if not group_ids:
@@ -163,12 +162,8 @@ class ReplayBuffer:
         with self._changed:
             self._last_add = self._clock()
             for row, (group_id, member, versions, accuracy) in enumerate(zip(*columns, strict=True)):
-                one, key = batch.slice(row, 1), (group_id, owner, member)
-                self._rows.announce(key, one)
-                admission = self._ledger.add_member(owner, group_id, member, versions, accuracy)
-                if admission in ("waiting", "ready"):
-                    self._rows.put(key, one)
-                self._look_at(group_id, admission)
+                self._rows.announce((group_id, owner, member), batch.slice(row, 1))
+                self._look_at(group_id, self._ledger.add_member(owner, group_id, member, versions, accuracy))
             self._changed.notify_all()
 
     def leave_out(self, owner: str, group_id: int, member: int, reason: str) -> None:
@@ -182,7 +177,7 @@ class ReplayBuffer:
         if admission != "ready":
             return
         group = self._ledger.ready_group(group_id)
-        self._rows.keep_only(group_id, group.owner)
+        self._rows.forget_others(group)
         if self._drop_constant_groups and self._is_constant(group):
             self._ledger.drop_ready(group_id, NO_VARIANCE)
             self._rows.forget([group_id])
@@ -191,7 +186,7 @@ class ReplayBuffer:
         """End a group that `owner` cannot finish; the bound admits another in its place."""
         with self._changed:
             if self._ledger.drop(owner, group_id, reason):
-                self._rows.forget_play(owner, group_id)
+                self._rows.forget_plays([(owner, group_id)])
             self._changed.notify_all()
 
     def release(self, owner: str) -> int:
@@ -201,8 +196,7 @@ class ReplayBuffer:
         """
         with self._changed:
             released = self._ledger.release(owner)
-            for group_id in released:
-                self._rows.forget_play(owner, group_id)
+            self._rows.forget_plays([(owner, group_id) for group_id in released])
             self._changed.notify_all()
         return len(released)
 
@@ -220,7 +214,6 @@ class ReplayBuffer:
                 return None
             self._last_lags = Counter(self._ledger.lag(group) for group in groups)
             rows = [row for group in groups for row in self._rows.of(group)]
-            self._rows.leave_memory(group.group_id for group in groups)
         return to_ipc(pa.concat_batches(rows))
 
     def reject(self, step: int, reason: str) -> None:
@@ -299,7 +292,7 @@ class ReplayBuffer:
         with self._changed:
             counts = self._ledger.counts()
             lags = self._last_lags
-            memory = self._rows.num_bytes
+            num_bytes = self._rows.num_bytes
             lag_sum = sum(lag * count for lag, count in lags.items())
             stats: dict[str, float] = {
                 "drawn": float(counts.drawn),
@@ -307,7 +300,7 @@ class ReplayBuffer:
                 "leased": float(counts.leased),
                 "queued": float(counts.queued),
                 "consumed": float(counts.consumed),
-                "stored_bytes": memory,
+                "stored_bytes": float(num_bytes),
                 "lease_wait_s": self._waited_s["lease"],
                 "take_wait_s": self._waited_s["take"],
                 "since_last_add_s": self._clock() - self._last_add,
@@ -339,8 +332,7 @@ class ReplayBuffer:
     def state(self) -> bytes:
         """Return cursor, ledger and ready groups as one Arrow IPC stream; leased groups are saved as places in the data."""
         with self._changed:
-            if self._journal is not None:
-                self._journal.sync()  # what the checkpoint learned from must not be ready again after a power loss
+            self._journal.sync()  # what the checkpoint learned from must not be ready again after a power loss
             state = self._ledger.state()
             rows = [row for group in state["ready"] for row in self._rows.of(self._ledger.ready_group(group["group_id"]))]
         batch = pa.concat_batches(rows) if rows else pa.RecordBatch.from_pylist([], schema=SCHEMA)
@@ -363,14 +355,10 @@ class ReplayBuffer:
         batch = batch.replace_schema_metadata(SCHEMA.metadata)
         keys = zip(batch.column("group_id").to_pylist(), batch.column("member").to_pylist(), strict=True)
         owners = {group["group_id"]: group["owner"] for group in state.get("ready", ())}
-        rows = {(group_id, owners.get(group_id, ""), member): batch.slice(row, 1) for row, (group_id, member) in enumerate(keys)}
         with self._changed:
-            for key, row in rows.items():
-                self._rows.announce(key, row)
+            for row, (group_id, member) in enumerate(keys):
+                self._rows.announce((group_id, owners.get(group_id, ""), member), batch.slice(row, 1))
             self._ledger.restore(state)
-            self._rows.clear()
-            for key, row in rows.items():
-                self._rows.put(key, row)
             self._changed.notify_all()
 
     def resume(self, step: int, state: bytes | None) -> None:
@@ -381,10 +369,10 @@ class ReplayBuffer:
         Raises:
             CheckpointError: neither can.
         """
-        if self._journal is None or self._journal.is_empty or step < self._ledger.settled:
+        if self._journal.is_empty or step < self._ledger.settled:
             if state is not None:
                 self.restore(state)
-            elif step > 0 or not (self._journal is None or self._journal.is_empty):
+            elif step > 0 or not self._journal.is_empty:
                 raise CheckpointError(
                     f"nothing is known of the replay buffer as it was after step {step}: its journal goes back to "
                     f"step {self._ledger.settled} only, and no checkpoint has its state; start anew with trainer.resume_mode=disable"
@@ -394,13 +382,11 @@ class ReplayBuffer:
             self.release(owner)
         self.roll_back(step)
 
-    def _read(self, journal: Journal) -> None:
-        """Apply what the journal says, and read the trajectories of what is leased and ready."""
-        for event in journal.events():
+    def _read(self) -> None:
+        """Apply what the journal says."""
+        for event in self._journal.events():
             self._ledger.apply(event)
         self._ledger.touch(self._clock())
-        for group_id, owner in self._ledger.kept_keys():
-            self._rows.get(group_id, owner)
         for group in self._ledger.ready_groups():  # the last life may have ended between a group's last member and this look
             self._look_at(group.group_id, "ready")
 
@@ -422,9 +408,8 @@ class ReplayBuffer:
     def _record(self, events: Sequence[Event]) -> None:
         """Write events, with the trajectories that come with them."""
         arriving = self._rows.arriving()
-        if self._journal is not None:
-            is_kept = events[0].kind in (Kind.ADDED, Kind.IMPORTED)  # what comes late, or twice, is not
-            self._journal.append(events, arriving if is_kept else {})
+        is_kept = events[0].kind in (Kind.ADDED, Kind.IMPORTED)  # what comes late, or twice, is not
+        self._journal.append(events, arriving if is_kept else {})
 
     def _is_constant(self, group: ReadyGroup) -> bool:
         rewards = np.concatenate([scored_rewards(row) for row in self._rows.of(group)])

@@ -47,8 +47,8 @@ _BUSY_S = 10.0
 class Journal:
     """Written by one process; the caller sees to it that one thread at a time uses it."""
 
-    def __init__(self, path: Path, *, is_synced: bool = False) -> None:
-        """Open or create the file.
+    def __init__(self, path: Path | None, *, is_synced: bool = False) -> None:
+        """Open or create the file; without one, the journal is in memory and ends with the process.
 
         Raises:
             JournalError: it cannot be written.
@@ -56,7 +56,7 @@ class Journal:
         """
         self._path = path
         try:
-            self._database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(path or ":memory:", timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
             self._database.executescript(_SCHEMA)
@@ -95,13 +95,23 @@ class Journal:
         """
         self._write(("DELETE FROM attempts WHERE group_id = ?", [(group_id,) for group_id in group_ids]))
 
-    def forget_play(self, group_id: int, owner: str) -> None:
-        """Let the trajectories go that an owner made of a group.
+    def forget_plays(self, plays: Iterable[tuple[int, str]]) -> None:
+        """Let the trajectories go that owners made of groups: (group, owner) each.
 
         Raises:
             JournalError: it could not be written.
         """
-        self._write(("DELETE FROM attempts WHERE group_id = ? AND owner = ?", [(group_id, owner)]))
+        self._write(("DELETE FROM attempts WHERE group_id = ? AND owner = ?", list(plays)))
+
+    def forget_others(self, group_id: int, owner: str) -> None:
+        """Let the trajectories of a group go that are not of `owner`, if there are any.
+
+        Raises:
+            JournalError: it could not be written.
+        """
+        others = self._database.execute("SELECT 1 FROM attempts WHERE group_id = ? AND owner != ? LIMIT 1", (group_id, owner))
+        if others.fetchone() is not None:
+            self._write(("DELETE FROM attempts WHERE group_id = ? AND owner != ?", [(group_id, owner)]))
 
     def name_tasks(self, task_ids: Mapping[int, str]) -> None:
         """Note which task each group attempts.
@@ -160,6 +170,16 @@ class Journal:
         """Return what is kept of an owner's attempts: member -> Arrow IPC stream."""
         found = self._database.execute("SELECT member, data FROM attempts WHERE group_id = ? AND owner = ?", (group_id, owner))
         return dict(found.fetchall())
+
+    def members(self, group_id: int, owner: str) -> set[int]:
+        """Return of which members an owner's attempts are kept."""
+        found = self._database.execute("SELECT member FROM attempts WHERE group_id = ? AND owner = ?", (group_id, owner))
+        return {member for (member,) in found}
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all trajectories that are kept."""
+        return int(self._database.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM attempts").fetchone()[0])
 
     def fact(self, name: str) -> str | None:
         row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()

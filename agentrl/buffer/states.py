@@ -112,11 +112,6 @@ class GroupStates:
         """Return all who play groups."""
         return sorted({owner for group in self._leased.values() for owner in group.plays})
 
-    def kept_keys(self) -> list[tuple[int, str]]:
-        """Return (group, owner) of what is leased and ready."""
-        leased = [(group_id, owner) for group_id, group in self._leased.items() for owner in group.plays]
-        return leased + [(group.group_id, group.owner) for group in self._ready.values()]
-
     def lag(self, group: ReadyGroup) -> int:
         """Return the largest lag of the group's tokens, in versions; 0 for a group without any."""
         return max(map(self.lineage.lag, group.versions), default=0)

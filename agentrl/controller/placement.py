@@ -1,7 +1,7 @@
 """Start what a run consists of and stop all of it at the end. Mistakes of a user are looked for first; then processes start side by side.
 
 driver
- ├─ BufferActor        no GPU        ledger, Arrow store, place in the data
+ ├─ BufferActor        no GPU        ledger, journal, place in the data
  ├─ RolloutActor x R   no GPU        agent loops on trio
  ├─ WorkerHost x W     as placed     FSDP ranks, each around one worker
  └─ ServerActor x S    as placed     starts and watches one server process; attached URLs are watched by threads of the driver
