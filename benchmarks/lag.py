@@ -15,7 +15,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from quickstart_runs import ROOT, Figures, Plan, Results, current_commit, measure_all
+from quickstart_runs import Figures, Plan, Results, add_arguments, measure_all
 
 CORRECTIONS = {
     "decoupled": ("algorithm.mode=decoupled",),
@@ -34,10 +34,7 @@ def main() -> int:
     parser.add_argument("--max-staleness", type=int, default=8)
     parser.add_argument("--eval-n", type=int, default=4, help="attempts at each of the validation rows")
     parser.add_argument("--within", type=float, default=0.03, help="how far the mean of `decoupled` may be below that of `on_policy`")
-    parser.add_argument("--commit", help="name of the measured state; by default the hash of what is checked out")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "lag.json")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bench" / "lag", help="where the runs' own folders go")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for all runs")
+    add_arguments(parser, "lag")
     args = parser.parse_args()
     plans = [
         Plan(row, int(seed), args.steps, (*overrides_of(row, args), *args.overrides))
@@ -45,7 +42,7 @@ def main() -> int:
         for row in args.rows.split(",")
     ]
     results = Results(args.out, what="benchmarks/lag.py: the quickstart task, servers kept buffer.max_staleness steps ahead")
-    measured = list(measure_all(plans, results, commit=args.commit or current_commit(), runs=args.runs.resolve(), program=PROGRAM))
+    measured = list(measure_all(plans, results, commit=args.commit, runs=args.runs, program=PROGRAM))
     print("\n" + table(measured))
     return int(len(measured) < len(plans) or not is_recovered(measured, within=args.within))
 

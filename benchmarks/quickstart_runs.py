@@ -1,4 +1,4 @@
-"""Runs of the quickstart task, one after the other, whose figures go into one JSON: what recipes.py and lag.py share.
+"""Runs of the quickstart task, one after the other, whose figures go into one JSON: what recipes.py, lag.py and resumed.py share.
 
 A run is what anyone would start by hand: `agentrl train configs/quickstart.yaml KEY=VALUE ...`. Results are kept after every run,
 so an interrupted benchmark goes on where it stopped; a run that is in the JSON is not made again.
@@ -6,6 +6,7 @@ so an interrupted benchmark goes on where it stopped; a run that is in the JSON 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -80,10 +81,27 @@ class Results:
 
     def add(self, figures: Figures) -> None:
         self.runs.append(figures)
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._file.with_suffix(".tmp")
-        beside.write_text(json.dumps({"what": self._what, "runs": [asdict(run) for run in self.runs]}, indent=1) + "\n")
-        os.replace(beside, self._file)
+        write_whole(self._file, {"what": self._what, "runs": [asdict(run) for run in self.runs]})
+
+
+def write_whole(file: Path, content: object) -> None:
+    """Write JSON so that the file is the old one or the new one, whenever this is interrupted."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_suffix(".tmp")
+    beside.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(beside, file)
+
+
+def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add what every benchmark of such runs asks for; `name` says where its results and its runs' folders go."""
+    parser.add_argument("--commit", default=current_commit(), help="name of the measured state; by default the hash of what is checked out")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / f"{name}.json")
+    parser.add_argument("--runs", type=_whole_path, default=ROOT / "runs" / "bench" / name, help="where the runs' own folders go")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for all runs")
+
+
+def _whole_path(text: str) -> Path:
+    return Path(text).resolve()
 
 
 class RunFailed(Exception):

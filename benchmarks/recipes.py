@@ -11,9 +11,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from pathlib import Path
 
-from quickstart_runs import ROOT, Figures, Plan, Results, current_commit, measure_all
+from quickstart_runs import Figures, Plan, Results, add_arguments, measure_all
 
 RECIPES = "ppo,grpo,rloo,reinforce_plus_plus,dapo,gspo,cispo"
 ON_THIS_TASK = {
@@ -29,10 +28,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--at-least", type=float, default=0.85, help="final accuracy that every run is to reach")
-    parser.add_argument("--commit", help="name of the measured state; by default the hash of what is checked out")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "recipes.json")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bench" / "recipes", help="where the runs' own folders go")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for all runs")
+    add_arguments(parser, "recipes")
     args = parser.parse_args()
     plans = [
         Plan(recipe, int(seed), args.steps, (f"algorithm={recipe}", *ON_THIS_TASK.get(recipe, ()), *args.overrides))
@@ -40,7 +36,7 @@ def main() -> int:
         for seed in args.seeds.split(",")
     ]
     results = Results(args.out, what="agentrl train configs/quickstart.yaml algorithm=NAME, one run after the other")
-    measured = list(measure_all(plans, results, commit=args.commit or current_commit(), runs=args.runs.resolve()))
+    measured = list(measure_all(plans, results, commit=args.commit, runs=args.runs))
     print("\n" + table(measured))
     return int(len(measured) < len(plans) or any(figures.accuracy < args.at_least for figures in measured))
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from quickstart_runs import AGENTRL, ROOT, TRAIN, RunFailed, current_commit, prepare
+from quickstart_runs import AGENTRL, ROOT, TRAIN, RunFailed, add_arguments, prepare, write_whole
 from ray.cluster_utils import Cluster
 
 SIGNALS = {"ctrl_c": signal.SIGINT, "sigterm": signal.SIGTERM, "kill_9": signal.SIGKILL}
@@ -202,7 +202,7 @@ class Spread:
 
 
 def spreads_of(curves: Sequence[Curve], *, window: int) -> dict[str, Spread]:
-    """Return the spread of the undisturbed runs of each layout: UNDISTURBED, and TWO_NODES if there are any."""
+    """Return the spread of the undisturbed runs of each layout that there are: UNDISTURBED, TWO_NODES."""
     ways = [way for way in (UNDISTURBED, TWO_NODES) if any(curve.way == way for curve in curves)]
     stacked = {way: np.stack([windows_of(curve.rewards, window) for curve in curves if curve.way == way]) for way in ways}
     squares = sum(((rows - rows.mean(axis=0)) ** 2).sum() for rows in stacked.values())
@@ -213,7 +213,7 @@ def spreads_of(curves: Sequence[Curve], *, window: int) -> dict[str, Spread]:
 
 def spread_for(curve: Curve, spreads: Mapping[str, Spread]) -> Spread:
     """Return the spread of the runs that had the same layout."""
-    return spreads[TWO_NODES if curve.way in (NODE_LOST, TWO_NODES) and TWO_NODES in spreads else UNDISTURBED]
+    return spreads[TWO_NODES if curve.way in (NODE_LOST, TWO_NODES) else UNDISTURBED]
 
 
 def judge(curves: Sequence[Curve], *, window: int) -> tuple[bool, list[str]]:
@@ -255,8 +255,10 @@ def draw(curves: Sequence[Curve], path: Path, *, window: int) -> None:
 
 def measure_all(args: argparse.Namespace, known: Sequence[Curve], keep: Callable[[Curve], None]) -> list[str]:
     """Make the runs that are not known, `args.at_once` at a time; return what failed."""
-    plans = [(UNDISTURBED, int(seed)) for seed in args.seeds.split(",")]
-    plans += [(way, int(seed)) for seed in args.stopped_seeds.split(",") for way in args.ways.split(",")]
+    ways = args.ways.split(",")
+    layouts = [UNDISTURBED] * any(way in SIGNALS for way in ways) + [TWO_NODES] * (NODE_LOST in ways)
+    plans = [(layout, int(seed)) for seed in args.seeds.split(",") for layout in layouts]
+    plans += [(way, int(seed)) for seed in args.stopped_seeds.split(",") for way in ways]
     missing = [plan for plan in plans if plan not in {(curve.way, curve.seed) for curve in known}]
     failures = []
     # Each in a process of its own: Ray's nodes are started from a main thread only.
@@ -273,29 +275,21 @@ def measure_all(args: argparse.Namespace, known: Sequence[Curve], keep: Callable
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--ways", default=",".join([*SIGNALS, NODE_LOST]), help=f"to be stopped, separated by commas; {TWO_NODES}: not to be, on two nodes"
-    )
-    parser.add_argument("--seeds", default="0,1,2", help="of the undisturbed runs")
+    parser.add_argument("--ways", default=",".join([*SIGNALS, NODE_LOST]), help="to be stopped, separated by commas")
+    parser.add_argument("--seeds", default="0,1,2", help="of the undisturbed runs, on one node and on two")
     parser.add_argument("--stopped-seeds", default="0", help="of each way to be stopped")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--window", type=int, default=10)
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
-    parser.add_argument("--commit", help="name of the measured state; by default the hash of what is checked out")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "resumed.json")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bench" / "resumed", help="where the runs' own folders go")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for all runs")
+    add_arguments(parser, "resumed")
     args = parser.parse_args()
-    args.runs, args.commit = args.runs.resolve(), args.commit or current_commit()
     prepare()
     stored = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     curves = [curve for curve in (Curve(**run) for run in stored) if (curve.commit, curve.steps) == (args.commit, args.steps)]
 
     def keep(curve: Curve) -> None:
         curves.append(curve)
-        beside = args.out.with_suffix(".tmp")
-        beside.write_text(json.dumps({"what": __doc__.splitlines()[0], "runs": [asdict(each) for each in curves]}, indent=1) + "\n")
-        os.replace(beside, args.out)
+        write_whole(args.out, {"what": __doc__.splitlines()[0], "runs": [asdict(each) for each in curves]})
         print(f"{curve.name}: accuracy {curve.accuracy:.3f}, audit {curve.audit_says}, {curve.wall_s:.0f} s", flush=True)
 
     failures = measure_all(args, tuple(curves), keep)
