@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -47,11 +48,16 @@ def _roles_below(node) -> Counter[str]:
     for process in psutil.Process(raylet.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             words = " ".join(process.cmdline())
-            found.update(role for role, word in TITLES.items() if word in words)
+            found.update(role for role, titles in TITLES.items() if any(title in words for title in titles))
     return found
 
 
-TITLES = {"buffer": "ray::BufferActor", "rollout": "ray::RolloutActor", "server": "agentrl.serving.embedded", "rank": "ray::WorkerHost"}
+TITLES = {
+    "buffer": ("ray::BufferActor",),
+    "rollout": ("ray::RolloutActor",),
+    "server": ("agentrl.serving.embedded",),
+    "rank": ("ray::WorkerHost", "ray::Learner"),  # during a call, Ray names a process after that
+}
 
 
 @pytest.fixture
@@ -122,6 +128,33 @@ def test_a_run_goes_on_without_a_node_and_takes_it_back(world, nodes):
     steps = world.num_steps(run_dir)
     run.wait_until(lambda: world.num_steps(run_dir) > steps + 2, PATIENCE_S)
     assert all(record["rollout/lag/max"] <= 1 for record in world.records(run_dir).train)
+    run.interrupt()
+    assert run.wait(PATIENCE_S) == 130, run.output()
+    assert run.left_behind() == []
+    audit = world.start("audit", str(run_dir))
+    assert audit.wait(PATIENCE_S) == 0, audit.output()
+
+
+def test_a_run_that_lost_a_node_with_a_learner_rank_goes_on_from_its_checkpoint_when_the_node_is_back(world, nodes):
+    """The rank that is left is ended, and both start again: the lost one waits for its seat."""
+    run, run_dir = start(
+        world,
+        nodes,
+        "rank_lost_with_its_node",
+        "learner.world_size=2",
+        "placement.pools={both: {nodes: 2}, serving: {node_resource: first}}",
+        "placement.roles={actor: both, servers: serving}",
+        "trainer.save_freq=2",
+    )
+    run.wait_until(lambda: any((run_dir / "checkpoints").glob("step_*")), PATIENCE_S)
+    assert nodes.roles()[1]["rank"] == 1
+    nodes.lose_second()
+    run.wait_until(lambda: "all ranks start again from step_" in run.output(), PATIENCE_S)
+    assert re.search(r"learner rank \d was lost", run.output())  # either may stand there
+    nodes.add_second()
+    steps = world.num_steps(run_dir)
+    run.wait_until(lambda: world.num_steps(run_dir) > steps + 2, PATIENCE_S)
+    assert nodes.roles()[1]["rank"] == 1
     run.interrupt()
     assert run.wait(PATIENCE_S) == 130, run.output()
     assert run.left_behind() == []
