@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
-from agentrl.controller.checkpoint import find_checkpoint, read_checkpoint, tidy
+from agentrl.controller.checkpoint import find_checkpoint, put_aside, read_checkpoint, tidy
 from agentrl.controller.roles import Roles
 from agentrl.controller.run_dir import write_atomically
 from agentrl.controller.saving import CheckpointWriter, metric_of
@@ -201,6 +201,36 @@ def test_the_same_step_may_be_written_again(tmp_path):
     save(tmp_path, 5, learner=Writing(b"new"))
     assert (find_checkpoint(tmp_path, TrainerConfig()).learner / "shard_0").read_bytes() == b"new"
     assert names(tmp_path) == ["step_000005"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(before=st.sets(st.integers(1, 9), min_size=1), begins=st.integers(0, 9), after=st.integers(1, 9), keep_last=st.integers(1, 3))
+def test_a_run_that_begins_before_the_newest_is_resumed_from_its_own_steps(tmp_path_factory, before, begins, after, keep_last):
+    """Whatever the folder had: once put aside, the newest is of the course that the run takes, and nothing is lost."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for step in before:
+        save(folder, step, keep_last=9)
+    kept = {step for step in before if begins in before and step <= begins}
+    checkpoint = read_checkpoint(folder / f"step_{begins:06d}") if begins in before else None
+    said = put_aside(folder, checkpoint)
+    assert (said is None) == (kept == before)
+    assert {c.name for c in folder.glob("before_*/step_*")} == {f"step_{step:06d}" for step in before - kept}
+    newest = find_checkpoint(folder, TrainerConfig())
+    assert (newest and newest.step) == (begins if kept else None)
+    assert put_aside(folder, newest) is None
+    if after > max(kept, default=0):
+        assert save(folder, after, learner=Writing(b"own"), keep_last=keep_last).step == after
+        assert (find_checkpoint(folder, TrainerConfig()).learner / "shard_0").read_bytes() == b"own"
+
+
+def test_checkpoints_of_a_folder_are_put_aside_for_one_of_elsewhere(tmp_path):
+    own, other = tmp_path / "own", tmp_path / "other"
+    save(own, 5)
+    assert "up to step_000005, were moved" in put_aside(own, save(other, 7))
+    assert names(own) == ["before_000"]
+    save(own, 3)
+    put_aside(own, None)
+    assert names(own) == ["before_000", "before_001"]
 
 
 def test_a_wrong_resume_path_says_what_would_be_right(tmp_path):

@@ -120,6 +120,25 @@ def tidy(parent: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def put_aside(parent: Path, checkpoint: Checkpoint | None) -> str | None:
+    """Move the checkpoints that a run which begins with `checkpoint` (None: from nothing) did not come by, and say so; None without any.
+
+    They are later steps of a course that is given up, or of another run. Left where they are, the newest would be taken for this run's, and
+    this run's own, of smaller steps, would be removed as old.
+    """
+    is_own = checkpoint is not None and checkpoint.folder.resolve().parent == parent.resolve()
+    others = [c for c in _complete(parent) if not (checkpoint is not None and is_own and c.step <= checkpoint.step)]
+    if not others:
+        return None
+    aside = parent / f"before_{len(list(parent.glob('before_*'))):03d}"
+    aside.mkdir()
+    for other in reversed(others):  # should this be interrupted, what is left is still of one course
+        other.folder.rename(aside / other.folder.name)
+    _sync(parent)
+    begin_with = "nothing" if checkpoint is None else str(checkpoint.folder)
+    return f"{len(others)} checkpoint(s), up to {others[-1].folder.name}, were moved to {aside}: this run begins with {begin_with}"
+
+
 def prune(parent: Path, trainer: TrainerConfig) -> None:
     """Remove all checkpoints but the newest `keep_last` and the best `keep_best`."""
     found = _complete(parent)

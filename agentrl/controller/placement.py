@@ -23,7 +23,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.adapter import confirm_adapter, resolve_adapter
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.buffer_client import BufferClient
-from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, tidy
+from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, tidy
 from agentrl.controller.cluster import ending_at_the_second_interrupt, interruptible, ray_session
 from agentrl.controller.conversations import Conversations
 from agentrl.controller.nsight import check_nsight, recorded
@@ -111,6 +111,8 @@ def open_run(config: Config) -> Iterator[Run]:
         ranks.bring_up(starting, checkpoint, start_up=start_up, say=observer.say)
         if checkpoint is not None:
             observer.say(f"resumed from {checkpoint.folder.name}")
+        if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
+            observer.say(aside)
         buffer.resume(checkpoint.step if checkpoint else 0, checkpoint.buffer_state() if checkpoint else None)
         observer.unwritten.attempt("readiness.txt", partial(start_up.finish, run_dir.root / "readiness.txt"))
         observer.say(f"ready after {time.monotonic() - started:.1f} s: {_readiness(config, plan)}")

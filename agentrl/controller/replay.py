@@ -17,7 +17,7 @@ from agentrl.buffer.lineage import Lineage
 from agentrl.config.compose import load_config
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
-from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
+from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, save_checkpoint
 from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.compare import CorrectionsReport
 from agentrl.controller.observe import Observer
@@ -98,6 +98,8 @@ def replay(folder: Path, config: Config, *, last_step: int | None = None, report
                     f"{run_dir.root} holds a replay up to step {run.step} without comparisons; for them, name another folder by --out, "
                     "or begin again by trainer.resume_mode=disable"
                 )
+        if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
+            observer.say(aside)
         return run.to(min(last_step or stored.num_steps, stored.num_steps, config.trainer.steps or stored.num_steps))
 
 

@@ -27,7 +27,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig, SFTTrainerConfig
 from agentrl.config.trainer import TrainerConfig
-from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
+from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, save_checkpoint
 from agentrl.controller.cluster import interruptible, ray_session
 from agentrl.controller.learner import pack_for, start_learner
 from agentrl.controller.nsight import check_nsight, recorded
@@ -165,6 +165,8 @@ def run_job(job: Job) -> Path:
                 learner.run(Learner.load, str(checkpoint.learner))
             elif trainer.untrained_output:
                 learner.run(Learner.export, trainer.untrained_output)
+            if (aside := put_aside(job.run_dir / "checkpoints", checkpoint)) is not None:
+                trackers.console.say(aside)
             trackers.console.set_total_steps(order.num_updates)  # from here on it takes the time
             Loop(job, order, learner, trackers, progress).run(start)
     return Path(trainer.output)
@@ -262,17 +264,11 @@ def _open_run(job: Job, data: str) -> tuple[Checkpoint | None, Progress]:
     checkpoint = find_checkpoint(folder, TrainerConfig(resume_mode=job.config.trainer.resume_mode))
     progress = Progress.resumed(checkpoint, data) if checkpoint is not None else Progress(data)
     try:
-        if checkpoint is None and folder.is_dir() and any(folder.iterdir()):
-            folder.rename(_free_name(folder))  # or the later steps of the run before would outlive those of this one
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"trainer.run_dir {str(job.run_dir)!r} cannot be written: {error.strerror}") from error
     write_atomically(job.run_dir / "config.yaml", dump_config(job.config))
     return checkpoint, progress
-
-
-def _free_name(folder: Path) -> Path:
-    return next(name for number in itertools.count(1) if not (name := folder.with_name(f"{folder.name}.{number}")).exists())
 
 
 def _open_trackers(job: Job, order: Order, checkpoint: Checkpoint | None) -> Trackers:
