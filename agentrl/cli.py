@@ -69,10 +69,12 @@ def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False)
     """
     _options(debug)
     from agentrl.config.compose import load_config
+
+    checked = load_config(config, overrides or [])  # a mistake is told before the seconds that torch takes to load
     from agentrl.controller.train import train as run
 
     with _resumable():
-        run(load_config(config, overrides or []))
+        run(checked)
 
 
 @app.command()
@@ -80,10 +82,12 @@ def sft(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -
     """Train a policy by imitation (supervised fine-tuning), from `model.path` or from scratch."""
     _options(debug)
     from agentrl.config.compose import load_sft_config
+
+    checked = load_sft_config(config, overrides or [])
     from agentrl.controller.sft import supervise
 
     with _resumable():
-        supervise(load_sft_config(config, overrides or []))
+        supervise(checked)
 
 
 @app.command()
@@ -91,10 +95,12 @@ def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) ->
     """Train a reward model on pairs of answers of which one was preferred, from `model.path` or from scratch."""
     _options(debug)
     from agentrl.config.compose import load_rm_config
+
+    checked = load_rm_config(config, overrides or [])
     from agentrl.controller.reward_model import train_reward_model
 
     with _resumable():
-        train_reward_model(load_rm_config(config, overrides or []))
+        train_reward_model(checked)
 
 
 @app.command()
