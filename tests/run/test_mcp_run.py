@@ -105,6 +105,7 @@ def test_over_stdio(world, policy, tmp_path):
     check(train(world, policy, "stdio", stdio(calls)), calls)
 
 
+@pytest.mark.slow
 def test_over_http(world, policy, tmp_path):
     calls = tmp_path / "calls"
     server = subprocess.Popen(
