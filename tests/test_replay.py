@@ -201,6 +201,19 @@ def test_files_that_do_not_say_who_learned_are_taken_by_their_newest_token(run, 
     assert StoredSteps.find(tmp_path).read(1).learned_by == 3
 
 
+def test_tokens_of_steps_that_a_run_undid_are_as_far_away_as_they_were_for_the_run(run, tmp_path):
+    """Weights of step 1 were published anew as version 3: a token of version 2, of the course given up, is one step back and none forth."""
+    shutil.copytree(run / "trajectories", tmp_path / "trajectories")
+    versions = np.array([0, 1, 2, 3], np.int32)
+    assert StoredSteps.find(tmp_path).read(4).lineage.lags(versions).tolist() == [3, 2, 1, 0], "by their numbers, where nothing is known"
+    published = [(0, 0, "untrained"), (0, 0, "policy"), (1, 1, "policy"), (2, 2, "policy"), (3, 1, "policy"), (4, 2, "policy")]
+    lines = [json.dumps({"version": version, "step": step, "what": what}) for version, step, what in published]
+    (tmp_path / "versions.jsonl").write_text("\n".join([*lines, '{"version": 5, "st']))
+    for folder in (tmp_path, tmp_path / "trajectories"):
+        stored = StoredSteps.find(folder).read(4)
+        assert (stored.learned_by, stored.lineage.lags(versions).tolist()) == (3, [1, 0, 1, 0])
+
+
 # ------------------------------------------------------------------------------------------------------------ report
 
 

@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.buffer.lineage import Lineage
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.correction import CorrectionConfig
 from agentrl.config.schema import Config
@@ -62,7 +61,7 @@ class CorrectionsReport:
         rollout, groups = self._config.rollout, with_reward(batch.groups)
         assessment = assess(roles, groups, self._config)
         credited = credit(groups, algorithm, group_size=rollout.fixed_group_size, assessment=assessment)
-        credited = leave_out_old(credited, groups, lags=Lineage.of([(batch.learned_by, 0)]).lags, max_lag=algorithm.correction.max_lag)
+        credited = leave_out_old(credited, groups, lags=batch.lineage.lags, max_lag=algorithm.correction.max_lag)
         samples = [sample for members in leave_out_masked(credited, groups, rollout.masked_outcomes) for sample in members]
         if not samples:  # all are masked: there is no gradient to compare
             return

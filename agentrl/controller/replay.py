@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.buffer.lineage import Lineage
 from agentrl.config.compose import load_config
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
@@ -139,7 +138,7 @@ class _Replay:
         if self.report is not None:
             with self._observer.timer("compare"):
                 self.report.observe(self._roles, batch)
-        lags = Lineage.of([(batch.learned_by, 0)]).lags
+        lags = batch.lineage.lags
         updates = learn(self._roles, batch.groups, self._config, step=self.step, lags=lags, timer=self._observer.timer)
         self.step = batch.step
         self._observer.step(

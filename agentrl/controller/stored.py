@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.buffer.lineage import Lineage
 from agentrl.controller.credit import group_trajectories
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import DataError
@@ -17,18 +19,26 @@ _STEP_FILE = re.compile(r"step_(\d+)\.parquet")
 
 @dataclass(frozen=True, slots=True)
 class StoredStep:
-    """One batch: its number (from 1), its groups in the order of learning, and the version that learned from it."""
+    """One batch: its number (from 1), its groups in the order of learning, and the versions up to the one that learned from it."""
 
     step: int
     groups: tuple[Group, ...]
-    learned_by: int
+    lineage: Lineage
+
+    @property
+    def learned_by(self) -> int:
+        return self.lineage.version
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSteps:
-    """The files of a run's steps, 1 to `num_steps` without a gap."""
+    """The files of a run's steps, 1 to `num_steps` without a gap.
+
+    publishes: (version, step) of all that the run published, in their order; nothing where its folder is not there.
+    """
 
     files: tuple[Path, ...]
+    publishes: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_steps(self) -> int:
@@ -50,7 +60,7 @@ class StoredSteps:
         missing = [step for step in range(1, max(found) + 1) if step not in found]
         if missing:
             raise DataError(f"{place}: step_{missing[0]:06d}.parquet is missing; a replay needs every step up to the last, {max(found)}")
-        return cls(tuple(found[step] for step in sorted(found)))
+        return cls(tuple(found[step] for step in sorted(found)), _read_publishes(place.parent / "versions.jsonl"))
 
     def read(self, step: int) -> StoredStep:
         """Read step `step`, counted from 1.
@@ -61,7 +71,17 @@ class StoredSteps:
         batch = read_parquet(self.files[step - 1])
         groups = tuple(group_trajectories(decode(batch)))
         named = "learned_by" in batch.schema.names and batch.num_rows > 0
-        return StoredStep(step, groups, batch.column("learned_by")[0].as_py() if named else _newest(groups))
+        return StoredStep(step, groups, self._lineage(batch.column("learned_by")[0].as_py() if named else _newest(groups)))
+
+    def _lineage(self, version: int) -> Lineage:
+        lineage = Lineage.of(publish for publish in self.publishes if publish[0] <= version)
+        return lineage if lineage.version == version else Lineage.of([(version, 0)])
+
+
+def _read_publishes(path: Path) -> tuple[tuple[int, int], ...]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    return tuple((record["version"], record["step"]) for record in records if record["what"] == "policy")
 
 
 def is_fresh(trajectory: Trajectory, version: int) -> bool:
