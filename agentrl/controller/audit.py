@@ -110,7 +110,8 @@ def _compare_trajectories(found: Audit, folder: Path, bound: int) -> str | None:
     except DataError:
         return None
     batches, num_groups = found.batches(), 0
-    for step in range(1, min(stored.num_steps, found.step) + 1):
+    last = min(stored.num_steps, found.step)
+    for step in range(1, last + 1):
         batch = stored.read(step)
         groups = {group.group_id for group in batch.groups}
         expected = batches.get(step)
@@ -122,12 +123,12 @@ def _compare_trajectories(found: Audit, folder: Path, bound: int) -> str | None:
         num_groups += len(groups)
         versions = np.unique(np.concatenate([t.versions[t.action_mask] for group in batch.groups for t in group.attempts]))
         newest = int(versions.max(initial=NO_VERSION))
-        if newest > batch.learned_by and not found.num_rollbacks:
+        if newest > batch.learned_by:
             found.complain(f"step {step}: a token of version {newest} was learned from by version {batch.learned_by}")
-        lag = batch.learned_by - int(versions.min(initial=batch.learned_by))
-        if lag > bound and not found.num_rollbacks:
+        lag = int(batch.lineage.lags(versions).max(initial=0))
+        if lag > bound:
             found.complain(f"step {step}: a token is {lag} versions old; the bound is {bound}")
-    return f"trajectories of {stored.num_steps} steps: {num_groups} groups, as in the journal" if found.is_balanced else None
+    return f"trajectories of {last} steps: {num_groups} groups, as in the journal" if found.is_balanced else None
 
 
 def _compare_versions(found: Audit, folder: Path) -> str | None:

@@ -204,6 +204,8 @@ def test_however_and_wherever_a_run_is_stopped_nothing_is_left_and_the_same_comm
     }
     for call, how in moments.items():
         run = world.start("train", *command, "trainer.steps=1000")
+        if how == "twice":  # the first that gets so far: those before were stopped before or in their first checkpoint
+            run.wait_until(lambda: newest_step_seen(run_dir) >= 1, LIMIT_S)
         wait_for_call(run, call)
         started = time.monotonic()
         stop(run, how)
