@@ -80,8 +80,12 @@ class StoredSteps:
 
 def _read_publishes(path: Path) -> tuple[tuple[int, int], ...]:
     lines = path.read_text().splitlines() if path.exists() else []
-    records = [json.loads(line) for line in lines if line.endswith("}")]
-    return tuple((record["version"], record["step"]) for record in records if record["what"] == "policy")
+    found: list[tuple[int, int]] = []
+    for record in (json.loads(line) for line in lines if line.endswith("}")):
+        # That a version stands there twice is the audit's to tell.
+        if record["what"] == "policy" and (not found or record["version"] > found[-1][0]):
+            found.append((record["version"], record["step"]))
+    return tuple(found)
 
 
 def is_fresh(trajectory: Trajectory, version: int) -> bool:
