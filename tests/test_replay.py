@@ -206,12 +206,14 @@ def test_tokens_of_steps_that_a_run_undid_are_as_far_away_as_they_were_for_the_r
     shutil.copytree(run / "trajectories", tmp_path / "trajectories")
     versions = np.array([0, 1, 2, 3], np.int32)
     assert StoredSteps.find(tmp_path).read(4).lineage.lags(versions).tolist() == [3, 2, 1, 0], "by their numbers, where nothing is known"
-    published = [(0, 0, "untrained"), (0, 0, "policy"), (1, 1, "policy"), (2, 2, "policy"), (3, 1, "policy"), (4, 2, "policy")]
-    lines = [json.dumps({"version": version, "step": step, "what": what}) for version, step, what in published]
-    (tmp_path / "versions.jsonl").write_text("\n".join([*lines, '{"version": 5, "st']))
+    published = [("untrained", 0), *(("policy", step) for step in (0, 1, 2, 1, 2, 3, 4))]
+    lines = [json.dumps({"version": max(0, line - 1), "step": step, "what": what}) for line, (what, step) in enumerate(published)]
+    (tmp_path / "versions.jsonl").write_text("\n".join([*lines, '{"version": 7, "st']))
     for folder in (tmp_path, tmp_path / "trajectories"):
         stored = StoredSteps.find(folder).read(4)
         assert (stored.learned_by, stored.lineage.lags(versions).tolist()) == (3, [1, 0, 1, 0])
+    (tmp_path / "versions.jsonl").write_text("\n".join(lines[:-1]))
+    assert StoredSteps.find(tmp_path).num_steps == 3, "the fourth is of the course given up"
 
 
 # ------------------------------------------------------------------------------------------------------------ report

@@ -46,7 +46,7 @@ class StoredSteps:
 
     @classmethod
     def find(cls, folder: Path) -> StoredSteps:
-        """Find the step files of a run's folder, or of its `trajectories` folder.
+        """Find the step files of a run's folder, or of its `trajectories` folder; those of later steps, which the run undid, are left out.
 
         Raises:
             DataError: there are none, or a step is missing.
@@ -57,10 +57,12 @@ class StoredSteps:
                 break
         else:
             raise DataError(f"{str(folder)!r} holds no trajectories; name a run's folder, or a folder of step_000001.parquet, ...")
-        missing = [step for step in range(1, max(found) + 1) if step not in found]
+        publishes = _read_publishes(place.parent / "versions.jsonl")
+        last = min(max(found), publishes[-1][1]) if publishes else max(found)
+        missing = [step for step in range(1, last + 1) if step not in found]
         if missing:
-            raise DataError(f"{place}: step_{missing[0]:06d}.parquet is missing; a replay needs every step up to the last, {max(found)}")
-        return cls(tuple(found[step] for step in sorted(found)), _read_publishes(place.parent / "versions.jsonl"))
+            raise DataError(f"{place}: step_{missing[0]:06d}.parquet is missing; a replay needs every step up to the last, {last}")
+        return cls(tuple(found[step] for step in range(1, last + 1)), publishes)
 
     def read(self, step: int) -> StoredStep:
         """Read step `step`, counted from 1.
