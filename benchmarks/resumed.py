@@ -7,8 +7,9 @@ command is started again, and the loss of one of two nodes of Ray, which the run
 Runs on two nodes have two servers, learn from older tokens, and are compared with undisturbed ones on two nodes.
 
 A curve is the mean reward of training in windows of steps. The spread is that of undisturbed runs: the mean of the seeds, plus and minus
-twice what one more run would differ from it (standard deviations of all windows and layouts pooled). The exit code is 1 when a run failed,
-its audit does not balance, or more than a tenth of its windows are outside.
+twice what one more run would differ from it (standard deviations of all windows and layouts pooled). That leaves some windows of any run
+outside, so each undisturbed run is compared with the others likewise. The exit code is 1 when a run failed, its audit does not balance, or
+more of its windows are outside than of any undisturbed run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ STRIKES = (1 / 3, 2 / 3)
 POLL_S = 0.2
 RUN_S = 3600.0
 AUDIT_S = 300.0
-MAX_OUTSIDE = 0.1
 KEY_NAME = "AGENTRL_BENCH_KEY"
 """Servers on nodes of their own listen to the network, and ask for a key."""
 NODE_OVERRIDES = (
@@ -56,7 +56,7 @@ NODE_OVERRIDES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Curve:
     """One run. rewards: mean of each training step; num_starts: of the command; audit: exit status and what it says last."""
 
@@ -219,16 +219,29 @@ def spread_for(curve: Curve, spreads: Mapping[str, Spread]) -> Spread:
 def judge(curves: Sequence[Curve], *, window: int) -> tuple[bool, list[str]]:
     """Compare the stopped runs with the undisturbed ones; return whether all is well, and what to say."""
     spreads = spreads_of(curves, window=window)
+    outside = {curve: _share_outside(curve, curves, spreads, window=window) for curve in curves}
+    most = max(share for curve, share in outside.items() if curve.way in spreads)
     rows = ["| run | windows outside | final accuracy | starts | rolled back | audit | s |", "|---|---|---|---|---|---|---|"]
     is_well = True
     for curve in curves:
-        outside = spread_for(curve, spreads).share_outside(windows_of(curve.rewards, window))
-        is_well &= curve.audit == 0 and len(curve.rewards) == curve.steps and (curve.way in spreads or outside <= MAX_OUTSIDE)
-        rows.append(
-            f"| {curve.name} | {outside:.0%} | {curve.accuracy:.3f} | {curve.num_starts} | {curve.num_rolled_back} | {curve.audit_says} | "
-            f"{curve.wall_s:.0f} |"
+        is_well &= curve.audit == 0 and len(curve.rewards) == curve.steps and outside[curve] <= most
+        says = (
+            f"{outside[curve]:.0%}",
+            f"{curve.accuracy:.3f}",
+            curve.num_starts,
+            curve.num_rolled_back,
+            curve.audit_says,
+            f"{curve.wall_s:.0f}",
         )
+        rows.append(f"| {' | '.join(map(str, (curve.name, *says)))} |")
     return is_well, rows
+
+
+def _share_outside(curve: Curve, curves: Sequence[Curve], spreads: Mapping[str, Spread], *, window: int) -> float:
+    """Return which share of a curve's windows is outside of the spread of the undisturbed runs, itself not among them."""
+    if curve.way in spreads:
+        spreads = spreads_of([other for other in curves if other is not curve], window=window)
+    return spread_for(curve, spreads).share_outside(windows_of(curve.rewards, window))
 
 
 def draw(curves: Sequence[Curve], path: Path, *, window: int) -> None:
