@@ -134,6 +134,7 @@ def check_record(trajectory, *, max_version: int) -> None:
     assert all(mask[event.position] for event in trajectory.rewards)
 
 
+@pytest.mark.slow
 def test_a_command_is_trained(world, program):
     result = train(
         world,

@@ -222,6 +222,9 @@ def test_however_and_wherever_a_run_is_stopped_nothing_is_left_and_the_same_comm
     assert last.wait(LIMIT_S) == 0, last.output()
     assert f"resumed from step_{saved:06d}" in last.output()
     assert [r["step"] for r in world.records(run_dir).train] == list(range(1, saved + 3)), "each step once"
+    again = world.start("train", *command, f"trainer.steps={saved + 2}")
+    assert again.wait(LIMIT_S) == 0, again.output()
+    assert f"this run is complete ({saved + 2} of {saved + 2} steps)" in again.output()
 
 
 def stop(run, how: str) -> None:

@@ -75,6 +75,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(world):
     assert {path.parent.name for path in (world.folder / "whole_run/checkpoints").rglob("step_*")} == {"checkpoints", "before_000"}
 
 
+@pytest.mark.slow
 def test_the_best_policy_is_that_of_the_lowest_validation_loss(world):
     """The learning rate is so large that the loss rises in the end."""
     options = [f"data.val_files=[{world.folder}/data/sft.parquet]", "trainer.test_freq=1", "learner.optimizer.lr=0.3", "trainer.steps=4"]
