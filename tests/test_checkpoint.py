@@ -229,6 +229,8 @@ def test_checkpoints_of_a_folder_are_put_aside_for_one_of_elsewhere(tmp_path):
     assert "up to step_000005, were moved" in put_aside(own, save(other, 7))
     assert names(own) == ["before_000"]
     save(own, 3)
+    written_otherwise = read_checkpoint(own / "before_000" / ".." / "step_000003")
+    assert put_aside(own, written_otherwise) is None, "its own"
     put_aside(own, None)
     assert names(own) == ["before_000", "before_001"]
 

@@ -40,6 +40,10 @@ class Checkpoint:
     def learner(self) -> Path:
         return self.folder / "learner"
 
+    def is_in(self, parent: Path) -> bool:
+        """Whether it stands in `parent`, however the two paths are written."""
+        return self.folder.resolve().parent == parent.resolve()
+
     def buffer_state(self) -> bytes:
         return (self.folder / "buffer.bin").read_bytes()
 
@@ -126,8 +130,8 @@ def put_aside(parent: Path, checkpoint: Checkpoint | None) -> str | None:
     They are later steps of a course that is given up, or of another run. Left where they are, the newest would be taken for this run's, and
     this run's own, of smaller steps, would be removed as old.
     """
-    is_own = checkpoint is not None and checkpoint.folder.resolve().parent == parent.resolve()
-    others = [c for c in _complete(parent) if not (checkpoint is not None and is_own and c.step <= checkpoint.step)]
+    last = checkpoint.step if checkpoint is not None and checkpoint.is_in(parent) else -1
+    others = [other for other in _complete(parent) if other.step > last]
     if not others:
         return None
     aside = parent / f"before_{len(list(parent.glob('before_*'))):03d}"

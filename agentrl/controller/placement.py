@@ -176,7 +176,7 @@ def _open_batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
 
 def _launch_buffer(config: Config, run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer) -> BufferClient:
     """Start the replay buffer with the run's journal; with a new one where the run is another's, or goes on from no journal of its own."""
-    is_own = checkpoint is None or checkpoint.folder.parent == run_dir.checkpoints
+    is_own = checkpoint is None or checkpoint.is_in(run_dir.checkpoints)
     is_new = config.trainer.resume_mode == "disable" or not is_own
     return BufferClient.launch(config, str(run_dir.root.resolve()), is_new=is_new, say=observer.say)
 
