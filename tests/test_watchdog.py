@@ -20,12 +20,13 @@ from agentrl.config.schema import Config
 from agentrl.controller.buffer_client import BufferClient
 from agentrl.controller.calls import get
 from agentrl.controller.cluster import ray_session
-from agentrl.controller.findings import Watched
+from agentrl.controller.findings import Parts
 from agentrl.controller.phases import Phases
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.servers import ServerFleet
-from agentrl.controller.watchdog import Watchdog
+from agentrl.controller.watchdog import WatchedRun
 from agentrl.data.arithmetic import write_arithmetic
+from agentrl.tracking.watchdog import Watchdog
 
 PLUGIN = """
 import time
@@ -84,8 +85,8 @@ class Standstill:
 
     def watchdog(self, driver: threading.Thread | None = None, *, silence_s: float = 0.5, answer_s: float = 2.0) -> Watchdog:
         driver = driver or threading.current_thread()
-        watched = Watched(self.buffer.actor, self.servers, self.rollouts, list, self.phases, driver)
-        return Watchdog(watched, silence_s=silence_s, folder=self.folder / "watchdog", say=self.said.put, answer_s=answer_s)
+        parts = Parts(self.buffer.actor, self.servers, self.rollouts, list, self.phases, driver)
+        return Watchdog(WatchedRun(parts, answer_s=answer_s), silence_s=silence_s, folder=self.folder / "watchdog", say=self.said.put)
 
     def wait_for(self, *words: str) -> str:
         """Return the first report that has all of them."""

@@ -27,6 +27,12 @@ class EvalConfig(Section):
     timeout_s: float = Field(
         1800.0, gt=0, description="Deadline of one whole validation; attempts that have not ended by then are counted as failed."
     )
+    watchdog_s: float | None = Field(
+        300.0,
+        gt=0,
+        description="For `agentrl eval` and `agentrl generate`: seconds in which no try of an attempt ends, after which they say what they "
+        "wait for, also in watchdog/ of the folder of results; choose more than the slowest attempt takes. None: never.",
+    )
     rewards: dict[str, str] = Field(
         {},
         description="data_source (or a pattern with `*`) -> the reward that validation scores such rows by; other rows keep the reward of "

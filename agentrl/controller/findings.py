@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-import trio
 from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from agentrl.controller.calls import in_trio, translate
+from agentrl.controller.calls import translate
 from agentrl.controller.phases import Phases
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.servers import ServerFleet
-from agentrl.errors import ServerError
 from agentrl.rollout.scopes import LiveScopes, stack_of
+from agentrl.rollout.server_loads import ask_loads
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import BufferCounts, HeldLease
 from agentrl.workers.workers import Workers
@@ -33,8 +32,11 @@ _SLICE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """The parts of a run. ranks: those of all roles, which may be started anew during the run. driver: the thread that makes the steps."""
+class Parts:
+    """Those of a run that may stand still.
+
+    ranks: those of all roles, which may be started anew during the run. driver: the thread that makes the steps.
+    """
 
     buffer: ActorHandle
     servers: ServerFleet
@@ -73,34 +75,7 @@ class Asker:
 
     def loads(self, clients: Sequence[SGLangClient]) -> dict[str, str]:
         """Return what each server says of its load, by URL."""
-        loads: dict[str, str] = {}
-        in_trio(self._ask_all, clients, loads)
-        return loads
-
-    async def _ask_all(self, clients: Sequence[SGLangClient], loads: dict[str, str]) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._cancel_when_stopping, nursery.cancel_scope)
-            async with trio.open_nursery() as asking:
-                for client in clients:
-                    asking.start_soon(self._ask_one, client, loads)
-            nursery.cancel_scope.cancel()
-
-    async def _ask_one(self, client: SGLangClient, loads: dict[str, str]) -> None:
-        loads[client.url] = f"does not answer within {self._answer_s:g} s"
-        try:
-            with trio.move_on_after(self._answer_s):
-                load = await client.loads()
-                used = f"{load.num_used_tokens} of {load.max_tokens} tokens"
-                loads[client.url] = f"{load.num_running} running, {load.num_waiting} waiting, {used}"
-        except ServerError as error:
-            loads[client.url] = f"fails: {error}"
-        finally:
-            await client.aclose()
-
-    async def _cancel_when_stopping(self, scope: trio.CancelScope) -> None:
-        while not self._stopping.is_set():
-            await trio.sleep(_SLICE_S)
-        scope.cancel()
+        return ask_loads(clients, answer_s=self._answer_s, stopping=self._stopping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +86,10 @@ class Progress:
     num_finished: float | None
 
 
-def look_at_progress(watched: Watched, asker: Asker) -> Progress:
+def look_at_progress(parts: Parts, asker: Asker) -> Progress:
     """Ask buffer and rollout actors how far they are."""
-    asked = {name: actor.stats.remote() for name, actor in watched.rollouts.actors.items()}
-    said = asker.answers({BUFFER: watched.buffer.stats.remote(), **asked})
+    asked = {name: actor.stats.remote() for name, actor in parts.rollouts.actors.items()}
+    said = asker.answers({BUFFER: parts.buffer.stats.remote(), **asked})
     buffer = said.pop(BUFFER)
     # A counter is there once something was counted.
     finished = [stats.get("finished", 0.0) for stats in said.values() if not isinstance(stats, NoAnswer)]
@@ -161,30 +136,30 @@ class Findings:
                 yield f"  and {len(self.leases) - SHOWN_LEASES} more leases, none of them older"
 
 
-def find(watched: Watched, asker: Asker) -> Findings:
+def find(parts: Parts, asker: Asker) -> Findings:
     """Ask every part of the run what it waits for."""
-    controller = list(_of_controller(watched))  # first: it is what may change meanwhile
-    buffer = watched.buffer
-    asked = {owner: actor.scopes.remote(KEPT_SCOPES) for owner, actor in watched.rollouts.actors.items()}
+    controller = list(_of_controller(parts))  # first: it is what may change meanwhile
+    buffer = parts.buffer
+    asked = {owner: actor.scopes.remote(KEPT_SCOPES) for owner, actor in parts.rollouts.actors.items()}
     own = {name: getattr(buffer, name).remote() for name in ("counts", "stats", "leases")}
     said = asker.answers({**own, **asked})
     counts, stats, leases = (NoAnswer(f"{BUFFER} does not answer") if isinstance(said[n], NoAnswer) else said[n] for n in own)
-    learner = [line for workers in watched.ranks() for line in workers.unanswered()]
+    learner = [line for workers in parts.ranks() for line in workers.unanswered()]
     return Findings(
         controller,
         counts,
         None if isinstance(stats, NoAnswer) else stats["since_last_add_s"],
         leases,
-        _of_servers(watched.servers, asker),
+        _of_servers(parts.servers, asker),
         learner or ["no call is under way"],
         {owner: said[owner] for owner in asked},
     )
 
 
-def _of_controller(watched: Watched) -> Iterator[str]:
-    phase, since = watched.phases.current
+def _of_controller(parts: Parts) -> Iterator[str]:
+    phase, since = parts.phases.current
     doing = "between two phases" if phase is None else f"in phase {phase!r}"
-    yield f"controller: {doing} for {time.monotonic() - since:.0f} s, in {' < '.join(stack_of(watched.driver)) or 'no thread any more'}"
+    yield f"controller: {doing} for {time.monotonic() - since:.0f} s, in {' < '.join(stack_of(parts.driver)) or 'no thread any more'}"
 
 
 def _of_servers(servers: ServerFleet, asker: Asker) -> list[str]:

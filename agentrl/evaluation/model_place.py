@@ -20,6 +20,7 @@ from agentrl.errors import ConfigError, ServerError
 from agentrl.evaluation.producer import fingerprint
 from agentrl.rollout.limits import server_key
 from agentrl.rollout.message_model import served_models
+from agentrl.serving.health import ServerStatus
 from agentrl.serving.launch import launcher
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
@@ -73,6 +74,9 @@ class Servers(Protocol):
     def urls(self) -> Sequence[str]:
         """Return those that answer, as far as is known at this moment; raise ServerError when one cannot be had any more."""
 
+    def statuses(self) -> Sequence[ServerStatus]:
+        """Return all of them, for people."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunningServers:
@@ -83,6 +87,9 @@ class RunningServers:
     def urls(self) -> Sequence[str]:
         return self.addresses
 
+    def statuses(self) -> Sequence[ServerStatus]:
+        return [ServerStatus(url, "ready") for url in self.addresses]
+
 
 @dataclass(frozen=True, slots=True)
 class StartedServers:
@@ -91,11 +98,14 @@ class StartedServers:
     supervisors: tuple[Supervisor, ...]
 
     def urls(self) -> Sequence[str]:
-        states = [supervisor.status() for supervisor in self.supervisors]
-        failed = [status.message for status in states if status.state == "failed"]
+        statuses = self.statuses()
+        failed = [status.message for status in statuses if status.state == "failed"]
         if failed:
             raise ServerError(f"a server failed for good: {failed[0]}")
-        return [status.url for status in states if status.state in ("needs_weights", "ready")]
+        return [status.url for status in statuses if status.state in ("needs_weights", "ready")]
+
+    def statuses(self) -> Sequence[ServerStatus]:
+        return [supervisor.status() for supervisor in self.supervisors]
 
 
 @dataclass(frozen=True, slots=True)

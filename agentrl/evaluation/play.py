@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from agentrl.evaluation.store import AttemptStore
 from agentrl.rollout.player import one_line
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import Sampling
+from agentrl.rollout.scopes import Scope
 from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
 
 MAX_FAILURES_IN_A_ROW = 64
@@ -95,7 +97,14 @@ class AttemptPlayer:
         self._max_retries = max_retries
         self._on_finished = on_finished
         self._failures_in_a_row = 0
+        self._last_end = time.monotonic()
         self.counts = Counts()
+        self.scopes = Scope()  # what is under way, as a tree
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last try that ended; before the first: since this was made."""
+        return time.monotonic() - self._last_end
 
     async def run(self, problems: Iterable[Problem], servers: Servers, router: Routes) -> None:
         """Play what the store does not have.
@@ -145,7 +154,7 @@ class AttemptPlayer:
     async def _play_until_it_counts(self, attempt: Attempt, began_in: int) -> Trajectory:
         """Return the first try that can be scored, else the last one."""
         for further in itertools.count():
-            trajectory = await self._player.play(Attempt(attempt.group_id, attempt.member, attempt.task), self._sampling)
+            trajectory = await self._try(Attempt(attempt.group_id, attempt.member, attempt.task))
             if trajectory.outcome in SCORED_OUTCOMES:
                 self._concurrency.went_well(began_in, trajectory.metrics.get("generate_s", 0.0), trajectory.num_action_tokens)
                 self._failures_in_a_row = 0
@@ -157,7 +166,15 @@ class AttemptPlayer:
                 self._refuse_endless_failure(trajectory)
                 break
             self.counts.retries[trajectory.outcome.value] += 1
-            await trio.sleep(RETRY_PAUSE_S * 2**further)
+            with self.scopes.open(f"problem {attempt.group_id} member {attempt.member}: pause before another try"):
+                await trio.sleep(RETRY_PAUSE_S * 2**further)
+        return trajectory
+
+    async def _try(self, attempt: Attempt) -> Trajectory:
+        name = f"problem {attempt.group_id} member {attempt.member} ({attempt.task.agent_name})"
+        with attempt.scope.attach(self.scopes, name, doing="its agent loop", key=attempt.key):
+            trajectory = await self._player.play(attempt, self._sampling)
+        self._last_end = time.monotonic()
         return trajectory
 
     async def _compared(self, group: _Group) -> list[Trajectory]:
@@ -167,7 +184,8 @@ class AttemptPlayer:
         if not scored:
             return failed
         try:
-            return [*await self._scorer.score_group(group.problem.task, scored), *failed]
+            with self.scopes.open(f"problem {group.problem.number}: rewards that compare its members"):
+                return [*await self._scorer.score_group(group.problem.task, scored), *failed]
         except Exception as error:  # noqa: BLE001 - boundary of one group: its reward raised
             return [*(t.replace(outcome=Outcome.REWARD_ERROR, failure=one_line(error), rewards=()) for t in scored), *failed]
 
@@ -188,7 +206,8 @@ class AttemptPlayer:
                     waiting.append(receive.receive_nowait())
                 except (trio.WouldBlock, trio.EndOfChannel):
                     break
-            await trio.to_thread.run_sync(self._store.add, waiting)
+            with self.scopes.open(f"keep {len(waiting)} attempts"):
+                await trio.to_thread.run_sync(self._store.add, waiting)
             for _, trajectory in waiting:
                 self.counts.played += 1
                 self.counts.failed += trajectory.outcome not in SCORED_OUTCOMES

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -29,12 +30,14 @@ from agentrl.evaluation.model_place import (
 )
 from agentrl.evaluation.play import AttemptPlayer, Counts
 from agentrl.evaluation.progress import EvalProgress
+from agentrl.evaluation.standstill import Loop, WatchedEvaluation
 from agentrl.evaluation.store import AttemptStore
 from agentrl.evaluation.unscored import without_rewards
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.limits import model_limits, num_ids_of, server_key
+from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import MessageSession, uncounted_chat
 from agentrl.rollout.open_files import allow_trajectories
@@ -45,6 +48,7 @@ from agentrl.rollout.session import PromptLimits, TrajectorySession
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.trio_run import in_trio
 from agentrl.sglang.client import SGLangClient
+from agentrl.tracking.watchdog import Watchdog
 from agentrl.types import Trajectory
 
 STORE = "attempts.sqlite"
@@ -167,7 +171,8 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
         EvalProgress(len(keys), num_finished, concurrency, is_scored=prepared.request.is_scored) as progress,
     ):
         try:
-            counts = in_trio(_play, prepared, servers, concurrency, progress.add)
+            gaps = LoopGaps()
+            counts = in_trio(_play, prepared, servers, concurrency, progress, gaps, instruments=[gaps])
         except KeyboardInterrupt:
             say("interrupted: what was finished is kept, and the same command goes on from there")
             raise
@@ -178,7 +183,8 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
     return counts
 
 
-async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, on_finished: Callable[[Trajectory], None]) -> Counts:
+async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, progress: EvalProgress, gaps: LoopGaps) -> Counts:
+    """Consumes what is missing; unblocked by servers, tools and partners; produces attempts in the store, and says what it waits for."""
     config, chat, plugins = prepared.config, prepared.chat, prepared.plugins
     reward = config.reward if prepared.request.is_scored else without_rewards(plugins, _sources(prepared.problems))
     router = _router(prepared, concurrency)
@@ -202,15 +208,26 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
             concurrency,
             sampling=config.eval,
             max_retries=config.rollout.max_retries,
-            on_finished=on_finished,
+            on_finished=progress.add,
         )
         try:
-            await attempts.run(prepared.problems, servers, router)
+            loop = Loop.here(gaps, plugins=host.thread)
+            connect = partial(_client, config=config) if isinstance(router, Router) else None
+            with _watching(WatchedEvaluation(attempts, concurrency, servers, router, loop, connect=connect), prepared, progress.say):
+                await attempts.run(prepared.problems, servers, router)
         finally:
             with trio.CancelScope(shield=True):
                 await scorer.aclose()
                 await router.aclose()
     return attempts.counts
+
+
+def _watching(watched: WatchedEvaluation, prepared: Prepared, say: Say) -> AbstractContextManager[object]:
+    """Watch what is played; by the config, maybe not at all."""
+    silence_s = prepared.config.eval.watchdog_s
+    if silence_s is None:
+        return nullcontext()
+    return Watchdog(watched, silence_s=silence_s, folder=prepared.request.folder / "watchdog", say=say)
 
 
 def _router(prepared: Prepared, concurrency: Concurrency) -> Router | MessageModel:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -30,7 +29,7 @@ from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.manager import AgentLoopManager, TaskSource
 from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.router import Router
-from agentrl.rollout.scopes import LiveScopes, count_tasks, look, where_blocked
+from agentrl.rollout.scopes import LiveScopes, look
 from agentrl.rollout.session import PromptLimits
 from agentrl.rollout.shipment import TrajectorySink
 from agentrl.rollout.side import Validating
@@ -48,8 +47,6 @@ BUFFER_TIMEOUT_S = 120.0
 JOURNAL_PAUSE_S = 1.0
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
-BLOCKED_S = 1.0
-"""A step of the event loop that takes longer is told where somebody asks what goes on."""
 
 
 class Buffer(TaskSource, TrajectorySink, Protocol):
@@ -214,9 +211,7 @@ class RolloutPart:
     def scopes(self, limit: int) -> LiveScopes:
         """Return what goes on, no more than `limit` attempts of it in full; answered also while the event loop is blocked."""
         seen = look(self._manager.scopes, limit=limit, places=self._router.places())
-        loops = [self._host.thread, *([self._thread] if self._gaps.since_step_s > BLOCKED_S else [])]
-        blocked = tuple(where for loop in loops if (where := where_blocked(loop)) is not None)
-        return replace(seen, tasks=count_tasks(self._root), blocked=blocked)
+        return seen.with_loops([self._host.thread, *([self._thread] if self._gaps.is_blocked else [])], root=self._root)
 
     def stop(self) -> None:
         """End `run` and `play`: agents are cancelled, tools closed, running generations aborted. May be called again."""

@@ -23,6 +23,8 @@ MAX_BUCKETS = 4 * 20
 REFRESH_NS = 1_000_000
 """How old a reading of the thread's clock may be, which costs five times as much as one of the wall's."""
 PREFIX = "loop_gaps/"
+BLOCKED_S = 1.0
+"""A step that takes longer is told where somebody asks what goes on."""
 
 
 class LoopGaps(trio.abc.Instrument):
@@ -63,6 +65,11 @@ class LoopGaps(trio.abc.Instrument):
     def since_step_s(self) -> float:
         """Seconds since a task of the loop ended its step: it waits for events, or computes; safe to read from another thread."""
         return (self._wall_clock() - self._wall_ns) / 1e9
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether no task has ended a step for longer than any should take; true of a loop, too, in which nothing wakes up meanwhile."""
+        return self.since_step_s > BLOCKED_S
 
     def counters(self) -> dict[str, float]:
         """Return the number of gaps by the upper bound of their bucket, `loop_gaps/<seconds>`; safe to call from another thread."""

@@ -56,15 +56,17 @@ class MessageModel:
     def __init__(self, urls: Sequence[str], name: str, *, api_key: str | None, max_connections: int, backpressure: Backpressure) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._clients = [HttpClient(url, headers=headers, max_connections=max_connections) for url in urls]
+        self._urls = tuple(urls)
         self._running = [0] * len(self._clients)
+        self._places: dict[str, str] = {}
         self._name = name
         self._backpressure = backpressure
         self._length_key = "max_tokens"
 
     async def complete(
-        self, messages: Sequence[Message], tools: Sequence[JsonObject], sampling: Sampling, *, max_tokens: int, turn: int
+        self, messages: Sequence[Message], tools: Sequence[JsonObject], sampling: Sampling, *, max_tokens: int, turn: int, key: str
     ) -> MessageReply:
-        """Sample the next turn of a conversation; `turn` counts from 0.
+        """Sample the next turn of a conversation; `turn` counts from 0, `key` is that of its attempt.
 
         Raises:
             ContextExceeded: the conversation is too long for the model.
@@ -82,7 +84,7 @@ class MessageModel:
         while True:
             began_in = self._backpressure.round
             try:
-                return read_completion(await self._post({**body, self._length_key: max_tokens}), turn=turn)
+                return read_completion(await self._post({**body, self._length_key: max_tokens}, key), turn=turn)
             except RequestRefused as error:
                 if self._length_key == "max_tokens" and "max_completion_tokens" in str(error):
                     self._length_key = "max_completion_tokens"  # OpenAI's own models refuse the older name
@@ -98,13 +100,15 @@ class MessageModel:
                     raise
             await trio.sleep(min(FIRST_PAUSE_S * 2 ** (failures + overloads - 1), MAX_PAUSE_S))
 
-    async def _post(self, body: JsonObject) -> Any:
+    async def _post(self, body: JsonObject, key: str) -> Any:
         place = self._running.index(min(self._running))
         self._running[place] += 1
+        self._places[key] = self._urls[place]
         try:
             reply = await self._clients[place].request("POST", "/chat/completions", json=body)
         finally:
             self._running[place] -= 1
+            self._places.pop(key, None)
         return _checked(reply)
 
     # ------------------------------------------------------------------------------- what a router is asked besides
@@ -114,6 +118,10 @@ class MessageModel:
 
     async def watch(self) -> None:
         await trio.sleep_forever()
+
+    def places(self) -> dict[str, str]:
+        """Return at which URL each attempt asks for a turn at this moment, by its key; safe to call from another thread."""
+        return self._places.copy()
 
     def forget(self, trajectory_key: str) -> None:
         """Nothing is kept of a conversation."""

@@ -114,7 +114,12 @@ class MessageSession(TrajectorySession):
         try:
             with self._tally.timed("generate_s"), self._attempt.scope.open(GENERATE):
                 reply = await model.complete(
-                    self._line.messages, self._shown_tools, self._sampling, max_tokens=room, turn=self._recorder.num_turns
+                    self._line.messages,
+                    self._shown_tools,
+                    self._sampling,
+                    max_tokens=room,
+                    turn=self._recorder.num_turns,
+                    key=self._attempt.key,
                 )
         except ContextExceeded:
             raise self._end(Outcome.TRUNCATED) from None

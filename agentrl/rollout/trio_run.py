@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import trio
+from trio.abc import Instrument
 
 from agentrl.errors import AgentRLError
 
 T = TypeVar("T")
 
 
-def in_trio(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+def in_trio(function: Callable[..., Awaitable[T]], *args: Any, instruments: Sequence[Instrument] = ()) -> T:
     """Run `function(*args)` by trio and return its value.
 
     What its nurseries wrapped is unwrapped: Ctrl-C stays a KeyboardInterrupt, and an error of ours is raised as itself.
     """
     try:
-        return trio.run(function, *args)
+        return trio.run(function, *args, instruments=instruments)
     except BaseExceptionGroup as group:
         for kind in (KeyboardInterrupt, AgentRLError):
             found = _first_leaf(group, kind)

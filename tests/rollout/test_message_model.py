@@ -64,7 +64,7 @@ def talk(answers: list[Answer], main: Callable[[MessageModel, Pressure], Awaitab
 
 
 async def ask(model: MessageModel, messages=QUESTION) -> MessageReply:
-    return await model.complete(messages, (), EvalConfig(), max_tokens=9, turn=0)
+    return await model.complete(messages, (), EvalConfig(), max_tokens=9, turn=0, key="k")
 
 
 @pytest.fixture(autouse=True)

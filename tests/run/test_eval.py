@@ -160,6 +160,54 @@ def test_rows_and_their_responses(world, server, tmp_path) -> None:
     assert [len(row) for row in pq.read_table(tmp_path / "scored.parquet")["scores"].to_pylist()] == [3] * NUM_ROWS
 
 
+SLEEPER = """
+import asyncio
+from pathlib import Path
+
+from agentrl.plugins import AgentLoop, Tool, ToolResult
+from agentrl.types import ToolCall
+
+
+class Sleeper(Tool):
+    name = "sleeper"
+    description = "answers once somebody asks what it waits for"
+    parameters = {{"type": "object", "properties": {{}}}}
+
+    async def call(self, arguments):
+        while not Path("{report}").exists():
+            await asyncio.sleep(0.05)
+        return ToolResult("awake")
+
+
+class SleepyAgent(AgentLoop):
+    name = "sleepy_agent"
+
+    async def run(self, task, session):
+        await session.run_tools([ToolCall("c0", "sleeper", {{}})])
+        await session.generate()
+"""
+
+
+def test_an_evaluation_that_stands_still_says_what_it_waits_for(world, server, tmp_path) -> None:
+    """The tool ends only after the report, so the evaluation would not end without it."""
+    out = tmp_path / "out"
+    report = out / "watchdog/001.txt"
+    (tmp_path / "sleepy.py").write_text(SLEEPER.format(report=report))
+    said = run(
+        "eval", "--model", server, "--on", world.folder / "data/val.parquet", "--rows", 2, "--out", out, "--agent", "sleepy_agent",
+        f"agent.plugins=[{tmp_path}/sleepy.py]", "--tools", "sleeper", "agent.tool_timeout_s=400", "eval.watchdog_s=0.5",
+    )  # fmt: skip
+    assert "(eval.watchdog_s=0.5): no try of an attempt that ended" in said
+    assert f"all of it: {report}" in said
+    text = report.read_text()
+    assert f"{server} ready, 0 restarts: 0 turns asked for; 0 running, 0 waiting, " in text
+    assert "problem 1 member 0 (sleepy_agent), " in text
+    assert "tool sleeper, " in text
+    assert "task AttemptPlayer._play" in text, "the file has trio's own tree"
+    assert "task AttemptPlayer._play" not in said
+    assert results_of(out)["summary"]["overall"]["num_scored"] == 2
+
+
 def test_what_is_wrong_is_said_before_anything_is_played(world, server, tmp_path) -> None:
     base = ["eval", str(world.config), "--model", server, "--out", str(tmp_path)]
     for options, problem in {
@@ -183,6 +231,7 @@ class OpenAIServer:
     port: int = 0
     num_overloads: int = 3
     seconds_per_answer: float = 0.0
+    answers_after: Path | None = None
     requests: list = field(default_factory=list)
     statuses: Counter = field(default_factory=Counter)
 
@@ -199,6 +248,8 @@ class OpenAIServer:
         self.requests.append((asked, json.loads(request.body)))
         self.statuses[200] += 1
         await trio.sleep(self.seconds_per_answer)
+        while self.answers_after is not None and not self.answers_after.exists():
+            await trio.sleep(0.05)
         if asked.tools and asked.messages[-1].role != "tool":
             call = ToolCall(call_id(0, 0), "calculator", {"expression": "40 + 2"})
             reply = ChatReply(Message("assistant", "", tool_calls=(call,)), "tool_calls", 50, 7)
@@ -260,3 +311,13 @@ def test_kill_9_at_an_openai_compatible_url(world, openai, tmp_path) -> None:
     openai.seconds_per_answer = 0.05
     url = f"http://127.0.0.1:{openai.port}/v1"
     check_that_a_killed_one_goes_on(world, tmp_path / "out", "--model", url, "--agent", "tool_agent", "rollout.api_key_env=STAND_IN_KEY")
+
+
+def test_an_openai_compatible_url_that_does_not_answer_is_named(world, openai, tmp_path) -> None:
+    openai.num_overloads, openai.answers_after = 0, tmp_path / "watchdog/001.txt"
+    url = f"http://127.0.0.1:{openai.port}/v1"
+    options = ("--on", world.folder / "data/val.parquet", "--rows", 2, "--out", tmp_path, "--agent", "single_turn_agent")
+    run("eval", world.config, "--model", url, *options, "rollout.api_key_env=STAND_IN_KEY", "eval.watchdog_s=0.5")
+    text = openai.answers_after.read_text()
+    assert f"{url} ready, 0 restarts: 2 turns asked for\n" in text
+    assert f"generate at {url}, " in text

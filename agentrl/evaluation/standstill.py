@@ -1,0 +1,118 @@
+"""When an evaluation makes no progress, and what its parts say then (agentrl.tracking.watchdog). Progress is a try that ended."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from agentrl.evaluation.concurrency import Concurrency
+from agentrl.evaluation.model_place import Servers
+from agentrl.evaluation.play import AttemptPlayer
+from agentrl.rollout.loop_gaps import LoopGaps
+from agentrl.rollout.scopes import LiveScopes, look
+from agentrl.rollout.server_loads import ask_loads
+from agentrl.serving.health import ServerStatus
+from agentrl.sglang.client import SGLangClient
+from agentrl.tracking.watchdog import ANSWER_S
+
+KEPT_SCOPES = 200
+"""Attempts that a report has in full."""
+
+
+class Places(Protocol):
+    """Knows where turns are asked for: `agentrl.rollout.router.Router`."""
+
+    def places(self) -> dict[str, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The event loop that plays: its tasks, the thread that it runs in, and that of asyncio plugins beside it."""
+
+    gaps: LoopGaps
+    root: trio.lowlevel.Task
+    thread: threading.Thread
+    plugins: threading.Thread
+
+    @classmethod
+    def here(cls, gaps: LoopGaps, *, plugins: threading.Thread) -> Loop:
+        """Return the one that calls."""
+        root = trio.lowlevel.current_root_task()
+        assert root is not None, "this is called from a task"
+        return cls(gaps, root, threading.current_thread(), plugins)
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """Those that may be blocked."""
+        return [self.plugins, *([self.thread] if self.gaps.is_blocked else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found. loads: of servers that can be asked, by URL; places: of turns that are asked for, by attempt."""
+
+    room: int
+    statuses: Sequence[ServerStatus]
+    loads: Mapping[str, str]
+    places: Mapping[str, str]
+    scopes: LiveScopes
+
+    def lines(self, *, max_scopes: int | None = None) -> Iterator[str]:
+        """Yield them as text; max_scopes: attempts in full, None: all, and trio's own tree with them."""
+        yield f"room for {self.room} attempts at once"
+        yield "servers:"
+        asked = Counter(self.places.values())
+        for server in self.statuses:
+            load = f"; {self.loads[server.url]}" if server.url in self.loads else ""
+            state = f"{server.url or 'no address yet'} {server.state}, {server.restarts} restarts"
+            yield f"  {state}: {asked[server.url]} turns asked for{load}"
+        yield "attempts:"
+        yield from (f"  {line}" for line in (self.scopes if max_scopes is None else self.scopes.shortened(max_scopes)).lines())
+
+
+class WatchedEvaluation:
+    """An evaluation that plays, as a watchdog sees it.
+
+    Args:
+        connect: opens a client that can ask a server for its load; None: these servers know no such question.
+        answer_s: how long each server has to answer.
+    """
+
+    key = "eval.watchdog_s"
+    progress = "try of an attempt that ended"
+
+    def __init__(
+        self,
+        attempts: AttemptPlayer,
+        concurrency: Concurrency,
+        servers: Servers,
+        model: Places,
+        loop: Loop,
+        *,
+        connect: Callable[[str], SGLangClient] | None,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.stopping = threading.Event()
+        self._attempts = attempts
+        self._concurrency = concurrency
+        self._servers = servers
+        self._model = model
+        self._loop = loop
+        self._connect = connect
+        self._answer_s = answer_s
+
+    def measure_silence(self, limit_s: float) -> float:
+        return self._attempts.silent_s
+
+    def find(self) -> Findings:
+        places = self._model.places()
+        scopes = look(self._attempts.scopes, limit=KEPT_SCOPES, places=places).with_loops(self._loop.threads, root=self._loop.root)
+        statuses = self._servers.statuses()
+        clients = [] if self._connect is None else [self._connect(server.url) for server in statuses if server.url]
+        loads = ask_loads(clients, answer_s=self._answer_s, stopping=self.stopping)
+        return Findings(self._concurrency.now, statuses, loads, places, scopes)
