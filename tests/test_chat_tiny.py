@@ -1,10 +1,11 @@
 """The quickstart's tokenizer: any text round-trips, `transformers` reads it alike, and prompts are short."""
 
 import json
+import unicodedata
 
 import pytest
 from agentrl.tools.calculator import Calculator
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -19,9 +20,27 @@ def encode(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids
 
 
-@given(st.text(st.characters(codec="utf-8"), max_size=40) | st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join))
-def test_any_text_round_trips(text):
-    assert TOKENIZER.decode(encode(text), skip_special_tokens=False) == text
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=40) | st.lists(st.sampled_from(("'", "I'll", "é", *WORDS)), max_size=6).map(" ".join)
+
+
+@given(TEXTS)
+def test_any_text_round_trips_in_its_normal_form(text):
+    assert TOKENIZER.decode(encode(text), skip_special_tokens=False) == unicodedata.normalize("NFC", text)
+
+
+@pytest.fixture(scope="module")
+def of_transformers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@given(TEXTS)
+@example("don't say 'To, cafe\u0301")
+def test_transformers_makes_the_same_tokens_of_any_text(of_transformers, text):
+    """AutoTokenizer goes by the model's type, and takes of tokenizer.json vocabulary and merges alone."""
+    assert of_transformers.encode(text, add_special_tokens=False) == encode(text)
 
 
 @given(st.integers(0, 10**9))

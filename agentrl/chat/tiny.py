@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 TEMPLATE_FILE = Path(__file__).with_name("tiny.jinja")
 
@@ -28,6 +28,15 @@ that share letters the earlier wins. Digits stay single, so that a sum can be le
 
 JOINED = (("##", "##"), *((" ", word) for word in ("an", "arithmetic", "expression", "string", "again", "name", "Try", "is", '{"', '"')))
 """Pairs of fragments that are one token when they meet."""
+
+
+SPLITS = (
+    *("(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n]*"),
+    *(r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"),
+)
+"""What of a text is merged apart from the rest: an ending after an apostrophe; a word with the character before it; a digit; punctuation;
+line breaks; spaces. It is as Qwen 2 has it, as is the normal form (NFC), for `transformers` goes by `model_type` of the model that the
+tokenizer belongs to, not by what `tokenizer.json` says of these two."""
 
 
 def write_tiny_tokenizer(folder: Path) -> None:
@@ -63,8 +72,9 @@ def build_tiny_tokenizer() -> Tokenizer:
         merges[pair] = None
         vocab.setdefault("".join(pair), len(vocab))
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
-    split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+    tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex("|".join(SPLITS)), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import agentrl
 from agentrl.adapters.catalog import open_plugins
@@ -34,8 +34,7 @@ class Judge:
 
     @torch.no_grad()
     def scores(self, texts):
-        # By tokenizer.json: AutoTokenizer goes by the model's type, and puts Qwen's own splitting in its place ("'To" is "'T", "o" there).
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.folder)
+        tokenizer = AutoTokenizer.from_pretrained(self.folder)
         model = AutoModelForSequenceClassification.from_pretrained(self.folder).eval()
         assert model.config.pad_token_id == tokenizer.pad_token_id
         batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
