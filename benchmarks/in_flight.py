@@ -82,6 +82,9 @@ class Endless:
         self.outcomes: dict[str, int] = {}
         self.thread_id = 0
 
+    async def withdrawn(self) -> list[int]:
+        return []
+
     async def lease(self, limit: int) -> Sequence[Lease]:
         self.thread_id = threading.get_native_id()
         await trio.lowlevel.checkpoint()

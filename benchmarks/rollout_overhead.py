@@ -136,6 +136,9 @@ class Leases:
         self.last: Trajectory | None = None
         self.finished = trio.Event()
 
+    async def withdrawn(self) -> list[int]:
+        return []
+
     async def lease(self, limit: int) -> list[Lease]:
         numbers = [number for _, number in zip(range(limit), self._left, strict=False)]
         if not numbers:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+import trio
 
 from agentrl.buffer.actor import BufferActor, BufferPlan, planned_steps
 from agentrl.chat.tiny import write_tiny_tokenizer
@@ -24,6 +25,7 @@ from agentrl.config.trainer import TrainerConfig
 from agentrl.data.dataset import DatasetReport
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ConfigError, DataError
+from agentrl.rollout.actor import RemoteBuffer
 from agentrl.types import BufferCounts, Lease, Message, Outcome, Trajectory
 
 DEADLINE_S = 60.0
@@ -138,6 +140,30 @@ def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(clus
     call(resumed.close)
     assert call(resumed.take, 2, LONG_POLL_S) is None
     assert call(resumed.stats)["leased"] == 2
+
+
+def test_a_rollout_actor_hears_which_of_its_groups_are_not_its_own_any_more(cluster, folder):
+    """One that it has shipped whole is no news, and one that it leased again meanwhile is its own."""
+    buffer = BufferActor.remote(config(folder))
+    call(buffer.open)
+    call(buffer.advance, 0)
+
+    async def main() -> list[list[int]]:
+        mine, told = RemoteBuffer("mine", buffer), []
+        leases = await mine.lease(2)
+        assert [lease.group_id for lease in leases] == [0, 1]
+        told.append([*await mine.withdrawn()])
+        await mine.add([trajectory(leases[0], member) for member in range(2)])
+        told.append([*await mine.withdrawn()])
+        call(buffer.drop_group, "mine", 1, "somebody says so")
+        told.append([*await mine.withdrawn()])
+        told.append([*await mine.withdrawn()])
+        assert [lease.group_id for lease in await mine.lease(2)] == [2]
+        told.append([*await mine.withdrawn()])
+        return told
+
+    assert trio.run(main) == [[], [], [1], [], []]
+    call(buffer.close)
 
 
 def test_a_curriculum_draws_rows_by_the_seed_and_travels_with_the_state(cluster, folder):

@@ -199,6 +199,9 @@ class BufferActor:
     def take(self, num_groups: int, timeout_s: float, step: int | None = None) -> bytes | None:
         return self._buffer.take(num_groups, timeout_s, step)
 
+    def withdrawn(self, owner: str, held: Collection[int]) -> list[int]:
+        return self._buffer.withdrawn(owner, held)
+
     def add(self, owner: str, data: bytes) -> None:
         self._buffer.add(owner, data)
 

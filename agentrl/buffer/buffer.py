@@ -146,6 +146,11 @@ class ReplayBuffer:
         self._wait("lease", attempt, timeout_s)
         return group_ids
 
+    def withdrawn(self, owner: str, held: Collection[int]) -> list[int]:
+        """Return which of the groups `held`, by what `owner` knows, it does not hold: another was quicker, or the lease has ended."""
+        with self._changed:
+            return sorted(set(held).difference(self._ledger.held_by(owner)))
+
     def add(self, owner: str, data: bytes) -> None:
         """Keep finished trajectories (an Arrow IPC stream of `agentrl.data.trajectories`).
 

@@ -27,13 +27,15 @@ class BufferConfig(Section):
     )
     oversample: float = Field(1.0, ge=1, description="With windowed: times as many groups are in flight as the bound on staleness admits.")
     lease_timeout_s: float = Field(
-        7200.0, gt=0, description="A group that a rollout actor has had for so long is given to another; longer than any attempt may take."
+        7200.0,
+        gt=0,
+        description="A group that a rollout actor has had for so long is given to another, and its attempts end; longer than any may take.",
     )
     duplicate_after_s: float | None = Field(
         None,
         gt=0,
         description="A group that one rollout actor has played for so long goes to another, too, which would have nothing to do; the first "
-        "to finish counts. None: never.",
+        "to finish counts, and the other ends its own. None: never.",
     )
     journal_sync: Literal["process", "machine"] = Field(
         "process",

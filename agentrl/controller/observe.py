@@ -125,7 +125,7 @@ class Observer:
             "rollout/server_failures": growth.get("server_failures", 0.0),
             "rollout/servers_drained": growth.get("servers_drained", 0.0),
             "rollout/redone_share": growth.get("redone_tokens", 0.0) / max(growth.get("prefilled_tokens", 0.0), 1.0),
-            **{f"rollout/{name}": growth.get(name, 0.0) for name in ("retried", "replaced", "masked", "left_out")},
+            **{f"rollout/{name}": growth.get(name, 0.0) for name in ("retried", "replaced", "masked", "left_out", "withdrawn_groups")},
             **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},
             **{f"publish/{name}": value for name, value in self._published.items()},
             "trainer/unwritten_files": float(self.unwritten.take_count()),

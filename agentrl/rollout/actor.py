@@ -74,6 +74,14 @@ class RemoteBuffer:
             self._missing[lease.group_id] = set(range(lease.num_attempts))
         return leases
 
+    async def withdrawn(self) -> Sequence[int]:
+        asked = dict(self._missing)
+        gone: Sequence[int] = await self._call(self._actor.withdrawn, tuple(asked))
+        mine = [group_id for group_id in gone if self._missing.get(group_id) is asked[group_id]]  # not ended or leased again meanwhile
+        for group_id in mine:
+            del self._missing[group_id]
+        return mine
+
     async def add(self, trajectories: Sequence[Trajectory]) -> None:
         await self._call(self._actor.add, to_ipc(encode(trajectories)))
         for trajectory in trajectories:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import trio
@@ -30,6 +31,8 @@ from agentrl.types import SCORED_OUTCOMES, Lease, Outcome, Task, Trajectory
 
 EMPTY_LEASE_PAUSE_S = 0.05
 """A source should wait by itself; one that does not must not be asked in a tight loop."""
+WITHDRAWN_INTERVAL_S = 5.0
+"""Between two questions for leases that have ended."""
 
 
 class TaskSource(Protocol):
@@ -37,6 +40,18 @@ class TaskSource(Protocol):
 
     async def lease(self, limit: int) -> Sequence[Lease]:
         """Return at most `limit` groups, after waiting a while for the first; [] when there was none."""
+
+    async def withdrawn(self) -> Sequence[int]:
+        """Return the groups that need not be played on: another was quicker with a copy, or the lease has ended."""
+
+
+@dataclass(eq=False, slots=True)
+class _Played:
+    """A leased group that is played. unsettled: attempts of it that still take room."""
+
+    lease: Lease
+    unsettled: int
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 class AgentLoopManager:
@@ -74,6 +89,7 @@ class AgentLoopManager:
         self._stats = RolloutStats()
         self.scopes = Scope()  # what is under way, as a tree
         self._claimed = 0  # members of leased groups that are not settled yet
+        self._playing: dict[int, _Played] = {}
         self._settled = trio.Event()
         self._slots = trio.CapacityLimiter(rollout.max_concurrent_trajectories)
         # Slots are given in the order of asking: without this, an attempt of training would wait behind a whole validation.
@@ -88,6 +104,7 @@ class AgentLoopManager:
             nursery.start_soon(self._router.watch)
             nursery.start_soon(ship, receive, sink, self.scopes)
             nursery.start_soon(self._claim, source, send, nursery)
+            nursery.start_soon(self._give_up, source)
 
     async def _claim(self, source: TaskSource, out: trio.MemorySendChannel[Shipment], nursery: trio.Nursery) -> None:
         """Consumes leases; waits for room; unblocked by settled members; produces one task per group."""
@@ -101,6 +118,15 @@ class AgentLoopManager:
             if not leases:
                 await trio.sleep(EMPTY_LEASE_PAUSE_S)
 
+    async def _give_up(self, source: TaskSource) -> None:
+        """Consumes leases that have ended; unblocked by time; produces room: their attempts are cancelled."""
+        while True:
+            await trio.sleep(WITHDRAWN_INTERVAL_S)
+            if self._playing:
+                for group_id in await source.withdrawn():
+                    if group_id in self._playing:
+                        self._playing[group_id].scope.cancel()
+
     async def _room(self) -> int:
         """Wait until a whole group has room, and return for how many groups there is."""
         while True:
@@ -112,17 +138,30 @@ class AgentLoopManager:
             await self._settled.wait()
 
     async def _play_group(self, lease: Lease, out: trio.MemorySendChannel[Shipment]) -> None:
+        """Play a group until nothing more will come of it, or it is withdrawn."""
+        group = _Played(lease, lease.num_attempts)
+        if lease.group_id in self._playing:  # it was taken from us, and is given again
+            self._playing[lease.group_id].scope.cancel()
+        self._playing[lease.group_id] = group
+        with group.scope:
+            await self._play_out(group, out)
+        if self._playing.get(lease.group_id) is group:
+            del self._playing[lease.group_id]
+        if group.scope.cancelled_caught:
+            self._stats.group_withdrawn()
+        self._settle(group.unsettled)
+
+    async def _play_out(self, group: _Played, out: trio.MemorySendChannel[Shipment]) -> None:
         """Play all members; the first without which the group cannot be drops it, and its siblings are not played on.
 
         Members are shipped as they finish, unless a reward compares them: then those that can be scored wait for each other.
         """
-        unsettled = lease.num_attempts
+        lease = group.lease
         fate = GroupFate(lease, self._rollout)
         compares = self._training.scorer.has_group_rewards(lease.task)
         waiting: list[Trajectory] = []
 
         async def play(member: int) -> None:
-            nonlocal unsettled
             trajectory = await self._play_member(Attempt(lease.group_id, member, lease.task, is_greedy=member == lease.group_size))
             shipment = self._settle_member(trajectory, fate)
             if shipment is None:
@@ -132,7 +171,7 @@ class AgentLoopManager:
                 waiting.append(shipment)
                 return
             await out.send(shipment)
-            unsettled -= 1
+            group.unsettled -= 1
             self._settle(1)
 
         async with trio.open_nursery() as nursery:
@@ -148,7 +187,6 @@ class AgentLoopManager:
         else:
             for trajectory in waiting:
                 await out.send(trajectory)
-        self._settle(unsettled)
 
     def _settle_member(self, last: Trajectory, fate: GroupFate) -> Shipment | None:
         """Return what is shipped of a member whose last attempt this is; None: its group ends with it."""

@@ -84,6 +84,9 @@ class RolloutStats:
         self._counts["dropped_groups"] += 1
         self._counts[f"dropped_groups/{reason}"] += 1
 
+    def group_withdrawn(self) -> None:
+        self._counts["withdrawn_groups"] += 1
+
     def snapshot(self) -> dict[str, float]:
         """Return all counters; safe to call from another thread."""
         return {"in_flight": float(self._in_flight)} | dict(self._counts)

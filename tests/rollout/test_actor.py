@@ -80,6 +80,9 @@ class LocalBuffer:
         taken, self.leases = self.leases[:limit], self.leases[limit:]
         return taken
 
+    async def withdrawn(self) -> Sequence[int]:
+        return ()
+
     async def add(self, trajectories: Sequence[Trajectory]) -> None:
         for trajectory in trajectories:
             self.added.put(trajectory)

@@ -20,6 +20,8 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ServerError, ToolError
 from agentrl.plugins import AgentLoop, Tool, ToolResult
+from agentrl.rollout.player import unplayed
+from agentrl.rollout.recorder import Attempt
 from agentrl.types import Lease, Outcome, Trajectory
 
 
@@ -44,6 +46,9 @@ class Book:
         taken, self.waiting = self.waiting[:limit], self.waiting[limit:]
         self.leased += [lease.group_id for lease in taken]
         return taken
+
+    async def withdrawn(self) -> Sequence[int]:
+        return ()
 
     async def add(self, trajectories: Sequence[Trajectory]) -> None:
         self.num_shipments += 1
@@ -286,9 +291,17 @@ class Store:
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = buffer
+        self.leased: set[int] = set()
+        self.num_asked = 0
 
     async def lease(self, limit: int) -> Sequence[Lease]:
-        return self._buffer.lease("me", limit, 0.0)
+        self.num_asked += 1
+        leases = self._buffer.lease("me", limit, 0.0)
+        self.leased.update(lease.group_id for lease in leases)
+        return leases
+
+    async def withdrawn(self) -> Sequence[int]:
+        return self._buffer.withdrawn("me", self.leased)
 
     async def add(self, trajectories: Sequence[Trajectory]) -> None:
         self._buffer.add("me", to_ipc(encode(trajectories)))
@@ -467,6 +480,74 @@ def test_cancelling_the_run_closes_every_tool_and_leaves_no_request(stage):
     assert Hotel.arrivals == 40
     assert Hotel.guests == 0
     assert world.client.running == 0
+
+
+@pytest.mark.parametrize(("limit", "num_withdrawn"), [("duplicate_after_s", 1), ("lease_timeout_s", 2)])
+def test_a_group_that_another_has_finished_or_taken_over_is_not_played_on(stage, limit, num_withdrawn):
+    """Its tools are closed, its requests aborted, and its room is there for others, though its attempts would have hung for ever."""
+    Hotel.guests = Hotel.arrivals = 0
+    world = stage.World(
+        lambda *_: stage.call("hotel", "{}"),
+        agent={"tools": ("hotel",)},
+        rollout={"group_size": 2, "max_concurrent_trajectories": 4},
+        plugins=[Hotel],
+    )
+    tasks = SimpleNamespace(task=lambda position: stage.task(task_id=f"t:{position}"))
+    now = [0.0]
+    buffer = ReplayBuffer(tasks, groups_per_step=2, max_staleness=0, group_size=2, clock=lambda: now[0], **{limit: 60.0})
+    buffer.advance(0)
+
+    async def main(manager):
+        store = Store(buffer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(manager.run, store, store)
+            while Hotel.guests < 4:
+                await trio.sleep(1)
+            asked = store.num_asked
+            now[0] = 61.0
+            for lease in buffer.lease("other", 2, 0.0)[:1]:
+                done = [unplayed(Attempt(lease.group_id, member, lease.task), Outcome.ABORTED, "never began") for member in range(2)]
+                buffer.add("other", to_ipc(encode(done)))
+            await trio.sleep(20)
+            assert store.num_asked > asked, "there is room"
+            stats = manager.stats()
+            nursery.cancel_scope.cancel()
+        return stats
+
+    stats = world.run(main)
+    assert stats["withdrawn_groups"] == num_withdrawn
+    assert stats["in_flight"] == 4 - 2 * num_withdrawn
+    assert "finished" not in stats, "nothing came of them"
+    assert Hotel.guests == 0
+    assert world.client.running == 0
+    assert buffer.counts().is_balanced
+
+
+def test_a_group_that_is_given_again_to_the_same_actor_is_played_once(stage):
+    """Its lease had ended, and there was nobody else."""
+    Hotel.guests = Hotel.arrivals = 0
+    world = stage.World(lambda *_: stage.call("hotel", "{}"), agent={"tools": ("hotel",)}, rollout={"group_size": 2}, plugins=[Hotel])
+    tasks = SimpleNamespace(task=lambda position: stage.task(task_id=f"t:{position}"))
+    now = [0.0]
+    buffer = ReplayBuffer(tasks, groups_per_step=2, max_staleness=0, group_size=2, lease_timeout_s=60.0, clock=lambda: now[0])
+    buffer.advance(0)
+
+    async def main(manager):
+        store = Store(buffer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(manager.run, store, store)
+            while Hotel.arrivals < 4:
+                await trio.sleep(1)
+            now[0] = 61.0
+            while Hotel.arrivals < 8:
+                await trio.sleep(1)
+            await trio.sleep(5)
+            stats, guests = manager.stats(), Hotel.guests
+            nursery.cancel_scope.cancel()
+        return stats, guests
+
+    stats, guests = world.run(main)
+    assert (stats["in_flight"], guests, stats["withdrawn_groups"]) == (4, 4, 2)
 
 
 def test_an_error_of_the_sink_ends_the_run(stage):

@@ -289,6 +289,9 @@ class Book:
         self.leases, self.added, self.dropped, self.num_left_out = list(leases), [], [], 0
         self.is_done = trio.Event()
 
+    async def withdrawn(self):
+        return []
+
     async def lease(self, limit):
         leases, self.leases = self.leases, []
         if not leases:
