@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from agentrl.adapters.catalog import open_plugins
+from agentrl.adapters.catalog import named_plugins
 from agentrl.algorithms.advantages import find_estimator
 from agentrl.algorithms.logprob_kernels import check_kernels
 from agentrl.buffer.actor import BufferPlan
@@ -62,7 +62,7 @@ def open_run(config: Config) -> Iterator[Run]:
         InfrastructureError: something did not come up; the message says what.
     """
     given, config = config, _resolved(config)
-    plugins = open_plugins(config.agent)
+    plugins = named_plugins(config)
     check_training_sources(config, plugins=plugins)
     chat = Chat.of(config.model)
     with ExitStack() as stack, ending_at_the_second_interrupt():

@@ -49,8 +49,8 @@ def test_mistakes_in_the_config(world):
     ("name", "changes", "words"),
     [
         ("agent", {"agent_name": "tool_agnt"}, ("tool_agnt", "tool_agent")),
-        ("truth", {"reward_model": {"style": "rule", "ground_truth": None}}, ("ground", "truth.jsonl")),
-        ("source", {"data_source": "unheard_of"}, ("unheard_of", "gsm8k")),
+        pytest.param("truth", {"reward_model": {"style": "rule", "ground_truth": None}}, ("ground", "truth.jsonl"), marks=pytest.mark.slow),
+        pytest.param("source", {"data_source": "unheard_of"}, ("unheard_of", "gsm8k"), marks=pytest.mark.slow),
     ],
 )
 def test_mistakes_in_the_data(world, name, changes, words):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import agentrl
 from agentrl.data.prepare import write_gsm8k
 
 
@@ -24,17 +25,15 @@ def test_three_steps_on_real_questions(world):
     data = world.folder / "gsm8k"
     write_gsm8k(data, gsm8k_folder(), agent="mixed")
     run_dir = world.folder / "gsm8k_run"
-    command = world.start(
-        "train",
-        "configs/gsm8k_tiny.yaml",
+    overrides = [
         f"model.path={world.folder}/model",
         f"data.train_files=[{data}/train.parquet]",
         f"data.val_files=[{data}/test.parquet]",
         "data.max_train_rows=400",
         "data.max_val_rows=12",
         f"trainer.run_dir={run_dir}",
-    )
-    assert command.wait() == 0, command.output()
+    ]
+    agentrl.train(agentrl.load_config("configs/gsm8k_tiny.yaml", overrides))
     result = json.loads((run_dir / "result.json").read_text())
     assert (result["step"], result["balanced"], result["counts"]["consumed"]) == (3, True, 24)
     assert "val/accuracy" in result["validation"]["initial"]
