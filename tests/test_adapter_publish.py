@@ -163,7 +163,7 @@ def test_requests_with_and_without_the_adapter_share_forwards(learner, folder, s
 
 def test_every_token_is_of_its_version_across_publishes(learner, server, tmp_path):
     """Generations go on over two publishes, some of their requests held back by a pause: each piece is what its version computes."""
-    total, models, pieces = 400, {}, []
+    num, total, models, pieces = 6, 400, {}, []
 
     class Recording(SGLangClient):
         async def generate(self, input_ids, params, *, rid):
@@ -178,22 +178,28 @@ def test_every_token_is_of_its_version_across_publishes(learner, server, tmp_pat
         router = Router(partial(Recording, adapter=POLICY_ADAPTER))
         router.set_servers([server.url], version=1)
 
+        is_last_published = trio.Event()
+
         async def play(index):
-            await router.generate([*PROMPT, index], SamplingParams(total), trajectory_key=str(index))
+            """Generate again and again: the last time with what was published last, however quick the server is."""
+            is_last = False
+            while not is_last:
+                is_last = is_last_published.is_set()
+                await router.generate([*PROMPT, index], SamplingParams(total), trajectory_key=str(index))
 
         async with trio.open_nursery() as watching:
             watching.start_soon(router.watch)
             async with trio.open_nursery() as playing:
-                for index in range(6):
+                for index in range(num):
                     playing.start_soon(play, index)
                 for version in (2, 3):
-                    before = len(pieces)
-                    while (await client.loads()).num_used_tokens < 60 and len(pieces) == before:
+                    while (await client.loads()).num_used_tokens < num * (len(PROMPT) + 1) + 60:
                         await trio.sleep(0.005)
                     update_once(learner, VOCABULARY)
                     models[version] = exported(learner, tmp_path / f"v{version}")
                     report = await publish(version, [client])
                     assert report.failed == {}
+                is_last_published.set()
             watching.cancel_scope.cancel()
         await router.aclose()
 
