@@ -20,15 +20,12 @@ from agentrl.controller.servers import ServerFleet
 from agentrl.rollout.scopes import LiveScopes, stack_of
 from agentrl.rollout.server_loads import ask_loads
 from agentrl.sglang.client import SGLangClient
+from agentrl.tracking.watchdog import KEPT_SCOPES, SLICE_S
 from agentrl.types import BufferCounts, HeldLease
 from agentrl.workers.workers import Workers
 
 BUFFER = "the replay buffer"
 SHOWN_LEASES = 10
-KEPT_SCOPES = 200
-"""Attempts of an actor that a report has in full."""
-_SLICE_S = 0.2
-"""How soon a watchdog that is told to stop does so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ class Asker:
         """Return what each has answered, or a NoAnswer."""
         pending, deadline = list(asked.values()), time.monotonic() + self._answer_s
         while pending and not self._stopping.is_set() and time.monotonic() < deadline:
-            _, pending = ray.wait(pending, num_returns=len(pending), timeout=_SLICE_S)
+            _, pending = ray.wait(pending, num_returns=len(pending), timeout=SLICE_S)
         return {who: NoAnswer(f"{who} does not answer") if ref in pending else self._answer(who, ref) for who, ref in asked.items()}
 
     def _answer(self, who: str, ref: ObjectRef) -> Any:

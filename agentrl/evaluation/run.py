@@ -30,7 +30,7 @@ from agentrl.evaluation.model_place import (
 )
 from agentrl.evaluation.play import AttemptPlayer, Counts
 from agentrl.evaluation.progress import EvalProgress
-from agentrl.evaluation.standstill import Loop, WatchedEvaluation
+from agentrl.evaluation.standstill import WatchedEvaluation
 from agentrl.evaluation.store import AttemptStore
 from agentrl.evaluation.unscored import without_rewards
 from agentrl.plugins import Plugins
@@ -41,6 +41,7 @@ from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import MessageSession, uncounted_chat
 from agentrl.rollout.open_files import allow_trajectories
+from agentrl.rollout.play_loop import PlayLoop
 from agentrl.rollout.player import Player
 from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
@@ -211,7 +212,7 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
             on_finished=progress.add,
         )
         try:
-            loop = Loop.here(gaps, plugins=host.thread)
+            loop = PlayLoop.here(gaps, plugins=host.thread)
             connect = partial(_client, config=config) if isinstance(router, Router) else None
             with _watching(WatchedEvaluation(attempts, concurrency, servers, router, loop, connect=connect), prepared, progress.say):
                 await attempts.run(prepared.problems, servers, router)

@@ -8,48 +8,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import trio
-
 from agentrl.evaluation.concurrency import Concurrency
 from agentrl.evaluation.model_place import Servers
 from agentrl.evaluation.play import AttemptPlayer
-from agentrl.rollout.loop_gaps import LoopGaps
-from agentrl.rollout.scopes import LiveScopes, look
+from agentrl.rollout.play_loop import PlayLoop
+from agentrl.rollout.scopes import LiveScopes
 from agentrl.rollout.server_loads import ask_loads
 from agentrl.serving.health import ServerStatus
 from agentrl.sglang.client import SGLangClient
-from agentrl.tracking.watchdog import ANSWER_S
-
-KEPT_SCOPES = 200
-"""Attempts that a report has in full."""
+from agentrl.tracking.watchdog import ANSWER_S, KEPT_SCOPES
 
 
 class Places(Protocol):
     """Knows where turns are asked for: `agentrl.rollout.router.Router`."""
 
     def places(self) -> dict[str, str]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """The event loop that plays: its tasks, the thread that it runs in, and that of asyncio plugins beside it."""
-
-    gaps: LoopGaps
-    root: trio.lowlevel.Task
-    thread: threading.Thread
-    plugins: threading.Thread
-
-    @classmethod
-    def here(cls, gaps: LoopGaps, *, plugins: threading.Thread) -> Loop:
-        """Return the one that calls."""
-        root = trio.lowlevel.current_root_task()
-        assert root is not None, "this is called from a task"
-        return cls(gaps, root, threading.current_thread(), plugins)
-
-    @property
-    def threads(self) -> list[threading.Thread]:
-        """Those that may be blocked."""
-        return [self.plugins, *([self.thread] if self.gaps.is_blocked else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +65,7 @@ class WatchedEvaluation:
         concurrency: Concurrency,
         servers: Servers,
         model: Places,
-        loop: Loop,
+        loop: PlayLoop,
         *,
         connect: Callable[[str], SGLangClient] | None,
         answer_s: float = ANSWER_S,
@@ -111,7 +84,7 @@ class WatchedEvaluation:
 
     def find(self) -> Findings:
         places = self._model.places()
-        scopes = look(self._attempts.scopes, limit=KEPT_SCOPES, places=places).with_loops(self._loop.threads, root=self._loop.root)
+        scopes = self._loop.look(self._attempts.scopes, limit=KEPT_SCOPES, places=places)
         statuses = self._servers.statuses()
         clients = [] if self._connect is None else [self._connect(server.url) for server in statuses if server.url]
         loads = ask_loads(clients, answer_s=self._answer_s, stopping=self.stopping)

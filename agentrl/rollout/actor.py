@@ -28,8 +28,9 @@ from agentrl.rollout.limits import model_limits, num_ids_of, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.manager import AgentLoopManager, TaskSource
 from agentrl.rollout.open_files import allow_trajectories
+from agentrl.rollout.play_loop import PlayLoop
 from agentrl.rollout.router import Router
-from agentrl.rollout.scopes import LiveScopes, look
+from agentrl.rollout.scopes import LiveScopes
 from agentrl.rollout.session import PromptLimits
 from agentrl.rollout.shipment import TrajectorySink
 from agentrl.rollout.side import Validating
@@ -218,8 +219,7 @@ class RolloutPart:
 
     def scopes(self, limit: int) -> LiveScopes:
         """Return what goes on, no more than `limit` attempts of it in full; answered also while the event loop is blocked."""
-        seen = look(self._manager.scopes, limit=limit, places=self._router.places())
-        return seen.with_loops([self._host.thread, *([self._thread] if self._gaps.is_blocked else [])], root=self._root)
+        return self._loop.look(self._manager.scopes, limit=limit, places=self._router.places())
 
     def stop(self) -> None:
         """End `run` and `play`: agents are cancelled, tools closed, running generations aborted. May be called again."""
@@ -250,9 +250,7 @@ class RolloutPart:
     async def _main(self) -> None:
         """The thread's life: calls come in from outside, and all of them end before the plugins' event loop does."""
         self._token = trio.lowlevel.current_trio_token()
-        root = trio.lowlevel.current_root_task()
-        assert root is not None, "this is a task"
-        self._root = root
+        self._loop = PlayLoop.here(self._gaps, plugins=self._host.thread)
         self._stopping, self._call_ended = trio.Event(), trio.Event()
         self._is_started.set()
         with self._host:

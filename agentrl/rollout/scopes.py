@@ -15,8 +15,8 @@ import sysconfig
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
@@ -125,10 +125,6 @@ class LiveScopes:
     rest: Mapping[str, int] = field(default_factory=dict)
     tasks: tuple[TaskCount, ...] = ()
     blocked: tuple[str, ...] = ()
-
-    def with_loops(self, loops: Iterable[threading.Thread], *, root: trio.lowlevel.Task) -> LiveScopes:
-        """Return the same with the tasks below `root`, and where those of the event loops stand that are blocked."""
-        return replace(self, tasks=count_tasks(root), blocked=tuple(where for loop in loops if (where := where_blocked(loop)) is not None))
 
     def shortened(self, limit: int) -> LiveScopes:
         """Return the same with `limit` scopes in full, and without trio's tree."""

@@ -10,9 +10,7 @@ import trio
 from agentrl.errors import ServerError
 from agentrl.rollout.trio_run import in_trio
 from agentrl.sglang.client import SGLangClient
-
-_SLICE_S = 0.2
-"""How soon whoever waits is let go when `stopping` is set."""
+from agentrl.tracking.watchdog import SLICE_S
 
 
 def ask_loads(clients: Sequence[SGLangClient], *, answer_s: float, stopping: threading.Event) -> dict[str, str]:
@@ -48,5 +46,5 @@ async def _ask_one(client: SGLangClient, lines: dict[str, str], answer_s: float)
 
 async def _cancel_when(stopping: threading.Event, scope: trio.CancelScope) -> None:
     while not stopping.is_set():
-        await trio.sleep(_SLICE_S)
+        await trio.sleep(SLICE_S)
     scope.cancel()

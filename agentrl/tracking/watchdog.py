@@ -16,8 +16,12 @@ ANSWER_S = 5.0
 """Whoever takes longer to say how it is stands still, or its machine does."""
 LONGEST_PAUSE_S = 5.0
 LOOKS_PER_SILENCE = 8
+SLICE_S = 0.2
+"""How soon whoever asks lets go when the watchdog is told to stop."""
+KEPT_SCOPES = 200
+"""Attempts of a process that a report has in full."""
 SHOWN_SCOPES = 8
-"""Attempts of a process that the console shows in full; the file has more."""
+"""Attempts of a process that the console shows in full."""
 
 log = logging.getLogger(__name__)
 

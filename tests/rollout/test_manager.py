@@ -482,20 +482,22 @@ def test_cancelling_the_run_closes_every_tool_and_leaves_no_request(stage):
     assert world.client.running == 0
 
 
+def hanging(stage, *, at_once: int, **limits):
+    """Return a world whose attempts hang in a tool for ever, a replay buffer that leases two groups of two, and its clock."""
+    Hotel.guests = Hotel.arrivals = 0
+    rollout = {"group_size": 2, "max_concurrent_trajectories": at_once}
+    world = stage.World(lambda *_: stage.call("hotel", "{}"), agent={"tools": ("hotel",)}, rollout=rollout, plugins=[Hotel])
+    tasks = SimpleNamespace(task=lambda position: stage.task(task_id=f"t:{position}"))
+    now = [0.0]
+    buffer = ReplayBuffer(tasks, groups_per_step=2, max_staleness=0, group_size=2, clock=lambda: now[0], **limits)
+    buffer.advance(0)
+    return world, buffer, now
+
+
 @pytest.mark.parametrize(("limit", "num_withdrawn"), [("duplicate_after_s", 1), ("lease_timeout_s", 2)])
 def test_a_group_that_another_has_finished_or_taken_over_is_not_played_on(stage, limit, num_withdrawn):
     """Its tools are closed, its requests aborted, and its room is there for others, though its attempts would have hung for ever."""
-    Hotel.guests = Hotel.arrivals = 0
-    world = stage.World(
-        lambda *_: stage.call("hotel", "{}"),
-        agent={"tools": ("hotel",)},
-        rollout={"group_size": 2, "max_concurrent_trajectories": 4},
-        plugins=[Hotel],
-    )
-    tasks = SimpleNamespace(task=lambda position: stage.task(task_id=f"t:{position}"))
-    now = [0.0]
-    buffer = ReplayBuffer(tasks, groups_per_step=2, max_staleness=0, group_size=2, clock=lambda: now[0], **{limit: 60.0})
-    buffer.advance(0)
+    world, buffer, now = hanging(stage, at_once=4, **{limit: 60.0})
 
     async def main(manager):
         store = Store(buffer)
@@ -525,12 +527,7 @@ def test_a_group_that_another_has_finished_or_taken_over_is_not_played_on(stage,
 
 def test_a_group_that_is_given_again_to_the_same_actor_is_played_once(stage):
     """Its lease had ended, and there was nobody else."""
-    Hotel.guests = Hotel.arrivals = 0
-    world = stage.World(lambda *_: stage.call("hotel", "{}"), agent={"tools": ("hotel",)}, rollout={"group_size": 2}, plugins=[Hotel])
-    tasks = SimpleNamespace(task=lambda position: stage.task(task_id=f"t:{position}"))
-    now = [0.0]
-    buffer = ReplayBuffer(tasks, groups_per_step=2, max_staleness=0, group_size=2, lease_timeout_s=60.0, clock=lambda: now[0])
-    buffer.advance(0)
+    world, buffer, now = hanging(stage, at_once=8, lease_timeout_s=60.0)
 
     async def main(manager):
         store = Store(buffer)

@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -143,6 +146,14 @@ class World:
                 env={**os.environ, MARK: mark},
             )
         return Command(process, mark, log)
+
+    def write_rows(self, folder: Path, agents: Mapping[int, str], *, default: str | None = None) -> Path:
+        """Write the first training rows, some of them for other agents; `default`: of all others, None: each keeps its own."""
+        rows = pq.read_table(self.folder / "data/train.parquet").slice(0, 40)
+        names = [agents.get(row, default or name) for row, name in enumerate(rows["agent_name"].to_pylist())]
+        path = folder / "train.parquet"
+        pq.write_table(rows.set_column(rows.schema.get_field_index("agent_name"), "agent_name", pa.array(names, pa.string())), path)
+        return path
 
     def records(self, run_dir: Path) -> Records:
         path = run_dir / "metrics.jsonl"

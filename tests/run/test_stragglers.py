@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 PLUGIN = """
@@ -65,15 +63,12 @@ def test_a_straggler_is_played_twice_and_given_up(world):
     folder = world.folder / "stragglers"
     folder.mkdir()
     (folder / "hung.py").write_text(PLUGIN.format(folder=folder))
-    rows = pq.read_table(world.folder / "data/train.parquet").slice(0, 40)
-    agents = ["hung_agent", *["single_turn_agent"] * 3, "patient_agent", *["single_turn_agent"] * 35]
-    column = rows.schema.get_field_index("agent_name")
-    pq.write_table(rows.set_column(column, "agent_name", pa.array(agents, pa.string())), folder / "train.parquet")
+    rows = world.write_rows(folder, {0: "hung_agent", 4: "patient_agent"}, default="single_turn_agent")
     run = world.start(
         "train",
         str(world.config),
         f"trainer.run_dir={folder}/run",
-        f"data.train_files=[{folder}/train.parquet]",
+        f"data.train_files=[{rows}]",
         "data.shuffle=false",
         f"agent.plugins=[{folder}/hung.py]",
         "agent.tools=[hung,patient]",

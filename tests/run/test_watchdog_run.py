@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 PLUGIN = """
@@ -37,15 +35,12 @@ def test_a_run_says_what_it_waits_for_and_goes_on(world):
     folder = world.folder / "sleepy"
     folder.mkdir()
     (folder / "sleepy.py").write_text(PLUGIN)
-    rows = pq.read_table(world.folder / "data/train.parquet").slice(0, 40)
-    agents = ["sleepy_agent", *rows.column("agent_name").to_pylist()[1:]]
-    column = rows.schema.get_field_index("agent_name")
-    pq.write_table(rows.set_column(column, "agent_name", pa.array(agents, pa.string())), folder / "train.parquet")
+    rows = world.write_rows(folder, {0: "sleepy_agent"})
     run = world.start(
         "train",
         str(world.config),
         f"trainer.run_dir={folder}/run",
-        f"data.train_files=[{folder}/train.parquet]",
+        f"data.train_files=[{rows}]",
         "data.shuffle=false",
         f"agent.plugins=[{folder}/sleepy.py]",
         "agent.tools=[calculator,sleeper]",
