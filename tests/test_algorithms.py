@@ -41,6 +41,24 @@ def test_gradients_of_kl_by_finite_differences(name):
     assert gradcheck(lambda p: estimator(p, ref), f64(rng.normal(-2, 1, 10)).requires_grad_())
 
 
+@pytest.mark.parametrize("name", KL_ESTIMATORS)
+@pytest.mark.parametrize("ratio", [-1e4, -30.0, -20.5, -5.0, -1e-3, 1e-3, 5.0, 20.5, 30.0, 1e4])
+def test_no_estimator_ever_pushes_the_policy_away_from_the_reference(name, ratio):
+    """Its gradient has the sign of the log-ratio, or is 0 where a bound was reached; the value is never negative and finite."""
+    policy = f64([ratio - 1e5]).requires_grad_()
+    value = KL_ESTIMATORS[name](policy, f64([-1e5]))
+    gradient = torch.autograd.grad(value.sum(), policy)[0].item()
+    assert 0 <= value.item() < 1e9
+    assert gradient * ratio > 0 or (gradient == 0 and name == "k3" and abs(ratio) > 20)
+
+
+@pytest.mark.parametrize("name", KL_ESTIMATORS)
+def test_where_policy_and_reference_are_one_rounding_noise_has_no_gradient_that_counts(name):
+    policy = f64([-1 + 1e-6, -1 - 1e-6, -1]).requires_grad_()
+    gradient = torch.autograd.grad(KL_ESTIMATORS[name](policy, f64([-1.0] * 3)).sum(), policy)[0]
+    np.testing.assert_allclose(gradient, 0, atol=1.1e-6)
+
+
 def test_k3_k2grad_has_the_gradient_of_k2():
     policy, ref = f64([-1.0, -2.5]).requires_grad_(), f64([-2.0, -1.0])
     gradient = torch.autograd.grad(KL_ESTIMATORS["k3_k2grad"](policy, ref).sum(), policy)[0]

@@ -18,7 +18,7 @@ from agentrl.algorithms.corrections import (
 )
 from agentrl.algorithms.kl import KL_ESTIMATORS
 from agentrl.algorithms.rejection import STATISTICS, RejectionRule, accepts, second_moment_cut
-from agentrl.algorithms.selection import covariances, fair_keys, num_selected, smallest_cut
+from agentrl.algorithms.selection import covariances, fair_keys, largest_first, num_selected, smallest_cut
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.buffer import BufferConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
@@ -151,8 +151,17 @@ def test_a_share_of_tokens_is_at_least_one_and_ties_stay_out():
 def test_covariances_are_deviations_multiplied():
     p, a = np.array([-1.0, -2.0, -0.5]), np.array([1.0, 0.0, -1.0])
     got = covariances(f64(p), f64(a), mean_logprob=p.mean(), mean_advantage=a.mean())
-    np.testing.assert_allclose(got, (p - p.mean()) * (a - a.mean()))
-    assert got.sum() / 2 == pytest.approx(np.cov(p, a)[0, 1])
+    np.testing.assert_allclose(got, (p - p.mean()) * (a - a.mean()), atol=1e-4)
+    assert got.sum() / 2 == pytest.approx(np.cov(p, a)[0, 1], abs=1e-4)
+
+
+def test_the_largest_covariances_are_chosen_and_no_rounding_noise_among_equal_ones():
+    deviations, fair = np.array([0.5, 0.5, 0.5, -1.0, 2.0]), f64([0.9, 0.1, 0.5, 0.0, 0.99])
+    for noise in (0.0, 1e-9, -1e-9):
+        covariance = covariances(f64(deviations + noise * np.arange(5)), f64([1.0] * 5), mean_logprob=0.0, mean_advantage=0.0)
+        keys = largest_first(covariance, fair)
+        assert torch.argsort(keys).tolist() == [4, 1, 2, 0, 3]
+        assert (keys < smallest_cut(keys, 2)).tolist() == [False, True, False, False, True]
 
 
 def test_fair_keys_depend_on_the_token_alone_and_are_spread_evenly():

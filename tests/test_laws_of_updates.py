@@ -149,11 +149,19 @@ def with_context(index, attempt, num_before):
     return Sample(index, tokens, is_action, loss_mask, lay(attempt.behavior, np.float64), lay(attempt.advantages, np.float64))
 
 
-def update(config, samples, *, max_tokens=10_000, mode="decoupled", policy=None):
-    """Return loss, gradient and metrics' sums of one update of these samples, over all its microbatches."""
+def update(config, samples, *, max_tokens=10_000, mode="decoupled", policy=None, reference=None, noise=0.0):
+    """Return loss, gradient and metrics' sums of one update of these samples, over all its microbatches.
+
+    noise: largest error of each score by the proximal and the reference policy, in nats.
+    """
     [microbatches] = pack(samples, max_tokens=max_tokens, world_size=1)
-    proximal = [logprobs(PROXIMAL, m.targets) if mode == "decoupled" else None for m in microbatches]
-    ref = [logprobs(REFERENCE, m.targets) if config.kl.coefficient else None for m in microbatches]
+    rng = np.random.default_rng(5)
+
+    def scores(table, m):
+        return logprobs(table, m.targets) + noise * rng.choice([-1.0, 1.0], len(m.targets))
+
+    proximal = [scores(PROXIMAL, m) if mode == "decoupled" else None for m in microbatches]
+    ref = [scores(reference or REFERENCE, m) if config.kl.coefficient else None for m in microbatches]
     corrections = Corrector(config).correct(microbatches, proximal)
     scored = [ScoredMicrobatch(*columns) for columns in zip(microbatches, proximal, ref, corrections, strict=True)]
     counts = UpdateCounts(
@@ -199,6 +207,19 @@ def test_neither_split_nor_order_changes_loss_or_gradient(name, seed):
     whole = update(VARIANTS[name], samples)
     for max_tokens in (1, 12):
         assert_same(update(VARIANTS[name], samples[::-1], max_tokens=max_tokens), whole)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@settings(max_examples=3)
+@given(seed=seeds)
+def test_where_all_policies_are_one_the_sign_of_rounding_noise_changes_nothing(name, seed):
+    """A log-ratio of 0 is noise of either sign in fact, by CPU, library and shape. Each attempt is here twice, so that covariances tie."""
+    attempts = make_attempts(seed) * 2
+    samples = [compact(i, replace(a, behavior=logprobs(PROXIMAL, a.tokens))) for i, a in enumerate(attempts)]
+    plain, noisy = (update(VARIANTS[name], samples, policy=Table(2), reference=PROXIMAL, noise=noise) for noise in (0.0, 1e-9))
+    np.testing.assert_allclose(noisy[0], plain[0], rtol=1e-6, atol=1e-8)
+    counted = [key for key in plain[1] if key.startswith(("clip_", "rejected/"))]
+    assert {key: noisy[1][key] for key in counted} == {key: plain[1][key] for key in counted}
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.policy_losses import LOG_RATIO_LIMIT
+from agentrl.algorithms.log_ratios import bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def correction_metrics(sums: Mapping[str, float], maxima: Mapping[str, float]) -
 
 
 def _bounded_exp(log_ratios: Tensor) -> Tensor:
-    return torch.exp(log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    return torch.exp(bounded(log_ratios))
 
 
 def _exp(value: float) -> float:

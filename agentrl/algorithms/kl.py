@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.policy_losses import LOG_RATIO_LIMIT
+from agentrl.algorithms.log_ratios import bounded, distance
 
 KLEstimator = Callable[[Tensor, Tensor], Tensor]
 
@@ -27,14 +27,14 @@ def k2(policy_A: Tensor, ref_A: Tensor) -> Tensor:
 
 
 def k3(policy_A: Tensor, ref_A: Tensor) -> Tensor:
-    """Return exp(-k1) - 1 + k1, never negative."""
-    log_ratio = k1(policy_A, ref_A)
-    return torch.exp((-log_ratio).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - 1 + log_ratio
+    """Return exp(-k1) - 1 + k1, never negative; with k1 clamped to [-20, 20], so that beyond there is no gradient."""
+    log_ratio = bounded(k1(policy_A, ref_A))
+    return torch.exp(-log_ratio) - 1 + log_ratio
 
 
 def absolute(policy_A: Tensor, ref_A: Tensor) -> Tensor:
-    """Return the absolute log-ratio."""
-    return k1(policy_A, ref_A).abs()
+    """Return the absolute log-ratio, and 0 where it is rounding noise, as at the start, where policy and reference are one."""
+    return distance(k1(policy_A, ref_A))
 
 
 def k3_k2grad(policy_A: Tensor, ref_A: Tensor) -> Tensor:
@@ -55,6 +55,6 @@ def off_policy_kl(name: str, policy_A: Tensor, ref_A: Tensor, proximal_A: Tensor
 
     Source: DeepSeek-AI 2025 (DeepSeek-V3.2), arXiv:2512.02556 (unbiased KL estimate).
     """
-    ratios = torch.exp((policy_A - proximal_A.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    ratios = torch.exp(bounded(policy_A - proximal_A.detach()))
     estimate = KL_ESTIMATORS[name](policy_A, ref_A)
     return ratios * estimate if name == "k3" else ratios.detach() * estimate

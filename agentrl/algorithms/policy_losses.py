@@ -14,8 +14,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to [-20, 20] before exp: e^20 is far above any cap, and finite in every dtype but float16."""
+from agentrl.algorithms.log_ratios import bounded, distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class PolicyTokens:
 
     def log_ratios(self) -> Tensor:
         """Return log rho, clamped, with gradient."""
-        return (self.policy - self.proximal.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        return bounded(self.policy - self.proximal.detach())
 
     def sequence_means(self, values: Tensor) -> Tensor:
         """Return for each token the mean of `values` (f[A]) over its sequence."""
@@ -151,7 +150,7 @@ def sapo(tokens: PolicyTokens, *, tau_positive: float, tau_negative: float) -> P
 
 
 def clip_cov(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
-    """Return `ppo_clip`, and 0 where a token was selected for its covariance (see `select_clip_cov`).
+    """Return `ppo_clip`, and 0 where a token was selected for its covariance (see `agentrl.algorithms.selection`).
 
     Source: Cui et al. 2025, arXiv:2505.22617 (Clip-Cov).
     """
@@ -168,14 +167,16 @@ def clip_cov(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
 
 
 def kl_cov(tokens: PolicyTokens, *, coefficient: float) -> PolicyLoss:
-    """Return -rho A, plus coefficient |log rho| where a token was selected for its covariance (see `select_kl_cov`).
+    """Return -rho A, plus coefficient |log rho| where a token was selected for its covariance (see `agentrl.algorithms.selection`).
 
-    Source: Cui et al. 2025, arXiv:2505.22617 (KL-Cov), with the absolute log-ratio as the divergence of one token.
+    At a step's first update log rho is 0, and so is the penalty's gradient, whatever the sign of the rounding noise: see `distance`.
+
+    Source: Cui et al. 2025, arXiv:2505.22617 (KL-Cov), with the absolute log-ratio as the divergence of one token, as in its code.
     """
     assert tokens.is_selected is not None, "kl_cov needs its selection"
     log_ratios = tokens.log_ratios()
     ratios = torch.exp(log_ratios)
-    penalties = torch.where(tokens.is_selected, coefficient * log_ratios.abs(), 0.0)
+    penalties = torch.where(tokens.is_selected, coefficient * distance(log_ratios), 0.0)
     return PolicyLoss.of(penalties - ratios * tokens.advantages, ratios)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.policy_losses import LOG_RATIO_LIMIT
+from agentrl.algorithms.log_ratios import bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def k2(log_ratios: Tensor) -> Tensor:
 
 def k3(log_ratios: Tensor) -> Tensor:
     """Return rho' - 1 - log rho', an estimate of KL(behavior || proximal)."""
-    return torch.exp(log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)) - 1 - log_ratios
+    return torch.exp(bounded(log_ratios)) - 1 - log_ratios
 
 
 STATISTICS: Mapping[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

@@ -2,7 +2,8 @@
 
 The papers select by the current policy within one mini-batch on one device. Here a token is selected once, before the update, by the
 log-probabilities of the proximal policy (of the behavior policy where there is no other) and by sums and order statistics over ALL
-microbatches and ranks; the first update sees what the papers see, and no packing or number of ranks changes the selection.
+microbatches and ranks; the first update sees what the papers see, and no packing or number of ranks changes the selection. Attempts at
+one task often begin with the same tokens, so equal covariances are common, and rounding noise must not choose among them.
 
 Source: Cui et al. 2025, arXiv:2505.22617.
 """
@@ -16,10 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.algorithms.log_ratios import ROUNDING, off_rounding
+
 
 def covariances(logprobs: Tensor, advantages: Tensor, *, mean_logprob: float, mean_advantage: float) -> Tensor:
-    """Return (log p - mean log p)(A - mean A) of each token, f64[A]; the means are over all loss tokens of the update."""
-    return (logprobs.double() - mean_logprob) * (advantages.double() - mean_advantage)
+    """Return (log p - mean log p)(A - mean A), f64[A] in multiples of ROUNDING; the means are over all loss tokens of the update."""
+    return off_rounding((logprobs.double() - mean_logprob) * (advantages.double() - mean_advantage))
+
+
+def largest_first(covariances_A: Tensor, fair_keys_A: Tensor) -> Tensor:
+    """Return f64[A], keys that are small where the covariance is large; among equal covariances the fair keys, in [0, 1), decide."""
+    return fair_keys_A - torch.round(covariances_A / ROUNDING)
 
 
 def num_selected(share: float, num_tokens: int) -> int:

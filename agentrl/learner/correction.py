@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentrl.algorithms.corrections import WeightRule, importance_weights
 from agentrl.algorithms.rejection import RejectionRule, accepts, second_moment_cut
-from agentrl.algorithms.selection import covariances, fair_keys, num_selected, smallest_cut
+from agentrl.algorithms.selection import covariances, fair_keys, largest_first, num_selected, smallest_cut
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.learner.batch import Correction, Elsewhere, Floats, Microbatch
 from agentrl.learner.ranks import add_over_ranks, gather_over_ranks
@@ -126,14 +126,15 @@ class Corrector:
         """Choose a share of all tokens among those with a covariance within bounds, at random but the same for any packing."""
         config = self._algorithm.clip_cov
         eligible = [a & (c > config.lower) & (c < config.upper) for a, c in zip(accepted, covariance, strict=True)]
-        keys = [torch.tensor(_keys(f.microbatch)) for f in facts]
+        keys = [_keys(f.microbatch) for f in facts]
         cut = smallest_cut(_gather(keys, eligible), num_selected(config.share, total))
         return [e & (k < cut) for e, k in zip(eligible, keys, strict=True)]
 
     def _select_kl_cov(self, facts: Sequence[_Facts], covariance: Sequence[Tensor], accepted: Sequence[Tensor], total: int) -> list[Tensor]:
         """Choose the share of all tokens that has the largest covariance."""
-        cut = smallest_cut(_gather([-c for c in covariance], accepted), num_selected(self._algorithm.kl_cov.share, total))
-        return [a & (-c < cut) for a, c in zip(accepted, covariance, strict=True)]
+        keys = [largest_first(c, _keys(f.microbatch)) for c, f in zip(covariance, facts, strict=True)]
+        cut = smallest_cut(_gather(keys, accepted), num_selected(self._algorithm.kl_cov.share, total))
+        return [a & (k < cut) for a, k in zip(accepted, keys, strict=True)]
 
 
 _Select = Callable[[Sequence[_Facts], Sequence[Tensor], Sequence[Tensor], int], list[Tensor]]
@@ -186,8 +187,9 @@ def _products_of(facts: _Facts) -> NDArray[np.float64]:
     return products
 
 
-def _keys(microbatch: Microbatch) -> NDArray[np.float64]:
-    return fair_keys(microbatch.sample_indices[microbatch.sequence_ids], microbatch.action_places, microbatch.targets)
+def _keys(microbatch: Microbatch) -> Tensor:
+    samples = microbatch.sample_indices[microbatch.sequence_ids]
+    return torch.from_numpy(fair_keys(samples, microbatch.action_places, microbatch.targets))
 
 
 def _gather(columns: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
