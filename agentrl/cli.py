@@ -144,13 +144,16 @@ def export(
         bool, typer.Option("--adapter", help="Write the LoRA adapter alone, in peft's format, not the merged model.")
     ] = False,
     base: Annotated[str | None, typer.Option(help="Folder or hub id of the model under the adapter, if it has moved.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the code of the model that the checkpoint names; without it, refuse.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Write the policy of a checkpoint in Hugging Face format, as transformers and SGLang load it. Needs no Ray and no GPU."""
     _options(debug)
     from agentrl.controller.export import export_checkpoint
 
-    export_checkpoint(checkpoint, out, adapter_only=adapter, base=base)
+    export_checkpoint(checkpoint, out, adapter_only=adapter, base=base, trusts_code=trust)
     typer.echo(f"wrote {out}")
 
 

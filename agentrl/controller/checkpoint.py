@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, Field
+
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.run_dir import write_atomically
 from agentrl.errors import CheckpointError, ConfigError, DiskError
@@ -208,10 +210,31 @@ def _complete(parent: Path) -> list[Checkpoint]:
 
 
 def _read(folder: Path) -> Checkpoint:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(f"{folder} has format {manifest['format']}, this version reads {FORMAT}")
-    return Checkpoint(folder, manifest["step"], manifest["version"], manifest["metric"])
+    manifest = _manifest(folder)
+    return Checkpoint(folder, manifest.step, manifest.version, manifest.metric)
+
+
+class _Manifest(BaseModel):
+    """What manifest.json holds. files: path -> (bytes, sha256)."""
+
+    format: int
+    step: int = Field(ge=0)
+    version: int
+    metric: float | None
+    files: dict[str, tuple[int, str]]
+
+
+def _manifest(folder: Path) -> _Manifest:
+    path = folder / "manifest.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and data.get("format") != FORMAT:
+            raise CheckpointError(f"{folder} has format {data.get('format')!r}, this version reads {FORMAT}")
+        return _Manifest.model_validate(data)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or of other fields
+        raise CheckpointError(f"checkpoint {folder} is damaged: manifest.json: {' '.join(str(error).split())[:200]}") from error
 
 
 def _write_manifest(folder: Path, *, step: int, version: int, metric: float | None) -> None:
@@ -224,8 +247,7 @@ def _write_manifest(folder: Path, *, step: int, version: int, metric: float | No
 
 
 def _verify(checkpoint: Checkpoint, *, older: list[Checkpoint]) -> None:
-    manifest = json.loads((checkpoint.folder / "manifest.json").read_text())
-    for name, (size, digest) in manifest["files"].items():
+    for name, (size, digest) in _manifest(checkpoint.folder).files.items():
         path = checkpoint.folder / name
         if not path.is_file() or path.stat().st_size != size or _sha256(path) != digest:
             cure = f"; trainer.resume_mode={older[-1].folder} is older" if older else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentrl.config.model import ModelConfig
 from agentrl.controller.checkpoint import read_checkpoint
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
@@ -14,7 +15,9 @@ from agentrl.learner.restore import read_model_config, read_policy
 from agentrl.learner.score_head import SCORE_HEAD
 
 
-def export_checkpoint(checkpoint: Path, out: Path, *, adapter_only: bool = False, base: str | None = None) -> None:
+def export_checkpoint(
+    checkpoint: Path, out: Path, *, adapter_only: bool = False, base: str | None = None, trusts_code: bool = False
+) -> None:
     """Write the policy of a checkpoint to `out`.
 
     A checkpoint of all weights needs nothing but itself; of an adapter, also the model under it, where the run had it or at `base`.
@@ -22,9 +25,11 @@ def export_checkpoint(checkpoint: Path, out: Path, *, adapter_only: bool = False
     Args:
         adapter_only: write the LoRA adapter alone.
         base: folder or hub id of the model under the adapter.
+        trusts_code: run the code that the checkpoint's `model.trust_remote_code` and `model.external_lib` name.
 
     Raises:
-        ConfigError: no checkpoint there, `out` is not free, an adapter is asked for and there is none, or it is not all that was trained.
+        ConfigError: no checkpoint there, it names code that is not trusted, `out` is not free, an adapter is asked for and there is none, or
+            it is not all that was trained.
         CheckpointError: the checkpoint is damaged.
         InfrastructureError: `out` cannot be written.
     """
@@ -32,6 +37,8 @@ def export_checkpoint(checkpoint: Path, out: Path, *, adapter_only: bool = False
         raise ConfigError(f"{str(out)!r} exists and is not empty; name a folder that does not exist")
     found = read_checkpoint(checkpoint)
     model = read_model_config(found.learner)
+    if not trusts_code:
+        _refuse_code(model, checkpoint)
     if base is not None:
         model = model.model_copy(update={"path": base, "revision": None})
     if adapter_only and model.lora.rank == 0:
@@ -54,3 +61,13 @@ def export_checkpoint(checkpoint: Path, out: Path, *, adapter_only: bool = False
         writer.finish()
     else:
         weights.export(policy, None, described, out)
+
+
+def _refuse_code(model: ModelConfig, checkpoint: Path) -> None:
+    """Raise ConfigError if the model of a checkpoint needs code: whoever wrote the checkpoint chose it, not who exports it."""
+    named = [f"model.external_lib={model.external_lib}"] if model.external_lib is not None else []
+    named += ["model.trust_remote_code=true"] if model.trust_remote_code else []
+    if named:
+        raise ConfigError(
+            f"{str(checkpoint)!r} runs code to build its model ({', '.join(named)}); add --trust-remote-code if you trust its source"
+        )

@@ -6,6 +6,7 @@ whole or not at all is the caller's part (it holds more than the learner).
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +25,7 @@ from agentrl.errors import CheckpointError
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import Place
 from agentrl.learner.step import Stepper
+from agentrl.learner.stored_state import PlainPlanner, PlainReader
 from agentrl.learner.weights import describe
 
 DESCRIPTION = "huggingface"
@@ -35,7 +37,8 @@ MODEL = "model.json"
 SAVING = "saving"
 """Thread of a rank in which it waits for what is being written."""
 
-_FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, KeyError)
+FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError)
+"""What torch raises where a checkpoint cannot be written or read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Saver:
         self._write_own(policy, place, folder, self._group)
         try:
             written = dcp.async_save(_state(policy, stepper), checkpoint_id=str(folder), process_group=self._group)
-        except _FAILURES as error:
+        except FAILURES as error:
             raise _unwritten(folder, error) from error
         assert isinstance(written, Future), "the staging is not asynchronous"
         self._saving = _Saving(folder, written)
@@ -103,19 +106,19 @@ class Saver:
         except TimeoutError as error:
             late = TimeoutError(f"it took longer than learner.save_timeout_s={self._timeout_s:g}")
             raise _unwritten(saving.folder, late) from error
-        except _FAILURES as error:
+        except FAILURES as error:
             raise _unwritten(saving.folder, error) from error
 
 
 def _unwritten(folder: Path, error: BaseException) -> CheckpointError:
-    return CheckpointError(f"the learner's checkpoint could not be written to {folder}: {_reason(error)}")
+    return CheckpointError(f"the learner's checkpoint could not be written to {folder}: {reason(error)}")
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """One line of what failed; torch joins the reports of all ranks with their tracebacks, in what is no Exception."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = next(iter(error.failures.items()))
-        return f"rank {rank}: {cause}"
+        return f"rank {rank}: {' '.join(str(cause).split())}"
     return str(error).splitlines()[0] if str(error) else repr(error)
 
 
@@ -129,7 +132,7 @@ def load(policy: Policy, stepper: Stepper, place: Place, folder: Path) -> None:
     """
     state = _state(policy, stepper)
     try:
-        dcp.load(state, checkpoint_id=str(folder))
+        dcp.load(state, storage_reader=PlainReader(folder), planner=PlainPlanner())
         set_state_dict(
             policy.module,
             stepper.optimizer,
@@ -140,8 +143,8 @@ def load(policy: Policy, stepper: Stepper, place: Place, folder: Path) -> None:
         )
         if _random_file(folder, place.rank).is_file():
             _set_random_state(torch.load(_random_file(folder, place.rank), weights_only=True), place)
-    except _FAILURES as error:
-        raise CheckpointError(f"the learner's checkpoint at {folder} could not be read: {_reason(error)}") from error
+    except FAILURES as error:
+        raise CheckpointError(f"the learner's checkpoint at {folder} could not be read: {reason(error)}") from error
     stepper.num_updates = int(state["progress"]["num_updates"])
     stepper.num_non_finite = int(state["progress"]["num_non_finite"])
 

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationConfig, PreTrainedModel
 
 from agentrl.chat.template import read_json
 from agentrl.config.model import ModelConfig
 from agentrl.errors import CheckpointError
-from agentrl.learner.checkpoint import DESCRIPTION, MODEL
+from agentrl.learner.checkpoint import DESCRIPTION, FAILURES, MODEL, reason
 from agentrl.learner.lora import add_adapter
 from agentrl.learner.model import Policy, as_policy, load_module
 from agentrl.learner.score_head import ScoreHead, attach_score_head
+from agentrl.learner.stored_state import PlainPlanner, PlainReader
 from agentrl.plugins.sources import import_source
 
 _ATTENTION = "sdpa"
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Return the `model` config of the learner that wrote `folder`."""
-    return ModelConfig.model_validate_json((folder / MODEL).read_text(encoding="utf-8"))
+    """Return the `model` config of the learner that wrote `folder`.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    path = folder / MODEL
+    try:
+        return ModelConfig.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # no UTF-8, no JSON, or of other fields
+        raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
 
 
 def read_policy(model: ModelConfig, folder: Path) -> Policy:
@@ -83,6 +94,8 @@ def _trained(module: PreTrainedModel) -> Mapping[str, Tensor]:
 
 def _read(tensors: Mapping[str, Tensor], folder: Path) -> None:
     try:
-        dcp.load({"model": dict(tensors)}, checkpoint_id=str(folder), no_dist=True)
-    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"the policy in {folder} could not be read: {str(error).splitlines()[0]}") from error
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be: this is one process
+            dcp.load({"model": dict(tensors)}, storage_reader=PlainReader(folder), planner=PlainPlanner(), no_dist=True)
+    except FAILURES as error:
+        raise CheckpointError(f"the policy in {folder} could not be read: {reason(error)}") from error

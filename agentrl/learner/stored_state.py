@@ -1,0 +1,148 @@
+"""Reading of what torch.distributed.checkpoint wrote, as data: nothing in a checkpoint's files can run code.
+
+DCP itself reads its `.metadata` by `pickle.load`, and whatever is no tensor by `torch.load(weights_only=False)`. Both run what the file
+asks for. Here the first knows DCP's own classes alone, and the second knows tensors and plain values.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import serialization
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint._nested_dict import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+
+from agentrl.errors import CheckpointError
+
+METADATA = ".metadata"
+
+_KNOWN: Mapping[tuple[str, str], Any] = {
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): serialization._get_layout,
+    (filesystem.__name__, "_StorageInfo"): filesystem._StorageInfo,
+    **{
+        (metadata.__name__, kind.__name__): kind
+        for kind in (
+            *(metadata.Metadata, metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING),
+            *(metadata.TensorStorageMetadata, metadata.ChunkStorageMetadata, metadata.BytesStorageMetadata),
+        )
+    },
+    # Only told, never opened. Python 3.13 writes another module.
+    **{(module, name): PurePosixPath for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "PurePosixPath")},
+}
+"""All that metadata of a learner's checkpoint consist of, besides the dtypes."""
+
+_BUILT = tuple(kind for kind in _KNOWN.values() if isinstance(kind, type) and kind is not PurePosixPath)
+
+_UNREADABLE = (
+    *(pickle.UnpicklingError, EOFError, struct.error, ArithmeticError, LookupError, AssertionError),
+    *(AttributeError, TypeError, ValueError, MemoryError, RuntimeError),
+)
+"""What an unpickler raises on bytes that are no pickle."""
+
+
+class _MetadataUnpickler(pickle._Unpickler):
+    """Makes objects of the classes above and no others. In Python, for the C unpickler lets a file set attributes of a class."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _KNOWN.get((module, name))
+        if found is None and module == "torch":
+            found = getattr(torch, name, None)
+            found = found if isinstance(found, torch.dtype) else None
+        if found is None:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no part of a checkpoint")
+        return found
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it asks for an object that is not in it")
+
+    def load_build(self) -> None:
+        subject = self.stack[-2]  # type: ignore[attr-defined]  # not in typeshed
+        if not isinstance(subject, _BUILT):
+            raise pickle.UnpicklingError(f"it changes {type(subject).__name__}")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}  # type: ignore[attr-defined, dict-item]  # noqa: RUF012
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Return the metadata of the DCP files in `folder`.
+
+    Raises:
+        CheckpointError: they are missing, damaged, or hold what is no part of a checkpoint.
+    """
+    path = folder / METADATA
+    try:
+        with path.open("rb") as file:
+            found = _MetadataUnpickler(file).load()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except _UNREADABLE as error:
+        raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+    problem = _problem(found)
+    if problem is not None:
+        raise CheckpointError(f"{path} is damaged: {problem}")
+    return found  # type: ignore[no-any-return]
+
+
+def _problem(found: object) -> str | None:
+    """Return what is wrong with metadata, if anything."""
+    if not isinstance(found, Metadata):
+        return f"it holds a {type(found).__name__} in place of metadata"
+    if not isinstance(found.state_dict_metadata, dict) or not isinstance(found.storage_data, dict):
+        return "its tables are missing"
+    for entry in found.state_dict_metadata.values():
+        if not isinstance(entry, TensorStorageMetadata | BytesStorageMetadata):
+            return f"it describes a {type(entry).__name__}, which is neither a tensor nor bytes"
+    for index, place in found.storage_data.items():
+        if not isinstance(index, MetadataIndex) or not isinstance(place, filesystem._StorageInfo):
+            return "its table of places is of other types"
+        if not isinstance(place.relative_path, str) or os.path.basename(place.relative_path) != place.relative_path:
+            return f"{index.fqn} is said to be in {place.relative_path!r}, which is no file of its folder"
+    return None
+
+
+class PlainReader(FileSystemReader):
+    """Reads DCP files whose metadata are read as data."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+        self._folder = folder
+        self._failed: CheckpointError | None = None
+
+    def read_metadata(self) -> Metadata:  # type: ignore[override]  # DCP looks at the signature: without `rank` it asks for no other file
+        try:
+            found = read_metadata(self._folder)
+        except CheckpointError as error:
+            # Raised below. DCP would print a traceback of what this method raises.
+            self._failed, found = error, Metadata({}, storage_data={})
+        found.storage_meta = found.storage_meta or StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if self._failed is not None:
+            raise self._failed
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+
+
+class PlainPlanner(DefaultLoadPlanner):
+    """Takes plain values and tensors; nothing that is an object of another class."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        path = self.mappings[read_item.dest_index.fqn]
+        try:
+            set_element(self.original_state_dict, path, torch.load(value, weights_only=True))
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(f"{read_item.dest_index.fqn} is damaged: it is more than numbers, text and tensors") from error
