@@ -204,7 +204,10 @@ class SGLangClient:
         await self._update("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
 
     async def init_weights_group(self, *, address: str, port: int, rank_offset: int, world_size: int, name: str, backend: str) -> None:
-        """Let the server join a process group as rank `rank_offset`. Call it when the peers join too: a real server stands still."""
+        """Let the server join a process group, its tensor-parallel rank r as rank `rank_offset` + r.
+
+        Call it when the peers join too: a real server blocks until they do.
+        """
         body = {
             "master_address": address,
             "master_port": port,

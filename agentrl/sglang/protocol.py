@@ -194,6 +194,21 @@ def parse_setting(info: Mapping[str, Any], name: str, *, default: int, server: s
         raise ServerError(f"{server} sent a server info whose {name} is no whole number: {type(error).__name__}: {error}") from error
 
 
+def parse_num_ranks(info: Mapping[str, Any], *, server: str) -> int:
+    """Return how many members a server adds to a weights group: one for each part of the model that it computes with.
+
+    Raises:
+        ServerError: its data-parallel ranks are whole copies of the model, of which SGLang lets one alone join.
+    """
+    num_copies = parse_setting(info, "dp_size", default=1, server=server)
+    if num_copies > 1 and info.get("enable_dp_attention") is not True:
+        raise ServerError(
+            f"{server} has dp_size={num_copies}, and SGLang lets one copy of a model alone join a weights group; "
+            "start a server for each copy, or use rollout.weights.transport=disk"
+        )
+    return parse_setting(info, "tp_size", default=1, server=server) * parse_setting(info, "pp_size", default=1, server=server)
+
+
 def parse_adapter_support(info: Mapping[str, Any], *, server: str) -> AdapterSupport:
     """Read the settings of LoRA in /server_info; a server that does not speak of it loads none."""
     if info.get("enable_lora") is not True or parse_setting(info, "dp_size", default=1, server=server) > 1:

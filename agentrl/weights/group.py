@@ -1,6 +1,7 @@
 """Transport `distributed`: weights travel in buckets through one process group of the learner and all servers.
 
-While a bucket travels, the learner gathers the next one; the servers receive side by side.
+While a bucket travels, the learner gathers the next one; the servers receive side by side. The learner is rank 0. Every process of a
+server that holds a part of the model joins with a rank of its own, so a server takes as many ranks in a row as it has such processes.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 
 import trio
 
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import InfrastructureError, LearnerError, RequestRefused, ServerError
 from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.protocol import parse_num_ranks
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.weights.attempt import PING_S, Hold, LearnerCalls, Sent, for_each
 from agentrl.weights.plan import plan_buckets
@@ -94,17 +97,20 @@ class GroupTransport:
         await self.close(list(self._clients.values()))
         self._group = urls  # from here on there is something to leave, also when forming the group fails half-way
         self._num_groups += 1
+        num_ranks, failed = await self._count_ranks(servers)
+        if failed:
+            return {url: failed.get(url) or "; ".join(failed.values()) for url in urls}
         address, port = await self._learner.call(self._source.open_rendezvous)
-        world_size = len(servers) + 1
-        ranks = {server.url: rank for rank, server in enumerate(servers, start=1)}
-        failed: dict[str, str] = {}
+        sizes = [num_ranks[url] for url in urls]
+        world_size = 1 + sum(sizes)
+        offsets = dict(zip(urls, accumulate(sizes, initial=1), strict=False))  # the last one would be the next server's
         broken: list[str] = []
 
         async def ask(server: SGLangClient) -> None:
             await server.init_weights_group(
                 address=address,
                 port=port,
-                rank_offset=ranks[server.url],
+                rank_offset=offsets[server.url],
                 world_size=world_size,
                 name=self._group_name,
                 backend=self._backend,
@@ -129,6 +135,16 @@ class GroupTransport:
             return {}
         await self.close(servers)
         return {url: failed.get(url) or "; ".join([*broken, *failed.values()]) for url in urls}
+
+    async def _count_ranks(self, servers: Sequence[SGLangClient]) -> tuple[dict[str, int], dict[str, str]]:
+        """Return how many ranks each server joins with, and why a server's answer is of no use."""
+        num_ranks: dict[str, int] = {}
+
+        async def ask(server: SGLangClient) -> None:
+            num_ranks[server.url] = parse_num_ranks(await server.server_info(), server=server.url)
+
+        failed = await for_each(servers, ask, timeout_s=PING_S, limit="the time of a question")
+        return num_ranks, failed
 
     @property
     def _group_name(self) -> str:
