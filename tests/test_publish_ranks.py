@@ -25,6 +25,7 @@ from weights_rank import rank
 
 VOCABULARY = 61
 
+
 class WideServer:
     """What SGLang with `tp_size` and `pp_size` does about weights: its ranks are processes, and join one behind the other."""
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 from agentrl.config.schema import Config
 from agentrl.controller.calls import in_trio
@@ -57,6 +58,7 @@ class Publishing:
             pause_mode=lambda url: rollout.pause_mode_of(self._servers.kind_of(url)),
             backend=backend if backend != "auto" else learner.run(Learner.collective_backend),
             temperature=rollout.temperature,
+            model=Path(self._config.model.path),
         )
 
     def set_learner(self, learner: Workers[Learner]) -> None:

@@ -37,7 +37,7 @@ from agentrl.controller.shipping import rank_files
 from agentrl.controller.supervised_data import Examples
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
-from agentrl.learner.architecture import check_dtype
+from agentrl.learner.architecture import check_dtype, check_kind
 from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import budget_metrics
@@ -244,11 +244,13 @@ def model_with_tokenizer(config: AnyConfig) -> ModelConfig:
     """Return the model config with a tokenizer: its own, or for a model from scratch the byte-level one of this project.
 
     Raises:
-        ConfigError: there is no model at `model.path`, or it cannot be trained in its dtype.
+        ConfigError: there is no model at `model.path`, or it cannot be trained, in its dtype or at all.
     """
     check_dtype(config.model)
     if config.from_scratch.architecture == "none":
-        return resolve_model(config.model)
+        model = resolve_model(config.model)
+        check_kind(model)
+        return model
     if config.model.tokenizer_path:
         return config.model
     folder = Path(config.trainer.output)

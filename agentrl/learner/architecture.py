@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.chat.template import read_json
 from agentrl.config.model import ModelConfig
+from agentrl.config.model_kind import find_refused
 from agentrl.errors import ConfigError
 
 _CLASSIFIER = "Classification"
@@ -22,15 +23,26 @@ def find_own_head(model: ModelConfig) -> str | None:
 
 
 def check_policy(model: ModelConfig) -> None:
-    """Refuse a classifier as a policy.
+    """Refuse a policy that could not be trained, or whose weights no server would take.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: it is a classifier, a mixture of experts, or quantized.
     """
     if classifier := find_own_head(model):
         raise ConfigError(
             f"model.path={model.path!r} is a {classifier}, which has no head over the vocabulary; a policy is a causal language model"
         )
+    check_kind(model)
+
+
+def check_kind(model: ModelConfig) -> None:
+    """Refuse a model whose weights leave the learner in a form that nobody reads.
+
+    Raises:
+        ConfigError: it is a mixture of experts, or quantized.
+    """
+    for problem in find_refused(_description(model)):
+        raise ConfigError(f"model.path={model.path!r} is {problem}; use a dense model that is not quantized")
 
 
 def check_value_head(model: ModelConfig) -> None:

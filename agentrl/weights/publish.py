@@ -24,6 +24,7 @@ from agentrl.weights.attempt import PING_S, LearnerCalls, Sent, Transport, find_
 from agentrl.weights.changes import ChangesTransport
 from agentrl.weights.folder import AdapterTransport, FolderTransport
 from agentrl.weights.group import GroupTransport
+from agentrl.weights.known import check_known
 from agentrl.weights.source import WeightSource
 from agentrl.weights.tensor import TensorTransport
 from agentrl.weights.verify import Verifier
@@ -49,6 +50,7 @@ class Publisher:
     """Publishes versions of one learner to a changing set of servers, by one transport.
 
     pause_mode: of all servers, or a function of a server's URL. temperature: of the rollout; `rollout.weights.verify` samples at it.
+    model: folder of the model that servers start from, which the first publish compares names and shapes with; None compares nothing.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Publisher:
         pause_mode: PauseMode | Callable[[str], PauseMode],
         backend: str,
         temperature: float = 1.0,
+        model: Path | None = None,
     ) -> None:
         self._learner = LearnerCalls(source)
         self._is_alone = config.adapter == "alone"
@@ -67,6 +70,7 @@ class Publisher:
         self._pause_mode = pause_mode
         self._temperature = temperature
         self._is_verified = config.verify
+        self._unchecked = None if self._is_alone else model
         self._transport = _transport(self._learner, config, folder=folder, backend=backend)
 
     async def publish(self, version: int, servers: Sequence[SGLangClient], *, must_verify: bool = False) -> PublishReport:
@@ -74,8 +78,12 @@ class Publisher:
 
         Raises:
             InfrastructureError: the learner's side failed: no server can be trusted to have the version.
+            ConfigError: at the first publish, servers would not know a weight.
         """
         started = time.monotonic()
+        if self._unchecked is not None:
+            check_known(await self._learner.call(self._learner.source.tensor_specs), self._unchecked)
+            self._unchecked = None
         verifier = Verifier(self._learner, self._is_alone, self._temperature) if self._is_verified or must_verify else None
         hold = partial(self._held, version=version, verifier=verifier)
         await self._transport.prepare(version)

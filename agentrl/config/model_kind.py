@@ -1,0 +1,66 @@
+"""Which kind of model a path leads to, as far as that decides whether it can be trained: by its config.json, else by its name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+EXPERTS = (
+    "a mixture of experts; the learner has all experts of a layer in one tensor, servers know one name for each expert, "
+    "and would keep the old ones"
+)
+QUANTIZED = "quantized; the learner publishes whole numbers of model.dtype, which a server cannot put into quantized weights"
+MULTIMODAL = "a model of images, video or sound; conversations are text alone here"
+
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts", "n_experts")
+_OTHER_MODALITIES = ("vision_config", "audio_config", "visual", "vision_tower")
+_LANGUAGE_MODELS = ("text_config", "llm_config", "language_config")
+"""Where configs of several models in one have that of the language model."""
+_BY_NAME: Mapping[str, re.Pattern[str]] = {
+    EXPERTS: re.compile(
+        r"\d+b-a\d+(\.\d+)?b|mixtral|(?<![a-z])moe(?![a-z])|deepseek-?(coder-)?v[2-9]|deepseek-?(r1|math-v2)(?!.*distill)|gpt-?oss|moonlight"
+        r"|kimi-?k2|glm-?4\.[5-9]|longcat-?flash|qwen3-next|llama-?4|minimax-?m\d|dbrx|olmoe|phi-?3\.5-moe",
+        re.IGNORECASE,
+    ),
+    QUANTIZED: re.compile(r"(?<![a-z])(fp8|int8|int4|w4a16|w8a8|awq|gptq|mxfp4|nvfp4)(?![a-z])", re.IGNORECASE),
+    MULTIMODAL: re.compile(
+        r"(?<![a-z])vl(?![a-z])|vision|omni|internvl|minicpm-?[ov]|glm-?4(\.\d)?-?v|llava|pixtral|paligemma|smolvlm|bagel|qwen-?image",
+        re.IGNORECASE,
+    ),
+}
+
+
+def find_obstacles(path: str) -> list[str]:
+    """Say what of a model's kind keeps it from being trained here; [] if nothing does, or nothing is known.
+
+    path: a local folder, whose config.json decides; else the name of a hub's model.
+    """
+    file = Path(path).expanduser() / "config.json"
+    if not file.is_file():
+        return [what for what, pattern in _BY_NAME.items() if pattern.search(path)]
+    try:
+        description = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []  # the start of the run says what is wrong with the file
+    if not isinstance(description, Mapping):
+        return []
+    is_multimodal = any(description.get(name) for name in _OTHER_MODALITIES)
+    return [*find_refused(description), *([MULTIMODAL] if is_multimodal else [])]
+
+
+def find_refused(description: Mapping[str, Any]) -> list[str]:
+    """Say what of a config.json a run refuses at its start.
+
+    Other modalities are not refused by it: some families have them in their config, and a causal model for text alone.
+    """
+    parts = [description, *(part for name in _LANGUAGE_MODELS if isinstance(part := description.get(name), Mapping))]
+    has_experts = any(_is_several(part.get(name)) for part in parts for name in _NUM_EXPERTS)
+    is_quantized = any(part.get("quantization_config") for part in parts)
+    return [*([EXPERTS] if has_experts else []), *([QUANTIZED] if is_quantized else [])]
+
+
+def _is_several(value: object) -> bool:
+    return bool(value) if isinstance(value, list) else isinstance(value, int) and value > 1
