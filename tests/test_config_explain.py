@@ -168,3 +168,23 @@ def test_bounds_hold_whatever_the_sizes(groups: int, size: int, ranks: int, mini
 def test_an_estimator_is_warned_of_no_key_that_it_reads() -> None:
     for algorithm in ({"advantage": "turn_group", "gamma": 0.9}, {"advantage": "own.py:estimator", "lam": 0.9, "step_weight": 0.1}):
         assert not list(find_warnings(config(algorithm=algorithm)))
+
+
+VALIDATED = {"val_files": ["a.parquet"]}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "said"),
+    [
+        ({"test_freq": -1, "val_before_train": False}, "none: trainer.test_freq=-1 and trainer.val_before_train=false"),
+        ({"test_freq": -1, "val_before_train": True}, "before the first step; "),
+        ({"test_freq": 5, "val_before_train": False}, "every 5 steps, at the end; "),
+        ({"test_freq": 5, "val_before_train": True}, "before the first step, every 5 steps, at the end; "),
+        ({"val_only": True}, "of the model as it is; "),
+    ],
+)
+def test_validations_are_told_as_they_will_be_made(trainer, said):
+    config = Config.model_validate({"data": VALIDATED, "trainer": trainer})
+    [line] = [line for line in explain(config).splitlines() if line.strip().startswith("validation ")]
+    assert line.split("validation", 1)[1].strip().startswith(said)
+    assert ("never played" in explain(config)) is said.startswith("none")

@@ -8,11 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agentrl.config.agent import AgentConfig
 from agentrl.config.data import DataConfig
+from agentrl.data.build import agent_choice
 from agentrl.data.files import open_rows
 from agentrl.data.reader import task_reader
 from agentrl.data.rows import AgentChoice, Place, read_row, without_nulls
 from agentrl.errors import DataError, PluginError
+from agentrl.plugins.registry import load_plugins
 from agentrl.types import Message, Task
 
 PLACE = Place("train.parquet", "train", 7)
@@ -124,7 +127,10 @@ def test_columns_are_found_by_their_configured_names():
             {"extra_info": {"tools_kwargs": {"t": {"create_kwargs": 1}}}},
             "field 'extra_info.tools_kwargs.t.create_kwargs': must be",
         ),
-        ({"extra_info": {"interaction_kwargs": {"query": "q"}}}, "field 'extra_info.interaction_kwargs.name': must name the interaction"),
+        (
+            {"extra_info": {"interaction_kwargs": {"name": "", "query": "q"}}},
+            "field 'extra_info.interaction_kwargs.name': must name the interaction",
+        ),
         ({"agent_name": 3}, "field 'agent_name': must be a string, is 3"),
     ],
 )
@@ -224,3 +230,29 @@ def test_a_reader_that_cannot_be_found(reader, message):
     with pytest.raises(DataError) as error:
         task_reader(DataConfig(reader=reader), AGENTS)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("agent", [None, "tool_agent"], ids=["gsm8k_multiturn_w_tool", "gsm8k_tool_agent_loop"])
+def test_rows_of_verls_tool_examples_have_a_partner_without_a_name_which_is_ignored(agent):
+    """As verl's scripts write them: what a partner would get stands beside the tools, with no word of which partner."""
+    extra_info = {
+        "index": 3,
+        "need_tools_kwargs": True,
+        "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "2"}}},
+        "interaction_kwargs": {"query": "1+1?", "ground_truth": "2", "name": None},
+    }
+    task = read(extra_info=extra_info, agent_name=agent)
+    assert (task.agent_name, task.interaction_kwargs) == ("tool_agent", None)
+    assert task.tools_kwargs == extra_info["tools_kwargs"]
+    strict = AgentChoice(resolve, "single_turn_agent", has_partners=True)
+    with pytest.raises(DataError, match="must name the interaction that answers, is missing; the row has ground_truth, query"):
+        read_row(row(extra_info=extra_info, agent_name=agent), PLACE, DataConfig(), strict)
+
+
+@pytest.mark.parametrize(
+    ("agent", "has_partners"),
+    [({}, False), ({"verl_interaction_config": "partners.yaml"}, True), ({"interaction_config": {"gsm8k": {"reward": "turn"}}}, True)],
+)
+def test_a_name_is_asked_for_where_interactions_are_configured(agent, has_partners):
+    config = AgentConfig.model_validate(agent)
+    assert agent_choice(config, load_plugins()).has_partners is has_partners

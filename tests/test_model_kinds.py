@@ -54,7 +54,7 @@ def published(folder):
 
 
 def test_experts_are_refused_by_name_and_by_the_names_of_their_weights(experts):
-    with pytest.raises(ConfigError, match="is a mixture of experts; .*; use a dense model"):
+    with pytest.raises(ConfigError, match=r"is a mixture of experts; .*; use a dense model"):
         check_policy(ModelConfig(path=str(experts)))
     with pytest.raises(ConfigError, match=r"publish model\.layers\.0\.mlp\.experts\.\w+_proj .*nearest: .*experts.*would skip it"):
         check_known(published(experts), experts)

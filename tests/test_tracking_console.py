@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as RichConsole
 
-from agentrl.tracking.closing import ClosingRow, closing_table, write_summary
+from agentrl.tracking.closing import ClosingRow, closing_rows, closing_table, write_summary
 from agentrl.tracking.console import PlainConsole, QuietConsole, open_console
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.panel import PanelState, draw_panel, phase_seconds, sparkline
@@ -244,3 +244,14 @@ def test_the_closing_table_in_its_three_forms(tmp_path):
     with console.capture() as capture:
         console.print(table.to_rich())
     assert "0.875" in capture.get()
+
+
+def test_final_is_the_policy_that_was_trained_last_or_says_which_step_it_is_of():
+    results = {"warm": VALIDATION, "initial": {**VALIDATION, "val/step": 0}, "final": {**VALIDATION, "val/step": 20}}
+    assert [row.policy for row in closing_rows(results, step=20)] == ["warm", "initial", "final"]
+    assert [row.policy for row in closing_rows(results, step=25)] == ["warm", "initial", "step 20"]
+
+
+def test_a_run_without_validations_has_no_table(tmp_path):
+    write_summary(closing_table([]), tmp_path / "summary.md", title="run", notes=["2 steps"])
+    assert (tmp_path / "summary.md").read_text() == "# run\n\nNo validation was made.\n\n- 2 steps\n"

@@ -447,6 +447,8 @@ class Talk(BaseInteraction):
 
 # ------------------------------------------------------------------------------------------------------------- errors
 
+MORE_OF_VERL = r"it needs more of verl: install verl, or put its folder verl/tools \(or verl/interactions\) on the path"
+
 
 @pytest.mark.parametrize(
     ("key", "text", "message"),
@@ -456,6 +458,15 @@ class Talk(BaseInteraction):
         ("verl_tool_config", "tools: [", "verl_tool_config.yaml"),
         ("verl_tool_config", "tools: [{class_name: no.such.Tool}]", "class_name 'no.such.Tool': ModuleNotFoundError: No module named 'no'"),
         ("verl_tool_config", "tools: [{class_name: Tool}]", "class_name 'Tool': ValueError"),
+        ("verl_tool_config", "tools: [{class_name: verl.tools.search_tool.SearchTool}]", f"'verl.tools.search_tool'; {MORE_OF_VERL}"),
+        ("verl_tool_config", "tools: [{class_name: my_search.Search}]", f"'verl.tools.utils'; {MORE_OF_VERL}"),
+        ("verl_tool_config", "tools: [{class_name: my_names.Names}]", f"cannot import name 'ToolRegistry'.*; {MORE_OF_VERL}"),
+        ("verl_function_tools", "import verl.utils.rollout_skip", f"'verl.utils.rollout_skip'; {MORE_OF_VERL}"),
+        (
+            "verl_interaction_config",
+            "interaction: [{class_name: verl.interactions.weather_interaction.WeatherInteraction}]",
+            f"'verl.interactions.weather_interaction'; {MORE_OF_VERL}",
+        ),
         (
             "verl_tool_config",
             "tools: [{class_name: verl.tools.base_tool.BaseTool, config: {type: mcp}}]",
@@ -474,6 +485,8 @@ class Talk(BaseInteraction):
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(module, key, text, message):
+    (module / "my_search.py").write_text("from verl.tools.utils.search_r1_like_utils import perform_single_search_batch\n")
+    (module / "my_names.py").write_text("from verl.tools.base_tool import ToolRegistry\n")
     with pytest.raises(PluginError, match=message) as raised:
         load(module, **{key: text})
     assert "\n" not in str(raised.value)

@@ -56,7 +56,16 @@ def create(class_name: str, *, where: str, **arguments: Any) -> Any:
         cls = getattr(importlib.import_module(module_name), attribute)
         return cls(**arguments)
     except Exception as error:  # the user's code runs: whatever it raises is a broken plugin
-        raise PluginError(f"{where}: class_name {class_name!r}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise PluginError(f"{where}: class_name {class_name!r}: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """Say on one line why code that was written for verl failed, with the cure where it needs more of verl than there is here."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    missing = (error.name or "") if isinstance(error, ImportError) else ""
+    if missing.partition(".")[0] != "verl":
+        return text
+    return f"{text}; it needs more of verl: install verl, or put its folder verl/tools (or verl/interactions) on the path"
 
 
 def install() -> None:

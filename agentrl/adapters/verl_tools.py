@@ -44,7 +44,7 @@ def verl_function_tools(path: str) -> list[type[Tool]]:
     try:
         functions = loader.load_function_tools_from_path(str(locate(path)))
     except Exception as error:  # the user's file runs: whatever it raises is a broken plugin
-        raise PluginError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise PluginError(f"{where}: {verl_source.reason(error)}") from error
     if not functions:
         raise PluginError(f"{where}: the file has no function under @function_tool")
     normalize = staticmethod(loader.normalize_function_tool_return)

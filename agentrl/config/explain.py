@@ -179,10 +179,15 @@ def _validation(config: Config) -> str:
     sampling = "greedy" if config.eval.temperature == 0 else f"at temperature {config.eval.temperature:g}"
     if not config.data.val_files:
         return "none: no data.val_files"
-    when = ["before the first step"] if config.trainer.val_before_train else []
-    if config.trainer.test_freq > 0:
-        when.append(f"every {_count(config.trainer.test_freq, 'step')}")
-    return f"{' and '.join(when) or 'at the end'}, {_count(config.eval.n, 'attempt')} per row, {sampling}"
+    trainer = config.trainer
+    when = ["before the first step"] if trainer.val_before_train else []
+    if trainer.val_only:
+        when = ["of the model as it is"]
+    elif trainer.test_freq > 0:
+        when += [f"every {_count(trainer.test_freq, 'step')}", "at the end"]
+    if not when:
+        return "none: trainer.test_freq=-1 and trainer.val_before_train=false"
+    return f"{', '.join(when)}; {_count(config.eval.n, 'attempt')} per row, {sampling}"
 
 
 def find_warnings(config: Config, *, num_train_rows: int | None = None) -> Iterator[str]:
@@ -291,5 +296,7 @@ def _validation_warnings(config: Config) -> Iterator[str]:
         yield f"trainer.test_freq={trainer.test_freq} without data.val_files: there is nothing to validate on"
     if trainer.val_only and not config.data.val_files:
         yield "trainer.val_only without data.val_files: there is nothing to do"
+    if config.data.val_files and not (trainer.val_only or trainer.val_before_train or trainer.test_freq > 0):
+        yield "data.val_files are never played: set trainer.test_freq, which also validates at the end, or trainer.val_before_train"
     if trainer.save_freq == -1 and trainer.steps is not None and trainer.steps >= 100:
         yield f"trainer.save_freq=-1: a crash in {trainer.steps} steps loses everything"

@@ -13,7 +13,7 @@ from agentrl.controller.run_dir import RunDir, write_atomically
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
-from agentrl.tracking.closing import ClosingRow, closing_table, write_summary
+from agentrl.tracking.closing import closing_rows, closing_table, write_summary
 from agentrl.tracking.console import validation_text
 from agentrl.tracking.summary import summarise_trajectories
 from agentrl.tracking.timer import PhaseTimer
@@ -162,11 +162,12 @@ class Observer:
         """Write result.json and report.png, show the closing table."""
         result = {"step": step, "version": version, "counts": asdict(counts), "balanced": counts.is_balanced, "validation": results}
         self.unwritten.attempt("result.json", partial(write_atomically, self._dir.root / "result.json", json.dumps(result, indent=1)))
-        table = closing_table([ClosingRow.from_values(name, values) for name, values in results.items()])
+        table = closing_table(closing_rows(results, step=step))
         notes = [f"{step} steps, version {version}", f"groups: {counts}"]
         summary = partial(write_summary, table, self._dir.root / "summary.md", title=str(self._dir.root), notes=notes)
         self.unwritten.attempt("summary.md", summary)
-        self._trackers.console.show_closing(table)
+        if table.rows:
+            self._trackers.console.show_closing(table)
         if self._config.tracking.report:
             self.unwritten.attempt("report.png", self._draw_report)
 

@@ -35,6 +35,7 @@ from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import CheckpointError, InfrastructureError, RewardError
 from agentrl.learner.learner import Learner
 from agentrl.rollout.loop_gaps import without_gaps
+from agentrl.tracking.closing import STEP, TRAINED
 from agentrl.types import BufferCounts, Group, Outcome
 
 POLL_S = 1.0
@@ -122,7 +123,9 @@ class Run:
 
     def publish(self) -> None:
         """Give the learner's weights a new version and bring every server to it."""
-        self._elastic.attend(version=self.version)  # a run that never waits for its batches looks after them here
+        # A run that never waits for its batches looks after servers and actors here.
+        self.rollouts.heal(self.observer.say)
+        self._elastic.attend(version=self.version)
         self._send("policy")
         self.lineage = self.buffer.advance(self.version, step=self.step)
 
@@ -223,9 +226,9 @@ class Run:
         """Play the validation rows with the current weights, on the same servers."""
         if self.validation is None:
             return
-        name = "initial" if self.step == 0 else "final"
+        name = "initial" if self.step == 0 else TRAINED
         with self.timer("validate"):
-            self.results[name] = self.validation.run(self, step=self.step, version=self.version)
+            self.results[name] = {**self.validation.run(self, step=self.step, version=self.version), STEP: self.step}
         self._validated = (self.step, self.results[name])
         metric_of(self.results[name], self.config.trainer)  # a wrong name is told by the first validation
         self.observer.unwritten.attempt("validations.json", partial(self.dir.write_validations, self.results))
@@ -287,6 +290,7 @@ class Run:
     def go_back(self, step: int) -> None:
         """Have `step` be the last that was made: what later ones consumed comes back, and the learner's weights are a new version."""
         self.step, self._validated, self.owes_checkpoint = step, None, False
+        self.results = {name: values for name, values in self.results.items() if values.get(STEP, 0) <= step}
         self.observer.go_back(step)
         self.buffer.roll_back(step)
         self._publishing.set_learner(self.roles.learner)

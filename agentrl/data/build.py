@@ -63,7 +63,7 @@ def build_dataset(
     return Dataset(
         files,
         config.data,
-        agents=AgentChoice(plugins.agents.resolve, config.agent.default),
+        agents=agent_choice(config.agent, plugins),
         seed=config.trainer.seed,
         shuffle=shuffle,
         measure=measure,
@@ -80,10 +80,16 @@ def check_training_sources(config: Config, *, plugins: Plugins) -> None:
         DataError: a source has no weight, or a weight no source; a malformed row.
     """
     if config.data.curriculum.source_weights:
-        agents = AgentChoice(plugins.agents.resolve, config.agent.default)
+        agents = agent_choice(config.agent, plugins)
         limit = config.data.max_train_rows
         rows = Dataset(config.data.train_files, config.data, agents=agents, seed=0, shuffle=False, max_rows=limit)
         check_source_weights(config.data.curriculum.source_weights, rows.sources())
+
+
+def agent_choice(config: AgentConfig, plugins: Plugins) -> AgentChoice:
+    """Return the choice of agents for the rows of a config."""
+    has_partners = config.verl_interaction_config is not None or bool(config.interaction_config)
+    return AgentChoice(plugins.agents.resolve, config.default, has_partners)
 
 
 class OfferedTools:

@@ -4,7 +4,8 @@
     prompt        [{role, content}, ...]        the conversation so far
     ability       str                           a label; may be absent
     reward_model  {style, ground_truth}         may be absent: the reward says whether it needs a ground truth
-    extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...}, index, split, ...}
+    extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...}, index, split, ...};
+                  interaction_kwargs without a name are ignored, unless interactions are configured
     agent_name    str                           may be absent: see `AgentChoice`
 
 Every error names file, row (counted from 0) and field.
@@ -52,11 +53,14 @@ class AgentChoice:
     """Which agent plays a row: the one it names; else `interaction_agent` if it has interaction_kwargs; else
     `tool_agent` if it has tools_kwargs; else `default`.
 
-    `resolve` maps a name or alias to a registered name and raises PluginError for an unknown one.
+    resolve: maps a name or alias to a registered name and raises PluginError for an unknown one.
+    has_partners: interactions are configured, so interaction_kwargs that name none are a mistake. Otherwise they are ignored: rows of
+        verl's tool examples have them without a use.
     """
 
     resolve: Callable[[str], str]
     default: str
+    has_partners: bool = False
 
     def choose(self, named: str, *, has_interaction: bool, has_tools: bool) -> str:
         implied = "interaction_agent" if has_interaction else "tool_agent" if has_tools else self.default
@@ -77,7 +81,7 @@ def read_row(row: Row, place: Place, config: DataConfig, agents: AgentChoice) ->
     reward_model = _object(row.get(config.reward_model_key), place, config.reward_model_key)
     extra_info = without_nulls(_object(row.get(config.extra_info_key), place, config.extra_info_key))
     tools_kwargs = _tools_kwargs(extra_info, place, config.extra_info_key)
-    interaction_kwargs = _interaction_kwargs(extra_info, place, config.extra_info_key)
+    interaction_kwargs = _interaction_kwargs(extra_info, place, config.extra_info_key, must_be_named=agents.has_partners)
     named = _text(row.get(config.agent_name_key), place, config.agent_name_key)
     try:
         agent_name = agents.choose(named, has_interaction=interaction_kwargs is not None, has_tools=bool(tools_kwargs))
@@ -118,9 +122,9 @@ def _tools_kwargs(extra_info: JsonObject, place: Place, parent: str) -> Mapping[
     return tools
 
 
-def _interaction_kwargs(extra_info: JsonObject, place: Place, parent: str) -> JsonObject | None:
+def _interaction_kwargs(extra_info: JsonObject, place: Place, parent: str, *, must_be_named: bool) -> JsonObject | None:
     kwargs = _object(extra_info.get("interaction_kwargs"), place, f"{parent}.interaction_kwargs")
-    if not kwargs:
+    if not kwargs or not ("name" in kwargs or must_be_named):
         return None
     if not isinstance(kwargs.get("name"), str) or not kwargs["name"]:
         problem = f"must name the interaction that answers, is {_short(kwargs.get('name'))}; the row has {', '.join(sorted(kwargs))}"

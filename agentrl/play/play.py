@@ -9,9 +9,9 @@ import trio
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
+from agentrl.data.build import agent_choice
 from agentrl.data.dataset import Dataset
 from agentrl.data.model_source import resolve_model
-from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError
 from agentrl.play.models import Read, Say, open_model
 from agentrl.plugins import Plugins
@@ -64,7 +64,7 @@ def read_task(config: Config, plugins: Plugins, row: int, *, is_validation: bool
     key, files = ("val_files", config.data.val_files) if is_validation else ("train_files", config.data.train_files)
     if not files:
         raise ConfigError(f"data.{key} is empty: there is no row to play")
-    agents = AgentChoice(plugins.agents.resolve, config.agent.default)
+    agents = agent_choice(config.agent, plugins)
     dataset = Dataset(files, config.data, agents=agents, seed=config.trainer.seed, shuffle=False, max_rows=row + 1)
     if row >= len(dataset):
         raise ConfigError(f"row {row} does not exist: data.{key} have {len(dataset)} rows, counted from 0")

@@ -12,6 +12,10 @@ from rich.table import Table
 from agentrl.errors import InfrastructureError
 
 TOOL_USE = "tool use where needed"
+TRAINED = "final"
+"""Name of the last validation of a run, and of its policy if it was trained no further."""
+STEP = "val/step"
+"""Step of a validation, among its metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +99,31 @@ class ClosingTable:
         return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *self.cells()))
 
 
+def closing_rows(results: Mapping[str, Mapping[str, float]], *, step: int) -> list[ClosingRow]:
+    """Return a row for each validation by name, in their order.
+
+    step: of the policy that was trained last. A last validation of an earlier step is named by that step: it is not the trained policy's.
+    """
+
+    def name_of(name: str, values: Mapping[str, float]) -> str:
+        validated = values.get(STEP, step)
+        return name if name != TRAINED or validated == step else f"step {validated:.0f}"
+
+    return [ClosingRow.from_values(name_of(name, values), values) for name, values in results.items()]
+
+
 def closing_table(rows: Sequence[ClosingRow]) -> ClosingTable:
     """Return the table of `rows`, in their order: baselines first, the trained policy last."""
     return ClosingTable(tuple(rows))
 
 
 def write_summary(table: ClosingTable, path: Path, *, title: str, notes: Sequence[str] = ()) -> None:
-    """Write the table and one line per note as Markdown (`summary.md` of the run folder).
+    """Write the table, if it has a row, and one line per note as Markdown (`summary.md` of the run folder).
 
     Raises:
         InfrastructureError: it cannot be written.
     """
-    lines = [f"# {title}", "", table.to_markdown(), "", *(f"- {note}" for note in notes)]
+    lines = [f"# {title}", "", table.to_markdown() if table.rows else "No validation was made.", "", *(f"- {note}" for note in notes)]
     try:
         path.write_text("\n".join(lines).rstrip() + "\n")
     except OSError as error:
