@@ -100,7 +100,7 @@ def test_what_a_run_wrote_agrees_with_its_journal_also_where_it_went_back(run):
     assert learned_by - min(t.min_version for t in trajectories) > STALENESS, "too old by their numbers, and not along the tree"
     found = audit_run(run)
     assert found.audit.is_balanced, found.audit.problems
-    assert len(found.notes) == 3
+    assert len(found.notes) == 4
     assert found.lines()[-1] == "balanced"
 
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from agentrl.buffer.audit import audit
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.events import Event, Kind
-from agentrl.buffer.journal import FILE, Journal, read_events
+from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.lineage import Lineage
+from agentrl.buffer.records import Records
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import CheckpointError, JournalError
 from agentrl.types import NO_VERSION, Lease, Message, Outcome, RewardEvent, Task, Trajectory
@@ -66,8 +67,8 @@ def taken(batch: bytes | None) -> list[tuple[int, int]]:
 
 
 def audited(folder: Path, *, staleness: int = 1):
-    with sqlite3.connect(folder / FILE) as database:
-        return audit(read_events(database), max_staleness=staleness)
+    with Records.open(folder / FILE) as records:
+        return audit(records.events(), max_staleness=staleness)
 
 
 def test_a_buffer_that_died_goes_on_where_it_was(tmp_path):

@@ -99,16 +99,24 @@ def open_journal(folder: Path, config: Config, *, is_new: bool) -> Journal:
     """
     path, subject = folder / FILE, _subject(config)
     is_synced = config.buffer.journal_sync == "machine"
+    if is_new:  # unread: of a run that is given up, damage is no matter
+        _put_aside(path)
     journal = Journal(path, is_synced=is_synced)
-    if not journal.is_empty and (is_new or journal.fact("subject") != subject):
+    if not journal.is_empty and journal.fact("subject") != subject:
         journal.close()
-        number = len(list(folder.glob(f"{path.stem}_before_*{path.suffix}")))
-        path.rename(path.with_name(f"{path.stem}_before_{number:03d}{path.suffix}"))
+        _put_aside(path)
         journal = Journal(path, is_synced=is_synced)
     if journal.fact("subject") is None:
         journal.set_fact("subject", subject)
         journal.set_fact("max_staleness", str(config.buffer.max_staleness))
     return journal
+
+
+def _put_aside(path: Path) -> None:
+    """Rename the journal at `path`, if there is one, with all files that belong to it."""
+    number = len(list(path.parent.glob(f"{path.stem}_before_*{path.suffix}")))
+    for file in sorted(path.parent.glob(f"{path.name}*")):  # its log (-wal) belongs to it by its name
+        file.rename(path.with_name(f"{path.stem}_before_{number:03d}{file.name.removeprefix(path.stem)}"))
 
 
 def _subject(config: Config) -> str:

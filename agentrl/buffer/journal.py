@@ -1,47 +1,50 @@
-"""The journal of a run: every event of its ledger, and the bytes of finished trajectories, in one SQLite file.
-
-```
-events     seq, time (of day, for people), and the fields of `Event`: appended, never changed
-attempts   (group_id, owner, member) -> Arrow IPC stream of one trajectory: until nothing can ask for it again
-tasks      group_id -> task_id
-facts      name -> value: what the run was when it began
-```
+"""The journal of a run: every event of its ledger, and the bytes of finished trajectories, in one SQLite file (its tables: `records`).
 
 SQLite, because it is in the standard library, appends in a transaction of some ten microseconds, and another process may read while
-one writes (`agentrl audit`). What is written survives the death of any process; with `is_synced` that of the machine, too.
+one writes (`agentrl audit`). What is written survives the death of any process; with `is_synced` that of the machine, too. What is damaged
+is found: every record has a checksum (`checksums`), and is compared with it before it is used.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.checksums import AttemptKey, Head, WriteCount, row_checksum, toggled
+from agentrl.buffer.events import Event
+from agentrl.buffer.records import COLUMNS, FORMAT, SQLITE_ERRORS, Records, StoredAttempt, count_path, damaged, described, read_answered
 from agentrl.errors import CheckpointError, JournalError
 
 FILE = "ledger.sqlite"
-FORMAT = "1"
-
-AttemptKey = tuple[int, str, int]
-"""(group_id, owner, member)."""
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS events (
+CREATE TABLE events (
     seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, group_id INTEGER NOT NULL, owner TEXT NOT NULL,
-    member INTEGER NOT NULL, step INTEGER NOT NULL, version INTEGER NOT NULL, versions TEXT NOT NULL, reason TEXT NOT NULL, accuracy REAL
+    member INTEGER NOT NULL, step INTEGER NOT NULL, version INTEGER NOT NULL, versions TEXT NOT NULL, reason TEXT NOT NULL, accuracy REAL,
+    checksum BLOB NOT NULL
 );
-CREATE TABLE IF NOT EXISTS attempts (
-    group_id INTEGER, owner TEXT, member INTEGER, data BLOB NOT NULL, PRIMARY KEY (group_id, owner, member)
+-- Without an index: which attempts there are is known in memory, where no damage of an index can hide one.
+CREATE TABLE attempts (
+    number INTEGER PRIMARY KEY, group_id INTEGER NOT NULL, owner TEXT NOT NULL, member INTEGER NOT NULL,
+    checksum BLOB NOT NULL, data BLOB NOT NULL
 );
-CREATE TABLE IF NOT EXISTS tasks (group_id INTEGER PRIMARY KEY, task_id TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE tasks (group_id INTEGER PRIMARY KEY, task_id TEXT NOT NULL, checksum BLOB NOT NULL);
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum BLOB NOT NULL);
+CREATE TABLE head (
+    num_writes INTEGER NOT NULL, num_events INTEGER NOT NULL, event BLOB NOT NULL, attempts BLOB NOT NULL, checksum BLOB NOT NULL
+);
 """
-_COLUMNS = "kind, group_id, owner, member, step, version, versions, reason, accuracy"
+_SET_HEAD = "UPDATE head SET num_writes = ?, num_events = ?, event = ?, attempts = ?, checksum = ?"
+_SET_FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 _BUSY_S = 10.0
 """How long a write waits for somebody who reads with a lock."""
+
+Statement = tuple[str, Sequence[Sequence[object]]]
 
 
 class Journal:
@@ -52,22 +55,55 @@ class Journal:
 
         Raises:
             JournalError: it cannot be written.
-            CheckpointError: it is damaged, or of another format.
+            CheckpointError: it is damaged, lacks what was written, or is of another format. Events are compared when they are read.
         """
         self._path = path
+        self._head = Head()
+        self._stored: dict[int, dict[str, dict[int, StoredAttempt]]] = {}  # group -> owner -> member
+        self._next_number = 1
+        self._count: WriteCount | None = None
+        answered = None if path is None else read_answered(path)
+        is_there = path is not None and path.is_file() and path.stat().st_size > 0
         try:
             self._database = sqlite3.connect(path or ":memory:", timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
-            self._database.executescript(_SCHEMA)
-        except sqlite3.OperationalError as error:
+        except SQLITE_ERRORS as error:
             raise self._unwritten(error) from error
-        except sqlite3.DatabaseError as error:
-            raise CheckpointError(f"the journal {path} is damaged: {error}") from error
-        if self.fact("format") is None:
-            self.set_fact("format", FORMAT)
-        if self.fact("format") != FORMAT:
-            raise CheckpointError(f"the journal {path} has format {self.fact('format')}, this version reads {FORMAT}")
+        self._records = Records(self._database, path)
+        try:
+            self._begin(answered, is_there=is_there)
+        except (CheckpointError, JournalError):
+            self.close()
+            raise
+
+    def _begin(self, answered: tuple[int, str] | None, *, is_there: bool) -> None:
+        if not self._records.is_new:
+            self._open(answered)
+        elif is_there and answered is not None:
+            raise damaged(self._path, "its tables are gone")
+        else:
+            self._create()
+        self._facts = self._records.facts()
+        if self._path is not None:
+            try:
+                self._count = WriteCount(count_path(self._path))
+            except OSError as error:
+                raise self._unwritten(error) from error
+            self._count.write(self._head.num_writes)
+
+    def _create(self) -> None:
+        tables = [(statement, [()]) for statement in _SCHEMA.strip().split(";")]
+        fact = ("format", FORMAT)
+        self._write(*tables, (_SET_FACT, [(*fact, row_checksum(fact))]), ("INSERT INTO head VALUES (?, ?, ?, ?, ?)", [self._head.row]))
+
+    def _open(self, answered: tuple[int, str] | None) -> None:
+        self._records.check_format()
+        head = self._head = self._records.head()
+        self._records.check_writes(head, answered)
+        for attempt in self._records.attempts(head):
+            self._next_number = max(self._next_number, attempt.number + 1)
+            self._keep(attempt)
 
     # ------------------------------------------------------------------------------------------------------- write
 
@@ -77,15 +113,25 @@ class Journal:
         Raises:
             JournalError: nothing was kept.
         """
-        now = time.time()
-        rows = [
-            (now, e.kind, e.group_id, e.owner, e.member, e.step, e.version, json.dumps(e.versions), e.reason, e.accuracy) for e in events
-        ]
-        data = [(*key, value) for key, value in (attempts or {}).items()]
+        now, head, rows = time.time(), self._head, []
+        for event in events:
+            row = _row(head.num_events + 1, now, event)
+            head = replace(head, num_events=head.num_events + 1, event=row_checksum(row, head.event))
+            rows.append((*row, head.event))
+        arrived = [StoredAttempt.of(self._next_number + i, key, data) for i, (key, data) in enumerate((attempts or {}).items())]
+        replaced = [old for new in arrived if (old := self._find(new.key)) is not None]
         self._write(
-            (f"INSERT INTO events (time, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows),
-            ("INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?)", data),
+            (f"INSERT INTO events (seq, time, {COLUMNS}, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows),
+            ("DELETE FROM attempts WHERE number = ?", [(old.number,) for old in replaced]),
+            (
+                "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?)",
+                [(new.number, *new.key, new.checksum, data) for new, data in zip(arrived, (attempts or {}).values(), strict=True)],
+            ),
+            head=_with_toggled(head, [*replaced, *arrived]),
         )
+        self._next_number += len(arrived)
+        for attempt in arrived:
+            self._keep(attempt)
 
     def forget(self, group_ids: Iterable[int]) -> None:
         """Let the trajectories of groups go; their events stay.
@@ -93,7 +139,7 @@ class Journal:
         Raises:
             JournalError: it could not be written.
         """
-        self._write(("DELETE FROM attempts WHERE group_id = ?", [(group_id,) for group_id in group_ids]))
+        self._forget([(group_id, owner) for group_id in group_ids for owner in self._stored.get(group_id, ())])
 
     def forget_plays(self, plays: Iterable[tuple[int, str]]) -> None:
         """Let the trajectories go that owners made of groups: (group, owner) each.
@@ -101,7 +147,7 @@ class Journal:
         Raises:
             JournalError: it could not be written.
         """
-        self._write(("DELETE FROM attempts WHERE group_id = ? AND owner = ?", list(plays)))
+        self._forget([(group_id, owner) for group_id, owner in plays if owner in self._stored.get(group_id, ())])
 
     def forget_others(self, group_id: int, owner: str) -> None:
         """Let the trajectories of a group go that are not of `owner`, if there are any.
@@ -109,9 +155,18 @@ class Journal:
         Raises:
             JournalError: it could not be written.
         """
-        others = self._database.execute("SELECT 1 FROM attempts WHERE group_id = ? AND owner != ? LIMIT 1", (group_id, owner))
-        if others.fetchone() is not None:
-            self._write(("DELETE FROM attempts WHERE group_id = ? AND owner != ?", [(group_id, owner)]))
+        self._forget([(group_id, other) for other in self._stored.get(group_id, ()) if other != owner])
+
+    def _forget(self, plays: Sequence[tuple[int, str]]) -> None:
+        gone = [attempt for group_id, owner in plays for attempt in self._stored[group_id][owner].values()]
+        if not gone:
+            return
+        numbers = [(attempt.number,) for attempt in gone]
+        self._write(("DELETE FROM attempts WHERE number = ?", numbers), head=_with_toggled(self._head, gone))
+        for group_id, owner in plays:
+            del self._stored[group_id][owner]
+            if not self._stored[group_id]:
+                del self._stored[group_id]
 
     def name_tasks(self, task_ids: Mapping[int, str]) -> None:
         """Note which task each group attempts.
@@ -119,7 +174,7 @@ class Journal:
         Raises:
             JournalError: it could not be written.
         """
-        self._write(("INSERT OR IGNORE INTO tasks VALUES (?, ?)", list(task_ids.items())))
+        self._write(("INSERT OR IGNORE INTO tasks VALUES (?, ?, ?)", [(*row, row_checksum(row)) for row in task_ids.items()]))
 
     def set_fact(self, name: str, value: str) -> None:
         """Note what holds for the whole run.
@@ -127,7 +182,8 @@ class Journal:
         Raises:
             JournalError: it could not be written.
         """
-        self._write(("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(name, value)]))
+        self._write((_SET_FACT, [(name, value, row_checksum((name, value)))]))
+        self._facts[name] = value
 
     def sync(self) -> None:
         """Let what was written survive the death of the machine, too.
@@ -140,18 +196,36 @@ class Journal:
         except sqlite3.Error as error:
             raise self._unwritten(error) from error
 
-    def _write(self, *statements: tuple[str, Sequence[Sequence[object]]]) -> None:
+    def _write(self, *statements: Statement, head: Head | None = None) -> None:
+        """Make all changes or none; `head` is what the journal holds then, None: what it did."""
+        if head is not None:
+            head = replace(head, num_writes=head.num_writes + 1)
+            statements = (*statements, (_SET_HEAD, [head.row]))
         try:
             self._database.execute("BEGIN IMMEDIATE")
             for statement, rows in statements:
-                self._database.executemany(statement, rows)
+                for row in rows:
+                    self._database.execute(statement, row)
             self._database.execute("COMMIT")
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise self._unwritten(error) from error
+        if head is not None:
+            self._head = head
+            if self._count is not None:
+                self._count.write(head.num_writes)
 
-    def _unwritten(self, error: Exception) -> JournalError:
+    def _unwritten(self, error: Exception) -> JournalError | CheckpointError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or isinstance(error, UnicodeDecodeError):
+            return damaged(self._path, described(error))
+        if self._path is None:
+            return JournalError(f"the journal in memory cannot be written: {error}")
+        if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == errno.ENOSPC:
+            return JournalError(
+                f"the disk is full: the journal {self._path} cannot be written; free space in {self._path.parent}, and it goes on"
+            )
         return JournalError(f"the journal {self._path} cannot be written: {error}; free space or make it writable, and it goes on")
 
     # -------------------------------------------------------------------------------------------------------- read
@@ -159,39 +233,61 @@ class Journal:
     @property
     def is_empty(self) -> bool:
         """Whether nothing has happened yet."""
-        return self._database.execute("SELECT 1 FROM events LIMIT 1").fetchone() is None
+        return self._head.num_events == 0
 
     def events(self) -> Iterator[Event]:
-        """Return all events in the order in which they happened."""
-        for _, event in read_events(self._database):
+        """Return all events in the order in which they happened.
+
+        Raises:
+            CheckpointError: one is damaged or missing.
+        """
+        for _, event in self._records.events(self._head):
             yield event
 
     def attempts(self, group_id: int, owner: str) -> dict[int, bytes]:
-        """Return what is kept of an owner's attempts: member -> Arrow IPC stream."""
-        found = self._database.execute("SELECT member, data FROM attempts WHERE group_id = ? AND owner = ?", (group_id, owner))
-        return dict(found.fetchall())
+        """Return what is kept of an owner's attempts: member -> Arrow IPC stream.
+
+        Raises:
+            CheckpointError: one is damaged.
+        """
+        stored = self._stored.get(group_id, {}).get(owner, {})
+        return {member: self._records.data_of(attempt) for member, attempt in stored.items()}
 
     def members(self, group_id: int, owner: str) -> set[int]:
         """Return of which members an owner's attempts are kept."""
-        found = self._database.execute("SELECT member FROM attempts WHERE group_id = ? AND owner = ?", (group_id, owner))
-        return {member for (member,) in found}
+        return set(self._stored.get(group_id, {}).get(owner, ()))
 
     @property
     def num_bytes(self) -> int:
         """Size of all trajectories that are kept."""
-        return int(self._database.execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM attempts").fetchone()[0])
+        return sum(attempt.num_bytes for plays in self._stored.values() for play in plays.values() for attempt in play.values())
 
     def fact(self, name: str) -> str | None:
-        row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return None if row is None else str(row[0])
+        return self._facts.get(name)
 
     def close(self) -> None:
         self._database.close()
+        if self._count is not None:
+            self._count.close()
+            self._count = None
+
+    def _find(self, key: AttemptKey) -> StoredAttempt | None:
+        group_id, owner, member = key
+        return self._stored.get(group_id, {}).get(owner, {}).get(member)
+
+    def _keep(self, attempt: StoredAttempt) -> None:
+        group_id, owner, member = attempt.key
+        self._stored.setdefault(group_id, {}).setdefault(owner, {})[member] = attempt
 
 
-def read_events(database: sqlite3.Connection) -> Iterator[tuple[int, Event]]:
-    """Return (seq, event) in order."""
-    for seq, kind, group_id, owner, member, step, version, versions, reason, accuracy in database.execute(
-        f"SELECT seq, {_COLUMNS} FROM events ORDER BY seq"
-    ):
-        yield seq, Event(Kind(kind), group_id, owner, member, step, version, tuple(json.loads(versions)), reason, accuracy)
+def _row(seq: int, now: float, event: Event) -> tuple[object, ...]:
+    accuracy = None if event.accuracy is None else float(event.accuracy)
+    numbers = (event.group_id, event.owner, event.member, event.step, event.version)
+    return (seq, now, event.kind.value, *numbers, json.dumps(event.versions), event.reason, accuracy)
+
+
+def _with_toggled(head: Head, attempts: Iterable[StoredAttempt]) -> Head:
+    """Return the head of a journal with `attempts` that it did not have, and without those that it had."""
+    for attempt in attempts:
+        head = replace(head, attempts=toggled(head.attempts, attempt.entry))
+    return head

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from agentrl.buffer.audit import Audit, audit
-from agentrl.buffer.journal import FILE, read_events
+from agentrl.buffer.events import Event
+from agentrl.buffer.journal import FILE
+from agentrl.buffer.records import Records
 from agentrl.controller.stored import StoredSteps
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import CheckpointError, ConfigError, DataError
 from agentrl.types import NO_VERSION
 
 
@@ -84,23 +85,51 @@ class RunAudit:
 def audit_run(folder: Path) -> RunAudit:
     """Follow the journal of a run, and compare it with its trajectories, versions and result. A run that goes on may be looked at.
 
+    Damaged events and attempts are problems of the audit, which then compares nothing else.
+
     Raises:
         ConfigError: the folder holds no journal.
-        DataError: it cannot be read.
+        CheckpointError: it is of another format, or so damaged that it cannot be followed.
     """
     path = folder / FILE
     if not path.is_file():
         raise ConfigError(f"{str(folder)!r} holds no {FILE}; name the folder of a training run")
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as database:
-            facts = dict(database.execute("SELECT name, value FROM facts").fetchall())
-            bound = int(facts.get("max_staleness", 0))
-            tasks = dict(database.execute("SELECT group_id, task_id FROM tasks").fetchall())
-            found = audit(read_events(database), max_staleness=bound)
-    except sqlite3.DatabaseError as error:
-        raise DataError(f"the journal {path} cannot be read: {error}") from error
+    with Records.open(path) as records:
+        facts, tasks = records.facts(), records.tasks()
+        bound = int(facts.get("max_staleness", 0))
+        damages: list[str] = []
+        found = audit(_until_damage(records.events(), damages), max_staleness=bound)
+        attempts_note = _check_attempts(records, damages)
+    if damages:  # what else disagrees follows from it
+        for damage in damages:
+            found.complain(damage)
+        return RunAudit(found, bound, tasks, (attempts_note,))
     notes = (_compare_trajectories(found, folder, bound), _compare_versions(found, folder), _compare_result(found, folder))
-    return RunAudit(found, bound, tasks, tuple(note for note in notes if note is not None))
+    return RunAudit(found, bound, tasks, (attempts_note, *(note for note in notes if note is not None)))
+
+
+def _until_damage(events: Iterator[tuple[int, Event]], damages: list[str]) -> Iterator[tuple[int, Event]]:
+    try:
+        yield from events
+    except CheckpointError as error:
+        damages.append(str(error))
+
+
+def _check_attempts(records: Records, damages: list[str]) -> str:
+    """Compare every stored attempt with its checksum, and return how many are whole."""
+    stored, num_whole = records.stored(), 0
+    for attempt in stored:
+        try:
+            records.data_of(attempt)
+            num_whole += 1
+        except CheckpointError as error:
+            damages.append(str(error))
+    if num_whole == len(stored):
+        try:
+            records.attempts()
+        except CheckpointError as error:
+            damages.append(str(error))
+    return f"stored attempts: {num_whole} of {len(stored)} are whole"
 
 
 def _compare_trajectories(found: Audit, folder: Path, bound: int) -> str | None:

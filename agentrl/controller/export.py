@@ -28,8 +28,8 @@ def export_checkpoint(
         trusts_code: run the code that the checkpoint's `model.trust_remote_code` and `model.external_lib` name.
 
     Raises:
-        ConfigError: no checkpoint there, it names code that is not trusted, `out` is not free, an adapter is asked for and there is none, or
-            it is not all that was trained.
+        ConfigError: no checkpoint there, it names code that is not trusted, `out` is not free, or an adapter is asked for that is not
+            there, or is not all that was trained.
         CheckpointError: the checkpoint is damaged.
         InfrastructureError: `out` cannot be written.
     """

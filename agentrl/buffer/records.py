@@ -1,0 +1,265 @@
+"""What a journal's file holds, every record compared with its checksum: for the journal itself, and for who looks at one from outside.
+
+```
+events     seq, time (of day, for people), the fields of `Event`, and a checksum that covers the event before, too
+attempts   number, (group_id, owner, member), checksum, Arrow IPC stream of one trajectory
+tasks      group_id -> task_id, and its checksum
+facts      name -> value, and its checksum: what the run was when it began
+head       one row: `Head`
+```
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.buffer.checksums import NOTHING, AttemptKey, Head, attempt_checksum, boot_id, read_write_count, row_checksum, toggled
+from agentrl.buffer.events import Event, Kind
+from agentrl.errors import CheckpointError
+
+FORMAT = "2"
+COLUMNS = "kind, group_id, owner, member, step, version, versions, reason, accuracy"
+
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What sqlite3 raises of a file; the second where a damaged name stands in the text of the first."""
+
+_UNREACHABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM}
+"""Primary codes of errors that say nothing of the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAttempt:
+    """Where an attempt is stored: its row, its size and its checksum."""
+
+    number: int
+    key: AttemptKey
+    num_bytes: int
+    checksum: bytes
+
+    @classmethod
+    def of(cls, number: int, key: AttemptKey, data: bytes) -> StoredAttempt:
+        """Return what is stored of `data`."""
+        return cls(number, key, len(data), attempt_checksum(key, data))
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether it was made of `data`."""
+        try:
+            return self == StoredAttempt.of(self.number, self.key, data)
+        except TypeError:  # of a key that has another type than was written
+            return False
+
+    @property
+    def entry(self) -> bytes:
+        """Checksum of all that is known of the attempt without its data."""
+        return row_checksum((*self.key, self.num_bytes, self.checksum.hex()))
+
+
+def set_of(stored: Iterable[StoredAttempt]) -> bytes | None:
+    """Return the checksum of attempts together, in whatever order; None if a record is damaged."""
+    checksums = NOTHING
+    try:
+        for attempt in stored:
+            checksums = toggled(checksums, attempt.entry)
+    except (AttributeError, TypeError):  # of a value that has another type than was written
+        return None
+    return checksums
+
+
+def count_path(path: Path) -> Path:
+    """Return the file with the number of writes to the journal at `path`."""
+    return path.with_name(f"{path.name}-writes")
+
+
+def read_answered(path: Path) -> tuple[int, str] | None:
+    """Return how many writes to the journal at `path` were answered, and in which life of the machine; None if nothing says it.
+
+    Raises:
+        CheckpointError: the file that says it is damaged.
+    """
+    try:
+        return read_write_count(count_path(path))
+    except ValueError as error:
+        raise damaged(path, f"{count_path(path).name}: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{count_path(path)} cannot be read: {error.strerror}") from error
+
+
+def described(error: Exception) -> str:
+    """Return what sqlite3 says of a damaged file."""
+    return "its tables are malformed" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def damaged(path: Path | None, what: str) -> CheckpointError:
+    """Return the error that names a damaged record, with what is left and what to do."""
+    return CheckpointError(
+        f"the journal {path} is damaged: {what}. Move {path}* away to go on from the newest checkpoint, which has its own copy of the "
+        "buffer; `agentrl audit` of the run's folder says which records are whole"
+    )
+
+
+class Records:
+    """Reads through a connection that somebody else opened. `path` is what errors call the journal.
+
+    Every method raises CheckpointError for a record that is damaged.
+    """
+
+    def __init__(self, database: sqlite3.Connection, path: Path | None) -> None:
+        self._database = database
+        self._path = path
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path) -> Iterator[Records]:
+        """Look at the journal at `path` as it is at this moment; its run may go on.
+
+        Raises:
+            CheckpointError: it is damaged, of another format, or lacks writes that were answered.
+        """
+        answered = read_answered(path)  # first: what is written between the two is in the journal
+        try:
+            database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+        except sqlite3.Error as error:
+            raise CheckpointError(f"the journal {path} cannot be read: {error}") from error
+        try:
+            records = cls(database, path)
+            records.begin()
+            records.check_format()
+            records.check_writes(records.head(), answered)
+            yield records
+        finally:
+            database.close()
+
+    def begin(self) -> None:
+        """Read one state of the database from here on, whatever is written meanwhile."""
+        list(self._rows("BEGIN"))
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there are no tables yet."""
+        return not list(self._rows("SELECT 1 FROM sqlite_master LIMIT 1"))
+
+    def check_format(self) -> None:
+        """Raise CheckpointError unless the journal has the format of this version."""
+        formats = [value for name, value in self._rows("SELECT name, value FROM facts") if name == "format"]
+        if formats != [FORMAT]:
+            raise CheckpointError(
+                f"the journal {self._path} has format {formats[0] if formats else None}, this version reads {FORMAT}: go on with the "
+                f"version that began the run, or move {self._path}* away to go on from the newest checkpoint"
+            )
+
+    def check_writes(self, head: Head, answered: tuple[int, str] | None) -> None:
+        """Raise CheckpointError if the journal lacks writes that were answered.
+
+        Not after a restart of the machine: a power loss takes what `buffer.journal_sync=process` had not yet brought to the disk.
+        """
+        if answered is not None and head.num_writes < answered[0] and answered[1] == boot_id():
+            raise damaged(
+                self._path,
+                f"its last {answered[0] - head.num_writes} of {answered[0]} writes are lost (a damaged {self._name}-wal); events 1 to "
+                f"{head.num_events} are there",
+            )
+
+    def head(self) -> Head:
+        """Return what the journal says it holds."""
+        rows = list(self._rows("SELECT num_writes, num_events, event, attempts, checksum FROM head"))
+        head = Head.of_row(rows[0]) if len(rows) == 1 else None
+        if head is None:
+            raise damaged(self._path, "its head does not match its checksum")
+        return head
+
+    def events(self, head: Head | None = None) -> Iterator[tuple[int, Event]]:
+        """Return (seq, event) in order, each compared with its checksum, and all with the head."""
+        head = self.head() if head is None else head
+        chain = _Chain(self._path, head)
+        for *row, found in self._rows(f"SELECT seq, time, {COLUMNS}, checksum FROM events ORDER BY seq", left=chain.left):
+            yield chain.follow(row, found)
+        chain.end()
+
+    def attempts(self, head: Head | None = None) -> list[StoredAttempt]:
+        """Return which attempts are stored, together compared with the head; none of them is read."""
+        head = self.head() if head is None else head
+        stored = self.stored()
+        if set_of(stored) != head.attempts:
+            for attempt in stored:
+                self.data_of(attempt)  # names the damaged one
+            raise damaged(self._path, f"an attempt is missing, or one is there that was forgotten; {len(stored)} are stored, and whole")
+        return stored
+
+    def stored(self) -> list[StoredAttempt]:
+        """Return which attempts are said to be stored, compared with nothing."""
+        rows = self._rows("SELECT number, group_id, owner, member, LENGTH(data), checksum FROM attempts")
+        return [StoredAttempt(number, (group_id, owner, member), *others) for number, group_id, owner, member, *others in rows]
+
+    def data_of(self, attempt: StoredAttempt) -> bytes:
+        """Return the Arrow IPC stream of an attempt, compared with its checksum."""
+        rows = list(self._rows("SELECT data FROM attempts WHERE number = ?", attempt.number))
+        data = rows[0][0] if rows else None
+        if not isinstance(data, bytes) or not attempt.is_of(data):
+            group_id, owner, member = attempt.key
+            raise damaged(self._path, f"the attempt of group {group_id}, member {member}, by {owner!r} does not match its checksum")
+        return data
+
+    def tasks(self) -> dict[int, str]:
+        """Return the task that each group attempts."""
+        return dict(self._checked("task of group", "SELECT group_id, task_id, checksum FROM tasks"))
+
+    def facts(self) -> dict[str, str]:
+        return dict(self._checked("fact", "SELECT name, value, checksum FROM facts"))
+
+    def _checked(self, what: str, query: str) -> Iterator[tuple[Any, Any]]:
+        for name, value, checksum in self._rows(query):
+            if not _matches((name, value), checksum):
+                raise damaged(self._path, f"the {what} {name!r} does not match its checksum")
+            yield name, value
+
+    def _rows(self, query: str, *values: object, left: Callable[[], str] = lambda: "") -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a query; `left` says what can be read where SQLite cannot go on."""
+        try:
+            yield from self._database.execute(query, values)
+        except SQLITE_ERRORS as error:
+            if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _UNREACHABLE:
+                raise CheckpointError(f"the journal {self._path} cannot be read: {error}") from error
+            raise damaged(self._path, f"{described(error)}{left()}") from error
+
+    @property
+    def _name(self) -> str:
+        return "" if self._path is None else self._path.name
+
+
+def _matches(row: Sequence[object], checksum: object, previous: bytes = NOTHING) -> bool:
+    try:
+        return row_checksum(row, previous) == checksum
+    except TypeError:  # bytes where something else was written
+        return False
+
+
+class _Chain:
+    """Events that are read one after the other, each compared with its checksum."""
+
+    def __init__(self, path: Path | None, head: Head) -> None:
+        self._path = path
+        self._head = head
+        self._last = 0
+        self._checksum = NOTHING
+
+    def follow(self, row: Sequence[Any], checksum: Any) -> tuple[int, Event]:
+        seq, _, kind, group_id, owner, member, step, version, versions, reason, accuracy = row
+        if seq != self._last + 1 or not _matches(row, checksum, self._checksum):
+            raise damaged(self._path, f"event {self._last + 1} of {self._head.num_events} does not match its checksum{self.left()}")
+        self._last, self._checksum = seq, checksum
+        return seq, Event(Kind(kind), group_id, owner, member, step, version, tuple(json.loads(versions)), reason, accuracy)
+
+    def end(self) -> None:
+        """Raise CheckpointError unless the last event is the journal's last."""
+        if (self._last, self._checksum) != (self._head.num_events, self._head.event):
+            raise damaged(self._path, f"it should end with event {self._head.num_events}, and ends with {self._last}{self.left()}")
+
+    def left(self) -> str:
+        """What can be read, to be put behind what cannot."""
+        return f"; events 1 to {self._last} are whole" if self._last else ""
