@@ -27,6 +27,9 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
 
 def train(config: Config) -> RunResult:
     """Run a training, or the rest of one; does what `agentrl train` does. See `agentrl.controller.train`."""
+    from agentrl.data.prepared import check_prepared
+
+    check_prepared(config)  # what is missing is told before the seconds that torch takes to load
     from agentrl.controller.train import train
 
     return train(config)

@@ -7,7 +7,6 @@ packaged configs stand on the search path after the file's folder. Nothing is wr
 from __future__ import annotations
 
 import difflib
-import importlib.resources
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from agentrl.config import packaged
 from agentrl.config.fields import unknown_keys, with_defaults
 from agentrl.config.messages import describe_invalid, describe_unknown
 from agentrl.config.origins import Origins, SourceFile, WrittenOverride
@@ -37,7 +37,6 @@ from agentrl.config.section import Section
 from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.errors import ConfigError
 
-PACKAGED_CONFIGS = "agentrl.configs"
 HIDDEN = "<hidden>"
 PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w/. -]*", re.ASCII)
 INTERPOLATION = re.compile(r"(\\*)\$\{")
@@ -163,7 +162,7 @@ class PackagedConfigs(SearchPathPlugin):
     """Puts the packaged configs behind the folder of the user's file."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.append(provider="agentrl", path=f"pkg://{PACKAGED_CONFIGS}")
+        search_path.append(provider="agentrl", path=f"pkg://{packaged.PACKAGE}")
 
 
 @contextmanager
@@ -251,7 +250,7 @@ def _origins(file: Path, label: str, defaults: Sequence[Any], overrides: Sequenc
 
 
 def _packaged(name: str) -> Path:
-    return Path(str(importlib.resources.files(PACKAGED_CONFIGS))) / name
+    return packaged.packaged_folder() / name
 
 
 def _resolve(values: Mapping[str, Any], origins: Origins) -> Any:

@@ -45,6 +45,9 @@ class SFTTrainerConfig(Section):
     """How long, how often, where."""
 
     steps: int | None = Field(None, ge=1, description="Optimizer updates; None: by total_epochs.")
+    prepared_by: tuple[str, ...] = Field(
+        (), description="Commands that make the files this config reads, in their order; printed if one of the files is missing."
+    )
     total_epochs: int = Field(1, ge=1, description="Passes over the training rows when `steps` is None; the last batch may be smaller.")
     batch_size: int = Field(64, ge=1, description="Conversations per update.")
     test_freq: int = Field(-1, ge=-1, description="Measure the validation loss every N updates; -1: only at the end.")

@@ -13,6 +13,9 @@ class TrainerConfig(Section):
     """The run: how long, how often, where."""
 
     steps: int | None = Field(None, ge=1, description="Batches to train on; None: by total_epochs.")
+    prepared_by: tuple[str, ...] = Field(
+        (), description="Commands that make the files this config reads, in their order; printed if one of the files is missing."
+    )
     total_epochs: int = Field(1, ge=1, description="Passes over the training rows when `steps` is None.")
     save_freq: int = Field(-1, ge=-1, description="Checkpoint every N steps (and at the end); -1: never.")
     test_freq: int = Field(-1, ge=-1, description="Validate every N steps; -1: never.")

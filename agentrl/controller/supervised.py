@@ -36,6 +36,7 @@ from agentrl.controller.seats import reserve_seats
 from agentrl.controller.shipping import rank_files
 from agentrl.controller.supervised_data import Examples
 from agentrl.data.model_source import resolve_model
+from agentrl.data.prepared import check_prepared
 from agentrl.errors import ConfigError
 from agentrl.learner.architecture import check_dtype, check_kind
 from agentrl.learner.batch import Microbatch, Sample
@@ -246,6 +247,7 @@ def model_with_tokenizer(config: AnyConfig) -> ModelConfig:
     Raises:
         ConfigError: there is no model at `model.path`, or it cannot be trained, in its dtype or at all.
     """
+    check_prepared(config)
     check_dtype(config.model)
     if config.from_scratch.architecture == "none":
         model = resolve_model(config.model)

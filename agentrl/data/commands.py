@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentrl.data import options
+from agentrl.data.instructions import PLACEHOLDER
 from agentrl.data.options import (
     Agent,
     DataSource,
@@ -32,15 +33,13 @@ from agentrl.data.options import (
     Unattempted,
     selection_of,
 )
-from agentrl.data.originals import Source
-from agentrl.data.prepare import Kind, Written, choose_styles, default_source, write_data_set
-from agentrl.data.task_rows import PLACEHOLDER, RowStyle
 from agentrl.errors import UserError
-from agentrl.plugins import load_plugins
 
-data_app = typer.Typer(help="Write datasets as Parquet in the schema that `agentrl train` reads; look at them.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from agentrl.data.prepare import Kind, Written
+    from agentrl.data.task_rows import RowStyle
 
-KINDS: dict[Kind, str] = {
+KINDS: Mapping[Kind, str] = {
     "gsm8k": "Write GSM8K from its original {question, answer}. With no agent named, or `--agent mixed`, three agents take turns.",
     "aime": "Write AIME's problems, or others with whole numbers from 0 to 999 as answers, from {problem, answer}; a file each.",
     "math": "Write MATH, MATH-500 or another set of {problem, solution, answer, level, subject}.",
@@ -48,7 +47,6 @@ KINDS: dict[Kind, str] = {
 }
 
 
-@data_app.command("arithmetic")
 def data_arithmetic(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
     train_rows: Annotated[int, typer.Option("--train", min=1, help="Rows to train on.")] = 3000,
@@ -65,7 +63,9 @@ def data_arithmetic(
     typer.echo(f"wrote train.parquet, val.parquet and sft.parquet to {out}")
 
 
-def _command(kind: Kind) -> Callable[..., None]:
+def writer(kind: Kind) -> Callable[..., None]:
+    """Return the command that writes a data set of this kind."""
+
     def write(
         out: Out,
         source: In = None,
@@ -89,6 +89,9 @@ def _command(kind: Kind) -> Callable[..., None]:
         debug: Debug = False,
     ) -> None:
         options.set_debug(debug)
+        from agentrl.data.originals import Source
+        from agentrl.data.prepare import default_source, write_data_set
+
         selection = selection_of(
             deduplicate=deduplicate,
             test_share=test_share,
@@ -105,11 +108,6 @@ def _command(kind: Kind) -> Callable[..., None]:
     return write
 
 
-for _kind, _help in KINDS.items():
-    data_app.command(_kind, help=_help)(_command(_kind))
-
-
-@data_app.command("hf")
 def data_hf(
     name: Annotated[Path, typer.Argument(metavar="PATH|OWNER/NAME", help="Data set of the hub, or local files.")],
     out: Out,
@@ -139,6 +137,7 @@ def data_hf(
 ) -> None:
     """Write any data set, of the hub or of local files, by the columns that you name."""
     options.set_debug(debug)
+    from agentrl.data.originals import Source
     from agentrl.data.prepare import write_columns
     from agentrl.data.problems import Columns
 
@@ -157,7 +156,6 @@ def data_hf(
     _say(out, write_columns(columns, out, source, styles=styles, selection=selection, data_source=data_source, ability=ability))
 
 
-@data_app.command("preference")
 def data_preference(
     out: Out,
     source: Annotated[Path, typer.Option("--in", metavar="PATH|OWNER/NAME", help="Pairs: a file, a folder, or a data set of the hub.")],
@@ -175,6 +173,7 @@ def data_preference(
 ) -> None:
     """Write pairs of answers of which one was preferred, as `agentrl rm` reads them."""
     options.set_debug(debug)
+    from agentrl.data.originals import Source
     from agentrl.data.pairs import write_pairs
     from agentrl.data.selection import Selection
 
@@ -183,7 +182,6 @@ def data_preference(
     _say(out, write_pairs(out, Source(source, subset, split, revision), selection, data_source=data_source, **columns))
 
 
-@data_app.command("filter")
 def data_filter(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet or JSON-lines file of rows.")],
     out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="File to write; all columns stay as they are.")],
@@ -212,7 +210,6 @@ def data_filter(
     _say(out.parent, filter_rows(file, out, selection))
 
 
-@data_app.command("show")
 def data_show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet or JSON-lines file: rows, pairs, conversations or trajectories.")],
     row: Annotated[int | None, typer.Option(min=0, help="Show this row, counted from 0.")] = None,
@@ -232,6 +229,9 @@ def data_show(
 def _styles(
     kind: Kind | None, agent: str | None, tools: str, interaction: str | None, plugin: list[str] | None, system: str | None, template: str
 ) -> list[RowStyle]:
+    from agentrl.data.prepare import choose_styles
+    from agentrl.plugins import load_plugins
+
     return choose_styles(
         kind,
         agent=agent,

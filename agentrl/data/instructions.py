@@ -9,6 +9,9 @@ AIME_INSTRUCTION = "Solve the problem step by step. The answer is a whole number
 MATH_INSTRUCTION = "Solve the problem step by step. Put the final answer into \\boxed{}."
 CODE_INSTRUCTION = "Solve the problem with a Python program. End with the whole program in one code block, between ```python and ```."
 
+PLACEHOLDER = "{question}"
+"""Where the question belongs in the template of a user message."""
+
 CALCULATOR_INSTRUCTION = "Use the calculator for every computation."
 TOOLS_INSTRUCTION = "Use the tools where they help."
 

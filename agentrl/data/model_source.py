@@ -61,6 +61,11 @@ def find_model(model: ModelConfig, *, with_weights: bool = True) -> Path:
     return folder
 
 
+def is_hub_id(path: str) -> bool:
+    """Return whether a path has the form of a hub id, `owner/name` or `name`, and is no local folder."""
+    return _HUB_ID.fullmatch(path) is not None and not Path(path).is_dir()
+
+
 def find_tokenizer(path: str, *, key: str = "model.tokenizer_path") -> Path:
     """Return the local folder of a tokenizer; raises as `resolve_model`."""
     return Path(path) if Path(path).is_dir() else _download(ModelConfig(path=path), key, with_weights=False)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from agentrl.data.selection import Band, Selection
 from agentrl.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from agentrl.data.selection import Selection
+
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write SPLIT.parquet into.")]
 In = Annotated[
@@ -82,6 +85,8 @@ def selection_of(
     Raises:
         UserError: a band of difficulty without attempts, or attempts that cannot be read.
     """
+    from agentrl.data.selection import Band, Selection
+
     if difficulty_from is None:
         if (min_pass_rate, max_pass_rate) != (0.0, 1.0):
             raise UserError("--min-pass-rate and --max-pass-rate need --difficulty-from, the attempts of an earlier evaluation")

@@ -8,10 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from agentrl.data.instructions import PLACEHOLDER
 from agentrl.data.problems import Problem
 from agentrl.errors import DataError
-
-PLACEHOLDER = "{question}"
 
 _TEXT = pa.string()
 PROMPT = pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))

@@ -12,6 +12,7 @@ from agentrl.config.schema import Config
 from agentrl.data.build import agent_choice
 from agentrl.data.dataset import Dataset
 from agentrl.data.model_source import resolve_model
+from agentrl.data.prepared import check_prepared
 from agentrl.errors import ConfigError
 from agentrl.play.models import Read, Say, open_model
 from agentrl.plugins import Plugins
@@ -44,6 +45,7 @@ def play_row(
         UserError: the config, the row or what it needs is wrong.
         ServerError: no server answers.
     """
+    check_prepared(config)
     config = config.model_copy(update={"model": resolve_model(config.model, with_weights=starts_server)})
     folder = config.model.tokenizer_path or config.model.path
     chat = Chat.load(folder, template_file=config.model.chat_template, tool_format=config.model.tool_format)

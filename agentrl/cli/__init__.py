@@ -1,0 +1,124 @@
+"""The command line: all commands in the order of use, each with an example. Errors of ours are one line; `--debug` shows the traceback.
+
+Nothing here loads more than typer: a command imports what it needs when it is called.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+import agentrl
+from agentrl.cli import configs, models, pages, plugins, runs, training
+from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.config.importing.cli import import_config
+from agentrl.data import commands as data
+from agentrl.errors import AgentRLError, UserError
+from agentrl.evaluation import commands as evaluation
+from agentrl.evaluation.compare_cli import compare
+from agentrl.evaluation.score_cli import score
+
+TRAIN, LOOK, EVALUATE, EXTEND, SERVE, READ = (
+    "Train",
+    "Look at runs",
+    "Evaluate",
+    "Data, configs and plugins",
+    "Models and servers",
+    "Read",
+)
+
+app = typer.Typer(
+    name="agentrl",
+    help="Asynchronous reinforcement learning of language-model agents that use tools over many turns.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+data_app = typer.Typer(help="Write datasets as Parquet in the schema that `agentrl train` reads; look at them.", no_args_is_help=True)
+servers_app = typer.Typer(help="The inference servers of a run that goes on: list them, add one, let one go.", no_args_is_help=True)
+config_app = typer.Typer(help="Look at a config before running it; list the packaged ones; import one of verl.", no_args_is_help=True)
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"agentrl {agentrl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    debug: Debug = False,
+) -> None:
+    show_tracebacks(debug)
+
+
+def _add(
+    to: typer.Typer, name: str, function: Callable[..., Any], example: str, *, panel: str | None = None, text: str | None = None
+) -> None:
+    to.command(name, help=text, epilog=f"**Example:** `{example}`", rich_help_panel=panel)(function)
+
+
+def _add_group(group: typer.Typer, name: str, panel: str) -> None:
+    app.add_typer(group, name=name, rich_help_panel=panel)
+
+
+_add(app, "train", training.train, "agentrl train configs/quickstart.yaml trainer.steps=20", panel=TRAIN)
+_add(app, "sft", training.sft, "agentrl sft configs/quickstart_sft.yaml", panel=TRAIN)
+_add(app, "rm", training.rm, "agentrl rm rm.yaml model.path=MODEL data.train_files=[pairs.parquet]", panel=TRAIN)
+_add(app, "replay", training.replay, "agentrl replay runs/quickstart/run --last-step 4", panel=TRAIN)
+
+_add(app, "audit", runs.audit, "agentrl audit runs/quickstart/run", panel=LOOK)
+_add(app, "export", runs.export, "agentrl export runs/quickstart/run/checkpoints/step_000020 runs/exported", panel=LOOK)
+_add_group(servers_app, "servers", LOOK)
+_add(servers_app, "list", runs.servers_list, "agentrl servers list runs/quickstart/run")
+_add(servers_app, "add", runs.servers_add, "agentrl servers add runs/quickstart/run http://127.0.0.1:30000")
+_add(servers_app, "drain", runs.servers_drain, "agentrl servers drain runs/quickstart/run http://127.0.0.1:30000")
+
+_add(app, "eval", evaluation.evaluate, "agentrl eval --model MODEL --on gsm8k --n 4", panel=EVALUATE)
+_add(app, "compare", compare, "agentrl compare runs/eval/before runs/eval/after", panel=EVALUATE)
+_add(app, "generate", evaluation.generate, "agentrl generate --model MODEL --in rows.parquet --out responses.parquet", panel=EVALUATE)
+_add(app, "score", score, "agentrl score responses.parquet --out scores.parquet", panel=EVALUATE)
+
+_add_group(data_app, "data", EXTEND)
+_add(data_app, "arithmetic", data.data_arithmetic, "agentrl data arithmetic runs/quickstart/data")
+for _kind in data.KINDS:
+    _add(data_app, _kind, data.writer(_kind), f"agentrl data {_kind} data/{_kind}", text=data.KINDS[_kind])
+_add(data_app, "hf", data.data_hf, "agentrl data hf OWNER/NAME data/mine --prompt-column question --data-source math")
+_add(data_app, "preference", data.data_preference, "agentrl data preference data/pairs --in pairs.jsonl")
+_add(
+    data_app,
+    "filter",
+    data.data_filter,
+    "agentrl data filter train.parquet hard.parquet --difficulty-from runs/eval/mine --max-pass-rate 0.5",
+)
+_add(data_app, "show", data.data_show, "agentrl data show runs/quickstart/data/train.parquet --rows 2")
+_add_group(config_app, "config", EXTEND)
+_add(config_app, "list", configs.config_list, "agentrl config list")
+_add(config_app, "explain", configs.config_explain, "agentrl config explain configs/quickstart.yaml buffer.max_staleness=0")
+_add(config_app, "show", configs.config_show, "agentrl config show recipes/gsm8k_grpo")
+_add(config_app, "import", import_config, "agentrl config import ppo_trainer.yaml --out run.yaml")
+_add(app, "new", plugins.new, "agentrl new tool word_count --out my_plugins", panel=EXTEND)
+_add(app, "plugins", plugins.plugins, "agentrl plugins configs/quickstart.yaml", panel=EXTEND)
+_add(app, "play", plugins.play, "agentrl play configs/quickstart.yaml --row 0", panel=EXTEND)
+
+_add(app, "serve", models.serve, "agentrl serve MODEL --port 30000", panel=SERVE)
+_add(app, "check-template", models.check_template, "agentrl check-template MODEL --tools", panel=SERVE)
+_add(app, "docs", pages.docs, "agentrl docs quickstart", panel=READ)
+
+
+def main() -> None:
+    """Run the command line; exit code 2 for the user's mistakes, 1 for the world's, 130 for Ctrl-C."""
+    try:
+        app(standalone_mode=True)
+    except AgentRLError as error:
+        if os.environ.get("AGENTRL_DEBUG"):
+            traceback.print_exc()
+        kind = "" if isinstance(error, UserError) else " (infrastructure)"
+        typer.echo(f"error{kind}: {error}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,55 @@
+"""`agentrl config list`, `show` and `explain`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+import typer
+
+from agentrl.cli.options import ConfigFile, Debug, Overrides, show_tracebacks
+
+Command = Annotated[Literal["train", "sft", "rm"], typer.Option("--for", help="The command that the config is for.")]
+
+
+def config_show(config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False) -> None:
+    """Print the resolved config, defaults included."""
+    show_tracebacks(debug)
+    from agentrl.config.compose import dump_config, load_config, load_rm_config, load_sft_config
+
+    loaders = {"train": load_config, "sft": load_sft_config, "rm": load_rm_config}
+    typer.echo(dump_config(loaders[command](config, overrides or [])))
+
+
+def config_explain(config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False) -> None:
+    """Print what a config amounts to: batch arithmetic, bound on lag, which weights enter the loss, warnings."""
+    show_tracebacks(debug)
+    from agentrl.config.compose import load_config, load_rm_config, load_sft_config
+    from agentrl.config.explain import explain
+    from agentrl.config.explain_supervised import explain_supervised
+
+    if command == "train":
+        typer.echo(explain(load_config(config, overrides or [])))
+    else:
+        load = load_sft_config if command == "sft" else load_rm_config
+        typer.echo(explain_supervised(load(config, overrides or [])))
+
+
+def config_list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: name, is_whole, text.")] = False,
+    debug: Debug = False,
+) -> None:
+    """List the packaged configs: those that run as they are, and the parts of which a `defaults` list picks one of each folder."""
+    show_tracebacks(debug)
+    from agentrl.config.packaged import packaged_configs
+
+    found = packaged_configs()
+    if as_json:
+        typer.echo(json.dumps([asdict(config) for config in found], indent=2))
+        return
+    width = max(len(config.name) for config in found)
+    for folder, members in itertools.groupby(found, key=lambda config: None if config.is_whole else config.folder):
+        heading = "Configs: agentrl train NAME" if folder is None else f"Parts: agentrl train CONFIG {folder}=NAME"
+        typer.echo(f"{heading}\n" + "\n".join(f"  {config.name.ljust(width)}  {config.text}" for config in members) + "\n")

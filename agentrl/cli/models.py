@@ -1,0 +1,65 @@
+"""`agentrl serve` and `check-template`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.errors import UserError
+
+
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of the model, in Hugging Face format, or a hub id.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; anything but localhost needs --api-key-env.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 30000,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    weight_version: Annotated[str, typer.Option(help="Version that replies carry until the first update.")] = "default",
+    api_key_env: Annotated[str | None, typer.Option(help="Environment variable that holds the API key.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve a model by the embedded server, which speaks SGLang's native protocol (docs/sglang.md)."""
+    show_tracebacks(debug)
+    from agentrl.config.model import ModelConfig
+    from agentrl.config.rollout import EmbeddedServerConfig
+    from agentrl.data.model_source import find_model
+    from agentrl.serving.embedded.server import serve as run
+    from agentrl.serving.embedded.server import set_up_logging
+
+    set_up_logging()
+    status = run(
+        str(find_model(ModelConfig(path=model))),
+        host=host,
+        port=port,
+        config=EmbeddedServerConfig(threads=threads),
+        dtype=dtype,
+        weight_version=weight_version,
+        api_key_env=api_key_env,
+    )
+    sys.exit(status)
+
+
+def check_template(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a tokenizer or model, or a hub id.")],
+    tools: Annotated[bool | None, typer.Option("--tools/--no-tools", help="With tool calls; default: if the template shows any.")] = None,
+    template: Annotated[str | None, typer.Option(help="Jinja file that replaces the tokenizer's own template.")] = None,
+    tool_format: Annotated[str, typer.Option(help="How the model writes calls; auto: from the template (docs/tool_formats.md).")] = "auto",
+    num: Annotated[int, typer.Option(min=1, help="Conversations to generate.")] = 300,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    debug: Debug = False,
+) -> None:
+    """Check a chat template on generated conversations: exact, forks (exit code 0) or broken (2). See docs/templates.md."""
+    show_tracebacks(debug)
+    from agentrl.chat.chat import Chat
+    from agentrl.chat.probes import PROBE_TOOLS
+    from agentrl.data.model_source import find_tokenizer
+
+    chat = Chat.load(str(find_tokenizer(model)), template_file=template, tool_format=tool_format)
+    report = chat.report_template({None: None, True: PROBE_TOOLS, False: ()}[tools], num=num, seed=seed)
+    typer.echo(f"tool format: {chat.tool_format}")
+    typer.echo("\n".join(report.lines()))
+    if report.verdict == "broken":
+        sys.exit(UserError.exit_code)

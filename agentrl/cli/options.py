@@ -1,0 +1,25 @@
+"""What the commands have in common."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+ConfigFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG.yaml", help="YAML file with what differs from the defaults in docs/config.md, or a name of `agentrl config list`."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides, such as trainer.steps=20 rollout.group_size=8.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def show_tracebacks(debug: bool) -> None:
+    """Let errors show their tracebacks, if asked for."""
+    if debug:
+        os.environ["AGENTRL_DEBUG"] = "1"

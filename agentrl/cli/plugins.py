@@ -1,0 +1,74 @@
+"""`agentrl new`, `plugins` and `play`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from agentrl.cli.options import ConfigFile, Debug, Overrides, show_tracebacks
+
+
+def new(
+    kind: Annotated[Literal["tool", "interaction", "agent", "reward"], typer.Argument(metavar="tool|interaction|agent|reward")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, in small letters: word_count.")],
+    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("."),
+    debug: Debug = False,
+) -> None:
+    """Write a plugin to begin with: its file, a test that passes, and how to name it in a config."""
+    show_tracebacks(debug)
+    from agentrl.scaffold.scaffold import write_plugin
+
+    written = write_plugin(kind, name, out)
+    typer.echo(f"wrote {written.file} and {written.test}; try it: pytest {written.test}\n\nName it in your config:\n\n{written.yaml}")
+
+
+def plugins(
+    config: Annotated[str | None, typer.Argument(metavar="[CONFIG.yaml]", help="Also what this config names: files, MCP servers.")] = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the whole schemas.")] = False,
+    debug: Debug = False,
+) -> None:
+    """List all plugins: where they come from, what they are for, what arguments tools take."""
+    show_tracebacks(debug)
+    from agentrl.adapters.catalog import named_plugins
+    from agentrl.config.compose import load_config
+    from agentrl.config.schema import Config
+    from agentrl.plugins.listing import format_plugins, list_plugins
+
+    infos = list_plugins(named_plugins(load_config(config, overrides or []) if config else Config()))
+    typer.echo(json.dumps([asdict(info) for info in infos], indent=2) if as_json else format_plugins(infos))
+
+
+def play(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    row: Annotated[int, typer.Option(min=0, help="Which row of data.train_files, counted from 0.")] = 0,
+    model: Annotated[
+        str, typer.Option(metavar="person|SCRIPT.yaml|URL", help="Who plays the model: you, a list of turns, or a server.")
+    ] = "person",
+    val: Annotated[bool, typer.Option("--val", help="A row of data.val_files, sampled as in validation.")] = False,
+    start: Annotated[bool, typer.Option("--start", help="Start the config's server for it, and end it afterwards.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Play one conversation through the real loop: transcript, tokens by mask, tools, rewards. Needs no Ray."""
+    show_tracebacks(debug)
+    from rich.console import Console
+
+    from agentrl.config.compose import load_config
+    from agentrl.play.play import play_row
+    from agentrl.play.show import show
+
+    loaded = load_config(config, overrides or [])
+    show(play_row(loaded, row=row, model=model, is_validation=val, starts_server=start, read=_typed_line, say=typer.echo), Console())
+
+
+def _typed_line() -> str | None:
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return None

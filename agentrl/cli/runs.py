@@ -1,0 +1,91 @@
+"""What a run left: `agentrl audit` and `export`; the servers of one that goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.errors import UserError
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that goes on.")]
+Patience = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds until the request is withdrawn: runs answer between steps.")]
+
+
+def audit(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run; it may still go on.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, the groups of each task included.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Prove what became of every group: follow the run's journal, and compare it with what else the run wrote. Ends with 1 if it fails."""
+    show_tracebacks(debug)
+    from agentrl.controller.audit import audit_run
+
+    found = audit_run(folder)
+    typer.echo(found.to_json() if as_json else "\n".join(found.lines()))
+    raise typer.Exit(0 if found.audit.is_balanced else 1)
+
+
+def export(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a checkpoint: RUN/checkpoints/step_000020.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist.")],
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write the LoRA adapter alone, in peft's format, not the merged model.")
+    ] = False,
+    base: Annotated[str | None, typer.Option(help="Folder or hub id of the model under the adapter, if it has moved.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the code of the model that the checkpoint names; without it, refuse.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Write the policy of a checkpoint in Hugging Face format, as transformers and SGLang load it. Needs no Ray and no GPU."""
+    show_tracebacks(debug)
+    from agentrl.controller.export import export_checkpoint
+
+    export_checkpoint(checkpoint, out, adapter_only=adapter, base=base, trusts_code=trust)
+    typer.echo(f"wrote {out}")
+
+
+def servers_list(
+    run: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """List the servers: state, version, tokens that agents wait for (prompt and what may still be sampled), restarts."""
+    show_tracebacks(debug)
+    from agentrl.controller.control import read_servers
+    from agentrl.controller.server_table import format_servers
+
+    table = read_servers(run)
+    typer.echo(table.model_dump_json(indent=1) if as_json else format_servers(table))
+
+
+def servers_add(
+    run: RunFolder,
+    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A running server to attach to.")] = None,
+    start: Annotated[bool, typer.Option("--start", help="Start one more, of the kind and with the options that the run has.")] = False,
+    timeout_s: Patience = 600.0,
+    debug: Debug = False,
+) -> None:
+    """Let a server join: it gets the current weights, is checked, and then serves."""
+    show_tracebacks(debug)
+    from agentrl.controller.control import Request, ask
+
+    if start == (url is not None):
+        raise UserError("name the URL of a running server, or use --start; one of the two")
+    typer.echo(ask(run, Request(verb="attach", server=url) if url is not None else Request(verb="start"), timeout_s=timeout_s))
+
+
+def servers_drain(
+    run: RunFolder,
+    server: Annotated[str, typer.Argument(metavar="URL", help="URL of the server, or its name in the list.")],
+    timeout_s: Patience = 600.0,
+    debug: Debug = False,
+) -> None:
+    """Let a server go: its trajectories go on elsewhere from what they have. One that the run started ends, another is left as it is."""
+    show_tracebacks(debug)
+    from agentrl.controller.control import Request, ask
+
+    typer.echo(ask(run, Request(verb="drain", server=server), timeout_s=timeout_s))

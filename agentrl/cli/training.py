@@ -1,0 +1,80 @@
+"""`agentrl train`, `sft`, `rm` and `replay`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import agentrl
+from agentrl.cli.options import ConfigFile, Debug, Overrides, show_tracebacks
+
+
+def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Train a policy.
+
+    Starts Ray, inference servers, rollout actors and learner ranks on this machine (or on the cluster of `cluster.address`), trains for
+    `trainer.steps` batches and leaves everything in the run folder. Run the same command again to resume.
+
+    Every key is documented in docs/config.md; `agentrl config explain CONFIG.yaml` shows what a config amounts to.
+    """
+    show_tracebacks(debug)
+    from agentrl.config.compose import load_config
+
+    checked = load_config(config, overrides or [])
+    with _resumable():
+        agentrl.train(checked)
+
+
+def sft(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Train a policy by imitation (supervised fine-tuning), from `model.path` or from scratch."""
+    show_tracebacks(debug)
+    from agentrl.config.compose import load_sft_config
+
+    checked = load_sft_config(config, overrides or [])
+    from agentrl.controller.sft import supervise
+
+    with _resumable():
+        supervise(checked)
+
+
+def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Train a reward model on pairs of answers of which one was preferred, from `model.path` or from scratch."""
+    show_tracebacks(debug)
+    from agentrl.config.compose import load_rm_config
+
+    checked = load_rm_config(config, overrides or [])
+    from agentrl.controller.reward_model import train_reward_model
+
+    with _resumable():
+        train_reward_model(checked)
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run, or its folder of step_000001.parquet, ...")],
+    overrides: Overrides = None,
+    config: Annotated[Path | None, typer.Option(metavar="CONFIG.yaml", help="Instead of the config.yaml of the run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the replay; default: `replay` in DIR.")] = None,
+    last_step: Annotated[int | None, typer.Option(min=1, help="Stop after this step; the same command without it goes on.")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Compare corrections on every step (docs/replay.md).")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train the learner alone from stored trajectories: deterministic, without servers and rollouts."""
+    show_tracebacks(debug)
+    from agentrl.controller.replay import load_replay_config
+    from agentrl.controller.replay import replay as run
+
+    run(folder, load_replay_config(folder, overrides or [], file=config, out=out), last_step=last_step, report=report)
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say at Ctrl-C what becomes of the run; the command then ends with 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the run folder keeps everything saved so far, the same command resumes", err=True)
+        raise

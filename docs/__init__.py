@@ -1,0 +1,1 @@
+"""The pages of the documentation, packaged: `agentrl docs` reads them."""
