@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult, WrongCall, function_tool, load_plugins, tool, tool_of
+from agentrl.plugins.contained import PluginQuit
 
 
 class Point(BaseModel):
@@ -334,7 +335,7 @@ def test_a_function_cannot_end_the_process():
         """Leave."""
         raise SystemExit(3)
 
-    with pytest.raises(ToolError, match=r"tool 'leave' called sys.exit\(3\)"):
+    with pytest.raises(PluginQuit, match=r"it called sys.exit\(3\)"):
         run(function_tool(leave))
 
 

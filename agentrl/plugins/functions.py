@@ -19,6 +19,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins.arguments import arguments_schema
+from agentrl.plugins.contained import contained
 from agentrl.plugins.tools import Runtime, Tool, ToolResult, not_run
 from agentrl.types import JsonObject
 
@@ -159,10 +160,8 @@ class BlockingFunctionTool(FunctionTool):
         return await trio.to_thread.run_sync(self._in_thread, arguments, abandon_on_cancel=True, limiter=self.threads)
 
     def _in_thread(self, arguments: Mapping[str, Any]) -> Any:
-        try:
+        with contained():
             return self.function(**arguments)
-        except SystemExit as error:  # it would end the process
-            raise ToolError(f"tool {self.name!r} called sys.exit({error.code})") from error
 
 
 def _documented(function: Callable[..., Any], label: str) -> Docstring:

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.errors import PluginError
+from agentrl.plugins.contained import contained
 
 SHIPPED_PACKAGE = "agentrl_user_files"
 MANIFEST = "manifest.json"
@@ -72,7 +73,8 @@ def import_source(source: str) -> ModuleType:
         PluginError: it does not exist or fails to import.
     """
     try:
-        return _import_file(source) if source.endswith(".py") else importlib.import_module(source)
+        with contained():
+            return _import_file(source) if source.endswith(".py") else importlib.import_module(source)
     except PluginError:
         raise
     except Exception as error:  # user code runs at import: whatever it raises is a broken plugin
@@ -145,7 +147,8 @@ def _import_file(source: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with contained():
+            spec.loader.exec_module(module)
     except Exception:  # the user's code runs: whatever it raises
         del sys.modules[name]  # a second try must not find half a module
         raise

@@ -10,6 +10,7 @@ import trio
 
 from agentrl.errors import LearnerError, RewardError
 from agentrl.plugins import AnyReward, Attempted, RewardResult
+from agentrl.plugins.contained import contained
 from agentrl.plugins.rewards import Scope
 from agentrl.rewards.custom import is_finite_number
 from agentrl.rewards.pool import WorkerPool
@@ -102,7 +103,8 @@ class RewardCalls:
 
     async def _timed(self, term: Term, subject: Subject) -> Any:
         if term.reward.runs_in == "inline":
-            return term.reward.score(subject)
+            with contained():
+                return term.reward.score(subject)
         with trio.CancelScope(deadline=trio.current_time() + MAX_WAIT_FACTOR * term.timeout_s) as deadline:
 
             def begin() -> None:
@@ -122,11 +124,15 @@ class RewardCalls:
 
             def work() -> Any:
                 trio.from_thread.run_sync(begin)
-                return score(subject)
+                with contained():
+                    return score(subject)
 
             return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
         begin()
-        return await (score(subject) if term.reward.runs_in == "trio" else self._host.run(score, subject))
+        if term.reward.runs_in == "asyncio":
+            return await self._host.run(score, subject)
+        with contained(trio.Cancelled):
+            return await score(subject)
 
     def _place(self, term: Term) -> trio.CapacityLimiter:
         if term not in self._places:

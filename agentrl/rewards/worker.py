@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import signal
 import struct
 import sys
 import threading
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from agentrl.plugins import AnyReward
+from agentrl.plugins.contained import contained
 from agentrl.rewards.recipes import Recipe
 
 HEADER = struct.Struct("!Q")
@@ -56,6 +58,7 @@ def frame(message: object) -> bytes:
 
 def main() -> None:
     """Answer requests in their order until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal is its owner's matter
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of a reward must not fall among the replies
     requests: queue.SimpleQueue[MakeRequest | ScoreRequest] = queue.SimpleQueue()
@@ -73,10 +76,11 @@ def main() -> None:
 
 def _answer(request: MakeRequest | ScoreRequest, rewards: dict[int, AnyReward]) -> Reply:
     try:
-        if isinstance(request, MakeRequest):
-            rewards[request.key] = request.recipe.make()
-            return Reply()
-        return Reply(rewards[request.key].score(request.subject))
+        with contained():
+            if isinstance(request, MakeRequest):
+                rewards[request.key] = request.recipe.make()
+                return Reply()
+            return Reply(rewards[request.key].score(request.subject))
     except Exception as error:  # noqa: BLE001 - boundary of one score: a reward raised
         return Reply(error=_one_line(error))
 

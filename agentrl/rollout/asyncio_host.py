@@ -15,6 +15,8 @@ from typing import Generic, TypeVar
 
 import trio
 
+from agentrl.plugins.contained import contained
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ class AsyncioHost:
     def __init__(self, *, grace_s: float = 5.0) -> None:
         self._grace_s = grace_s
         self._loop = asyncio.new_event_loop()
+        self._is_ending = False
         self._thread = threading.Thread(target=self._main, name="asyncio-plugins", daemon=True)
 
     @property
@@ -41,6 +44,7 @@ class AsyncioHost:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._is_ending = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(self._grace_s)
 
@@ -64,9 +68,20 @@ class AsyncioHost:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._end_tasks())
+        while not self._is_ending:
+            self._run_on(self._loop.run_forever)
+        ending = self._loop.create_task(self._end_tasks())
+        while not ending.done():
+            self._run_on(self._loop.run_until_complete, ending)
         self._loop.close()
+
+    def _run_on(self, run: Callable[..., object], *args: object) -> None:
+        """Run the loop until it stops, also by a plugin's hand. It keeps its tasks: run again, it goes on with all of them."""
+        try:
+            run(*args)
+        except (KeyboardInterrupt, SystemExit) as error:
+            # No signal's, in this thread. asyncio ends its loop where a task or callback that a plugin left behind raises one of these.
+            log.warning("code of an asyncio plugin raised %s outside of its call", type(error).__name__, exc_info=True)
 
     async def _end_tasks(self) -> None:
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -101,10 +116,8 @@ class _Call(Generic[T]):
         return self._task.result()
 
     async def _guarded(self) -> T:
-        try:
+        with contained(asyncio.CancelledError):
             return await self._function(*self._args)
-        except SystemExit as error:  # it would end the event loop under everybody else
-            raise RuntimeError(f"the plugin called sys.exit({error.code})") from error
 
     def _report(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():

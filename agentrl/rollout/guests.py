@@ -11,6 +11,7 @@ import trio
 
 from agentrl.errors import ToolError, UserError
 from agentrl.plugins import Interaction, Tool, WrongCall
+from agentrl.plugins.contained import contained
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.types import JsonObject
 
@@ -105,7 +106,8 @@ class Guest:
 
     async def _run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         if self._plugin.runtime == "trio":
-            return await function(*args)
+            with contained(trio.Cancelled):
+                return await function(*args)
         return await self._host.run(function, *args)
 
 

@@ -11,6 +11,7 @@ from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import RewardError, ServerError, ToolError
 from agentrl.plugins import AgentLoop, Plugins
+from agentrl.plugins.contained import contained
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.gateway import Gateway
@@ -65,8 +66,9 @@ class Player:
         A failure is returned as a trajectory with its outcome, one line of `failure`, the tokens so far and no reward.
         """
         try:
-            agent = self._plugins.agents.create(attempt.task.agent_name, self._agent.agent_config)
-            session = self._open(attempt, agent, sampling)
+            with contained():
+                agent = self._plugins.agents.create(attempt.task.agent_name, self._agent.agent_config)
+                session = self._open(attempt, agent, sampling)
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory: a plugin's constructor raised
             return unplayed(attempt, Outcome.ABORTED, one_line(error))
         try:
@@ -123,7 +125,8 @@ class Player:
 async def _until_end(agent: AgentLoop, task: Task, session: TrajectorySession) -> None:
     """Run the agent loop until it returns, or the session ends the trajectory; then the session knows the outcome."""
     try:
-        await agent.run(task, session)
+        with contained(trio.Cancelled):
+            await agent.run(task, session)
     except Exception as error:  # what wraps the end of a trajectory is the agent's own choice
         if not isinstance(_cause(error), TrajectoryEnd):
             raise

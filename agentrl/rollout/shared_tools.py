@@ -14,6 +14,7 @@ import trio
 from agentrl.config.agent import AgentConfig, ToolLimits
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Registry, Tool, WrongCall
+from agentrl.plugins.contained import contained
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.breaker import CircuitBreaker
 from agentrl.rollout.guests import Guest, GuestTimeout
@@ -91,8 +92,12 @@ class SharedTool:
         self._max_output_tokens = limits.max_output_tokens or config.max_tool_output_tokens
 
     def open(self, start_kwargs: JsonObject) -> tuple[Tool, Guest]:
-        """Return an instance for one trajectory, and its guest."""
-        tool = self._create()
+        """Return an instance for one trajectory, and its guest; raise ToolError if its constructor raises."""
+        try:
+            with contained():
+                tool = self._create()
+        except Exception as error:  # boundary: a plugin's constructor raised
+            raise ToolError(f"tool {self.name!r} raised in `__init__`: {type(error).__name__}: {error}") from error
         return tool, Guest(tool, f"tool {self.name!r}", start_kwargs, host=self._host, timeout_s=self.timeout_s)
 
     def problem(self, arguments: JsonObject) -> str | None:
