@@ -56,6 +56,6 @@ def test_every_key_has_a_row_with_its_default() -> None:
 def test_a_bound_and_null_are_in_the_type() -> None:
     fields = dict(iter_keys(Config))
     assert type_words(fields["trainer", "steps"]) == "whole number, at least 1, or null"
-    assert type_words(fields["algorithm", "clip_low"]) == "number, above 0, below 1"
+    assert type_words(fields["algorithm", "kl_cov", "share"]) == "number, above 0, below 1"
     assert type_words(fields["rollout", "weights", "transport"]) == "`disk` `distributed` `tensor`"
     assert type_words(fields["learner", "optimizer", "betas"]) == "list of 2 numbers"

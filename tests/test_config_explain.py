@@ -90,7 +90,7 @@ def test_every_stage_of_the_correction_is_said() -> None:
         "rejected far: rho' in the mean of a sequence below 0.5 or above 2; rho' = proximal / behavior",
         "spiky: rho' - 1 - log rho' of the farthest token of a sequence above 0.1",
         "m2po: the largest (log rho')^2 until their mean is at most 0.04",
-        "opsm: sequences with A < 0 and a mean log(proximal / policy) above 0.1",
+        "opsm: sequences with A < 0 and a mean log(behavior / policy) above 0.1",
         "token_mean, rejected tokens counted",
         "without variance are dropped and replaced",
     ):

@@ -192,12 +192,20 @@ def test_asynchronous_training():
         ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "algorithm.aggregation", "constant"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm.aggregation", "sequence_mean_token_mean"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "algorithm.policy_loss", "gmpo"),
-        ("actor_rollout_ref.actor.clip_ratio=0.1", "algorithm.clip_high", 0.1),
+        ("actor_rollout_ref.actor.clip_ratio_high=0.3", "algorithm.clip_high", 0.3),
+        ("actor_rollout_ref.actor.clip_ratio=0.1 actor_rollout_ref.actor.clip_ratio_low=null", "algorithm.clip_low", 0.1),
+        ("algorithm.rollout_correction.rollout_is=token", "algorithm.mode", "decoupled"),
+        ("+algorithm.rollout_is=True +algorithm.rollout_is_level=sequence", "algorithm.correction.weight", "sequence"),
+        ("+actor_rollout_ref.actor.tis_imp_ratio_cap=5", "algorithm.correction.cap", 5),
         ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "learner.fsdp.shard_size", 2),
         ("actor_rollout_ref.model.lora_rank=8", "model.lora.alpha", 16),
         ("+algorithm.rollout_is=True", "algorithm.correction.weight", "token"),
         ("algorithm.rollout_correction.rollout_is_batch_normalize=True", "algorithm.mode", "decoupled"),
-        ("algorithm.rollout_correction.rollout_is_threshold=0.5_2.0", "algorithm.correction.floor", 0.5),
+        (
+            "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=0.5_2.0",
+            "algorithm.correction.floor",
+            0.5,
+        ),
         ("reward_model.reward_manager=naive", "buffer.max_staleness", 0),
         ("data.train_max_samples=-1", "data.max_train_rows", None),
         ("actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml", "agent.max_tool_calls_per_turn", 1),
@@ -205,13 +213,16 @@ def test_asynchronous_training():
     ],
 )
 def test_single_keys(override, key, value):
-    found = {setting.key: setting.value for setting in translate(read_source(None, ["algorithm.adv_estimator=grpo", override])).mapped}
+    overrides = ["algorithm.adv_estimator=grpo", *override.split()]
+    found = {setting.key: setting.value for setting in translate(read_source(None, overrides)).mapped}
     assert found[key] == value
 
 
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
+        ("actor_rollout_ref.actor.clip_ratio=0.1", "without effect in verl, whose clip_ratio_low and clip_ratio_high are 0.2"),
+        ("algorithm.rollout_correction.rollout_is_threshold=3.0", "without rollout_is verl applies no weight"),
         ("algorithm.adv_estimator=gdpo", "there is no gdpo; choose algorithm.advantage among grpo"),
         ("actor_rollout_ref.rollout.top_p=0.9", "0.9 would cut the distribution that the learner computes with"),
         ("actor_rollout_ref.actor.entropy_coeff=-1", "algorithm.entropy_coefficient must be at least 0, is -1"),
@@ -255,7 +266,10 @@ def test_a_file_its_interpolations_and_overrides_after_it(tmp_path):
         (["nowhere.yaml"], "config file 'nowhere.yaml' does not exist"),
         (["data.train_batch_size=many"], "data.train_batch_size=many: must be a number"),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=0"], "ppo_mini_batch_size=0: must be at least 1"),
-        (["algorithm.rollout_correction.rollout_is_threshold=much"], "rollout_is_threshold=much: must be a number above 0"),
+        (
+            ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.rollout_is_threshold=much"],
+            "rollout_is_threshold=much: must be a number above 0",
+        ),
         (
             ["+algorithm.rollout_correction.rollout_rs=token_k1", "algorithm.rollout_correction.rollout_rs_threshold='1,2'"],
             "one for all of",

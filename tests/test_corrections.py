@@ -234,10 +234,19 @@ def test_stages_that_make_no_sense_are_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize("mode", ["bypass", "on_policy"])
-@pytest.mark.parametrize(
-    "correction", [{"reject": {"far": {"upper": 2.0}}}, {"m2po_threshold": 0.04}, {"self_normalize": True}], ids=lambda c: next(iter(c))
-)
-def test_stages_that_could_never_act_are_refused(mode, correction):
-    with pytest.raises(ValueError, match=f"algorithm.correction.{next(iter(correction))} compares"):
-        Config(buffer=BufferConfig(max_staleness=0), algorithm=AlgorithmConfig(mode=mode, correction=CorrectionConfig(**correction)))
+STAGES = {"reject": {"far": {"upper": 2.0}}, "m2po_threshold": 0.04, "self_normalize": True, "opsm_delta": 0.1}
+IDLE = {"bypass": ["self_normalize"], "on_policy": ["reject", "m2po_threshold", "self_normalize"], "decoupled": []}
+
+
+@pytest.mark.parametrize("mode", IDLE)
+@pytest.mark.parametrize("stage", STAGES)
+def test_stages_that_could_never_act_are_refused(mode, stage):
+    def build():
+        algorithm = AlgorithmConfig(mode=mode, correction=CorrectionConfig(**{stage: STAGES[stage]}))
+        return Config(buffer=BufferConfig(max_staleness=0), algorithm=algorithm)
+
+    if stage in IDLE[mode]:
+        with pytest.raises(ValueError, match=f"algorithm.correction.{stage} .* algorithm.mode={mode}"):
+            build()
+    else:
+        assert build().policy_mode == mode

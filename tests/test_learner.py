@@ -442,7 +442,7 @@ def test_no_loss_or_correction_depends_on_how_the_batch_was_cut(policy_loss):
     whole = two_updates(samples, 1000)
     assert 0 < whole[0]["correction/rejected/tokens"] < 1
     assert 0 < whole[0]["correction/rejected/m2po"] < 1
-    assert 0 < whole[1]["correction/rejected/opsm"] < 1
+    assert 0 < whole[0]["correction/rejected/opsm"] < 1  # server and learner differ before anything is learned
     for max_tokens in (30, 1):
         for step, other in zip(whole, two_updates(samples[::-1], max_tokens), strict=True):
             assert other == pytest.approx(step, rel=1e-8, abs=1e-10)
@@ -470,7 +470,8 @@ def expected_correction(samples, proximal):
     kept = sorted(weights, key=lambda key: logs[key[0]][key[1]] ** 2)
     while sum(logs[i][t] ** 2 for i, t in kept) / len(kept) > 0.3:
         kept.pop()
-    mean = sum(weights[key] for key in kept) / len(kept)
+    by_sequence = {i: weights[i, t] for i, t in kept}  # one weight each, however long it is
+    mean = sum(by_sequence.values()) / len(by_sequence)
     return {key: weights[key] / mean for key in kept}
 
 
@@ -529,6 +530,31 @@ def test_kl_times_the_ratio_equals_a_loop(estimator):
     for pi, prox, ref, mu in zip(policy, item.proximal_logprobs, item.ref_logprobs, item.microbatch.behavior_logprobs, strict=True):
         terms.append(min(math.exp(prox - mu), 2.0) * math.exp(pi - prox) * (math.exp(ref - pi) - 1 - (ref - pi)))
     assert loss == pytest.approx(2.0 * sum(terms) / len(terms), rel=1e-6)
+
+
+def test_in_bypass_the_ratio_is_policy_over_behavior_and_rejection_compares_the_start_of_the_step():
+    with learner() as one:
+        samples = near(one, batch(8))
+    correction = CorrectionConfig(reject={"far": RejectionConfig(level="token", lower=0.6, upper=1.5)}, m2po_threshold=0.03)
+    found = {}
+    for mode in ("decoupled", "bypass"):
+        with learner(mode=mode, algorithm=AlgorithmConfig(correction=correction, clip_high=0.3)) as one:
+            items = scored(one, samples, max_tokens=40)
+            found[mode] = [i.correction.accepted for i in items], one.update(items)
+    for accepted, other in zip(found["bypass"][0], found["decoupled"][0], strict=True):
+        np.testing.assert_array_equal(accepted, other)
+    assert all(np.all(i.correction.weights == 1) for i in items)
+    terms = []
+    for item in items:
+        kept = item.correction.accepted
+        ratios = np.exp(item.proximal_logprobs - item.microbatch.behavior_logprobs)[kept]
+        advantages = item.microbatch.advantages[kept]
+        terms.append(np.maximum(-ratios * advantages, -ratios.clip(0.8, 1.3) * advantages))
+    metrics = found["bypass"][1]
+    assert metrics["loss"] == pytest.approx(np.concatenate(terms).mean(), rel=1e-6)
+    for name in ("rejected/far", "rejected/m2po", "kl_k1", "ess"):
+        assert metrics[f"correction/{name}"] == pytest.approx(found["decoupled"][1][f"correction/{name}"], rel=1e-9)
+    assert 0 < metrics["correction/rejected/m2po"] < 1
 
 
 def test_a_correction_that_rejects_all_changes_no_weight():

@@ -8,8 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.algorithms.corrections import LEVELS, WeightRule
 from agentrl.algorithms.kl import KL_ESTIMATORS, off_policy_kl
-from agentrl.algorithms.policy_losses import POLICY_LOSSES, ClipConfig, PolicyLoss, PolicyTokens, gspo, opsm_keeps, ppo_clip
+from agentrl.algorithms.policy_losses import (
+    POLICY_LOSSES,
+    ClipConfig,
+    PolicyLoss,
+    PolicyTokens,
+    gspo,
+    opsm_keeps,
+    ppo_clip,
+    reinforce,
+)
 from agentrl.config.algorithm import POLICY_LOSSES as CONFIGURABLE
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.errors import PluginError
@@ -20,12 +30,12 @@ OPTIONS = {
     "gspo": {"clip": ClipConfig(0.1, 0.15)},
     "gmpo": {"clip": ClipConfig(0.4, 0.5)},
     "cispo": {"clip": ClipConfig(0.2, 0.28)},
-    "reinforce": {},
+    "reinforce": {"weight": WeightRule("token", cap=1.5, floor=0.6)},
     "gpg": {},
     "sapo": {"tau_positive": 1.0, "tau_negative": 1.5},
     "clip_cov": {"clip": ClipConfig(0.2, 0.28, 3.0)},
     "kl_cov": {"coefficient": 0.7},
-    "dppo_tv": {"delta_low": 0.05, "delta_high": 0.1},
+    "dppo_tv": {"delta_low": 0.05, "delta_high": 0.1, "cap": 1.6},
 }
 seeds = st.integers(0, 2**31)
 
@@ -66,7 +76,7 @@ def cispo_loop(t, pi, held, prox, a, own, chosen):
 
 
 def reinforce_loop(t, pi, held, prox, a, own, chosen):
-    return -rho(held[t], prox[t]) * a[t] * pi[t]
+    return -max(0.6, min(1.5, rho(held[t], prox[t]))) * a[t] * pi[t]
 
 
 def gpg_loop(t, pi, held, prox, a, own, chosen):
@@ -89,7 +99,7 @@ def kl_cov_loop(t, pi, held, prox, a, own, chosen):
 def dppo_tv_loop(t, pi, held, prox, a, own, chosen):
     moved = math.exp(held[t]) - math.exp(prox[t])
     is_out = (a[t] > 0 and moved > 0.1) or (a[t] < 0 and moved < -0.05)
-    return 0.0 if is_out else -rho(pi[t], prox[t]) * a[t]
+    return 0.0 if is_out else -min(1.6, rho(held[t], prox[t])) * a[t] * pi[t]
 
 
 LOOPS = {name.removesuffix("_loop"): loop for name, loop in globals().items() if name.endswith("_loop")}
@@ -142,6 +152,7 @@ def bounds_that_decide(name, t, pi, prox, a, own, chosen):
         "gmpo": (not is_up and math.log(ratio) < -0.4, is_up and math.log(ratio) > 0.5, False),
         "cispo": (ratio < 0.8, ratio > 1.28, False),
         "dppo_tv": (not is_up and moved < -0.05, is_up and moved > 0.1, False),
+        "reinforce": (ratio < 0.6, ratio > 1.5, False),
     }
     if name == "clip_cov":
         return (False,) * 3 if chosen[t] else found["ppo_clip"]
@@ -244,13 +255,29 @@ def test_a_sequence_ratio_is_one_number_per_sequence():
         np.testing.assert_allclose(ratios[ids == label], expected, rtol=1e-12)
 
 
-def test_opsm_drops_what_is_bad_and_has_become_unlikely():
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("outside", ["truncate", "mask"])
+def test_the_weight_of_reinforce_is_the_ratio_of_a_token_or_a_sequence_within_its_bounds(level, outside):
+    policy, proximal, advantages, ids, chosen = case(13, spread=0.4)
+    logs, expected = policy - proximal, []
+    for t, own in ((t, logs[ids == ids[t]]) for t in range(len(logs))):
+        raw = math.exp({"token": logs[t], "sequence": own.sum(), "geometric": own.mean()}[level])
+        inside = min(max(raw, 0.8), 1.25)
+        expected.append(-(raw if raw == inside else 0.0 if outside == "mask" else inside) * advantages[t])
+    moving = f64(policy).requires_grad_()
+    loss = reinforce(tokens_of(moving, proximal, advantages, ids, chosen), weight=WeightRule(level, 1.25, 0.8, outside))
+    np.testing.assert_allclose(loss.losses_A.detach(), np.array(expected) * policy, rtol=1e-12)
+    np.testing.assert_allclose(torch.autograd.grad(loss.losses_A.sum(), moving)[0], expected, rtol=1e-12)
+
+
+def test_opsm_drops_what_is_bad_and_less_likely_than_when_it_was_sampled():
     ids = np.array([0, 0, 1, 1, 2, 2])
-    policy = [-2.0, -1.4, -2.0, -2.0, -1.0, -1.0]  # mean_t(proximal - policy): 0.7, 1.0, 0
+    policy = [-2.0, -1.4, -2.0, -2.0, -1.0, -1.0]
+    behavior = f64([-1.0] * 6)  # mean_t(behavior - policy): 0.7, 1.0, 0
     advantages = [-1.0, -1.0, 1.0, 1.0, -1.0, -1.0]
-    kept = opsm_keeps(tokens_of(policy, [-1.0] * 6, advantages, ids, ids > 9), delta=0.6)
-    assert kept.tolist() == [False, False, True, True, True, True]
-    assert opsm_keeps(tokens_of(policy, [-1.0] * 6, advantages, ids, ids > 9), delta=0.8).all()
+    at_the_first_update = tokens_of(policy, policy, advantages, ids, ids > 9)  # where proximal and policy are one
+    assert opsm_keeps(at_the_first_update, behavior, delta=0.6).tolist() == [False, False, True, True, True, True]
+    assert opsm_keeps(at_the_first_update, behavior, delta=0.8).all()
 
 
 # -------------------------------------------------------------------------------------------------- by the config

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.config.algorithm import POLICY_LOSSES, AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
+from agentrl.config.algorithm import POLICY_LOSSES, AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig, ReinforceConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
@@ -106,6 +106,16 @@ def test_without_proximal_logprobs_the_losses_of_whole_sequences_are_the_same(mo
     split, _ = updates(batch(), 1, algorithm, mode)
     for a, b in zip(together, split, strict=True):
         assert {name: b[name] for name in COMPARED} == pytest.approx({name: a[name] for name in COMPARED}, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(("policy_loss", "level"), [("ppo_clip", "token"), ("reinforce", "sequence"), ("reinforce", "geometric")])
+def test_rejection_and_weights_of_sequences_in_bypass_are_the_same(policy_loss, level):
+    correction = CHAIN.model_copy(update={"self_normalize": False})
+    algorithm = AlgorithmConfig(policy_loss=policy_loss, reinforce=ReinforceConfig(weight=level, cap=1.5, floor=0.1), correction=correction)
+    together, _ = updates(batch(), 1000, algorithm, "bypass")
+    split, _ = updates(batch(), 14, algorithm, "bypass")
+    assert 0 < together[0]["correction/rejected/all"] < 1
+    assert_same(together, split)
 
 
 def test_dropout_is_the_same_in_both_forwards_of_a_split_sequence():

@@ -39,11 +39,16 @@ def importance_weights(log_ratios: Tensor, sequence_ids: Tensor, rule: WeightRul
     Source: Ionides 2008, "Truncated importance sampling"; per token, against the sampling server's log-probabilities: Yao et al.
     2025, "Your efficient RL framework secretly brings you off-policy RL training"; `mask`: Ling Team 2025 (IcePop), arXiv:2510.18855.
     """
-    weights = _bounded_exp(LEVELS[rule.level](log_ratios, sequence_ids))
+    weights = raw_weights(log_ratios, sequence_ids, rule)
     low = 0.0 if rule.floor is None else rule.floor
     if rule.outside == "mask":
         return torch.where((weights >= low) & (weights <= rule.cap), weights, 0.0)
     return weights.clamp(min=low, max=rule.cap)
+
+
+def raw_weights(log_ratios: Tensor, sequence_ids: Tensor, rule: WeightRule) -> Tensor:
+    """Return what `importance_weights` returns, before any bound but that of exp."""
+    return _bounded_exp(LEVELS[rule.level](log_ratios, sequence_ids))
 
 
 def _per_token(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ the update (`agentrl.algorithms.selection`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
+from agentrl.algorithms.corrections import WeightRule, importance_weights, raw_weights
 from agentrl.algorithms.log_ratios import bounded, distance
 
 
@@ -122,13 +124,15 @@ def cispo(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
     return PolicyLoss.of(-bounded * tokens.advantages * tokens.policy, ratios, ratios < 1 - clip.low, ratios > 1 + clip.high)
 
 
-def reinforce(tokens: PolicyTokens) -> PolicyLoss:
-    """Return -sg(rho) A log policy: the policy gradient with the whole importance ratio and no bound.
+def reinforce(tokens: PolicyTokens, *, weight: WeightRule) -> PolicyLoss:
+    """Return -sg(w) A log policy: the policy gradient with an importance weight w, made of rho by `weight`.
 
     Source: Williams 1992, "Simple statistical gradient-following algorithms"; off-policy: Degris et al. 2012, arXiv:1205.4839.
     """
-    ratios = torch.exp(tokens.log_ratios().detach())
-    return PolicyLoss.of(-ratios * tokens.advantages * tokens.policy, ratios)
+    log_ratios = tokens.log_ratios().detach()
+    weights, raw = importance_weights(log_ratios, tokens.sequence_ids, weight), raw_weights(log_ratios, tokens.sequence_ids, weight)
+    low = None if weight.floor is None else raw < weight.floor
+    return PolicyLoss.of(-weights * tokens.advantages * tokens.policy, torch.exp(log_ratios), low, raw > weight.cap)
 
 
 def gpg(tokens: PolicyTokens) -> PolicyLoss:
@@ -180,31 +184,33 @@ def kl_cov(tokens: PolicyTokens, *, coefficient: float) -> PolicyLoss:
     return PolicyLoss.of(penalties - ratios * tokens.advantages, ratios)
 
 
-def dppo_tv(tokens: PolicyTokens, *, delta_low: float, delta_high: float) -> PolicyLoss:
-    """Return -rho A, and 0 where A pushes a token on whose probability already moved too far from the proximal one.
+def dppo_tv(tokens: PolicyTokens, *, delta_low: float, delta_high: float, cap: float = math.inf) -> PolicyLoss:
+    """Return -sg(min(rho, cap)) A log policy, and 0 where A pushes a token on whose probability already moved too far.
 
     Bounds are on the difference of probabilities, exp(policy) - exp(proximal): at most delta_high for A > 0, at least -delta_low for
-    A < 0. A rare token may thus multiply its probability, and a frequent one may not lose half of it.
+    A < 0. A rare token may thus multiply its probability, and a frequent one may not lose half of it; `cap` bounds what a rare token then
+    weighs.
 
-    Source: Qi et al. 2026, arXiv:2602.04879 (binary total variation).
+    Source: Qi et al. 2026, arXiv:2602.04879 (binary total variation; truncation: section 5.4).
     """
-    log_ratios = tokens.log_ratios()
+    ratios = torch.exp(tokens.log_ratios().detach())
     moved = (torch.exp(tokens.policy) - torch.exp(tokens.proximal)).detach()
     is_low = (moved < -delta_low) & (tokens.advantages < 0)
     is_high = (moved > delta_high) & (tokens.advantages > 0)
-    ratios = torch.exp(log_ratios)
-    return PolicyLoss.of(torch.where(is_low | is_high, 0.0, -ratios * tokens.advantages), ratios, is_low, is_high)
+    losses = -ratios.clamp(max=cap) * tokens.advantages * tokens.policy
+    return PolicyLoss.of(torch.where(is_low | is_high, 0.0, losses), ratios, is_low, is_high)
 
 
-def opsm_keeps(tokens: PolicyTokens, *, delta: float) -> Tensor:
-    """Return bool[A], False for the tokens of a sequence with A < 0 and mean_t(proximal - policy) > delta.
+def opsm_keeps(tokens: PolicyTokens, behavior: Tensor, *, delta: float) -> Tensor:
+    """Return bool[A], False for the tokens of a sequence with A < 0 and mean_t(behavior - policy) > delta.
 
-    What is unlikely by now and was bad anyway only makes noise. The current policy decides, so this comes with the loss, not with the
-    other rejections, and a sequence that it drops keeps its place in the denominator, as in the paper.
+    What is unlikely by now and was bad anyway only makes noise. `behavior` (f[A]) are the log-probabilities that the server gave when it
+    sampled: staleness and the server's own arithmetic count, also at the first update of a step. The current policy decides, so this
+    comes with the loss, not with the other rejections, and a sequence that it drops keeps its place in the denominator, as in the paper.
 
     Source: DeepSeek-AI 2025 (DeepSeek-V3.2), arXiv:2512.02556 (off-policy sequence masking).
     """
-    drift = tokens.sequence_means(-tokens.log_ratios().detach())
+    drift = tokens.sequence_means(bounded(behavior - tokens.policy.detach()))
     return ~((tokens.advantages < 0) & (drift > delta))
 
 

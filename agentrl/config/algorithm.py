@@ -46,6 +46,23 @@ class KLConfig(Section):
         return self
 
 
+class ReinforceConfig(Section):
+    """The importance weight of policy_loss=reinforce, made of the ratio policy / proximal."""
+
+    weight: Literal["token", "sequence", "geometric"] = Field(
+        "token", description="The ratio of the token, its product over the sequence, or its geometric mean there."
+    )
+    cap: float | None = Field(None, gt=0, description="Upper bound of the weight; None: none.")
+    floor: float | None = Field(None, gt=0, description="Lower bound of the weight; None: none.")
+    outside: Literal["truncate", "mask"] = Field("truncate", description="A weight out of bounds is cut to the bound, or 0 (IcePop).")
+
+    @model_validator(mode="after")
+    def _has_a_band(self) -> ReinforceConfig:
+        if self.floor is not None and self.cap is not None and self.floor >= self.cap:
+            raise ValueError(f"floor={self.floor:g} is not below cap={self.cap:g}")
+        return self
+
+
 class SAPOConfig(Section):
     """Temperatures of the soft gate of policy_loss=sapo."""
 
@@ -69,10 +86,11 @@ class KLCovConfig(Section):
 
 
 class DPPOConfig(Section):
-    """The trust region of policy_loss=dppo_tv, in probability."""
+    """The trust region of policy_loss=dppo_tv, in probability, and the bound of its ratio."""
 
     delta_low: float = Field(0.2, gt=0, le=1, description="A token may lose so much probability.")
     delta_high: float = Field(0.2, gt=0, le=1, description="A token may gain so much probability.")
+    cap: float | None = Field(20.0, gt=1, description="Upper bound of the ratio with which a token weighs; None: none.")
 
 
 GROUP_ADVANTAGES = (
@@ -123,7 +141,7 @@ class AlgorithmConfig(Section):
         "auto",
         description="Where the proximal policy comes from; auto: on_policy when max_staleness=0 and one update per step, else decoupled.",
     )
-    clip_low: float = Field(0.2, gt=0, lt=1, description="Lower clip of the ratio, 1 - clip_low; gmpo: of its log, -clip_low.")
+    clip_low: float = Field(0.2, gt=0, le=1, description="Lower clip of the ratio, 1 - clip_low (1: none); gmpo: of its log, -clip_low.")
     clip_high: float = Field(0.2, gt=0, description="Upper clip of the ratio, 1 + clip_high; gmpo: of its log, clip_high.")
     dual_clip: float | None = Field(3.0, gt=1, description="Bound of the loss at negative advantage, of ppo_clip and clip_cov; None: off.")
     aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "constant"] = Field(
@@ -133,6 +151,7 @@ class AlgorithmConfig(Section):
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     correction: CorrectionConfig = CorrectionConfig()
     kl: KLConfig = KLConfig()
+    reinforce: ReinforceConfig = ReinforceConfig()
     sapo: SAPOConfig = SAPOConfig()
     clip_cov: ClipCovConfig = ClipCovConfig()
     kl_cov: KLCovConfig = KLCovConfig()

@@ -52,8 +52,8 @@ class CorrectionConfig(Section):
     )
     opsm_delta: float | None = Field(
         None,
-        ge=0,
-        description="Leave a sequence of negative advantage out of the policy loss when its mean log(proximal / policy) is above; "
+        gt=0,
+        description="Leave a sequence of negative advantage out of the policy loss when its mean log(behavior / policy) is above, in nats; "
         "None: off.",
     )
     max_lag: int | None = Field(
@@ -64,6 +64,11 @@ class CorrectionConfig(Section):
     denominator: Literal["accepted", "original"] = Field(
         "accepted", description="Tokens that a mean over tokens counts: those in the loss, or all action tokens, rejected ones included."
     )
+
+    @property
+    def has_comparison(self) -> bool:
+        """Whether a stage compares the learner at the start of the step with the behavior policy."""
+        return bool(self.reject) or self.m2po_threshold is not None
 
     @model_validator(mode="after")
     def _has_a_band(self) -> CorrectionConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.algorithm import AlgorithmConfig, DPPOConfig, ReinforceConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.critic import CriticConfig
 from agentrl.config.schema import Config
@@ -83,7 +83,7 @@ def loss_warnings(config: Config) -> Iterator[str]:
             f"algorithm.clip_high={algorithm.clip_high:g} with policy_loss=gspo clips nothing: a sequence's mean log-ratio hardly moves;"
             " the paper has clip_low=3e-4, clip_high=4e-4"
         )
-    for name in ("sapo", "clip_cov", "kl_cov", "dppo_tv"):
+    for name in ("reinforce", "sapo", "clip_cov", "kl_cov", "dppo_tv"):
         if algorithm.policy_loss != name and getattr(algorithm, name) != getattr(DEFAULTS, name):
             yield f"the keys of algorithm.{name} have no effect with algorithm.policy_loss={algorithm.policy_loss}"
     if config.policy_mode != "decoupled" and (correction.floor is not None or correction.outside == "mask"):
@@ -103,11 +103,24 @@ def _policy_loss(algorithm: AlgorithmConfig) -> str:
         "sapo": f"gates of temperature {algorithm.sapo.tau_positive:g} (A > 0) and {algorithm.sapo.tau_negative:g}",
         "clip_cov": f"{algorithm.clip_cov.share:g} of the tokens left out for their covariance",
         "kl_cov": f"{algorithm.kl_cov.share:g} of the tokens held back by {algorithm.kl_cov.coefficient:g} |log ratio|",
-        "dppo_tv": f"a token may lose {algorithm.dppo_tv.delta_low:g} and gain {algorithm.dppo_tv.delta_high:g} of probability",
+        "dppo_tv": _trust_region(algorithm.dppo_tv),
+        "reinforce": _reinforce(algorithm.reinforce),
     }
     dual = algorithm.policy_loss in ("ppo_clip", "clip_cov") and algorithm.dual_clip is not None
     parts = [details.get(algorithm.policy_loss, ""), f"at most {algorithm.dual_clip:g} |A| where A < 0" if dual else ""]
     return ", ".join([algorithm.policy_loss, *(part for part in parts if part)])
+
+
+def _trust_region(config: DPPOConfig) -> str:
+    cap = "" if config.cap is None else f", and weighs with a ratio of at most {config.cap:g}"
+    return f"a token may lose {config.delta_low:g} and gain {config.delta_high:g} of probability{cap}"
+
+
+def _reinforce(config: ReinforceConfig) -> str:
+    floor = "" if config.floor is None else f", at least {config.floor:g}"
+    cap = ", without a bound" if config.cap is None else f", at most {config.cap:g}"
+    outside = ", 0 outside" if config.outside == "mask" else ""
+    return f"weighed by the ratio {_WEIGHT_LEVELS[config.weight]}{floor}{cap}{outside}"
 
 
 def _bound(algorithm: AlgorithmConfig) -> str:
@@ -141,7 +154,7 @@ def _rejected(correction: CorrectionConfig) -> Iterator[str]:
     if correction.m2po_threshold is not None:
         yield f"m2po: the largest (log rho')^2 until their mean is at most {correction.m2po_threshold:g}"
     if correction.opsm_delta is not None:
-        yield f"opsm: sequences with A < 0 and a mean log(proximal / policy) above {correction.opsm_delta:g}"
+        yield f"opsm: sequences with A < 0 and a mean log(behavior / policy) above {correction.opsm_delta:g}"
 
 
 def _outside(stage: RejectionConfig) -> str:

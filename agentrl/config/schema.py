@@ -233,16 +233,20 @@ class Config(Section):
             )
         return self
 
-    def _stages_without_ratio(self) -> str | None:
-        """Name a stage of the correction that could never do anything in this policy mode."""
-        correction = self.algorithm.correction
-        if correction.reject:
-            return "reject"
-        if correction.m2po_threshold is not None:
-            return "m2po_threshold"
-        if correction.self_normalize:
-            return "self_normalize"
-        return "opsm_delta" if correction.opsm_delta is not None and self.policy_mode == "on_policy" else None
+    def _check_stages(self) -> None:
+        """Refuse a stage of the correction that could never do anything in this policy mode."""
+        mode, correction = self.policy_mode, self.algorithm.correction
+        if mode != "decoupled" and correction.self_normalize:
+            raise ValueError(
+                f"algorithm.correction.self_normalize divides weights, and with algorithm.mode={mode} none enters the loss; "
+                "use algorithm.mode=decoupled"
+            )
+        if mode == "on_policy" and correction.has_comparison:
+            stage = "reject" if correction.reject else "m2po_threshold"
+            raise ValueError(
+                f"algorithm.correction.{stage} compares the learner's scores with the server's, and algorithm.mode=on_policy makes "
+                "none; use algorithm.mode=decoupled or bypass"
+            )
 
     @model_validator(mode="after")
     def _check_across_groups(self) -> Config:
@@ -263,11 +267,7 @@ class Config(Section):
                 f"algorithm.passk_k={self.algorithm.passk_k} exceeds rollout.min_group_size={rollout.min_group_size}: pass_at_k draws k "
                 f"attempts out of a group, to which rollout.{rollout.shrinking_key} may leave fewer; use a larger min_group_size, or drop"
             )
-        if self.policy_mode != "decoupled" and (needless := self._stages_without_ratio()):
-            raise ValueError(
-                f"algorithm.correction.{needless} compares the proximal with another policy, and with algorithm.mode={self.policy_mode} "
-                "they are the same; use algorithm.mode=decoupled"
-            )
+        self._check_stages()
         if self.trainer.keep_best > 0 and (min(self.trainer.save_freq, self.trainer.test_freq) < 1 or not self.data.val_files):
             raise ValueError(
                 f"trainer.keep_best={self.trainer.keep_best} needs checkpoints and validations to choose from: set trainer.save_freq, "

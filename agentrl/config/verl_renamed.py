@@ -54,10 +54,11 @@ RENAMED: Mapping[str, str] = {
     "actor_rollout_ref.actor.ppo_micro_batch_size": "learner.microbatch_tokens; microbatches are packed by tokens",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "learner.microbatch_tokens; microbatches are packed by tokens",
     "actor_rollout_ref.actor.ppo_epochs": "learner.epochs_per_step",
-    "actor_rollout_ref.actor.clip_ratio": "algorithm.clip_low and algorithm.clip_high",
-    "actor_rollout_ref.actor.clip_ratio_low": "algorithm.clip_low",
-    "actor_rollout_ref.actor.clip_ratio_high": "algorithm.clip_high",
-    "actor_rollout_ref.actor.clip_ratio_c": "algorithm.dual_clip; null for off",
+    "actor_rollout_ref.actor.clip_ratio": "algorithm.clip_low and algorithm.clip_high; in verl it counts only where clip_ratio_low or "
+    "clip_ratio_high is null",
+    "actor_rollout_ref.actor.clip_ratio_low": "algorithm.clip_low; of dppo_tv: algorithm.dppo_tv.delta_low",
+    "actor_rollout_ref.actor.clip_ratio_high": "algorithm.clip_high; of dppo_tv: algorithm.dppo_tv.delta_high",
+    "actor_rollout_ref.actor.clip_ratio_c": "algorithm.dual_clip; null for off; of dppo_tv: algorithm.dppo_tv.cap",
     "actor_rollout_ref.actor.loss_agg_mode": "algorithm.aggregation; token_mean, sequence_mean_token_sum, ..., or constant",
     "actor_rollout_ref.actor.loss_scale_factor": "algorithm.constant_length",
     "actor_rollout_ref.actor.entropy_coeff": "algorithm.entropy_coefficient",
@@ -187,14 +188,16 @@ RENAMED: Mapping[str, str] = {
     "reward.custom_reward_function.reward_kwargs": "reward.custom_function.kwargs",
     # algorithm
     "algorithm.adv_estimator": "algorithm.advantage",
-    "algorithm.rollout_correction.rollout_is": "algorithm.correction.weight; token, sequence, geometric or none",
-    "algorithm.rollout_correction.rollout_is_threshold": "algorithm.correction.cap",
+    "algorithm.rollout_correction.rollout_is": "algorithm.correction.weight; token, sequence or none; with bypass_mode and reinforce: "
+    "algorithm.reinforce.weight",
+    "algorithm.rollout_correction.rollout_is_threshold": "algorithm.correction.cap; with bypass_mode and reinforce: "
+    "algorithm.reinforce.cap",
     "algorithm.rollout_correction.rollout_is_batch_normalize": "algorithm.correction.self_normalize",
     "algorithm.rollout_correction.rollout_rs": "algorithm.correction.reject; named stages, all of which must be passed",
     "algorithm.rollout_correction.rollout_rs_threshold": "algorithm.correction.reject; lower and upper of a stage, on proximal / behavior "
     "(verl's are on its inverse)",
     "algorithm.rollout_correction.bypass_mode": "algorithm.mode; bypass",
-    "algorithm.rollout_correction.loss_type": "algorithm.policy_loss",
+    "algorithm.rollout_correction.loss_type": "algorithm.policy_loss; reinforce without rollout_is is gpg",
     "algorithm.rollout_is": "algorithm.correction.weight; token, sequence, geometric or none",
     "algorithm.rollout_is_threshold": "algorithm.correction.cap",
     "actor_rollout_ref.actor.tis_imp_ratio_cap": "algorithm.correction.cap",

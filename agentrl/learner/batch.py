@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from agentrl.types import Trajectory
 
 Floats = NDArray[np.floating]
+
+Mode = Literal["decoupled", "bypass", "on_policy"]
+"""Where the proximal policy comes from (`algorithm.mode`, with auto resolved)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +153,7 @@ class Elsewhere:
     """The action tokens of a microbatch's sequences that stand in other microbatches or on other ranks, E of them: mostly none.
 
     sequence_ids: i64[E], place in the microbatch's sample_indices. accepted, is_selected: bool[E]. weights, advantages,
-    behavior_logprobs, proximal_logprobs: f64[E]; the last are those of the behavior policy where no others were computed.
+    behavior_logprobs, proximal_logprobs: f64[E]; the last are those of the behavior policy in mode bypass, and where nothing was scored.
     """
 
     sequence_ids: NDArray[np.int64]
@@ -184,7 +187,8 @@ class Correction:
 class ScoredMicrobatch:
     """A microbatch with the log-probabilities taken before the step's first update, f[A].
 
-    proximal_logprobs: None when the proximal policy is the policy itself (on_policy). ref_logprobs: None without KL.
+    proximal_logprobs: by the policy itself; None where nothing needs them (on_policy, and bypass without rejection; in bypass the
+    proximal policy is the behavior policy, and these serve rejection alone). ref_logprobs: None without KL.
     """
 
     microbatch: Microbatch

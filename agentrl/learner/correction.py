@@ -18,7 +18,7 @@ from agentrl.algorithms.corrections import WeightRule, importance_weights
 from agentrl.algorithms.rejection import RejectionRule, accepts, second_moment_cut
 from agentrl.algorithms.selection import covariances, fair_keys, largest_first, num_selected, smallest_cut
 from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.learner.batch import Correction, Elsewhere, Floats, Microbatch
+from agentrl.learner.batch import Correction, Elsewhere, Floats, Microbatch, Mode
 from agentrl.learner.ranks import add_over_ranks, gather_over_ranks
 from agentrl.learner.spanning import Spanning
 
@@ -28,7 +28,7 @@ M2PO = "m2po"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Facts:
-    """One microbatch: log rho' (f64[A], 0 where the proximal policy is no other), and what is known of its tokens so far.
+    """One microbatch: log rho' (f64[A], 0 where nothing was scored), and what is known of its tokens so far.
 
     whole_ratios, whole_ids: f64, i64[A + E], log rho' and sequences of its tokens and, behind them, of those elsewhere.
     """
@@ -47,23 +47,25 @@ class _Facts:
 class Corrector:
     """The chain of `algorithm.correction` and the selection of the policy loss."""
 
-    def __init__(self, algorithm: AlgorithmConfig) -> None:
+    def __init__(self, algorithm: AlgorithmConfig, mode: Mode = "decoupled") -> None:
         self._algorithm = algorithm
+        self._mode = mode
         self._config = algorithm.correction
         self._rules = {name: RejectionRule(r.statistic, r.level, r.lower, r.upper) for name, r in self._config.reject.items()}
 
     def correct(self, microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None]) -> list[Correction]:
         """Return one Correction for each microbatch of this rank's part of ONE update. A collective.
 
-        proximal: f[A] per microbatch; None where the proximal policy is the behavior or the current policy itself: nothing is
-        corrected, every weight is 1.
+        proximal: f[A] per microbatch, the policy's log-probabilities at the start of the step; None where nothing was scored: nothing is
+        corrected. Weights other than 1 there are in mode decoupled alone.
         """
         spanning = Spanning.find(microbatches)
         facts = _find_facts(microbatches, proximal, spanning)
         accepted, rejected = self._reject(facts)
-        weights = self._weigh(facts, accepted, is_corrected=all(p is not None for p in proximal))
+        is_corrected = self._mode == "decoupled" and all(p is not None for p in proximal)
+        weights = self._weigh(facts, accepted, spanning, is_corrected=is_corrected)
         selected = self._select(facts, accepted)
-        elsewhere = _look_elsewhere(facts, spanning, accepted, weights, selected)
+        elsewhere = _look_elsewhere(facts, spanning, accepted, weights, selected, is_bypass=self._mode == "bypass")
         dtypes = [m.behavior_logprobs.dtype if p is None else p.dtype for m, p in zip(microbatches, proximal, strict=True)]
         columns = zip(facts, dtypes, accepted, weights, selected, rejected, elsewhere, strict=True)
         return [
@@ -102,7 +104,7 @@ class Corrector:
 
     # ------------------------------------------------------------------------------------------------------- weights
 
-    def _weigh(self, facts: Sequence[_Facts], accepted: Sequence[Tensor], *, is_corrected: bool) -> list[Tensor]:
+    def _weigh(self, facts: Sequence[_Facts], accepted: Sequence[Tensor], spanning: Spanning, *, is_corrected: bool) -> list[Tensor]:
         config = self._config
         if config.weight == "none" or not is_corrected:
             return [torch.ones_like(f.log_ratios) for f in facts]
@@ -110,9 +112,12 @@ class Corrector:
         weights = [f.own(importance_weights(f.whole_ratios, f.whole_ids, rule)) for f in facts]
         if not config.self_normalize:
             return weights
-        local = {"weight": _sum(weights, accepted), "tokens": float(sum(int(a.sum()) for a in accepted))}
+        # A weight that a whole sequence shares is one number, whatever its length.
+        shares = [a.double() for a in accepted] if config.weight == "token" else _shares_of_sequences(facts, accepted, spanning)
+        weight = sum(float((w * s).sum()) for w, s in zip(weights, shares, strict=True))
+        local = {"weight": weight, "count": sum(float(s.sum()) for s in shares)}
         sums = add_over_ranks(local)
-        return [w * (sums["tokens"] / sums["weight"]) for w in weights] if sums["weight"] > 0 else weights
+        return [w * (sums["count"] / sums["weight"]) for w in weights] if sums["weight"] > 0 else weights
 
     # ----------------------------------------------------------------------------------------------------- selection
 
@@ -167,16 +172,30 @@ def _look_elsewhere(
     accepted: Sequence[Tensor],
     weights: Sequence[Tensor],
     selected: Sequence[NDArray[np.bool_] | None],
+    *,
+    is_bypass: bool,
 ) -> list[Elsewhere]:
     tables = []
     for f, a, w, s in zip(facts, accepted, weights, selected, strict=True):
         is_selected = torch.zeros_like(w) if s is None else torch.tensor(s).double()
         advantages = torch.tensor(f.microbatch.advantages).double()
-        tables.append(torch.stack([a.double(), is_selected, w, advantages, f.logprobs - f.log_ratios, f.logprobs], dim=1))
+        behavior = torch.tensor(f.microbatch.behavior_logprobs).double()
+        proximal = behavior if is_bypass else f.logprobs
+        tables.append(torch.stack([a.double(), is_selected, w, advantages, behavior, proximal], dim=1))
     found = []
     for ids, table in zip(spanning.sequence_ids, spanning.gather(tables), strict=True):
         accepted_E, is_selected_E, *others = table.numpy().T
         found.append(Elsewhere(ids, accepted_E > 0, is_selected_E > 0, *others))
+    return found
+
+
+def _shares_of_sequences(facts: Sequence[_Facts], accepted: Sequence[Tensor], spanning: Spanning) -> list[Tensor]:
+    """Return f64[A] per microbatch: 1 / accepted tokens of the whole sequence on each of them, 0 on the others."""
+    found = []
+    for f, a, elsewhere in zip(facts, accepted, spanning.gather([a.double()[:, None] for a in accepted]), strict=True):
+        whole = torch.cat([a.double(), elsewhere[:, 0]])
+        counts = torch.zeros(len(f.microbatch.sample_indices), dtype=torch.float64).index_add_(0, f.whole_ids, whole)
+        found.append(a.double() / counts.clamp(min=1.0)[f.own(f.whole_ids)])
     return found
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
+from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch
 from agentrl.learner.correction import Corrector
-from agentrl.learner.loss import Mode, PolicyObjective
+from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.model import Policy
 from agentrl.learner.optimizer import gradient_norm, inner_product
 from agentrl.learner.ranks import Place, add_over_ranks

@@ -15,12 +15,12 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner import checkpoint, weights
 from agentrl.learner.attention import attention_parity
-from agentrl.learner.batch import Floats, Microbatch, ScoredMicrobatch
+from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch
 from agentrl.learner.changes import WrittenWeights
 from agentrl.learner.correction import Corrector
 from agentrl.learner.counterfactual import Counterfactual, compare
 from agentrl.learner.held_out import Objective, measure
-from agentrl.learner.loss import Mode, PolicyObjective, SupervisedObjective
+from agentrl.learner.loss import PolicyObjective, SupervisedObjective
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
 from agentrl.learner.preference import PreferenceObjective
@@ -79,7 +79,7 @@ class Learner:
             is_offloaded=spec.learner.offload == "optimizer",
         )
         self._meter = Meter(self._place)
-        self._corrector = Corrector(spec.algorithm)
+        self._corrector = Corrector(spec.algorithm, spec.mode)
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
         self._supervised: Objective = SupervisedObjective() if spec.score_head is None else PreferenceObjective()
         self._weights_group: ProcessGroup | None = None
@@ -97,9 +97,9 @@ class Learner:
 
     @dispatch("dp", join="kept")
     def score(self, microbatches: Sequence[Microbatch]) -> Sequence[ScoredMicrobatch]:
-        """Return the microbatches of ONE update with proximal log-probabilities (mode decoupled), reference ones (with KL), and what the
-        correction makes of them. A collective."""
-        needs_proximal = self._spec.mode == "decoupled"
+        """Return the microbatches of ONE update with the policy's log-probabilities (in mode decoupled, where they are the proximal ones,
+        and where rejection needs them), reference ones (with KL), and what the correction makes of them. A collective."""
+        needs_proximal = self._objective.needs_scores
         reference = self._reference if self._spec.algorithm.kl.place == "loss" else None
         num_forwards = int(needs_proximal) + int(reference is not None)
         with self._meter.phase("score", num_tokens=num_forwards * _count_tokens(microbatches)):

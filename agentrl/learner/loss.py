@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,12 +18,10 @@ from agentrl.algorithms.corrections import CorrectionStatistics, correction_metr
 from agentrl.algorithms.kl import KL_ESTIMATORS, off_policy_kl
 from agentrl.algorithms.policy_losses import PolicyLoss, PolicyTokens, opsm_keeps
 from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.learner.batch import Correction, Elsewhere, Floats, Microbatch, ScoredMicrobatch
+from agentrl.learner.batch import Correction, Elsewhere, Floats, Microbatch, Mode, ScoredMicrobatch
 from agentrl.learner.model import Policy
 from agentrl.learner.policy_loss import bind_policy_loss, sees_sequences
 from agentrl.learner.spanning import Spanning
-
-Mode = Literal["decoupled", "bypass", "on_policy"]
 
 _CORRECTION = "correction/"
 _REJECTED = "rejected/"
@@ -102,6 +99,11 @@ class PolicyObjective:
         self._mode = mode
         self._temperature = temperature
 
+    @property
+    def needs_scores(self) -> bool:
+        """Whether something compares with the policy's log-probabilities at the start of the step: the ratio, or rejection."""
+        return self._mode == "decoupled" or (self._mode == "bypass" and self._algorithm.correction.has_comparison)
+
     @torch.no_grad()
     def look_elsewhere(self, policy: Policy, minibatch: Sequence[ScoredMicrobatch]) -> list[Tensor | None]:
         """Return for each microbatch the current policy's log-probabilities at the tokens of `elsewhere`, f64[E]. A collective.
@@ -134,12 +136,14 @@ class PolicyObjective:
         whole_scales = self._scales(scored, tokens, counts, dtype=logprobs.dtype)
         scales = whole_scales[: len(logprobs)]
         if policy_elsewhere is None:
-            policy_tokens, whole_weights = self._policy_tokens(scored, tokens, logprobs, proximal), scales * weights
+            policy_tokens, whole_behavior = self._policy_tokens(scored, tokens, logprobs, proximal), behavior
+            whole_weights = scales * weights
         else:
             policy_tokens = self._whole_tokens(scored, tokens, logprobs, proximal, policy_elsewhere)
+            whole_behavior = tokens.whole(behavior, scored.correction.elsewhere.behavior_logprobs)
             whole_weights = whole_scales * tokens.whole(weights, scored.correction.elsewhere.weights)
         whole_loss = self._policy_loss(policy_tokens)
-        kept = self._kept(policy_tokens)
+        kept = self._kept(policy_tokens, whole_behavior)
         kl = self._kl(scored, tokens, logprobs, proximal)
 
         terms = whole_weights * torch.where(kept, whole_loss.losses_A, 0.0)
@@ -209,9 +213,9 @@ class PolicyObjective:
             is_selected=None if is_selected is None else tokens.whole(is_selected, elsewhere.is_selected),
         )
 
-    def _kept(self, tokens: PolicyTokens) -> Tensor:
+    def _kept(self, tokens: PolicyTokens, behavior: Tensor) -> Tensor:
         delta = self._algorithm.correction.opsm_delta
-        return torch.ones_like(tokens.advantages, dtype=torch.bool) if delta is None else opsm_keeps(tokens, delta=delta)
+        return torch.ones_like(tokens.advantages, dtype=torch.bool) if delta is None else opsm_keeps(tokens, behavior, delta=delta)
 
     def _kl(self, scored: ScoredMicrobatch, tokens: LossTokens, logprobs: Tensor, proximal: Tensor) -> Tensor:
         if scored.ref_logprobs is None:
@@ -224,7 +228,7 @@ class PolicyObjective:
     def _statistics(self, scored: ScoredMicrobatch, tokens: LossTokens, proximal: Tensor, behavior: Tensor) -> CorrectionStatistics:
         """Measure all action tokens where they are scored: over the accepted ones alone, rejection would look like agreement."""
         cap = self._algorithm.correction.cap
-        if self._mode != "decoupled":
+        if scored.proximal_logprobs is None:
             # Before the last microbatch nobody knows the product over a sequence that is split: it is left out.
             is_whole = ~torch.tensor(scored.microbatch.is_split, device=proximal.device)[tokens.sequence_ids]
             products = log_products((proximal - behavior).detach().double()[is_whole], tokens.sequence_ids[is_whole])

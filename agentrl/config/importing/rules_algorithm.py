@@ -12,7 +12,7 @@ from agentrl.config.importing.source import Source
 from agentrl.errors import ConfigError
 
 ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
-LOSSES = {"vanilla": "ppo_clip", "geo_mean": "gmpo", "ppo_clip": "ppo_clip", "reinforce": "reinforce"}
+LOSSES = {"vanilla": "ppo_clip", "geo_mean": "gmpo"}
 AGGREGATIONS = {
     "token-mean": "token_mean",
     "seq-mean-token-sum": "sequence_mean_token_sum",
@@ -31,7 +31,24 @@ RATIO_LEVELS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequ
 """Of verl up to 0.6, where a stage is a ratio within bounds."""
 
 
+MEANS_OF_SEQUENCES = (*SEQUENCE_LOSSES, "sapo")
+"""Losses whose loss_agg_mode verl ignores."""
+SIDES = {"low": "algorithm.clip_low", "high": "algorithm.clip_high"}
+BOUNDS = {
+    "gspo": SIDES,
+    "gmpo": SIDES,
+    "cispo": SIDES,
+    "clip_cov": SIDES,
+    "ppo_clip": {**SIDES, "dual": "algorithm.dual_clip"},
+    "dppo_tv": {"low": "algorithm.dppo_tv.delta_low", "high": "algorithm.dppo_tv.delta_high", "dual": "algorithm.dppo_tv.cap"},
+}
+"""Loss -> what it makes of clip_ratio_low, clip_ratio_high and clip_ratio_c."""
+
 CORRECTION = "algorithm.rollout_correction"
+LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+OLD_CAP = f"{ACTOR}.tis_imp_ratio_cap"
+"""Of verl 0.5."""
+REUSED = "async_training.use_rollout_log_probs"
 
 
 def advantages(source: Source) -> Iterator[Finding]:
@@ -41,41 +58,88 @@ def advantages(source: Source) -> Iterator[Finding]:
     if name == "grpo" and not source.get(by_std):
         yield Setting("algorithm.advantage", "dr_grpo", (key, by_std))
     elif name in ADVANTAGES:
-        yield Setting("algorithm.advantage", name, (key,))
+        note = "of whole attempts; verl takes rewards-to-go, another number where turns earn rewards" if name == "remax" else ""
+        yield Setting("algorithm.advantage", name, (key,), note)
     else:
         yield Dropped(key, f"there is no {name}; choose algorithm.advantage among {', '.join(ADVANTAGES)}, or write your own")
 
 
 def losses(source: Source) -> Iterator[Finding]:
     """The loss, and how losses of tokens become one number."""
-    mode, aggregation = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
-    if source.get(f"{CORRECTION}.bypass_mode") and source.has(f"{CORRECTION}.loss_type"):
-        mode = f"{CORRECTION}.loss_type"  # in verl it counts in this mode alone
-    loss = LOSSES.get(source.get(mode), source.get(mode))
+    aggregation, (loss, keys) = f"{ACTOR}.loss_agg_mode", _loss(source)
+    if _is_bypass(source) and source.has(LOSS_MODE):
+        yield Dropped(LOSS_MODE, "in bypass mode verl computes rollout_correction.loss_type instead, ppo_clip where that is not set")
     if loss in POLICY_LOSSES:
-        yield Setting("algorithm.policy_loss", loss, (mode,))
+        note = "without rollout_is verl's reinforce has no ratio" if loss == "gpg" and _is_bypass(source) else ""
+        yield Setting("algorithm.policy_loss", loss, keys, note)
     else:
-        yield Dropped(mode, f"there is no {loss}; choose algorithm.policy_loss among {', '.join(POLICY_LOSSES)}, or write your own")
+        yield Dropped(keys[0], f"there is no {loss}; choose algorithm.policy_loss among {', '.join(POLICY_LOSSES)}, or write your own")
     how = AGGREGATIONS.get(source.get(aggregation))
-    if loss in SEQUENCE_LOSSES and how != "sequence_mean_token_mean":
-        note = f"{loss} has one ratio per sequence, and counts sequences alike"
-        yield Setting("algorithm.aggregation", "sequence_mean_token_mean", (aggregation, mode), note)
+    if loss in MEANS_OF_SEQUENCES and how != "sequence_mean_token_mean":
+        note = f"verl's {source.get(keys[0])} is a mean over sequences, whatever loss_agg_mode says"
+        yield Setting("algorithm.aggregation", "sequence_mean_token_mean", (aggregation, *keys), note)
     elif how is not None:
-        yield Setting("algorithm.aggregation", how, (aggregation,))
+        note = "verl up to 0.7 leaves out the number of sequences: there the learning rate grows with it" if how == "constant" else ""
+        yield Setting("algorithm.aggregation", how, (aggregation,), note)
     else:
         yield Dropped(aggregation, f"{source.get(aggregation)} is unknown; there is: {', '.join(AGGREGATIONS)}")
 
 
+def _is_bypass(source: Source) -> bool:
+    return bool(source.get(f"{CORRECTION}.bypass_mode"))
+
+
+def _loss(source: Source) -> tuple[str, tuple[str, ...]]:
+    """Return the name of the loss, ours where there is one, and verl's keys that say so. In bypass mode verl looks at other keys."""
+    if not _is_bypass(source):
+        name = source.get(LOSS_MODE)
+        return LOSSES.get(name, name), (LOSS_MODE,)
+    kind, old_kind, weight = (f"{CORRECTION}.{name}" for name in ("loss_type", "use_policy_gradient", "rollout_is"))
+    if source.get(kind) != "reinforce" and not source.get(old_kind):
+        name = source.get(kind) or "ppo_clip"
+        return LOSSES.get(name, name), (kind,)
+    keys = (old_kind,) if source.get(old_kind) else (kind,)
+    return ("reinforce" if source.has(weight) else "gpg"), keys
+
+
 def clips(source: Source) -> Iterator[Finding]:
-    """`clip_ratio` stands for the side of which nothing is said."""
-    both = f"{ACTOR}.clip_ratio"
-    sides = {side: f"{both}_{side}" for side in ("low", "high")}
-    for side, key in sides.items():
-        used = key if source.has(key) else both
-        if source.has(used):
-            yield Setting(f"algorithm.clip_{side}", source.get(used), (used,))
-    if source.has(both) and all(map(source.has, sides.values())):
-        yield Dropped(both, "clip_ratio_low and clip_ratio_high are both set")
+    """Bounds of the ratio, which some losses read as bounds of something else, or not at all.
+
+    verl's own config sets both sides to 0.2, so that its `clip_ratio` counts only where a script makes a side null.
+    """
+    both, dual, loss = f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_c", _loss(source)[0]
+    targets = BOUNDS.get(loss, {} if loss in POLICY_LOSSES else BOUNDS["ppo_clip"])
+    is_used = False
+    for side in ("low", "high"):
+        key = f"{both}_{side}"
+        is_null = key in source.written and not source.has(key)
+        used, value = (both, source.get(both)) if is_null else (key, source.get(key))
+        is_used |= is_null
+        if side in targets:
+            yield _bound_of_side(targets[side], value, used)
+        elif source.has(used):
+            yield Dropped(used, f"{loss} bounds no ratio by it")
+    if source.has(both) and not is_used:
+        yield Dropped(both, "without effect in verl, whose clip_ratio_low and clip_ratio_high are 0.2 unless set; write algorithm.clip_low")
+    if "dual" in targets:
+        yield Setting(targets["dual"], source.get(dual), (dual,))
+    elif loss == "clip_cov":
+        yield Setting("algorithm.dual_clip", None, (LOSS_MODE, *([dual] if source.has(dual) else [])), "verl's clip_cov has no such bound")
+    elif source.has(dual):
+        yield Dropped(dual, f"{loss} has no such bound")
+
+
+def _bound_of_side(target: str, value: float, key: str) -> Setting:
+    is_none = target == "algorithm.clip_low" and value > 1
+    return Setting(target, 1.0, (key,), "a ratio is never below 0") if is_none else Setting(target, value, (key,))
+
+
+def selections(source: Source) -> Iterator[Finding]:
+    """verl's defaults of kl_cov are its own."""
+    if _loss(source)[0] == "kl_cov":
+        for name, ours in (("kl_cov_ratio", "share"), ("ppo_kl_coef", "coefficient")):
+            key = f"{ACTOR}.policy_loss.{name}"
+            yield Setting(f"algorithm.kl_cov.{ours}", source.get(key), (key,))
 
 
 def divergences(source: Source) -> Iterator[Finding]:
@@ -84,7 +148,9 @@ def divergences(source: Source) -> Iterator[Finding]:
     of_loss = (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type")
     of_reward = ("algorithm.kl_penalty", *(f"algorithm.kl_ctrl.{name}" for name in ("type", "kl_coef", "horizon", "target_kl")))
     if source.get(in_loss):
-        yield Setting("algorithm.kl.coefficient", source.get(of_loss[0]), (of_loss[0], in_loss))
+        is_weighed = source.has(f"{CORRECTION}.rollout_is") and not _is_bypass(source)
+        note = "it has the importance weights of the policy term, which verl gives to that alone" if is_weighed else ""
+        yield Setting("algorithm.kl.coefficient", source.get(of_loss[0]), (of_loss[0], in_loss), note)
         yield from _estimator(source, of_loss[1], LOSS_KL, why="its gradient has the expectation zero")
         unused, why = (in_reward, *of_reward), "there is one KL here, and the one of the loss was taken"
     elif source.get(in_reward):
@@ -115,32 +181,73 @@ def _estimator(source: Source, key: str, known: dict[str, str], *, why: str) -> 
 def corrections(source: Source) -> Iterator[Finding]:
     """Importance weights and stages of rejection; verl up to 0.6 has them as keys of `algorithm` itself."""
     section = CORRECTION if source.below(CORRECTION) else "algorithm"
-    weight, threshold = f"{section}.rollout_is", f"{section}.rollout_is_threshold"
-    mode, stage = f"{section}.bypass_mode", f"{section}.rollout_rs"
+    mode, stage, normalize = (f"{section}.{name}" for name in ("bypass_mode", "rollout_rs", "rollout_is_batch_normalize"))
     if source.get(mode):
         yield Setting("algorithm.mode", "bypass", (mode,))
-    elif source.has(mode):
-        yield Dropped(mode, "false: algorithm.mode is chosen by what else is set")
-    if source.has(weight):
-        level = "token" if source.get(weight) is True else source.get(weight) or "none"
-        yield Setting("algorithm.correction.weight", level, (weight,))
-    if source.has(threshold):
-        yield from _cap(threshold, source.get(threshold))
-    for key in (stage, f"{section}.rollout_is_batch_normalize"):
-        if source.get(key) and source.get(mode):
-            yield Dropped(key, "it compares with the proximal policy, and in bypass mode there is none")
-        elif source.get(key):
-            yield from _stages(source, stage) if key == stage else ()
-            yield Setting("algorithm.mode", "decoupled", (key,))
+        yield from _weights_in_bypass(source, section)
+        if source.get(normalize):
+            yield Dropped(normalize, "the weights follow the policy within the step, and their mean over an update is not known before it")
+    elif source.get(REUSED):
+        for key in (f"{section}.rollout_is", stage, normalize):
+            if source.get(key):
+                yield Dropped(key, f"with {REUSED} verl compares the server's log-probabilities with themselves")
+        yield Setting("algorithm.mode", "bypass", (REUSED,))
+        return
+    else:
+        if source.has(mode):
+            yield Dropped(mode, "false: algorithm.mode is chosen by what else is set")
+        yield from _weights(source, section)
+        if source.get(normalize):
+            note = "over the accepted tokens or sequences of an update; verl: all of the step"
+            yield Setting("algorithm.correction.self_normalize", True, (normalize,), note)
+            yield Setting("algorithm.mode", "decoupled", (normalize,))
+    if source.get(stage):
+        yield from _stages(source, stage)
+        yield Setting("algorithm.mode", "bypass" if source.get(mode) else "decoupled", (stage,))
 
 
-def _cap(key: str, value: Any) -> Iterator[Finding]:
+def _weights(source: Source, section: str) -> Iterator[Finding]:
+    """Weights of proximal / behavior; where a script asks for none, verl applies none."""
+    weight, level, threshold = (f"{section}.{name}" for name in ("rollout_is", "rollout_is_level", "rollout_is_threshold"))
+    if source.get(weight):
+        name, keys = source.get(weight), [weight]
+        if name is True:  # as verl up to 0.6 has it
+            name = source.get(level) or "token"
+            keys += [level] if source.has(level) else []
+        note = "verl takes the geometric mean of bounded weights" if _loss(source)[0] == "gmpo" and name == "token" else ""
+        yield Setting("algorithm.correction.weight", "geometric" if note else name, tuple(keys), note)
+        yield from _cap(threshold, source.get(threshold) or 2.0, "algorithm.correction")
+        yield Setting("algorithm.mode", "decoupled", (weight,))
+    elif (source.get(OLD_CAP) or 0) > 0:
+        yield Setting("algorithm.correction.weight", "token", (OLD_CAP,))
+        yield Setting("algorithm.correction.cap", source.get(OLD_CAP), (OLD_CAP,))
+        yield Setting("algorithm.mode", "decoupled", (OLD_CAP,))
+    else:
+        yield Setting("algorithm.correction.weight", "none", (weight,))
+        if source.has(threshold):
+            yield Dropped(threshold, "without rollout_is verl applies no weight")
+
+
+def _weights_in_bypass(source: Source, section: str) -> Iterator[Finding]:
+    """Weights of policy / behavior: of the loss itself."""
+    weight, threshold = f"{section}.rollout_is", f"{section}.rollout_is_threshold"
+    loss = _loss(source)[0]
+    if loss == "reinforce":
+        yield Setting("algorithm.reinforce.weight", source.get(weight), (weight,))
+        yield from _cap(threshold, source.get(threshold) or 2.0, "algorithm.reinforce")
+        return
+    for key in (weight, threshold):
+        if source.has(key):
+            yield Dropped(key, f"in bypass mode verl applies no weight with {'reinforce without rollout_is' if loss == 'gpg' else loss}")
+
+
+def _cap(key: str, value: Any, target: str) -> Iterator[Finding]:
     """Translate 2.0, or "0.5_2.0": weights out of a band count nothing."""
     *floor, cap = _bounds(key, str(value))
-    yield Setting("algorithm.correction.cap", cap, (key,))
+    yield Setting(f"{target}.cap", cap, (key,))
     if floor:
-        yield Setting("algorithm.correction.floor", floor[0], (key,))
-        yield Setting("algorithm.correction.outside", "mask", (key,))
+        yield Setting(f"{target}.floor", floor[0], (key,))
+        yield Setting(f"{target}.outside", "mask", (key,))
 
 
 def _bounds(key: str, text: str) -> list[float]:
@@ -181,4 +288,4 @@ def _stage(name: str, bounds: list[float], floor: float | None) -> dict[str, Any
     return {"level": LEVELS[level], "statistic": statistic, "upper": upper} if level in LEVELS else None
 
 
-RULES = (advantages, losses, clips, divergences, corrections)
+RULES = (advantages, losses, clips, selections, divergences, corrections)
