@@ -43,6 +43,36 @@ SCORED_OUTCOMES = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.TURN_
 """Outcomes whose reward says something about the policy."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class PluginId:
+    """One plugin, as errors and counts name it."""
+
+    kind: Literal["agent", "tool", "interaction", "reward"]
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt has no score; `str` of it is one line for a person.
+
+    text: what went wrong, and whose fault it was. plugin: the one that failed; None: no plugin is to blame.
+    error: type of the exception; "" if none was raised. place: `path:line` in the user's own file; "" if nothing of the user's ran.
+    traceback: the frames from that file on, without the message; "" likewise.
+    """
+
+    text: str
+    plugin: PluginId | None = None
+    error: str = ""
+    place: str = ""
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.place.rpartition('/')[2]})" if self.place else self.text
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call the model asked for. `arguments` is None when it could not be parsed; then `error` says why."""
@@ -134,7 +164,7 @@ class Trajectory:
     segment_starts: where each training row begins. One row, unless the context was edited (a template that drops earlier
     thinking, an agent that rewrites its history): then tokens that no longer extend the former ones begin a new row, a fork.
     `metrics` are facts about the attempt (num_turns, num_tool_calls, generate_s, ...), one name one unit.
-    `failure` is one line for a person, None when the outcome is scored.
+    `failure` says why there is no score; None when the outcome is scored.
     is_greedy: played at temperature 0; its reward is a baseline, and nothing is ever learned from its tokens.
     anchors: i64[K], one per assistant turn: a hash of the state that the turn was taken in (docs/algorithms.md); K=0: not recorded.
     """
@@ -152,7 +182,7 @@ class Trajectory:
     messages: tuple[Message, ...]
     rewards: tuple[RewardEvent, ...]
     outcome: Outcome
-    failure: str | None = None
+    failure: Failure | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     extra_info: JsonObject = field(default_factory=dict)
     segment_starts: tuple[int, ...] = (0,)
@@ -278,6 +308,16 @@ class BufferCounts:
     @property
     def is_balanced(self) -> bool:
         return self.drawn == self.queued + self.leased + self.ready + self.consumed + sum(self.dropped.values())
+
+    def __str__(self) -> str:
+        """Return the counts in words: `44 drawn, 30 learned from, 6 played, 4 ready, 4 dropped (reward_error 3, stale 1)`."""
+        parts = [f"{self.drawn} drawn", f"{self.consumed} learned from"]
+        waiting = {"being played": self.leased, "queued": self.queued, "ready": self.ready}
+        parts += [f"{count} {state}" for state, count in waiting.items() if count]
+        for what, reasons in (("dropped", self.dropped), ("single attempts discarded", self.discarded)):
+            if total := sum(reasons.values()):
+                parts.append(f"{total} {what} ({', '.join(f'{reason} {count}' for reason, count in sorted(reasons.items()) if count)})")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ QUIET = {
     "learner/clip_low": 0.05,
     "learner/clip_high": 0.05,
     "rollout/constant_groups": 0.2,
+    "attempts/failed_share": 0.02,
 }
 WRONG = {
     "entropy_collapse": {"learner/entropy": 0.05},
@@ -38,6 +39,7 @@ WRONG = {
     "logprob_gap": {"learner/mismatch_mean": 0.21},
     "clip_share": {"learner/clip_low": 0.2, "learner/clip_high": 0.15},
     "constant_groups": {"rollout/constant_groups": 1.0},
+    "failed_share": {"attempts/failed_share": 0.11},
 }
 
 
@@ -105,6 +107,7 @@ def test_the_line_says_value_bound_and_what_to_do(tmp_path):
         ("max_logprob_gap", {"logprob_gap"}),
         ("max_clip_share", {"clip_share"}),
         ("max_constant_groups", {"constant_groups"}),
+        ("max_failed_share", {"failed_share"}),
     ],
 )
 def test_a_bound_that_is_none_is_off(field, rules):

@@ -14,7 +14,7 @@ from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.examine import describe, examined
 from agentrl.errors import RewardError
 from agentrl.plugins import load_plugins
-from agentrl.types import NO_VERSION, Message, Outcome, RewardEvent, Task, ToolCall, Trajectory
+from agentrl.types import NO_VERSION, Failure, Message, Outcome, RewardEvent, Task, ToolCall, Trajectory
 
 FUNCTION = """
 def compute_score(data_sources, solution_strs, ground_truths, extra_infos, error=None):
@@ -63,7 +63,7 @@ def test_a_batch_reward_sees_all_and_places_one_event_each(tmp_path):
 
 
 def test_a_failed_attempt_of_a_batch_is_neither_shown_nor_scored(tmp_path):
-    failed = attempt(outcome=Outcome.TIMEOUT, failure="late")
+    failed = attempt(outcome=Outcome.TIMEOUT, failure=Failure("late"))
     scored = rewards_of(tmp_path).score([replace(ROW, ground_truth=str(i)) for i in range(3)], [attempt(), failed, attempt()])
     assert scored[1] is failed
     assert [t.extra_info["reward_details"]["custom"]["truth"] for t in (scored[0], scored[2])] == ["0", "2"]
@@ -71,7 +71,7 @@ def test_a_failed_attempt_of_a_batch_is_neither_shown_nor_scored(tmp_path):
 
 
 def test_in_validation_only_what_can_be_scored_is_shown_to_it(tmp_path):
-    failed = attempt(outcome=Outcome.TIMEOUT, failure="late")
+    failed = attempt(outcome=Outcome.TIMEOUT, failure=Failure("late"))
     scored = rewards_of(tmp_path).score_validation([ROW] * 3, [attempt(), failed, attempt()])
     assert [t.reward for t in scored] == [2.0, 0.0, 2.0]
     assert scored[1] is failed
@@ -84,7 +84,7 @@ def test_a_batch_reward_that_fails_is_never_a_zero(tmp_path):
         rewards.score([ROW], [attempt()])
     (failed,) = rewards.score_validation([ROW], [attempt(rewards=(RewardEvent("x", 1.0, 2),))])
     assert (failed.outcome, failed.rewards) == (Outcome.REWARD_ERROR, ())
-    assert "away" in failed.failure
+    assert "away" in str(failed.failure)
 
 
 # ------------------------------------------------------------------------------------------------------- for a person

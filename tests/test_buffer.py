@@ -10,7 +10,7 @@ import pytest
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import CheckpointError, DataError
-from agentrl.types import NO_VERSION, Lease, Message, Outcome, RewardEvent, Task, Trajectory
+from agentrl.types import NO_VERSION, Failure, Lease, Message, Outcome, RewardEvent, Task, Trajectory
 
 FOREVER_S = 60.0  # a test that reaches it has failed
 
@@ -159,7 +159,7 @@ def test_a_failed_member_earned_nothing_that_could_differ(reward, is_dropped):
     target = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=0, group_size=3, drop_constant_groups=True)
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)
-    failed = play(lease, 2).replace(outcome=Outcome.TIMEOUT, rewards=(), failure="late")
+    failed = play(lease, 2).replace(outcome=Outcome.TIMEOUT, rewards=(), failure=Failure("late"))
     target.add("a", wire(play(lease, 0, reward=1.0), play(lease, 1, reward=reward), failed))
     assert (target.take(1, 0.0) is None) == is_dropped
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl.data.trajectories import SCHEMA, decode, encode, from_ipc, read_parquet, sampled_versions, to_ipc, write_parquet
 from agentrl.errors import DataError
-from agentrl.types import NO_VERSION, Message, Outcome, RewardEvent, ToolCall, Trajectory
+from agentrl.types import NO_VERSION, Failure, Message, Outcome, PluginId, RewardEvent, ToolCall, Trajectory
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 JSON = st.recursive(
@@ -34,6 +34,8 @@ MESSAGES = st.builds(
     reasoning=TEXT,
 )
 FINITE = st.floats(allow_nan=False)
+PLUGINS = st.builds(PluginId, st.sampled_from(["agent", "tool", "interaction", "reward"]), TEXT)
+FAILURES = st.builds(Failure, TEXT, st.none() | PLUGINS, TEXT, TEXT, TEXT)
 
 
 @st.composite
@@ -55,7 +57,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         messages=tuple(draw(st.lists(MESSAGES, max_size=3))),
         rewards=tuple(draw(st.lists(st.builds(RewardEvent, TEXT, FINITE, st.integers(0, 2**40)), max_size=2))),
         outcome=draw(st.sampled_from(Outcome)),
-        failure=draw(st.none() | TEXT),
+        failure=draw(st.none() | FAILURES),
         metrics=draw(st.dictionaries(TEXT, FINITE, max_size=3)),
         extra_info=draw(OBJECTS),
         segment_starts=(0, *sorted(draw(st.sets(st.integers(1, size - 1))))) if size > 1 else (0,),
@@ -165,7 +167,7 @@ def test_foreign_bytes_and_files_are_named(tmp_path: Path):
         from_ipc(b"nothing of the kind")
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"x": [1]}), other)
-    with pytest.raises(DataError, match=r"other\.parquet: trajectories of format unknown, expected 2"):
+    with pytest.raises(DataError, match=r"other\.parquet: trajectories of format unknown, expected 3"):
         read_parquet(other)
     with pytest.raises(DataError, match="does not exist"):
         read_parquet(tmp_path / "none.parquet")

@@ -22,7 +22,8 @@ from agentrl.evaluation.progress import EvalProgress
 from agentrl.evaluation.store import AttemptStore
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import GreedySampling
-from agentrl.types import Message, Outcome, Task, Trajectory
+from agentrl.tracking.attempts import FailedAttempt
+from agentrl.types import Failure, Message, Outcome, Task, Trajectory
 
 SERVERS = RunningServers(("http://a",))
 Outcomes = Callable[[Attempt, int], Outcome]
@@ -59,7 +60,7 @@ class FakePlayer:
             messages=attempt.task.messages,
             rewards=(),
             outcome=outcome,
-            failure=None if outcome is Outcome.COMPLETED else "broken",
+            failure=None if outcome is Outcome.COMPLETED else Failure("broken"),
             metrics={"accuracy": 1.0, "generate_s": 1.0},
         )
 
@@ -105,6 +106,7 @@ class Scene:
         self.problems = problems(num, 2)
         self.concurrency = Concurrency(limit)
         self.finished: list[Trajectory] = []
+        self.failed: list[FailedAttempt] = []
         self._folder = folder
 
     def play(self, servers: Servers = SERVERS) -> Counts:
@@ -117,6 +119,7 @@ class Scene:
                 sampling=GreedySampling(),
                 max_retries=2,
                 on_finished=self.finished.append,
+                on_failed=self.failed.append,
             )
 
             async def main() -> Counts:

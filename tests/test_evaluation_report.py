@@ -16,7 +16,7 @@ from agentrl.evaluation.description import DataSetLine, RunDescription, package_
 from agentrl.evaluation.evidence import Kind, gather
 from agentrl.evaluation.report import write_report
 from agentrl.evaluation.thresholds import parse_threshold
-from agentrl.types import Message, Outcome, RewardEvent, ToolCall, Trajectory
+from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall, Trajectory
 
 N = 8
 SECRET = "sk-very-secret"
@@ -68,7 +68,7 @@ def evaluation(n: int = N) -> list[Trajectory]:
         found += [trajectory("openai/gsm8k", p, member, chance=0.3 + 0.05 * p, difficulty="easy" if p % 2 else "hard") for p in range(12)]
         found += [trajectory("aime_2024", p, member, chance=0.1 * (p == 0)) for p in range(3)]
     failed = found[1].replace(
-        outcome=Outcome.MODEL_ERROR, failure=f"ServerError: http://me:{SECRET}@server:1 | no answer", rewards=(), metrics={}
+        outcome=Outcome.MODEL_ERROR, failure=Failure(f"ServerError: http://me:{SECRET}@server:1 | no answer"), rewards=(), metrics={}
     )
     cut = found[2].replace(outcome=Outcome.TRUNCATED, metrics={**found[2].metrics, "accuracy": 0.0})
     return [found[0], failed, cut, *found[3:]]
@@ -185,7 +185,7 @@ def test_the_picture_has_as_many_panels_as_there_is_to_show(written, tmp_path):
     "attempts",
     [
         [trajectory("s", 0, 0, chance=1.0)],
-        [t.replace(outcome=Outcome.TIMEOUT, failure="late", rewards=(), metrics={}) for t in evaluation(n=2)],
+        [t.replace(outcome=Outcome.TIMEOUT, failure=Failure("late"), rewards=(), metrics={}) for t in evaluation(n=2)],
         [t.replace(metrics={"accuracy": 0.25}) for t in evaluation(n=3)],
         [trajectory("s", 0, 0, chance=1.0, messages=(Message("user", "half a pair: \ud83d"),))],
     ],

@@ -18,7 +18,7 @@ from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import DataError
 from agentrl.evaluation.attempts import Attempt, attempt_of, attempts_of, read_attempts
 from agentrl.evaluation.summary import FEW, OVERALL, SourceSummary, summarise
-from agentrl.types import Message, Outcome, RewardEvent, ToolCall, Trajectory
+from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall, Trajectory
 
 
 def trajectory(*, value: float | None = 1.0, outcome: Outcome = Outcome.COMPLETED, failure: str | None = None, **fields: Any) -> Trajectory:
@@ -97,7 +97,7 @@ def test_an_attempt_by_hand():
 
 
 def test_a_failure_is_no_wrong_answer():
-    failed = attempt_of(trajectory(value=None, outcome=Outcome.MODEL_ERROR, failure="no server answered"))
+    failed = attempt_of(trajectory(value=None, outcome=Outcome.MODEL_ERROR, failure=Failure("no server answered")))
     assert (failed.accuracy, failed.reward, failed.answer, failed.format) == (None, None, None, None)
     assert failed.failure == "no server answered"
     assert attempt_of(trajectory(outcome=Outcome.ABORTED)).failure == "aborted"

@@ -78,7 +78,7 @@ def test_a_person_who_mistypes_is_asked_again() -> None:
 def test_a_person_who_gives_up_ends_the_trajectory() -> None:
     trajectory = play().trajectory
     assert trajectory.outcome is Outcome.MODEL_ERROR
-    assert "gave up" in (trajectory.failure or "")
+    assert "gave up" in str(trajectory.failure)
 
 
 def test_what_was_typed() -> None:

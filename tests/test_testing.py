@@ -56,7 +56,7 @@ def test_a_script_may_be_a_function_of_turn_and_prompt() -> None:
 def test_a_script_that_is_too_short_says_so() -> None:
     trajectory = play([call("echo", text="x")], tools=[echo])
     assert trajectory.outcome is Outcome.MODEL_ERROR
-    assert "the script has 1 turn(s), and the agent asked for turn 2" in (trajectory.failure or "")
+    assert "the script has 1 turn(s), and the agent asked for turn 2" in str(trajectory.failure)
 
 
 def test_the_fixtures(play, agentrl_model, agentrl_chat) -> None:

@@ -51,4 +51,4 @@ def test_the_model_reads_the_verdict() -> None:
 def test_a_row_without_a_ground_truth_is_the_datas_fault() -> None:
     trajectory = check("42", truth=None)
     assert trajectory.outcome is Outcome.ABORTED
-    assert "create_kwargs.ground_truth" in (trajectory.failure or "")
+    assert "create_kwargs.ground_truth" in str(trajectory.failure)

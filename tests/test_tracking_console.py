@@ -224,12 +224,12 @@ def test_a_run_that_dies_gives_the_terminal_back_and_its_last_words_are_kept(tmp
 
 def test_the_closing_table_in_its_three_forms(tmp_path):
     warm = ClosingRow("warm-started", accuracy=0.5, accuracy_by_agent={"tool_agent": 0.25})
-    table = closing_table([warm, ClosingRow.from_values("trained", {**VALIDATION, "val/response_tokens/mean": 61.04})])
+    table = closing_table([warm, ClosingRow.from_values("trained", {**VALIDATION, "val/response_tokens/mean": 61.04})], notes=["2 steps"])
     assert table.header() == ("policy", "accuracy", "tool_agent", "tool use where needed", "reward", "tokens per answer")
     assert table.cells() == [("warm-started", "0.500", "0.250", "-", "-", "-"), ("trained", "0.875", "0.750", "0.50", "0.250", "61.0")]
     assert len({len(line) for line in table.to_text().splitlines()}) == 1
     path: Path = tmp_path / "summary.md"
-    write_summary(table, path, title="quickstart", notes=["2 steps"])
+    write_summary(table, path, title="quickstart")
     assert path.read_text().splitlines() == [
         "# quickstart",
         "",

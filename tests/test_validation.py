@@ -18,6 +18,7 @@ from agentrl.data.trajectories import decode, read_parquet
 from agentrl.evaluation.attempts import attempt_of
 from agentrl.evaluation.summary import summarise
 from agentrl.evaluation.validation_figures import figures, shown_ks
+from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.types import Lease, Message, Outcome, RewardEvent, Task, Trajectory
 
@@ -62,11 +63,14 @@ class Driver:
         self.said: list[str] = []
         self.recorded: dict[str, float] = {}
         unwritten = UnwrittenFiles(self.said.append)
-        self.observer = SimpleNamespace(say=self.said.append, validation=self._record, unwritten=unwritten)
+        self.observer = SimpleNamespace(say=self.said.append, validation=self._record, unwritten=unwritten, failures=self)
 
     def wait(self, refs: Sequence[str], *, timeout_s: float) -> list[str]:
         assert timeout_s > 5.0, "the actors end by themselves at the deadline; they are given up only after it"
         return [ref for ref in refs if ref == "first" or self.rollouts.fate != "hangs"]
+
+    def add(self, failed: Sequence[FailedAttempt], *, step: int) -> None:
+        self.failed = failed
 
     def _record(self, step: int, version: int, metrics: dict[str, float], *, baseline: str | None) -> None:
         self.recorded = dict(metrics)
@@ -111,10 +115,11 @@ def validate(fate: str, folder=None) -> tuple[Driver, dict[str, float]]:
     ],
 )
 def test_attempts_that_say_nothing_of_this_version_are_failures_with_a_reason(tmp_path, fate, reason):
-    _, metrics = validate(fate, tmp_path)
+    driver, metrics = validate(fate, tmp_path)
     kept = decode(read_parquet(tmp_path / "step_000003.parquet"))
     assert sorted((t.group_id, t.member) for t in kept) == [(row, member) for row in range(6) for member in range(N)]
-    assert {t.failure for t in kept if t.outcome is Outcome.ABORTED} == {reason}
+    assert {str(t.failure) for t in kept if t.outcome is Outcome.ABORTED} == {reason}
+    assert {(f.failure.text, f.became, f.version) for f in driver.failed} == {(reason, "not_scored", 7)}
     assert (metrics["val/trajectories"], metrics["val/failed"]) == (6 * N, 3 * N)
     assert metrics["val/accuracy"] == 0.5, "a failed attempt is no wrong answer"
 

@@ -17,7 +17,7 @@ from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
-from agentrl.types import Message, Outcome, Task
+from agentrl.types import Failure, Message, Outcome, Task
 
 
 class Player:
@@ -34,7 +34,7 @@ class Player:
             case "break":
                 raise ZeroDivisionError("a bug")
         attempt = Attempt(3, 1, Task("t:3", "s", (Message("user", "?"),), "single_turn_agent"))
-        return to_ipc(encode([unplayed(attempt, Outcome.TIMEOUT, "late")]))
+        return to_ipc(encode([unplayed(attempt, Outcome.TIMEOUT, Failure("late"))]))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def actors() -> Iterator:
 def test_what_was_played_comes_back_and_an_actor_that_died_is_told_apart_from_one_that_failed(actors):
     played, died, refused, broken = (actors(what) for what in ("play", "die", "refuse", "break"))
     (trajectory,) = RolloutFleet.collect(played)
-    assert (trajectory.group_id, trajectory.member, trajectory.failure) == (3, 1, "late")
+    assert (trajectory.group_id, trajectory.member, trajectory.failure) == (3, 1, Failure("late"))
     assert RolloutFleet.collect(died) is None
     with pytest.raises(ConfigError, match="a tool is unknown"):
         RolloutFleet.collect(refused)

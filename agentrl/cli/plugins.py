@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -55,16 +56,19 @@ def play(
     start: Annotated[bool, typer.Option("--start", help="Start the config's server for it, and end it afterwards.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Play one conversation through the real loop: transcript, tokens by mask, tools, rewards. Needs no Ray."""
+    """Play one conversation through the real loop: transcript, tokens by mask, tools, rewards. Needs no Ray. Ends with 1 if it fails."""
     show_tracebacks(debug)
     from rich.console import Console
 
     from agentrl.config.compose import load_config
     from agentrl.play.play import play_row
     from agentrl.play.show import show
+    from agentrl.types import SCORED_OUTCOMES
 
     loaded = load_config(config, overrides or [])
-    show(play_row(loaded, row=row, model=model, is_validation=val, starts_server=start, read=_typed_line, say=typer.echo), Console())
+    played = play_row(loaded, row=row, model=model, is_validation=val, starts_server=start, read=_typed_line, say=typer.echo)
+    show(played, Console(), shows_traceback=bool(os.environ.get("AGENTRL_DEBUG")))
+    raise typer.Exit(0 if played.trajectory.outcome in SCORED_OUTCOMES else 1)
 
 
 def _typed_line() -> str | None:

@@ -127,6 +127,13 @@ class RolloutConfig(Section):
         ge=1,
         description="A group shrinks to this many members with a reward, the greedy one not counted; one that would be smaller is dropped.",
     )
+    max_failed_share: float | None = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="The run ends when at least this share of the latest attempts failed: of 64 at least, over a tenth of "
+        "`buffer.stall_timeout_s` at least; model_error and outcomes to `replace` do not count. None: it goes on.",
+    )
     colocated: bool = Field(
         False, description="Servers stand on the learner's GPUs: while it learns they are paused and give their memory back."
     )

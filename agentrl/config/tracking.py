@@ -23,6 +23,12 @@ class AlarmsConfig(Section):
     )
     max_clip_share: float | None = Field(0.3, gt=0, lt=1, description="Largest share of loss tokens on which a clip decides.")
     max_constant_groups: float | None = Field(0.9, gt=0, lt=1, description="Largest share of groups whose rewards are all equal.")
+    max_failed_share: float | None = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="Largest share of attempts that fail: of all, and for each plugin of those that it took part in. Retried ones count.",
+    )
     window_steps: int = Field(
         10, ge=1, description="Of what is compared with the first steps, so many are averaged there and so many of the latest."
     )

@@ -8,6 +8,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.calls import in_trio
 from agentrl.errors import LearnerError
 from agentrl.plugins import Plugins
+from agentrl.plugins.blame import failure_of
 from agentrl.rewards.reward_model import Ask, RewardModel
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -62,7 +63,7 @@ class BatchRewards:
         except LearnerError:
             raise
         except Exception as error:  # noqa: BLE001 - boundary of one batch
-            failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            failure = failure_of(error)
             failed = [trajectories[row].replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for row in rows]
         return _replaced(trajectories, rows, failed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -10,17 +11,21 @@ from functools import partial
 
 from agentrl.config.schema import Config
 from agentrl.controller.run_dir import RunDir, write_atomically
+from agentrl.data.failures import FailureBook
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
+from agentrl.tracking.attempts import AttemptCounts, FailedAttempt, ended_in
 from agentrl.tracking.closing import closing_rows, closing_table, write_summary
 from agentrl.tracking.console import validation_text
+from agentrl.tracking.metrics import read_metrics
 from agentrl.tracking.summary import summarise_trajectories
 from agentrl.tracking.timer import PhaseTimer
 from agentrl.tracking.tracker import open_trackers
 from agentrl.types import BufferCounts, Group, Lags, SendTimes
 
 _NOTHING_PUBLISHED: Mapping[str, float] = {"bytes": 0.0}
+_BECAME = ("retried", "replaced", "masked", "left_out", "dropped_groups", "withdrawn_groups")
 _NO_CURRICULUM: Mapping[str, float] = {}
 
 
@@ -41,6 +46,14 @@ class Observer:
             restored_step=resumed_at,
         )
         self.unwritten = self._trackers.unwritten
+        self.failures = FailureBook(
+            run_dir.root,
+            say=self.say,
+            unwritten=self.unwritten,
+            is_resumed=resumed_at is not None,
+            shows_tracebacks=bool(os.environ.get("AGENTRL_DEBUG")),
+        )
+        self._attempts = self._recorded_attempts = AttemptCounts()
         self._begin_alarms()
         self._timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
         self._last_rollout: Mapping[str, float] = {}
@@ -71,6 +84,11 @@ class Observer:
         """Count what a publish sent to all servers together, and the learner's times, towards the step under way."""
         own = {"bytes": float(num_bytes), **(asdict(times) if times is not None else {})}
         self._published = {name: self._published.get(name, 0.0) + own.get(name, 0.0) for name in {**self._published, **own}}
+
+    def attempts(self, counts: AttemptCounts, failed: Sequence[FailedAttempt], *, step: int) -> None:
+        """Take in how attempts of training ended since the start, and those that failed since the last call."""
+        self._attempts = counts
+        self.failures.add(failed, step=step)
 
     def timer(self, phase: str) -> AbstractContextManager[None]:
         return self._timer(phase)
@@ -106,6 +124,8 @@ class Observer:
         times = self._timer.finish_step()
         growth = {name: value - self._last_rollout.get(name, 0.0) for name, value in rollout_stats.items()}
         self._last_rollout = dict(rollout_stats)
+        ended = self._attempts - self._recorded_attempts
+        self._recorded_attempts = self._attempts
         step_s = max(times["time/step_s"], 1e-9)
         values = {
             **summarise_trajectories(trajectories, lags=lags, prefix="rollout/"),
@@ -125,7 +145,8 @@ class Observer:
             "rollout/server_failures": growth.get("server_failures", 0.0),
             "rollout/servers_drained": growth.get("servers_drained", 0.0),
             "rollout/redone_share": growth.get("redone_tokens", 0.0) / max(growth.get("prefilled_tokens", 0.0), 1.0),
-            **{f"rollout/{name}": growth.get(name, 0.0) for name in ("retried", "replaced", "masked", "left_out", "withdrawn_groups")},
+            **{f"rollout/{name}": growth.get(name, 0.0) for name in _BECAME},
+            **ended.metrics(),
             **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},
             **{f"publish/{name}": value for name, value in self._published.items()},
             "trainer/unwritten_files": float(self.unwritten.take_count()),
@@ -162,12 +183,12 @@ class Observer:
         """Write result.json and report.png, show the closing table."""
         result = {"step": step, "version": version, "counts": asdict(counts), "balanced": counts.is_balanced, "validation": results}
         self.unwritten.attempt("result.json", partial(write_atomically, self._dir.root / "result.json", json.dumps(result, indent=1)))
-        table = closing_table(closing_rows(results, step=step))
-        notes = [f"{step} steps, version {version}", f"groups: {counts}"]
-        summary = partial(write_summary, table, self._dir.root / "summary.md", title=str(self._dir.root), notes=notes)
+        self.failures.write(is_last=True)
+        notes = [f"{step} steps, version {version}", f"groups: {counts}", *self._attempts_in_words()]
+        table = closing_table(closing_rows(results, step=step), notes=notes)
+        summary = partial(write_summary, table, self._dir.root / "summary.md", title=str(self._dir.root))
         self.unwritten.attempt("summary.md", summary)
-        if table.rows:
-            self._trackers.console.show_closing(table)
+        self._trackers.console.show_closing(table)
         if self._config.tracking.report:
             self.unwritten.attempt("report.png", self._draw_report)
 
@@ -176,7 +197,16 @@ class Observer:
 
         self.say(f"curves: {draw_report(self._dir.root, max_staleness=self._config.buffer.max_staleness)}")
 
+    def _attempts_in_words(self) -> list[str]:
+        """Return how the attempts of all steps ended, and what failed most of them."""
+        metrics = self._trackers.metrics.path
+        ended = ended_in(read_metrics(metrics) if metrics.exists() else [])
+        lines = [f"attempts: {ended.words()}"] if ended.num_ended else []
+        failures = self.failures.lines()
+        return [*lines, *(["failures, validation included:", *(f"  {line}" for line in failures)] if failures else [])]
+
     def close(self) -> None:
+        self.failures.write(is_last=True)
         self._trackers.close()
 
 

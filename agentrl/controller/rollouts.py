@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ray
 from ray import ObjectRef
@@ -19,8 +19,10 @@ from agentrl.controller.calls import get, in_trio, translate
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import AgentRLError, InfrastructureError
 from agentrl.rollout.actor import RolloutActor
+from agentrl.rollout.attempt_log import AttemptReport
 from agentrl.rollout.limits import server_key
 from agentrl.sglang.front import Front
+from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.types import Lease, Trajectory
 from agentrl.workers.starting import Readiness, num_done
 
@@ -36,6 +38,8 @@ class _Member:
     owner: str
     actor: ActorHandle
     running: ObjectRef | None = None
+    counts: AttemptCounts = field(default_factory=AttemptCounts)  # as it said last
+    position: int = 0  # failures that are known of it
 
 
 class RolloutFleet:
@@ -49,6 +53,7 @@ class RolloutFleet:
         front_url = config.rollout.front_url
         self._front = None if front_url is None else Front(front_url, api_key=server_key(config.rollout.api_key_env))
         self._is_running = False
+        self._attempts = AttemptCounts()
         self._members = [self._new_member(index) for index in range(config.rollout.num_actors)]
         self._starting = [member.actor.stats.remote() for member in self._members]
         self._deadline = time.monotonic() + START_TIMEOUT_S
@@ -176,6 +181,17 @@ class RolloutFleet:
                 for name, value in get(member.actor.stats.remote(), timeout_s=CALL_TIMEOUT_S, who=member.owner).items():
                     total[name] = total.get(name, 0.0) + value
         return total
+
+    def attempts(self) -> tuple[AttemptCounts, list[FailedAttempt]]:
+        """Return how attempts of training ended since the start, of all actors there ever were, and the failures since the last call."""
+        failed: list[FailedAttempt] = []
+        for member in self._members:
+            with suppress(InfrastructureError):  # what it noted is asked for again
+                report: AttemptReport = get(member.actor.attempts.remote(member.position), timeout_s=CALL_TIMEOUT_S, who=member.owner)
+                self._attempts += report.counts - member.counts
+                member.counts, member.position = report.counts, report.position
+                failed += report.failed
+        return self._attempts, failed
 
     def outstanding_tokens(self) -> dict[str, int]:
         """Return the tokens of running requests per server, of all actors that answer."""

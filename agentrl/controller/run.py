@@ -20,6 +20,7 @@ from agentrl.controller.checkpoint import Checkpoint
 from agentrl.controller.colocated import Colocation
 from agentrl.controller.credit import group_trajectories
 from agentrl.controller.elastic import ElasticServers
+from agentrl.controller.failed_share import FailedShare
 from agentrl.controller.observe import Observer
 from agentrl.controller.phases import Phases
 from agentrl.controller.publishing import Publishing
@@ -34,9 +35,11 @@ from agentrl.controller.validation import Validation
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import CheckpointError, InfrastructureError, RewardError
 from agentrl.learner.learner import Learner
+from agentrl.plugins.blame import failure_of
 from agentrl.rollout.loop_gaps import without_gaps
+from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.closing import STEP, TRAINED
-from agentrl.types import BufferCounts, Group, Outcome
+from agentrl.types import SCORED_OUTCOMES, BufferCounts, Group, Outcome
 
 POLL_S = 1.0
 """How long one look into the buffer lasts before the health of servers and actors is looked at."""
@@ -86,6 +89,7 @@ class Run:
         self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
         learner = ranks.roles.learner
         self._publishing = Publishing(config, run_dir, learner, servers=servers, rollouts=rollouts, observer=observer)
+        self._failed_share = FailedShare(config)
         self.owes_checkpoint = False
         """The last one could not be written: the next step tries again."""
 
@@ -162,13 +166,20 @@ class Run:
                 if unscored == MAX_UNSCORED_BATCHES:
                     raise
                 self.observer.say(f"a batch of {len(groups)} groups could not be scored and is replaced: {error}")
-                reason = Outcome.REWARD_ERROR.value
-                self.buffer.reject(self.step + 1, reason)
+                self._keep_unscored(groups, error)
+                self.buffer.reject(self.step + 1, Outcome.REWARD_ERROR.value)
 
     def _score(self, groups: Sequence[Group]) -> list[Group]:
         tasks = self.buffer.tasks([group.group_id for group in groups])
         per_member = [task for task, group in zip(tasks, groups, strict=True) for _ in group.attempts]
         return group_trajectories(self.batch_rewards.score(per_member, [t for group in groups for t in group.attempts]))
+
+    def _keep_unscored(self, groups: Sequence[Group], error: RewardError) -> None:
+        failure = failure_of(error)
+        attempts = (t for group in groups for t in group.attempts if t.outcome in SCORED_OUTCOMES)
+        failed = (t.replace(outcome=Outcome.REWARD_ERROR, failure=failure) for t in attempts)
+        records = [FailedAttempt.of(t, became="dropped", version=self.version) for t in failed]
+        self.observer.failures.add(records, step=self.step)
 
     def _take_groups(self) -> list[Group]:
         """Wait for `buffer.groups_per_step` complete groups within the bound on staleness."""
@@ -186,9 +197,11 @@ class Run:
     def _check_progress(self, *, waited_s: float) -> None:
         stats = self.buffer.stats()
         if min(waited_s, stats["since_last_add_s"]) > self.config.buffer.stall_timeout_s:
+            why = self.observer.failures.tally.most_common()
             raise InfrastructureError(
                 f"no trajectory finished for buffer.stall_timeout_s={self.config.buffer.stall_timeout_s:g}; "
-                f"buffer: {self.counts()}; rollouts: {without_gaps(self.rollouts.stats())}"
+                + (f"most attempts failed with: {why}; " if why else "")
+                + f"groups: {self.counts()}; rollouts: {without_gaps(self.rollouts.stats())}"
             )
 
     def _num_constant(self) -> int:
@@ -199,11 +212,23 @@ class Run:
         self.rollouts.heal(self.observer.say)
         self._elastic.attend(version=self.version)
         self.observer.set_servers(self.servers.states)
+        self._look_at_attempts()
         behind = self.servers.urls_needing_weights
         if behind:
             self._publishing.send(behind, self.version)
         elif set(self.servers.urls) != set(self.rollouts.urls):
             self.rollouts.set_servers(self.servers.urls, version=self.version)
+
+    def _look_at_attempts(self) -> None:
+        """Tell of attempts that failed.
+
+        Raises:
+            InfrastructureError: they are too many (`rollout.max_failed_share`).
+        """
+        counts, failed = self.rollouts.attempts()
+        self.observer.attempts(counts, failed, step=self.step)
+        tally = self.observer.failures.tally
+        self._failed_share.check(counts, most_common=partial(tally.most_common, ignored=self._failed_share.ignored))
 
     def counts(self) -> BufferCounts:
         """Return the buffer's counts; they balance at any moment."""
@@ -298,6 +323,7 @@ class Run:
 
     def record(self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]], *, learned_by: Lineage) -> None:
         """Write down what the step was made of and what came out; `learned_by`: the versions up to the one that learned from it."""
+        self._look_at_attempts()
         is_weighed = self.config.data.curriculum.is_used
         self.observer.step(
             self.step,

@@ -24,8 +24,9 @@ from agentrl.evaluation.summary import summarise
 from agentrl.evaluation.validation_figures import figures
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
+from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.summary import summarise_trajectories
-from agentrl.types import Lease, Outcome, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Outcome, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.controller.run import Run
@@ -52,6 +53,8 @@ class Validation:
         tasks = [leases[trajectory.group_id].task for trajectory in trajectories]
         if self._rewards.is_any:
             trajectories = self._rewards.score_validation(tasks, trajectories)
+        failed = [FailedAttempt.of(t, became="not_scored", version=version) for t in trajectories if t.outcome not in SCORED_OUTCOMES]
+        run.observer.failures.add(failed, step=step)
         for text in examined(tasks, trajectories, self._num_examine):
             run.observer.say(text)
         metrics = summarise_trajectories(trajectories, lags=None, prefix="val/")
@@ -72,13 +75,13 @@ class Validation:
             played = run.rollouts.collect(result) if result in in_time else None
             if played is None:
                 why = "died" if result in in_time else f"was silent at the end of eval.timeout_s={self._config.timeout_s:g}"
-                played = lost(share, f"the rollout actor that played it {why}")
+                played = lost(share, Failure(f"the rollout actor that played it {why}"))
                 run.observer.say(f"{len(played)} attempts of the validation are lost: {played[0].failure}")
             trajectories += played
         return trajectories
 
 
-def lost(leases: Sequence[Lease], failure: str) -> list[Trajectory]:
+def lost(leases: Sequence[Lease], failure: Failure) -> list[Trajectory]:
     """Return the attempts of `leases` as failed."""
     attempts = (Attempt(lease.group_id, member, lease.task) for lease in leases for member in range(lease.group_size))
     return [unplayed(attempt, Outcome.ABORTED, failure) for attempt in attempts]
@@ -90,4 +93,4 @@ def of_version(trajectory: Trajectory, version: int) -> Trajectory:
     if not others:
         return trajectory
     failure = f"version {version} is validated, and these versions sampled tokens, too: {', '.join(map(str, sorted(others)))}"
-    return trajectory.replace(outcome=Outcome.ABORTED, failure=failure, rewards=())
+    return trajectory.replace(outcome=Outcome.ABORTED, failure=Failure(failure), rewards=())

@@ -20,10 +20,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from agentrl.data.whole import appearing_whole
 from agentrl.errors import DataError
-from agentrl.types import Message, Outcome, RewardEvent, ToolCall, Trajectory
+from agentrl.types import Failure, Message, Outcome, PluginId, RewardEvent, ToolCall, Trajectory
 
-FORMAT = b"2"
+FORMAT = b"3"
 """Number of this schema, in its metadata; raised when a column changes its meaning."""
+FORMER_FORMATS = frozenset({b"2"})
+"""What can still be decoded: in 2, `failure` was its text alone."""
 
 TOOL_CALL = pa.struct(
     [
@@ -50,6 +52,16 @@ REWARD = pa.struct(
         pa.field("position", pa.int64(), nullable=False),
     ]
 )
+FAILURE = pa.struct(
+    [
+        pa.field("text", pa.large_string(), nullable=False),
+        pa.field("kind", pa.string()),  # of plugin; null, as its name: no plugin is to blame
+        pa.field("plugin", pa.string()),
+        pa.field("error", pa.string(), nullable=False),
+        pa.field("place", pa.string(), nullable=False),
+        pa.field("traceback", pa.large_string(), nullable=False),
+    ]
+)
 # Large lists: a batch of long trajectories holds more than 2**31 values.
 SCHEMA = pa.schema(
     [
@@ -67,7 +79,7 @@ SCHEMA = pa.schema(
         pa.field("messages", pa.large_list(MESSAGE), nullable=False),
         pa.field("rewards", pa.list_(REWARD), nullable=False),
         pa.field("outcome", pa.string(), nullable=False),
-        pa.field("failure", pa.large_string()),
+        pa.field("failure", FAILURE),
         pa.field("metrics", pa.map_(pa.string(), pa.float64()), nullable=False),
         pa.field("extra_info", pa.large_string(), nullable=False),  # JSON text
         pa.field("is_greedy", pa.bool_(), nullable=False),
@@ -107,7 +119,7 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         "messages": lambda t: [_encode_message(message) for message in t.messages],
         "rewards": lambda t: [asdict(event) for event in t.rewards],
         "outcome": lambda t: t.outcome.value,
-        "failure": lambda t: _unicode(t.failure),
+        "failure": lambda t: None if t.failure is None else encode_failure(t.failure),
         "metrics": lambda t: list(t.metrics.items()),
         "extra_info": lambda t: json.dumps(t.extra_info) if t.extra_info else "{}",
         "is_greedy": lambda t: t.is_greedy,
@@ -135,7 +147,7 @@ def decode(batch: pa.RecordBatch) -> list[Trajectory]:
             messages=tuple(_decode_message(message) for message in plain["messages"][row]),
             rewards=tuple(RewardEvent(**event) for event in plain["rewards"][row]),
             outcome=Outcome(plain["outcome"][row]),
-            failure=plain["failure"][row],
+            failure=_decode_failure(plain["failure"][row]),
             metrics=dict(plain["metrics"][row]),
             extra_info=json.loads(plain["extra_info"][row]),
             is_greedy=plain["is_greedy"][row],
@@ -210,6 +222,20 @@ def _decode_message(fields: dict[str, Any]) -> Message:
     return Message(fields["role"], fields["content"], calls, fields["tool_call_id"], fields["name"], fields["reasoning"])
 
 
+def encode_failure(failure: Failure) -> dict[str, Any]:
+    """Return the fields of FAILURE."""
+    kind, plugin = (None, None) if failure.plugin is None else (failure.plugin.kind, _unicode(failure.plugin.name))
+    texts = {name: _unicode(getattr(failure, name)) for name in ("text", "error", "place", "traceback")}
+    return {"kind": kind, "plugin": plugin, **texts}
+
+
+def _decode_failure(fields: dict[str, Any] | str | None) -> Failure | None:
+    if fields is None or isinstance(fields, str):
+        return None if fields is None else Failure(fields)
+    plugin = None if fields["kind"] is None else PluginId(fields["kind"], fields["plugin"])
+    return Failure(fields["text"], plugin, fields["error"], fields["place"], fields["traceback"])
+
+
 def _unicode(text: str | None) -> str | None:
     if text is None or text.isascii():
         return text
@@ -273,7 +299,7 @@ def read_parquet(path: str | Path) -> pa.RecordBatch:
 def check_schema(schema: pa.Schema, where: str) -> None:
     """Raise DataError unless `schema` is of this FORMAT and has every column of SCHEMA."""
     found = (schema.metadata or {}).get(b"agentrl.trajectories")
-    if found != FORMAT:
+    if found != FORMAT and found not in FORMER_FORMATS:
         raise DataError(f"{where}: trajectories of format {found.decode() if found else 'unknown'}, expected {FORMAT.decode()}")
     missing = [name for name in SCHEMA.names if name not in schema.names]
     if missing:

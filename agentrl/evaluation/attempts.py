@@ -118,7 +118,7 @@ def _batches(file: Path) -> Iterator[pa.RecordBatch]:
 
 def _failure(trajectory: Trajectory) -> str | None:
     if trajectory.outcome not in SCORED_OUTCOMES:
-        return trajectory.failure or trajectory.outcome.value
+        return trajectory.outcome.value if trajectory.failure is None else str(trajectory.failure)
     is_scored = bool(trajectory.rewards) or any(name == "accuracy" or name.startswith("reward/") for name in trajectory.metrics)
     return None if is_scored else "no reward has seen it"
 

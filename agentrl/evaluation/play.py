@@ -16,10 +16,11 @@ from agentrl.evaluation.concurrency import Concurrency
 from agentrl.evaluation.data_sets import Problem
 from agentrl.evaluation.model_place import Servers
 from agentrl.evaluation.store import AttemptStore
-from agentrl.rollout.player import one_line
+from agentrl.plugins.blame import failure_of
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.scopes import Scope
+from agentrl.tracking.attempts import FailedAttempt
 from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
 
 MAX_FAILURES_IN_A_ROW = 64
@@ -75,7 +76,7 @@ class Counts:
 class AttemptPlayer:
     """Plays problems side by side, as many at once as the servers bear.
 
-    `on_finished` is called with each attempt that ended, after it is kept.
+    `on_finished` is called with each attempt that ended, after it is kept; `on_failed` with each try that failed.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class AttemptPlayer:
         sampling: Sampling,
         max_retries: int,
         on_finished: Callable[[Trajectory], None],
+        on_failed: Callable[[FailedAttempt], None],
     ) -> None:
         self._player = player
         self._scorer = scorer
@@ -96,6 +98,7 @@ class AttemptPlayer:
         self._sampling = sampling
         self._max_retries = max_retries
         self._on_finished = on_finished
+        self._on_failed = on_failed
         self._failures_in_a_row = 0
         self._last_end = time.monotonic()
         self.counts = Counts()
@@ -162,7 +165,9 @@ class AttemptPlayer:
             if (reason := _TROUBLES.get(trajectory.outcome)) is not None:
                 self._concurrency.trouble(began_in, reason)
                 began_in = self._concurrency.round
-            if further == self._max_retries:
+            is_last = further == self._max_retries
+            self._on_failed(FailedAttempt.of(trajectory, became="not_scored" if is_last else "retried", version=0))
+            if is_last:
                 self._refuse_endless_failure(trajectory)
                 break
             self.counts.retries[trajectory.outcome.value] += 1
@@ -187,7 +192,10 @@ class AttemptPlayer:
             with self.scopes.open(f"problem {group.problem.number}: rewards that compare its members"):
                 return [*await self._scorer.score_group(group.problem.task, scored), *failed]
         except Exception as error:  # noqa: BLE001 - boundary of one group: its reward raised
-            return [*(t.replace(outcome=Outcome.REWARD_ERROR, failure=one_line(error), rewards=()) for t in scored), *failed]
+            unscored = [t.replace(outcome=Outcome.REWARD_ERROR, failure=failure_of(error), rewards=()) for t in scored]
+            for trajectory in unscored:
+                self._on_failed(FailedAttempt.of(trajectory, became="not_scored", version=0))
+            return [*unscored, *failed]
 
     def _refuse_endless_failure(self, trajectory: Trajectory) -> None:
         self._failures_in_a_row += 1

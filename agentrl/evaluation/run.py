@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +16,7 @@ import trio
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
+from agentrl.data.failures import FailureBook
 from agentrl.errors import ConfigError
 from agentrl.evaluation.concurrency import Concurrency
 from agentrl.evaluation.data_sets import DataSet, Problem, open_data_set, problems_of, resolve_files
@@ -49,6 +51,7 @@ from agentrl.rollout.session import PromptLimits, TrajectorySession
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.trio_run import in_trio
 from agentrl.sglang.client import SGLangClient
+from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.tracking.watchdog import Watchdog
 from agentrl.types import Trajectory
 
@@ -189,6 +192,13 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
     config, chat, plugins = prepared.config, prepared.chat, prepared.plugins
     reward = config.reward if prepared.request.is_scored else without_rewards(plugins, _sources(prepared.problems))
     router = _router(prepared, concurrency)
+    failures = FailureBook(
+        prepared.request.folder,
+        say=progress.say,
+        unwritten=UnwrittenFiles(progress.say),
+        is_resumed=True,
+        shows_tracebacks=bool(os.environ.get("AGENTRL_DEBUG")),
+    )
     with AsyncioHost() as host:
         scorer = Scorer(reward, RewardTable(reward, plugins), host=host, max_response_tokens=config.agent.max_response_tokens)
         player = Player(
@@ -210,6 +220,7 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
             sampling=config.eval,
             max_retries=config.rollout.max_retries,
             on_finished=progress.add,
+            on_failed=lambda failed: failures.add([failed], step=0),
         )
         try:
             loop = PlayLoop.here(gaps, plugins=host.thread)
@@ -217,6 +228,7 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
             with _watching(WatchedEvaluation(attempts, concurrency, servers, router, loop, connect=connect), prepared, progress.say):
                 await attempts.run(prepared.problems, servers, router)
         finally:
+            failures.write(is_last=True)
             with trio.CancelScope(shield=True):
                 await scorer.aclose()
                 await router.aclose()

@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.play.play import PlayedRow
-from agentrl.types import Message, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Message, Trajectory
 
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 ACTION_STYLE, CONTEXT_STYLE, REWARD_STYLE, FORK_STYLE = "bold green", "dim", "bold black on yellow", "bold white on red"
 
 
-def show(played: PlayedRow, console: Console) -> None:
+def show(played: PlayedRow, console: Console, *, shows_traceback: bool = False) -> None:
     """Print everything there is to see of one trajectory."""
     trajectory, task = played.trajectory, played.task
     console.rule(f"task {escape(task.task_id)}: agent {escape(task.agent_name)}, data source {escape(task.data_source)}")
@@ -35,7 +35,10 @@ def show(played: PlayedRow, console: Console) -> None:
         console.print(Text(f"ground truth: {task.ground_truth}"))
     console.print(Text("metrics: " + ", ".join(f"{name}={value:.4g}" for name, value in sorted(trajectory.metrics.items()))))
     failure = f": {trajectory.failure}" if trajectory.failure else ""
-    console.print(Text(f"outcome: {trajectory.outcome.value}{failure}, reward {trajectory.reward:g}", style="bold"))
+    reward = f", reward {trajectory.reward:g}" if trajectory.outcome in SCORED_OUTCOMES else "; it has no reward"
+    console.print(Text(f"outcome: {trajectory.outcome.value}{failure}{reward}", style="bold"))
+    if shows_traceback and trajectory.failure and trajectory.failure.traceback:
+        console.print(Text(trajectory.failure.traceback))
 
 
 def transcript_line(message: Message) -> Text:

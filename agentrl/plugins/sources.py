@@ -90,6 +90,13 @@ def locate(path: str) -> Path:
     return shipped.copies.get(shipped.absolute(path), Path(path)) if shipped else Path(path)
 
 
+def named_by_user(path: str) -> str:
+    """Return the user's own path of a file that may be a copy which the driver shipped."""
+    shipped = _shipped() if SHIPPED_PACKAGE in path else None
+    originals = {str(copy): original for original, copy in shipped.copies.items()} if shipped else {}
+    return originals.get(path, path)
+
+
 def pack_files(paths: Iterable[str], folder: Path) -> Path | None:
     """Copy the files into a package below `folder`, and return it for Ray's `py_modules`; None when there is none.
 

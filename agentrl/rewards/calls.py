@@ -10,6 +10,7 @@ import trio
 
 from agentrl.errors import LearnerError, RewardError
 from agentrl.plugins import AnyReward, Attempted, RewardResult
+from agentrl.plugins.blame import blaming
 from agentrl.plugins.contained import contained
 from agentrl.plugins.rewards import Scope
 from agentrl.rewards.custom import is_finite_number
@@ -90,16 +91,17 @@ class RewardCalls:
             RewardError: it raised, returned what is no result of its scope, took longer than its deadline, or its process died.
             LearnerError: a rank of the reward model was lost; no batch could be scored from there on.
         """
-        try:
-            result = await self._timed(term, subject)
-        except RewardError as error:
-            raise RewardError(f"reward {term.name!r}: {error}") from error
-        except LearnerError:
-            raise
-        except Exception as error:  # boundary of one score: a reward raised
-            raise RewardError(f"reward {term.name!r} raised {type(error).__name__}: {error}") from error
-        _check_result(term, subject, result)
-        return result
+        with blaming("reward", term.name):
+            try:
+                result = await self._timed(term, subject)
+            except RewardError as error:
+                raise RewardError(f"reward {term.name!r}: {error}") from error
+            except LearnerError:
+                raise
+            except Exception as error:  # boundary of one score: a reward raised
+                raise RewardError(f"reward {term.name!r} raised {type(error).__name__}: {error}") from error
+            _check_result(term, subject, result)
+            return result
 
     async def _timed(self, term: Term, subject: Subject) -> Any:
         if term.reward.runs_in == "inline":

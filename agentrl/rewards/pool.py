@@ -17,6 +17,7 @@ from typing import Any
 import trio
 
 from agentrl.errors import RewardError
+from agentrl.plugins.blame import RaisedElsewhere
 from agentrl.rewards.recipes import Recipe
 from agentrl.rewards.worker import HEADER, MakeRequest, Reply, ScoreRequest, frame
 
@@ -105,8 +106,8 @@ class _Worker:
         except trio.BrokenResourceError as error:
             raise RewardError(await self._death()) from error
         self.is_usable = True
-        if reply.error is not None:
-            raise RewardError(reply.error)
+        if reply.failure is not None:
+            raise RewardError(reply.failure.text) from RaisedElsewhere(reply.failure)
         return reply.value
 
     async def _read(self, count: int) -> bytes:

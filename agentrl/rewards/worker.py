@@ -14,16 +14,16 @@ import signal
 import struct
 import sys
 import threading
-import traceback
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from agentrl.plugins import AnyReward
+from agentrl.plugins.blame import failure_of
 from agentrl.plugins.contained import contained
 from agentrl.rewards.recipes import Recipe
+from agentrl.types import Failure
 
 HEADER = struct.Struct("!Q")
-MAX_ERROR_CHARS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What `score` returned, or in one line why it did not."""
+    """What `score` returned, or why it did not."""
 
     value: Any = None
-    error: str | None = None
+    failure: Failure | None = None
 
 
 def frame(message: object) -> bytes:
@@ -69,7 +69,7 @@ def main() -> None:
         try:
             data = frame(reply)
         except Exception as error:  # noqa: BLE001 - whatever a user's object raises when it is pickled
-            data = frame(Reply(error=f"its result cannot be pickled: {error}"))
+            data = frame(Reply(failure=Failure(f"its result cannot be pickled: {error}", error=type(error).__name__)))
         out.write(data)
         out.flush()
 
@@ -82,13 +82,7 @@ def _answer(request: MakeRequest | ScoreRequest, rewards: dict[int, AnyReward]) 
                 return Reply()
             return Reply(rewards[request.key].score(request.subject))
     except Exception as error:  # noqa: BLE001 - boundary of one score: a reward raised
-        return Reply(error=_one_line(error))
-
-
-def _one_line(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_ERROR_CHARS]}{place}"
+        return Reply(failure=failure_of(error))
 
 
 def _read(source: BinaryIO, requests: queue.SimpleQueue[MakeRequest | ScoreRequest]) -> None:

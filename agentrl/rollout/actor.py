@@ -23,6 +23,7 @@ from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError, JournalError
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.attempt_log import AttemptReport
 from agentrl.rollout.garbage import OldGarbage, collect_rarely
 from agentrl.rollout.limits import model_limits, num_ids_of, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
@@ -217,6 +218,10 @@ class RolloutPart:
     def stats(self) -> dict[str, float]:
         return self._manager.stats() | self._gaps.counters()
 
+    def attempts(self, position: int) -> AttemptReport:
+        """Return how attempts of training ended, with the failures from `position` on; answered also while the event loop is blocked."""
+        return self._manager.attempts.since(position)
+
     def scopes(self, limit: int) -> LiveScopes:
         """Return what goes on, no more than `limit` attempts of it in full; answered also while the event loop is blocked."""
         return self._loop.look(self._manager.scopes, limit=limit, places=self._router.places())
@@ -287,6 +292,9 @@ class RolloutActor:
 
     def stats(self) -> dict[str, float]:
         return self._part.stats()
+
+    def attempts(self, position: int) -> AttemptReport:
+        return self._part.attempts(position)
 
     def scopes(self, limit: int) -> LiveScopes:
         return self._part.scopes(limit)

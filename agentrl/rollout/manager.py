@@ -14,9 +14,11 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import Plugins
+from agentrl.plugins.blame import failure_of
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.attempt_log import AttemptLog
 from agentrl.rollout.outcomes import FurtherTries, GroupFate
-from agentrl.rollout.player import Player, one_line, unplayed
+from agentrl.rollout.player import Player, unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import GreedySampling
@@ -27,7 +29,8 @@ from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.shipment import MAX_SHIPMENT, DroppedGroup, LeftOut, Shipment, TrajectorySink, ship
 from agentrl.rollout.side import Validating, open_sides
 from agentrl.rollout.stats import RolloutStats
-from agentrl.types import SCORED_OUTCOMES, Lease, Outcome, Task, Trajectory
+from agentrl.tracking.attempts import Became
+from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Outcome, Trajectory
 
 EMPTY_LEASE_PAUSE_S = 0.05
 """A source should wait by itself; one that does not must not be asked in a tight loop."""
@@ -87,6 +90,7 @@ class AgentLoopManager:
             agent, reward, validation, plugins=plugins, chat=chat, router=router, host=host, prompt=prompt, tools=self._tools
         )
         self._stats = RolloutStats()
+        self.attempts = AttemptLog()  # of training
         self.scopes = Scope()  # what is under way, as a tree
         self._claimed = 0  # members of leased groups that are not settled yet
         self._playing: dict[int, _Played] = {}
@@ -162,13 +166,14 @@ class AgentLoopManager:
         waiting: list[Trajectory] = []
 
         async def play(member: int) -> None:
-            trajectory = await self._play_member(Attempt(lease.group_id, member, lease.task, is_greedy=member == lease.group_size))
+            trajectory = await self._play_member(lease, member)
             shipment = self._settle_member(trajectory, fate)
-            if shipment is None:
-                nursery.cancel_scope.cancel()
-                return
             if compares and isinstance(shipment, Trajectory) and shipment.outcome in SCORED_OUTCOMES:
                 waiting.append(shipment)
+                return
+            self.attempts.ended(trajectory, lease, _became(shipment))
+            if shipment is None:
+                nursery.cancel_scope.cancel()
                 return
             await out.send(shipment)
             group.unsettled -= 1
@@ -178,9 +183,11 @@ class AgentLoopManager:
             for member in range(lease.num_attempts):
                 nursery.start_soon(play, member)
         if waiting and not fate.is_dropped:
-            waiting = await self._score_group(self._training.scorer, lease.task, waiting, FurtherTries(self._rollout))
+            waiting = await self._score_group(self._training.scorer, lease, waiting, FurtherTries(self._rollout))
             if waiting[0].outcome is Outcome.REWARD_ERROR:  # of all of them: nobody is left
                 fate.end(waiting[0])
+        for trajectory in waiting:
+            self.attempts.ended(trajectory, lease, "dropped")
         if fate.reason is not None:
             self._stats.group_dropped(fate.reason)
             await out.send(DroppedGroup(lease.group_id, fate.reason))
@@ -203,23 +210,27 @@ class AgentLoopManager:
                 return None
 
     async def _score_group(
-        self, scorer: Scorer, task: Task, trajectories: Sequence[Trajectory], further: FurtherTries | None
+        self, scorer: Scorer, lease: Lease, trajectories: Sequence[Trajectory], further: FurtherTries | None
     ) -> list[Trajectory]:
         """Score the members of a group together, in their order; if that fails (for ever: `further` tries), all of them failed."""
         members = sorted(trajectories, key=lambda t: t.member)
         while True:
             try:
                 with self.scopes.open(f"group {members[0].group_id}: rewards that compare its members"):
-                    return await scorer.score_group(task, members)
+                    return await scorer.score_group(lease.task, members)
             except Exception as error:  # noqa: BLE001 - boundary of one group
-                failure = one_line(error)
+                failure = failure_of(error)
+            failed = [t.replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for t in members]
             again = None if further is None else further.after(Outcome.REWARD_ERROR)
             if again is None:
-                return [t.replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for t in members]
+                return failed
+            for trajectory in failed:
+                self.attempts.ended(trajectory, lease, again.how)
             await trio.sleep(again.pause_s)
 
-    async def _play_member(self, attempt: Attempt) -> Trajectory:
+    async def _play_member(self, lease: Lease, member: int) -> Trajectory:
         """Play until the outcome asks for no other attempt, or those are used up."""
+        attempt = Attempt(lease.group_id, member, lease.task, is_greedy=member == lease.group_size)
         further = FurtherTries(self._rollout)
         sampling = GreedySampling() if attempt.is_greedy else self._rollout
         while True:
@@ -228,6 +239,7 @@ class AgentLoopManager:
             if again is None:
                 return trajectory
             self._stats.became(again.how, trajectory)
+            self.attempts.ended(trajectory, lease, again.how)
             with self.scopes.open(f"group {attempt.group_id} member {attempt.member}: pause before another attempt"):
                 await trio.sleep(again.pause_s)
 
@@ -251,7 +263,7 @@ class AgentLoopManager:
                     for index, lease in enumerate(leases):
                         nursery.start_soon(self._play_members, index, lease, sampling, ended)
             watching.cancel_scope.cancel()
-        late = f"the validation ended after eval.timeout_s={timeout_s:g}, before this attempt did"
+        late = Failure(f"the validation ended after eval.timeout_s={timeout_s:g}, before this attempt did")
         return [
             ended.get((index, member)) or unplayed(Attempt(lease.group_id, member, lease.task), Outcome.TIMEOUT, late)
             for index, lease in enumerate(leases)
@@ -275,7 +287,7 @@ class AgentLoopManager:
                 nursery.start_soon(play, member)
         scored = [t for t in members.values() if t.outcome in SCORED_OUTCOMES]
         if scored:
-            members |= {(index, t.member): t for t in await self._score_group(side.scorer, lease.task, scored, None)}
+            members |= {(index, t.member): t for t in await self._score_group(side.scorer, lease, scored, None)}
         ended.update(members)
 
     # ------------------------------------------------------------------------------------------------------ both
@@ -316,3 +328,10 @@ class AgentLoopManager:
             "tool_breaker_openings": float(self._tools.num_breaker_openings),
             "outstanding_tokens": float(sum(router.outstanding_tokens().values())),
         }
+
+
+def _became(shipment: Shipment | None) -> Became:
+    """Return what follows a failed attempt by what is shipped of it."""
+    if shipment is None:
+        return "dropped"
+    return "left_out" if isinstance(shipment, LeftOut) else "masked"

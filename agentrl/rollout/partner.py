@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Interaction, InteractionReply, Registry
+from agentrl.plugins.blame import blaming
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.guests import Guest, is_inherited
 from agentrl.types import Message, Task
@@ -35,15 +36,17 @@ class Partner:
         name = kwargs.pop("name", None)
         if not isinstance(name, str):
             raise PluginError(f"task {task.task_id}: interaction_kwargs.name is missing; registered: {', '.join(registry.names())}")
-        interaction = registry.create(name, config.interaction_config)
+        with blaming("interaction", name):
+            interaction = registry.create(name, config.interaction_config)
         guest = Guest(interaction, f"interaction {name!r}", kwargs, host=host, timeout_s=config.interaction_timeout_s)
         return cls(interaction.name, interaction, guest)
 
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
         """Answer the conversation so far; raise ToolError when the partner breaks or takes too long."""
-        reply = await self._guest.use(self._interaction.respond, messages)
-        if not isinstance(reply, InteractionReply):
-            raise ToolError(f"interaction {self.name!r} returned {type(reply).__name__}; return agentrl.plugins.InteractionReply")
+        with blaming("interaction", self.name):
+            reply = await self._guest.use(self._interaction.respond, messages)
+            if not isinstance(reply, InteractionReply):
+                raise ToolError(f"interaction {self.name!r} returned {type(reply).__name__}; return agentrl.plugins.InteractionReply")
         self._has_replied = True
         return reply
 
@@ -55,10 +58,11 @@ class Partner:
         """
         if not self._has_replied or is_inherited(self._interaction.score):
             return None
-        score = await self._guest.use(self._interaction.score)
-        if score is not None and not (isinstance(score, int | float) and math.isfinite(score)):
-            raise ToolError(f"interaction {self.name!r} scored {score!r}; return a finite number, or None")
-        return score
+        with blaming("interaction", self.name):
+            score = await self._guest.use(self._interaction.score)
+            if score is not None and not (isinstance(score, int | float) and math.isfinite(score)):
+                raise ToolError(f"interaction {self.name!r} scored {score!r}; return a finite number, or None")
+            return score
 
     async def close(self) -> None:
         await self._guest.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping
 
 import trio
@@ -11,6 +10,7 @@ from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import RewardError, ServerError, ToolError
 from agentrl.plugins import AgentLoop, Plugins
+from agentrl.plugins.blame import failure_of
 from agentrl.plugins.contained import contained
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.ending import TrajectoryEnd
@@ -22,14 +22,13 @@ from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import PromptLimits, Sampling, TrajectorySession
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
-from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Failure, Outcome, PluginId, Task, Trajectory
 
 OUTCOME_OF: Mapping[type[Exception], Outcome] = {
     ServerError: Outcome.MODEL_ERROR,
     ToolError: Outcome.TOOL_ERROR,
     RewardError: Outcome.REWARD_ERROR,
 }
-MAX_FAILURE_CHARS = 500
 
 
 class Player:
@@ -63,14 +62,14 @@ class Player:
     async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
         """Play the attempt within `agent.trajectory_timeout_s`, close what it used, and score it.
 
-        A failure is returned as a trajectory with its outcome, one line of `failure`, the tokens so far and no reward.
+        A failure is returned as a trajectory with its outcome, its `failure`, the tokens so far and no reward.
         """
         try:
             with contained():
                 agent = self._plugins.agents.create(attempt.task.agent_name, self._agent.agent_config)
                 session = self._open(attempt, agent, sampling)
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory: a plugin's constructor raised
-            return unplayed(attempt, Outcome.ABORTED, one_line(error))
+            return unplayed(attempt, Outcome.ABORTED, failure_of(error, otherwise=_agent_of(attempt)))
         try:
             outcome, failure = await self._run_agent(attempt, agent, session)
         finally:
@@ -83,7 +82,7 @@ class Player:
             with attempt.scope.open("reward"):
                 return await self._scorer.score(attempt.task, trajectory, session.turn_rewards)
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory
-            return trajectory.replace(outcome=Outcome.REWARD_ERROR, failure=one_line(error))
+            return trajectory.replace(outcome=Outcome.REWARD_ERROR, failure=failure_of(error))
 
     def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> TrajectorySession:
         task = attempt.task
@@ -104,7 +103,7 @@ class Player:
             shows_tools=agent.template_shows_tools,
         )
 
-    async def _run_agent(self, attempt: Attempt, agent: AgentLoop, session: TrajectorySession) -> tuple[Outcome, str | None]:
+    async def _run_agent(self, attempt: Attempt, agent: AgentLoop, session: TrajectorySession) -> tuple[Outcome, Failure | None]:
         """Return why the attempt stopped, and what failed if something did."""
         with trio.move_on_after(self._agent.trajectory_timeout_s) as deadline:
             try:
@@ -113,13 +112,15 @@ class Player:
                     await session.collect_scores()
             except Exception as error:  # noqa: BLE001 - boundary of one trajectory
                 cause = _cause(error)
-                return _outcome_of(cause), one_line(cause)
+                outcome = _outcome_of(cause)
+                return outcome, failure_of(cause, otherwise=_agent_of(attempt) if outcome is Outcome.ABORTED else None)
         if deadline.cancelled_caught:
-            return Outcome.TIMEOUT, f"agent.trajectory_timeout_s={self._agent.trajectory_timeout_s:g} passed"
-        if not session.num_action_tokens:  # nothing to learn from, and no token to put a reward on
-            is_full = session.outcome is Outcome.TRUNCATED
-            return Outcome.ABORTED, "the prompt leaves no room for an answer" if is_full else "the agent loop ended without generating"
-        return session.outcome, None
+            return Outcome.TIMEOUT, Failure(f"agent.trajectory_timeout_s={self._agent.trajectory_timeout_s:g} passed")
+        if session.num_action_tokens:
+            return session.outcome, None
+        if session.outcome is Outcome.TRUNCATED:  # nothing to learn from, and no token to put a reward on
+            return Outcome.ABORTED, Failure("the prompt leaves no room for an answer")
+        return Outcome.ABORTED, Failure("the agent loop ended without generating", _agent_of(attempt))
 
 
 async def _until_end(agent: AgentLoop, task: Task, session: TrajectorySession) -> None:
@@ -132,11 +133,8 @@ async def _until_end(agent: AgentLoop, task: Task, session: TrajectorySession) -
             raise
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error's type and message in one line, with the place in the code where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_FAILURE_CHARS]}{place}"
+def _agent_of(attempt: Attempt) -> PluginId:
+    return PluginId("agent", attempt.task.agent_name)
 
 
 def _outcome_of(error: BaseException) -> Outcome:
@@ -152,6 +150,6 @@ def _cause(error: BaseException) -> BaseException:
     return next((leaf for leaf in leaves if isinstance(leaf, known)), leaves[0])
 
 
-def unplayed(attempt: Attempt, outcome: Outcome, failure: str) -> Trajectory:
+def unplayed(attempt: Attempt, outcome: Outcome, failure: Failure) -> Trajectory:
     """Return the trajectory of an attempt that nothing is left of: its prompt as messages, no token."""
     return TrajectoryRecorder().trajectory(attempt, messages=attempt.task.messages, outcome=outcome, failure=failure, metrics={})

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.rollout.scopes import Scope
-from agentrl.types import NO_VERSION, Generation, Message, Outcome, RewardEvent, Task, Trajectory
+from agentrl.types import NO_VERSION, Failure, Generation, Message, Outcome, RewardEvent, Task, Trajectory
 
 CONTEXT_TURN = -1
+CALLS_OF = "num_calls/"
+"""Behind it, among the metrics of a trajectory: the name of a tool that was called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class TrajectoryRecorder:
         *,
         messages: tuple[Message, ...],
         outcome: Outcome,
-        failure: str | None,
+        failure: Failure | None,
         metrics: Mapping[str, float],
     ) -> Trajectory:
         """Return what was recorded so far, without rewards."""

@@ -18,13 +18,13 @@ from agentrl.rollout.gateway import Gateway
 from agentrl.rollout.line import Line, PromptLimits, Sampled
 from agentrl.rollout.openai_session import OpenAISession
 from agentrl.rollout.partner import Partner
-from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
+from agentrl.rollout.recorder import CALLS_OF, Attempt, TrajectoryRecorder
 from agentrl.rollout.sampling import Generator, Sampling
 from agentrl.rollout.scopes import GENERATE
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.rollout.tally import GivenReward, Tally
 from agentrl.rollout.toolbox import Toolbox
-from agentrl.types import Generation, JsonObject, Message, Outcome, SamplingParams, ToolCall, Trajectory, Turn
+from agentrl.types import Failure, Generation, JsonObject, Message, Outcome, SamplingParams, ToolCall, Trajectory, Turn
 
 T = TypeVar("T")
 Adjust = Callable[[Generation], Generation]
@@ -275,7 +275,7 @@ class TrajectorySession:
         """What tools, the partner and the agent loop gave so far."""
         return self._tally.rewards
 
-    def trajectory(self, outcome: Outcome, failure: str | None) -> Trajectory:
+    def trajectory(self, outcome: Outcome, failure: Failure | None) -> Trajectory:
         """Return what happened so far, without rewards."""
         num_forks = max(self._recorder.num_rows - 1, 0)
         return self._recorder.trajectory(
@@ -288,6 +288,7 @@ class TrajectorySession:
                 "num_forks": float(num_forks),
                 **self._tally.metrics,
                 **self._toolbox.metrics,
+                **{f"{CALLS_OF}{name}": float(count) for name, count in self._toolbox.num_calls.items()},
             },
         )
 

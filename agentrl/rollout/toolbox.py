@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +11,7 @@ import trio
 
 from agentrl.errors import ToolError
 from agentrl.plugins import Tool, ToolResult, WrongCall, not_run
+from agentrl.plugins.blame import blaming
 from agentrl.rollout.guests import Guest, GuestTimeout, is_inherited
 from agentrl.rollout.scopes import Scope
 from agentrl.rollout.shared_tools import SharedTool, SharedTools, ToolUnavailable
@@ -20,8 +21,9 @@ from agentrl.types import JsonObject, ToolCall
 class Toolbox:
     """The tools offered in one trajectory. One is built and started at its first call and keeps its state until `close`.
 
-    `metrics` counts: num_tool_retries (further tries after a failure), num_tool_timeouts, num_tool_failures (calls that the tool
-    itself failed at, retries included), num_cut_outputs (outputs over their budget).
+    `num_calls` counts the well-formed calls of each tool. `metrics` counts: num_tool_retries (further tries after a failure),
+    num_tool_timeouts, num_tool_failures (calls that the tool itself failed at, retries included), num_cut_outputs (outputs over
+    their budget).
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Toolbox:
         self.schemas: list[dict[str, Any]] = tools.schemas(names)
         """The function schemas, as the chat template shows them; shared with other trajectories."""
         self.metrics: defaultdict[str, float] = defaultdict(float)
+        self.num_calls: Counter[str] = Counter()
         self._names = names
         self._shared = tools
         self._tools_kwargs = tools_kwargs
@@ -63,7 +66,8 @@ class Toolbox:
         scores = {}
         for name, (tool, guest) in opened.items():
             with self._scope.open(f"score of tool {name}"):
-                scores[name] = await guest.use(tool.score)
+                with blaming("tool", name):
+                    scores[name] = await guest.use(tool.score)
         return {name: float(score) for name, score in scores.items() if score is not None}
 
     @property
@@ -117,8 +121,10 @@ class Toolbox:
 
     async def _run(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
         """Run a call that is well-formed; what goes wrong becomes an answer, or ends the trajectory."""
+        self.num_calls[shared.name] += 1
         try:
-            return await self._try_again_and_again(shared, arguments)
+            with blaming("tool", shared.name):
+                return await self._try_again_and_again(shared, arguments)
         except WrongCall as error:
             return ToolResult(f"error: {error}", is_error=True)
         except GuestTimeout:

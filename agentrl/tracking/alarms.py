@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -46,14 +46,17 @@ class AlarmOptions(Protocol):
     def max_clip_share(self) -> float | None: ...
     @property
     def max_constant_groups(self) -> float | None: ...
+    @property
+    def max_failed_share(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """The sum of `metrics` has to stay on one side of `bound`: `at_most` or `at_least`.
 
+    A metric that ends in `/` stands for each one below it, judged by itself.
     is_relative: the mean of the latest steps is judged, and the bound is a factor on that of the first ones: a batch of easy tasks is
-    no drift. concerns: which groups are kept as evidence.
+    no drift. concerns: which groups are kept as evidence; None: none, for what the alarm is about is in no group.
     """
 
     name: str
@@ -61,8 +64,15 @@ class Rule:
     side: Literal["at_most", "at_least"]
     bound: float
     advice: str
-    concerns: Concern
+    concerns: Concern | None
     is_relative: bool = False
+
+    def instances(self, names: Iterable[str]) -> list[Rule]:
+        """Return the rule for each metric that it stands for, of those that a step measured."""
+        (first, *_) = self.metrics
+        if not first.endswith("/"):
+            return [self]
+        return [replace(self, metrics=(name,)) for name in names if name.startswith(first)]
 
     def value(self, values: Mapping[str, float]) -> float | None:
         """Return the watched value of a step; None where the step did not measure it."""
@@ -94,22 +104,29 @@ class Alarms:
 
     def __init__(self, rules: Sequence[Rule], *, window_steps: int, file: Path, kept: Iterable[StepRecord] = ()) -> None:
         """Start from the records `kept` from before a resume; the file then holds their alarms and no later ones."""
-        self._watches = [_Watch(rule, window_steps) for rule in rules]
+        self._rules = rules
+        self._window_steps = window_steps
+        self._watches: dict[Rule, _Watch] = {}
         self._file = AppendedFile(file)
-        alarms = [alarm for record in kept if record.kind == "train" for alarm in self._judge(record.step, record.values)]
+        judged = [one for record in kept if record.kind == "train" for one in self._judge(record.step, record.values)]
         file.unlink(missing_ok=True)
-        self._append(alarms)
+        self._append([alarm for _, alarm in judged])
 
     def observe(self, step: int, values: Mapping[str, float]) -> list[tuple[Rule, Alarm]]:
         """Judge a step, write down what changed, and return the rules that went off, each with its alarm."""
-        alarms = self._judge(step, values)
+        judged = self._judge(step, values)
         with suppress(OSError):  # `write` says so
-            self._append(alarms)
-        rules = {watch.rule.name: watch.rule for watch in self._watches}
-        return [(rules[alarm.rule], alarm) for alarm in alarms if alarm.event == "raised"]
+            self._append([alarm for _, alarm in judged])
+        return [(rule, alarm) for rule, alarm in judged if alarm.event == "raised"]
 
-    def _judge(self, step: int, values: Mapping[str, float]) -> list[Alarm]:
-        return [alarm for watch in self._watches if (alarm := watch.judge(step, values)) is not None]
+    def _judge(self, step: int, values: Mapping[str, float]) -> list[tuple[Rule, Alarm]]:
+        judged = []
+        for rule in [instance for each in self._rules for instance in each.instances(values)]:
+            if rule not in self._watches:
+                self._watches[rule] = _Watch(rule, self._window_steps)
+            if (alarm := self._watches[rule].judge(step, values)) is not None:
+                judged.append((rule, alarm))
+        return judged
 
     def write(self) -> None:
         """Write down what the disk did not take when it was observed; raise OSError when it still does not."""
@@ -202,7 +219,10 @@ def shortest_response(group: Group) -> float:
 
 def evidence(groups: Sequence[Group], rule: Rule, *, limit: int) -> list[Group]:
     """Return the `limit` groups that the rule concerns most, in the order of the batch."""
-    ranked = sorted(range(len(groups)), key=lambda index: -rule.concerns(groups[index]))  # stable: the first of equals
+    concerns = rule.concerns
+    if concerns is None:
+        return []
+    ranked = sorted(range(len(groups)), key=lambda index: -concerns(groups[index]))  # stable: the first of equals
     return [groups[index] for index in sorted(ranked[:limit])]
 
 
@@ -222,11 +242,13 @@ def rules_from(options: AlarmOptions) -> list[Rule]:
         _at_most("logprob_gap", options.max_logprob_gap, staleness, "learner/mismatch_mean"),
         _at_most("clip_share", options.max_clip_share, staleness, "learner/clip_low", "learner/clip_high"),
         _at_most("constant_groups", options.max_constant_groups, is_constant, "rollout/constant_groups"),
+        _at_most("failed_share", options.max_failed_share, None, "attempts/failed_share"),
+        _at_most("failed_share", options.max_failed_share, None, "attempts/failed_share/"),
     ]
     return [rule for rule in rules if rule is not None]
 
 
-def _at_most(name: str, bound: float | None, concerns: Concern, *metrics: str, is_relative: bool = False) -> Rule | None:
+def _at_most(name: str, bound: float | None, concerns: Concern | None, *metrics: str, is_relative: bool = False) -> Rule | None:
     return None if bound is None else Rule(name, metrics, "at_most", bound, _ADVICE[name], concerns, is_relative)
 
 
@@ -242,5 +264,6 @@ _ADVICE: Mapping[str, str] = {
     "length_collapse": "answers shrank: look in the groups kept for a reward that short answers get for nothing",
     "logprob_gap": "old tokens, or server and learner disagree: check buffer.max_staleness, model.dtype and rollout.weights.verify=true",
     "clip_share": "most of the update is clipped away: lower learner.optimizer.lr, learner.epochs_per_step or buffer.max_staleness",
+    "failed_share": "what fails selects what is learned from: failures.parquet has the texts and lines",
     "constant_groups": "equal rewards teach nothing: mix in easier or harder tasks, or raise rollout.group_size",
 }

@@ -16,12 +16,14 @@ TRAINED = "final"
 """Name of the last validation of a run, and of its policy if it was trained no further."""
 STEP = "val/step"
 """Step of a validation, among its metrics."""
+UNSCORED = "not scored"
 
 
 @dataclass(frozen=True, slots=True)
 class ClosingRow:
     """What a validation of one policy measured; None where it measured nothing.
 
+    unscored: attempts without a score, of num_attempts; accuracy is that of the others.
     accuracy, tool_use (share of rows that need a tool and got a call): in [0, 1]; reward: mean;
     tokens_per_answer: mean tokens after the prompt.
     """
@@ -32,6 +34,8 @@ class ClosingRow:
     tool_use: float | None = None
     reward: float | None = None
     tokens_per_answer: float | None = None
+    unscored: int = 0
+    num_attempts: int = 0
 
     @classmethod
     def from_values(cls, policy: str, values: Mapping[str, float]) -> ClosingRow:
@@ -44,26 +48,32 @@ class ClosingRow:
             tool_use=values.get("val/tool_use/needs_tool"),
             reward=values.get("val/reward_mean"),
             tokens_per_answer=values.get("val/response_tokens/mean"),
+            unscored=int(values.get("val/failed", 0)),
+            num_attempts=int(values.get("val/trajectories", 0)),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ClosingTable:
-    """Rows and the columns that any of them has."""
+    """Rows and the columns that any of them has; notes: lines below it."""
 
     rows: tuple[ClosingRow, ...]
+    notes: tuple[str, ...] = ()
 
     def header(self) -> tuple[str, ...]:
         agents = sorted({agent for row in self.rows for agent in row.accuracy_by_agent})
-        return ("policy", "accuracy", *agents, TOOL_USE, "reward", "tokens per answer")
+        unscored = [UNSCORED] if any(row.unscored for row in self.rows) else []
+        return ("policy", "accuracy", *unscored, *agents, TOOL_USE, "reward", "tokens per answer")
 
     def cells(self) -> list[tuple[str, ...]]:
         """Return one tuple of strings per row, in the order of `header`."""
-        agents = self.header()[2:-3]
+        has_unscored = UNSCORED in self.header()
+        agents = self.header()[2 + has_unscored : -3]
         return [
             (
                 row.policy,
                 _number(row.accuracy, 3),
+                *([f"{row.unscored} of {row.num_attempts}"] if has_unscored else []),
                 *(_number(row.accuracy_by_agent.get(agent), 3) for agent in agents),
                 _number(row.tool_use, 2),
                 _number(row.reward, 3),
@@ -112,22 +122,28 @@ def closing_rows(results: Mapping[str, Mapping[str, float]], *, step: int) -> li
     return [ClosingRow.from_values(name_of(name, values), values) for name, values in results.items()]
 
 
-def closing_table(rows: Sequence[ClosingRow]) -> ClosingTable:
+def closing_table(rows: Sequence[ClosingRow], *, notes: Sequence[str] = ()) -> ClosingTable:
     """Return the table of `rows`, in their order: baselines first, the trained policy last."""
-    return ClosingTable(tuple(rows))
+    return ClosingTable(tuple(rows), tuple(notes))
 
 
-def write_summary(table: ClosingTable, path: Path, *, title: str, notes: Sequence[str] = ()) -> None:
+def write_summary(table: ClosingTable, path: Path, *, title: str) -> None:
     """Write the table, if it has a row, and one line per note as Markdown (`summary.md` of the run folder).
 
     Raises:
         InfrastructureError: it cannot be written.
     """
-    lines = [f"# {title}", "", table.to_markdown() if table.rows else "No validation was made.", "", *(f"- {note}" for note in notes)]
+    shown = table.to_markdown() if table.rows else "No validation was made."
+    lines = [f"# {title}", "", shown, "", *(_item(note) for note in table.notes)]
     try:
         path.write_text("\n".join(lines).rstrip() + "\n")
     except OSError as error:
         raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _item(note: str) -> str:
+    text = note.lstrip()
+    return f"{note[: len(note) - len(text)]}- {text}"
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from agentrl.tracking.attempts import troubles_text
 from agentrl.tracking.closing import ClosingTable
 from agentrl.tracking.live_console import LiveConsole
 from agentrl.tracking.metrics import StepRecord
@@ -108,7 +109,7 @@ class PlainConsole:
         self._servers = dict(states)
 
     def show_closing(self, table: ClosingTable) -> None:
-        self.say("\n" + table.to_text())
+        self.say("\n".join(["", *([table.to_text(), ""] if table.rows else []), *table.notes]))
 
     def close(self) -> None:
         with suppress(OSError):
@@ -133,7 +134,7 @@ def step_line(record: StepRecord, progress: Progress) -> str:
         f"took {number('time/step_s', '.1f'):>5} s",
         f"eta {duration(progress.eta_s()):>7}",
     )
-    return "  ".join(cells)
+    return "  ".join([*cells, *([troubles] if (troubles := troubles_text(record.values)) else [])])
 
 
 def validation_line(record: StepRecord) -> str:
@@ -152,4 +153,6 @@ def validation_text(values: Mapping[str, float]) -> str:
         text += f", tool use where needed {values['val/tool_use/needs_tool']:.2f}"
     if "val/reward_mean" in values:
         text += f", reward {values['val/reward_mean']:.3f}"
+    if values.get("val/failed"):
+        text += f"; {values['val/failed']:.0f} of {values['val/trajectories']:.0f} attempts could not be scored"
     return text

@@ -76,7 +76,10 @@ class LiveConsole:
     def show_closing(self, table: ClosingTable) -> None:
         self._end_panel()
         self._terminal.print()
-        self._terminal.print(table.to_rich())
+        if table.rows:
+            self._terminal.print(table.to_rich())
+        for note in table.notes:
+            self._terminal.print(Text(note))
 
     def close(self) -> None:
         if self._is_closed:

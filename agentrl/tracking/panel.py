@@ -16,6 +16,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.tracking.attempts import troubles_text
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.progress import Progress, duration
 
@@ -111,6 +112,8 @@ def _rows(state: PanelState) -> list[tuple[str, Text | PhaseBar]]:
             ("lag", Text(f"{_number(values, 'rollout/lag/mean', 2)} versions   max {_number(values, 'rollout/lag/max', 0)}")),
             ("speed", Text(f"{_number(values, 'speed/tokens_per_s', 0)} tokens/s   {_number(values, 'time/step_s', 1)} s per step")),
         ]
+        if troubles := troubles_text(values):
+            rows.append(("trouble", Text(troubles, style="bold red")))
         phases = phase_seconds(values)
         if phases:
             rows += [("time", PhaseBar(phases)), ("", _legend(phases))]
@@ -193,6 +196,8 @@ def _validation(validations: Sequence[StepRecord]) -> list[tuple[str, Text | Pha
     text = Text.assemble((f"{_number(last.values, 'val/accuracy', 3):<7}", "bold green"), (f"at step {last.step}", "dim"))
     if len(validations) > 1 and "val/accuracy" in last.values and "val/accuracy" in validations[0].values:
         text.append(f" {last.values['val/accuracy'] - validations[0].values['val/accuracy']:+.3f}")
+    if last.values.get("val/failed"):
+        text.append(f"  {last.values['val/failed']:.0f} of {last.values['val/trajectories']:.0f} not scored", style="bold red")
     rows: list[tuple[str, Text | PhaseBar]] = [("validation", text + _by_agent(last.values, "val/accuracy/"))]
     if "val/tool_use/needs_tool" in last.values:
         rows.append(("", Text.assemble(("tool use where needed ", "dim"), _number(last.values, "val/tool_use/needs_tool", 2))))

@@ -146,12 +146,13 @@ def _finish_strip(axes: Axes, label: str, color: str, *, is_last: bool) -> None:
 
 
 def draw_outcomes(axes: Axes, series: Series) -> None:
-    axes.set_title("How attempts ended")
-    names = [name for name in OUTCOME_COLORS if name in series.names("train", "rollout/outcome/")]
-    steps, shares = series.stacked([f"rollout/outcome/{name}" for name in names])
+    axes.set_title("How attempts ended, retried and dropped ones too")
+    names = [name for name in OUTCOME_COLORS if name in series.names("train", "attempts/")]
+    steps, counts = series.stacked([f"attempts/{name}" for name in names])
     if names and len(steps):
-        # A rare outcome is invisible in the picture: its mean share stands in the legend.
-        labels = [f"{name} {share:.1%}" for name, share in zip(names, shares.mean(axis=1), strict=True)]
+        shares = counts / np.maximum(counts.sum(axis=0), 1)
+        # A rare outcome is invisible in the picture: its share of all attempts stands in the legend.
+        labels = [f"{name} {share:.1%}" for name, share in zip(names, counts.sum(axis=1) / max(counts.sum(), 1), strict=True)]
         axes.stackplot(steps, shares, labels=labels, colors=[OUTCOME_COLORS[name] for name in names], linewidth=0)
     _share(axes)
     axes.set_ylim(0, 1)

@@ -60,8 +60,8 @@ def test_a_server_that_died_ends_the_trajectory_as_a_failure_of_the_tool(stage):
     world = open_world(stage, lambda turn, _: stage.call("s_die", "{}"), agent={"mcp_servers": {"s": server}})
     (trajectory,) = world.play(stage.task(), real_time=True)
     assert trajectory.outcome is Outcome.TOOL_ERROR
-    assert "MCP server 's'" in trajectory.failure
-    assert "was lost" in trajectory.failure
+    assert "MCP server 's'" in str(trajectory.failure)
+    assert "was lost" in str(trajectory.failure)
 
 
 def test_verls_tool_with_rewards_per_call_and_at_the_end(stage, tmp_path):

@@ -423,7 +423,7 @@ def test_a_server_that_fails_is_model_error_whatever_the_program_makes_of_it(sta
     world.client.model_info = _always_up
     [trajectory] = world.play(stage.task(agent="guest"), real_time=True)
     assert trajectory.outcome is Outcome.MODEL_ERROR
-    assert "burned" in trajectory.failure
+    assert "burned" in str(trajectory.failure)
 
 
 async def _always_up():
@@ -439,7 +439,7 @@ def test_a_program_that_raises_aborts_its_trajectory(stage):
 
     _, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
     assert trajectory.outcome is Outcome.ABORTED
-    assert "LookupError: lost the plot" in trajectory.failure
+    assert "LookupError: lost the plot" in str(trajectory.failure)
 
 
 # ---------------------------------------------------------------------------------------------------- cancellation

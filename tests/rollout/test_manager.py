@@ -22,7 +22,7 @@ from agentrl.errors import ServerError, ToolError
 from agentrl.plugins import AgentLoop, Tool, ToolResult
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
-from agentrl.types import Lease, Outcome, Trajectory
+from agentrl.types import Failure, Lease, Outcome, Trajectory
 
 
 class Book:
@@ -508,7 +508,8 @@ def test_a_group_that_another_has_finished_or_taken_over_is_not_played_on(stage,
             asked = store.num_asked
             now[0] = 61.0
             for lease in buffer.lease("other", 2, 0.0)[:1]:
-                done = [unplayed(Attempt(lease.group_id, member, lease.task), Outcome.ABORTED, "never began") for member in range(2)]
+                attempts = [Attempt(lease.group_id, member, lease.task) for member in range(2)]
+                done = [unplayed(attempt, Outcome.ABORTED, Failure("never began")) for attempt in attempts]
                 buffer.add("other", to_ipc(encode(done)))
             await trio.sleep(20)
             assert store.num_asked > asked, "there is room"

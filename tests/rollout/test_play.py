@@ -15,7 +15,7 @@ from agentrl.plugins import AgentLoop, Attempted, GroupReward, Reward, RewardRes
 from agentrl.rollout.actor import validating
 from agentrl.rollout.side import Validating
 from agentrl.tracking.summary import is_correct, summarise_trajectories
-from agentrl.types import Lease, Outcome
+from agentrl.types import Failure, Lease, Outcome
 
 SAMPLING = EvalConfig(temperature=1.0)
 
@@ -75,7 +75,7 @@ def test_what_has_not_ended_at_the_deadline_is_returned_as_timed_out(stage, rewa
     assert ended - started < 1e6  # the clock of trio begins anywhere; the hanging row would end it never
     assert [(t.task_id, t.member) for t in trajectories] == [(f"t:{i}", member) for i in range(4) for member in range(2)]
     assert [t.outcome for t in trajectories] == [*[Outcome.COMPLETED] * 2, *[Outcome.TIMEOUT] * 2] * 2
-    assert {t.failure for t in trajectories} == {None, "the validation ended after eval.timeout_s=10, before this attempt did"}
+    assert {t.failure for t in trajectories} == {None, Failure("the validation ended after eval.timeout_s=10, before this attempt did")}
     assert all(t.rewards for t in trajectories if t.outcome is Outcome.COMPLETED)
     facts = summarise_trajectories(trajectories, lags=None, prefix="val/")
     assert (facts["val/trajectories"], facts["val/failed"]) == (8, 4)

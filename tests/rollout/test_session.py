@@ -159,14 +159,14 @@ def test_an_overlong_prompt_is_cut_as_configured(stage, overlong, kept):
 def test_an_overlong_prompt_is_refused_otherwise(stage):
     (trajectory,) = stage.World(lambda *_: "hi", prompt=PromptLimits(5, "filter")).play(stage.task())
     assert trajectory.outcome is Outcome.ABORTED
-    assert "data.max_prompt_tokens is 5" in trajectory.failure
+    assert "data.max_prompt_tokens is 5" in str(trajectory.failure)
 
 
 def test_a_prompt_that_fills_the_context_is_no_wrong_answer(stage):
     world = stage.World(lambda *_: "hi", prompt=PromptLimits(2000, "filter"))
     (trajectory,) = world.play(stage.task("x" * 1500))
     assert (trajectory.outcome, trajectory.rewards) == (Outcome.ABORTED, ())
-    assert "no room" in trajectory.failure
+    assert "no room" in str(trajectory.failure)
 
 
 # ---------------------------------------------------------------------------------------------------------------- tools
@@ -238,8 +238,8 @@ def test_a_broken_tool_is_data_and_never_text_for_the_model(stage, do, failure):
     world = stage.World(lambda *_: note(stage, "a", "slow") + note(stage, "b", do), agent={"tools": ("notebook",)}, plugins=[Notebook])
     (trajectory,) = world.play(stage.task())
     assert (trajectory.outcome, trajectory.rewards) == (Outcome.TOOL_ERROR, ())
-    assert failure in trajectory.failure
-    assert "\n" not in trajectory.failure
+    assert failure in str(trajectory.failure)
+    assert "\n" not in str(trajectory.failure)
     assert "secret" not in stage.chat.decode(trajectory.token_ids.tolist())
     assert Notebook.closed == ["nobody"]
     check_tokens(trajectory, world.client.requests, num_prompt_tokens=len(world.client.requests[0][0]))
@@ -382,9 +382,9 @@ class Silent(AgentLoop):
 @pytest.mark.parametrize(
     ("ability", "outcome", "failure"),
     [
-        ("raise", Outcome.ABORTED, "KeyError: 'no\\nsuch' (test_session.py:"),
+        ("raise", Outcome.ABORTED, "agent 'faulty' raised KeyError: 'no\\nsuch' (test_session.py:"),
         ("swallow", Outcome.TURN_LIMIT, None),
-        ("nursery", Outcome.MODEL_ERROR, "ServerError: gone"),
+        ("nursery", Outcome.MODEL_ERROR, "gone"),
         ("hang", Outcome.TIMEOUT, "agent.trajectory_timeout_s=60 passed"),
     ],
 )
@@ -392,7 +392,7 @@ def test_what_an_agent_loop_does_wrong_is_data(stage, ability, outcome, failure)
     world = stage.World(lambda *_: "hm", plugins=[Faulty], agent={"trajectory_timeout_s": 60.0, "max_turns": 3})
     (trajectory,) = world.play(stage.task(agent="faulty", ability=ability))
     assert trajectory.outcome is outcome
-    assert trajectory.failure is None if failure is None else trajectory.failure.startswith(failure)
+    assert trajectory.failure is None if failure is None else str(trajectory.failure).startswith(failure)
     assert bool(trajectory.rewards) == (outcome is Outcome.TURN_LIMIT)
     check_tokens(trajectory, world.client.requests, num_prompt_tokens=len(world.client.requests[0][0]))
 
@@ -431,7 +431,7 @@ def test_a_reward_that_fails_is_never_a_zero(stage, truth, failure):
 
     (trajectory,) = world.run(release)
     assert (trajectory.outcome, trajectory.rewards) == (Outcome.REWARD_ERROR, ())
-    assert failure in trajectory.failure
+    assert failure in str(trajectory.failure)
 
 
 def test_an_async_reward_runs_under_asyncio(stage, tmp_path):

@@ -1,0 +1,62 @@
+"""Ends a run whose attempts fail: nothing would be learned, or only from the tasks that do not meet the fault."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentrl.config.schema import Config
+from agentrl.errors import InfrastructureError
+from agentrl.tracking.attempts import AttemptCounts
+from agentrl.types import Outcome
+
+MIN_ATTEMPTS = 64
+STALL_SHARE = 0.1
+"""The fault must have lasted for so much of buffer.stall_timeout_s: a service that is away for a moment ends no run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    time: float
+    num_ended: int
+    num_failed: int
+
+
+class FailedShare:
+    """Judges the latest attempts of training, MIN_ATTEMPTS at least, over a tenth of `buffer.stall_timeout_s` at least.
+
+    Not counted as failed are attempts that no server answered, for servers have limits of their own, and outcomes that
+    `rollout.on_outcome` replaces: the config says that what they need may be away.
+    """
+
+    def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_share = config.rollout.max_failed_share
+        self._lasting_s = STALL_SHARE * config.buffer.stall_timeout_s
+        self.ignored = frozenset({Outcome.MODEL_ERROR} | {o for o, policy in config.rollout.on_outcome.items() if policy == "replace"})
+        self._clock = clock
+        self._looks = deque([_Look(clock(), 0, 0)])
+
+    def check(self, counts: AttemptCounts, *, most_common: Callable[[], str]) -> None:
+        """Judge the attempts since the start of the run. `most_common`: what fails most of them.
+
+        Raises:
+            InfrastructureError: too many of the latest failed.
+        """
+        now = _Look(self._clock(), counts.num_ended, counts.num_failed(ignored=self.ignored))
+        self._looks.append(now)
+        while len(self._looks) > 1 and self._is_enough(self._looks[1], now):
+            self._looks.popleft()
+        first = self._looks[0]
+        if self._max_share is None or not self._is_enough(first, now):
+            return
+        num_ended, num_failed = now.num_ended - first.num_ended, now.num_failed - first.num_failed
+        if num_failed >= self._max_share * num_ended:
+            raise InfrastructureError(
+                f"{num_failed} of the latest {num_ended} attempts failed (rollout.max_failed_share={self._max_share:g}), "
+                f"most of them with: {most_common()}"
+            )
+
+    def _is_enough(self, first: _Look, now: _Look) -> bool:
+        return now.num_ended - first.num_ended >= MIN_ATTEMPTS and now.time - first.time >= self._lasting_s

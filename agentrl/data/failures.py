@@ -1,0 +1,143 @@
+"""`failures.parquet`: one row per failed attempt of a run or an evaluation. Texts that repeat are stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.data.whole import appearing_whole
+from agentrl.tracking.attempts import FailedAttempt
+from agentrl.tracking.failures import FailureTally
+from agentrl.tracking.redact import redact
+from agentrl.tracking.unwritten import UnwrittenFiles
+from agentrl.types import Failure, Outcome, PluginId
+
+FILE = "failures.parquet"
+_TEXT = pa.dictionary(pa.int32(), pa.large_string())
+SCHEMA = pa.schema(
+    [
+        pa.field("step", pa.int64()),  # steps that were made by then
+        pa.field("time", pa.timestamp("ms", tz="UTC")),
+        pa.field("outcome", _TEXT),
+        pa.field("became", _TEXT),  # retried, replaced, masked, left_out, dropped; not_scored: a validation's, an evaluation's
+        pa.field("kind", _TEXT),  # of plugin; null, as its name: no plugin is to blame
+        pa.field("plugin", _TEXT),
+        pa.field("error", _TEXT),
+        pa.field("text", _TEXT),
+        pa.field("place", _TEXT),
+        pa.field("traceback", _TEXT),
+        pa.field("task_id", _TEXT),
+        pa.field("data_source", _TEXT),
+        pa.field("agent_name", _TEXT),
+        pa.field("group_id", pa.int64()),
+        pa.field("member", pa.int64()),
+        pa.field("version", pa.int64()),  # of the learner when the group was leased
+    ]
+)
+GROWTH_SHARE = 0.02
+"""The file is written whole: a long one only when it has grown by so much, or for the last time."""
+
+
+class FailureTable:
+    """The rows of a file, which exists once there is one. What was not written yet is kept in memory."""
+
+    def __init__(self, file: Path, *, keeps_earlier: bool) -> None:
+        """Begin with the rows of the file, or remove it.
+
+        Raises:
+            OSError: the file cannot be read or removed.
+        """
+        self._file = file
+        self._rows: list[Mapping[str, Any]] = []
+        self._table = SCHEMA.empty_table()
+        if not keeps_earlier:
+            file.unlink(missing_ok=True)
+        elif file.exists():
+            self._table = pq.read_table(file).cast(SCHEMA)
+
+    def earlier(self) -> Iterator[FailedAttempt]:
+        """Yield the attempts of the rows that were read."""
+        for row in self._table.to_pylist():
+            yield _attempt(row)
+
+    def add(self, attempts: Sequence[FailedAttempt], *, step: int) -> None:
+        self._rows += [_row(failed, step) for failed in attempts]
+
+    def write(self, *, is_last: bool) -> None:
+        """Write the file if there is enough to write, or for the last time.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        if not self._rows or (not is_last and len(self._rows) < GROWTH_SHARE * len(self._table)):
+            return
+        new = pa.Table.from_pylist(self._rows, schema=SCHEMA)
+        self._table = pa.concat_tables([self._table, new]).unify_dictionaries().combine_chunks()
+        self._rows = []
+        with appearing_whole(self._file) as partial:
+            pq.write_table(self._table, partial, compression="zstd")
+
+
+class FailureBook:
+    """Tells of failures, and keeps them in `folder`. The disk may refuse them; a later write has them all."""
+
+    def __init__(
+        self, folder: Path, *, say: Callable[[str], None], unwritten: UnwrittenFiles, is_resumed: bool, shows_tracebacks: bool
+    ) -> None:
+        self._unwritten = unwritten
+        self._file = folder / FILE
+        self.tally = FailureTally(say, where=str(self._file), shows_tracebacks=shows_tracebacks)
+        self._table = FailureTable(self._file, keeps_earlier=is_resumed)
+        self.tally.restore(self._table.earlier())
+
+    def add(self, attempts: Sequence[FailedAttempt], *, step: int) -> None:
+        """Take failures in; `step`: steps that were made by now."""
+        if not attempts:
+            return
+        attempts = [_redacted(failed) for failed in attempts]
+        self._table.add(attempts, step=step)
+        self.tally.add(attempts)
+        self.write()
+
+    def write(self, *, is_last: bool = False) -> None:
+        """Bring the file up to date."""
+        self._unwritten.attempt(FILE, lambda: self._table.write(is_last=is_last))
+
+    def lines(self) -> list[str]:
+        """Return in words what failed most, and where all is; [] if nothing failed."""
+        lines = self.tally.lines()
+        return [*lines, f"all of them: {self._file}"] if lines else []
+
+
+def _redacted(failed: FailedAttempt) -> FailedAttempt:
+    """An error may quote the URL that it was about, and a URL the user and password."""
+    text = redact({"text": failed.failure.text})["text"]
+    return failed if text == failed.failure.text else replace(failed, failure=replace(failed.failure, text=text))
+
+
+def _row(failed: FailedAttempt, step: int) -> dict[str, Any]:
+    failure = failed.failure
+    plugin = failure.plugin
+    texts = {
+        "outcome": failed.outcome.value,
+        "became": failed.became,
+        "kind": None if plugin is None else plugin.kind,
+        "plugin": None if plugin is None else plugin.name,
+        **{name: getattr(failure, name) for name in ("error", "text", "place", "traceback")},
+        **{name: getattr(failed, name) for name in ("task_id", "data_source", "agent_name")},
+    }
+    numbers = {name: getattr(failed, name) for name in ("group_id", "member", "version")}
+    valid = {name: None if text is None else text.encode("utf-8", errors="replace").decode() for name, text in texts.items()}
+    return {"step": step, "time": int(failed.time * 1000), **valid, **numbers}
+
+
+def _attempt(row: Mapping[str, Any]) -> FailedAttempt:
+    plugin = None if row["kind"] is None else PluginId(row["kind"], row["plugin"])
+    failure = Failure(row["text"], plugin, row["error"], row["place"], row["traceback"])
+    own = {name: row[name] for name in ("became", "task_id", "data_source", "agent_name", "group_id", "member", "version")}
+    return FailedAttempt(failure, Outcome(row["outcome"]), time=row["time"].timestamp(), **own)

@@ -1,0 +1,152 @@
+"""From an exception to what a person needs of it: whose fault, what was said, and the line of the user's own file.
+
+A plugin's exception passes wrappers of ours, event loops, threads and processes. What it says is about the plugin, and so is its place:
+the innermost frame of a file that is neither agentrl's, nor the standard library's, nor an installed package's. If there is no such frame
+(a plugin of agentrl's own), the place is in that plugin.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Literal
+
+from agentrl.errors import AgentRLError, InfrastructureError
+from agentrl.plugins.contained import PluginQuit
+from agentrl.plugins.sources import named_by_user
+from agentrl.types import Failure, PluginId
+
+MAX_TEXT_CHARS = 500
+MAX_FRAMES = 20
+"""The innermost ones: a recursion without end has a thousand."""
+
+_BLAMED = "agentrl_plugin"
+_LIBRARY_FOLDERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_PLUGIN_PACKAGES = tuple(f"agentrl.{name}." for name in ("agents", "tools", "interactions", "rewards", "adapters"))
+_CALLERS = frozenset(f"agentrl.rewards.{name}" for name in ("calls", "custom", "pool", "worker", "recipes", "select"))
+"""Beside the rewards, but not one of them."""
+
+
+class RaisedElsewhere(Exception):
+    """Stands for an exception of another process in the chain of causes here."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+@contextmanager
+def blaming(kind: Literal["agent", "tool", "interaction", "reward"], name: str) -> Iterator[None]:
+    """Note on what is raised within the block that this plugin raised it, unless another was noted before."""
+    try:
+        yield
+    except Exception as error:
+        if not hasattr(error, _BLAMED):
+            setattr(error, _BLAMED, PluginId(kind, name))
+        raise
+
+
+def failure_of(error: BaseException, *, otherwise: PluginId | None = None) -> Failure:
+    """Return what a person needs of an exception. `otherwise`: the plugin to blame if `blaming` noted none on it."""
+    plugin = getattr(error, _BLAMED, otherwise)
+    text = _text(error, plugin)
+    chain = list(_chain(_raised_by_plugin(error)))
+    if isinstance(chain[0], RaisedElsewhere):
+        there = chain[0].failure
+        return Failure(text, plugin, there.error, there.place, there.traceback)
+    kept = next(((one, frames) for one in chain if (frames := _frames(one, "user"))), None)
+    kept = kept or next(((one, frames) for one in chain if (frames := _frames(one, "plugin"))), None)
+    if kept is None:  # an error of ours says all; of a bug of ours, the place helps
+        kept = chain[0], [] if isinstance(chain[0], AgentRLError) else _frames(chain[0], "any")
+    shown, frames = kept
+    return Failure(text, plugin, type(chain[0]).__name__, _place(frames), _traceback(shown, frames))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the message of an exception in one line of bounded length."""
+    return " ".join(str(error).split())[:MAX_TEXT_CHARS]
+
+
+def _text(error: BaseException, plugin: PluginId | None) -> str:
+    message = first_line(error)
+    if isinstance(error, InfrastructureError):  # says by itself what broke
+        return message if plugin is None or str(plugin) in message else f"{plugin}: {message}"
+    raised = f"{type(error).__name__}: {message}"
+    return raised if plugin is None else f"{plugin} raised {raised}"
+
+
+def _raised_by_plugin(error: BaseException) -> BaseException:
+    """Return what errors of ours were raised from, for as long as it was our own code that raised them."""
+    while isinstance(error, (AgentRLError, PluginQuit)) and error.__cause__ is not None and _is_ours(error):
+        error = error.__cause__
+    return error
+
+
+def _is_ours(error: BaseException) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return not frames or _kind(frames[-1]) == "machinery"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, then what it was raised from or while handling, each once."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ if one.__cause__ is not None or one.__suppress_context__ else one.__context__
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One line of a traceback. is_wanted: it is of the kind of code that was looked for."""
+
+    file: str
+    line: int
+    function: str
+    source: str
+    is_wanted: bool
+
+
+def _frames(error: BaseException, wanted: Literal["user", "plugin", "any"]) -> list[_Frame]:
+    """Return the frames from the first of the wanted kind on, without our own machinery; [] if there is none of that kind."""
+    frames: list[_Frame] = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        kind = _kind(frame)
+        is_wanted = wanted in (kind, "any")
+        if is_wanted or (frames and kind != "machinery"):
+            frames.append(_read(frame, line, is_wanted=is_wanted))
+    return frames
+
+
+def _kind(frame: FrameType) -> Literal["user", "plugin", "machinery", "library"]:
+    module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
+    if module.partition(".")[0] == "agentrl":
+        return "plugin" if module.startswith(_PLUGIN_PACKAGES) and module not in _CALLERS else "machinery"
+    is_installed = {"site-packages", "dist-packages"} & set(file.split(os.sep))
+    if file.startswith("<") or is_installed or file.startswith(_LIBRARY_FOLDERS):
+        return "library"
+    return "user"
+
+
+def _read(frame: FrameType, line: int, *, is_wanted: bool) -> _Frame:
+    file = frame.f_code.co_filename
+    return _Frame(named_by_user(file), line, frame.f_code.co_name, linecache.getline(file, line).strip(), is_wanted)
+
+
+def _place(frames: list[_Frame]) -> str:
+    innermost = next((frame for frame in reversed(frames) if frame.is_wanted), None)
+    return "" if innermost is None else f"{innermost.file}:{innermost.line}"
+
+
+def _traceback(error: BaseException, frames: list[_Frame]) -> str:
+    if not frames:
+        return ""
+    lines = [f'  File "{frame.file}", line {frame.line}, in {frame.function}\n    {frame.source}' for frame in frames[-MAX_FRAMES:]]
+    return "\n".join(["Traceback (most recent call last):", *lines, type(error).__name__])

@@ -1,0 +1,102 @@
+"""What becomes of all attempts of training, the failed, retried and dropped ones too: counts, and a record of each failure."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentrl.tracking.metrics import StepRecord
+from agentrl.types import SCORED_OUTCOMES, Failure, Outcome, PluginId, Trajectory
+
+Became = Literal["retried", "replaced", "masked", "left_out", "dropped", "not_scored"]
+"""What followed a failure: another attempt, a place in the group without a reward, none, the group's end; not_scored: a validation's."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """One attempt that failed. version: of the learner when its group was leased, or of the weights that were validated."""
+
+    failure: Failure
+    outcome: Outcome
+    became: Became
+    task_id: str
+    data_source: str
+    agent_name: str
+    group_id: int
+    member: int
+    version: int
+    time: float
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, *, became: Became, version: int) -> FailedAttempt:
+        """Return the record of an attempt that failed just now."""
+        t = trajectory
+        failure = t.failure or Failure(t.outcome.value)
+        return cls(failure, t.outcome, became, t.task_id, t.data_source, t.agent_name, t.group_id, t.member, version, time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptCounts:
+    """Attempts that ended: by outcome, by the plugins that took part in them, and by the plugin that failed them."""
+
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    used: Counter[PluginId] = field(default_factory=Counter)
+    failed: Counter[PluginId] = field(default_factory=Counter)
+
+    @property
+    def num_ended(self) -> int:
+        return sum(self.outcomes.values())
+
+    def num_failed(self, *, ignored: frozenset[Outcome] = frozenset()) -> int:
+        """Return how many have no score, but for those of the `ignored` outcomes."""
+        return sum(count for outcome, count in self.outcomes.items() if outcome not in SCORED_OUTCOMES | ignored)
+
+    def __add__(self, other: AttemptCounts) -> AttemptCounts:
+        return AttemptCounts(self.outcomes + other.outcomes, self.used + other.used, self.failed + other.failed)
+
+    def __sub__(self, earlier: AttemptCounts) -> AttemptCounts:
+        """Return what was counted since `earlier`."""
+        return AttemptCounts(self.outcomes - earlier.outcomes, self.used - earlier.used, self.failed - earlier.failed)
+
+    def words(self) -> str:
+        """Return e.g. `120 ended, 96 completed, 4 truncated, 20 failed (16.7 %: reward_error 20)`."""
+        scored = [f"{count} {outcome.value}" for outcome, count in self.outcomes.most_common() if outcome in SCORED_OUTCOMES]
+        failed = [f"{outcome.value} {count}" for outcome, count in self.outcomes.most_common() if outcome not in SCORED_OUTCOMES]
+        share = f"{100 * self.num_failed() / max(self.num_ended, 1):.1f} %"
+        failures = [f"{self.num_failed()} failed ({share}: {', '.join(failed)})"] if failed else []
+        return ", ".join([f"{self.num_ended} ended", *scored, *failures])
+
+    def metrics(self) -> dict[str, float]:
+        """Return `attempts/` + `ended`, `failed`, each outcome (counts), `failed_share`, `failed_share/<kind>/<name>`.
+
+        The share of a plugin is of the attempts that it took part in.
+        """
+        values = {"ended": float(self.num_ended), "failed": float(self.num_failed())}
+        values |= {outcome.value: float(count) for outcome, count in self.outcomes.items()}
+        if self.num_ended:
+            values["failed_share"] = self.num_failed() / self.num_ended
+        values |= {f"failed_share/{p.kind}/{p.name}": self.failed[p] / count for p, count in sorted(self.used.items())}
+        return {f"attempts/{name}": value for name, value in values.items()}
+
+
+def ended_in(records: Sequence[StepRecord]) -> AttemptCounts:
+    """Return the outcomes of all attempts that the records of steps count."""
+    outcomes: Counter[Outcome] = Counter()
+    for outcome in Outcome:
+        count = sum(record.values.get(f"attempts/{outcome.value}", 0.0) for record in records)
+        if count:
+            outcomes[outcome] = int(count)
+    return AttemptCounts(outcomes)
+
+
+def troubles_text(values: Mapping[str, float]) -> str:
+    """Return in words what did not become part of a step as it should; "" if everything did: attempts, and groups that were dropped."""
+    counts = {
+        "failed": values.get("attempts/failed", 0.0),
+        "retried": values.get("rollout/retried", 0.0) + values.get("rollout/replaced", 0.0),
+        "groups dropped": values.get("rollout/dropped_groups", 0.0),
+    }
+    return "  ".join(f"{count:.0f} {what}" for what, count in counts.items() if count > 0)
