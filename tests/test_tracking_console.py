@@ -253,5 +253,5 @@ def test_final_is_the_policy_that_was_trained_last_or_says_which_step_it_is_of()
 
 
 def test_a_run_without_validations_has_no_table(tmp_path):
-    write_summary(closing_table([]), tmp_path / "summary.md", title="run", notes=["2 steps"])
+    write_summary(closing_table([], notes=["2 steps"]), tmp_path / "summary.md", title="run")
     assert (tmp_path / "summary.md").read_text() == "# run\n\nNo validation was made.\n\n- 2 steps\n"

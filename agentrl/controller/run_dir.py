@@ -6,7 +6,7 @@ versions.jsonl     every version ever published   checkpoints/    step_000020/ .
 weights/           the disk transport's versions  trajectories/   step_000001.parquet ...
 validation/        step_000010.parquet ...        servers/        logs of the servers
 validations.json   of baselines, initial, final  alarms.jsonl    alarms raised and cleared; alarms/ keeps groups
-result.json  summary.md  report.png
+failures.parquet   every failed attempt           result.json  summary.md  report.png
 ```
 """
 
