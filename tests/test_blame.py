@@ -65,6 +65,12 @@ class ProcessReward(InlineReward):
     name: ClassVar[str] = "process_reward"
     runs_in: ClassVar[str] = "process"
 
+class QuittingReward(InlineReward):
+    name: ClassVar[str] = "quitting_reward"
+
+    def score(self, attempt):
+        raise SystemExit(3)  # the exit
+
 class AsyncioReward(Reward):
     name: ClassVar[str] = "asyncio_reward"
     runs_in: ClassVar[str] = "asyncio"
@@ -139,6 +145,12 @@ def test_a_reward_that_raises_is_blamed_at_its_line_wherever_it_runs(broken, rew
     assert trajectory.failure.error == "KeyError"
     assert "'boom'" in trajectory.failure.text
     assert trajectory.failure.text.count("broken.py") == 0, "the place is said once, behind the text"
+
+
+def test_what_is_no_exception_is_blamed_at_its_line_too(broken):
+    trajectory = play(["hello"], agent="single_turn_agent", reward=broken.QuittingReward)
+    check(trajectory.failure, PluginId("reward", "quitting_reward"), "the exit")
+    assert trajectory.failure.error == "SystemExit"
 
 
 def test_an_agent_and_a_partner_too(broken):
