@@ -149,7 +149,7 @@ def test_a_share_of_tokens_is_at_least_one_and_ties_stay_out():
 
 
 def test_covariances_are_deviations_multiplied():
-    p, a = np.array([-1.0, -2.0, -0.5]), np.array([1.0, 0.0, -1.0])
+    p, a = np.array([-1.0, -2.0, -0.5]), np.array([4.0, 3.0, 1.5])  # no mean is 0
     got = covariances(f64(p), f64(a), mean_logprob=p.mean(), mean_advantage=a.mean())
     np.testing.assert_allclose(got, (p - p.mean()) * (a - a.mean()), atol=1e-4)
     assert got.sum() / 2 == pytest.approx(np.cov(p, a)[0, 1], abs=1e-4)

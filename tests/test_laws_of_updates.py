@@ -222,6 +222,38 @@ def test_where_all_policies_are_one_the_sign_of_rounding_noise_changes_nothing(n
     assert {key: noisy[1][key] for key in counted} == {key: plain[1][key] for key in counted}
 
 
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_selection_by_covariance_does_not_see_what_is_added_to_all_advantages(name):
+    attempts = make_attempts(4)
+    chosen = []
+    for added in (0.0, 3.0, -2.0):
+        samples = [compact(i, replace(a, advantages=a.advantages + added)) for i, a in enumerate(attempts)]
+        [[microbatch]] = pack(samples, max_tokens=10_000, world_size=1)
+        [correction] = Corrector(algorithm(name)).correct([microbatch], [logprobs(PROXIMAL, microbatch.targets)])
+        chosen.append(correction.is_selected.tolist())
+    assert 0 < sum(chosen[0]) < len(chosen[0])
+    assert chosen[1:] == [chosen[0], chosen[0]]
+
+
+@pytest.mark.parametrize("shift", [-9.0, -1.0, 0.3])
+@pytest.mark.parametrize("level", LEVELS)
+@settings(max_examples=5)
+@given(seed=seeds)
+def test_normalized_weights_have_a_mean_of_1_however_small_they_were(level, shift, seed):
+    """The mean is over accepted tokens, or over the sequences that have some, where all tokens of one share its weight."""
+    attempts = make_attempts(seed)
+    samples = [compact(i, replace(a, behavior=a.behavior - shift / max(1, len(a.tokens)))) for i, a in enumerate(attempts)]
+    [microbatches] = pack(samples, max_tokens=12, world_size=1)
+    config = algorithm(correction=CorrectionConfig(weight=level, cap=1e9, self_normalize=True))
+    corrections = Corrector(config).correct(microbatches, [logprobs(PROXIMAL, m.targets) for m in microbatches])
+    tokens, sequences = [], {}
+    for m, c in zip(microbatches, corrections, strict=True):
+        tokens += c.weights[c.accepted].tolist()
+        sequences |= dict(zip(m.sample_indices[m.sequence_ids][c.accepted], c.weights[c.accepted], strict=True))
+    found = tokens if level == "token" else list(sequences.values())
+    assert not found or np.mean(found) == pytest.approx(1.0, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_where_nothing_may_be_learned_loss_and_gradient_are_0(name):
     samples = [compact(index, replace(attempt, is_rejected=True)) for index, attempt in enumerate(make_attempts(4))]

@@ -659,6 +659,21 @@ def test_export_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path):
             one.export(str(tmp_path / "file" / "policy"))
 
 
+def test_an_update_moves_the_weights_by_the_rate_of_the_schedule():
+    """The first of four updates of warm-up is that of a quarter of the rate; after the last update of a decay nothing moves."""
+
+    def train(num_updates, **optimizer):
+        with learner(learner=LearnerConfig(optimizer=OptimizerConfig(**optimizer)), total_updates=2) as one:
+            found = [(one.update(scored(one, batch()))["lr"], one.checksums()) for _ in range(num_updates)]
+        return found
+
+    assert train(1, lr=2e-2, warmup_updates=4) == train(1, lr=5e-3)
+    first, second, third = train(3, lr=1e-2, schedule="linear")
+    assert (first[0], second[0], third[0]) == (1e-2, 5e-3, 0.0)
+    assert first[1] != second[1]
+    assert second[1] == third[1]
+
+
 def test_a_resumed_learner_goes_on_bit_for_bit(tmp_path):
     samples = batch()
     schedule = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2, schedule="cosine", warmup_updates=2))
