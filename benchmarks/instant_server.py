@@ -16,6 +16,8 @@ from typing import Any
 import orjson
 import uvicorn
 
+from agentrl.sglang.client import PROBE_RID
+
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -35,6 +37,7 @@ class InstantServer:
 
     def __init__(self, turns: list[list[int]]) -> None:
         self._replies = [reply_of(turn) for turn in turns]
+        self._probed = reply_of(turns[0][:1])
         self._asked: Counter[str] = Counter()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -49,9 +52,14 @@ class InstantServer:
         await send({"type": "http.response.body", "body": self._answer(scope["path"], body)})
 
     def _answer(self, path: str, body: bytes) -> bytes:
+        if path == "/v1/loads":
+            return b'{"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0, "max_total_num_tokens": 1}]}'
         if path == "/model_info":
             return b'{"model_path": "instant", "weight_version": "0"}'
-        trajectory = orjson.loads(body)["rid"].rpartition("-")[0]
+        request = orjson.loads(body)
+        if request["rid"].startswith(PROBE_RID):
+            return self._probed
+        trajectory = request["rid"].rpartition("-")[0]
         turn = self._asked[trajectory]
         self._asked[trajectory] += 1
         return self._replies[min(turn, len(self._replies) - 1)]

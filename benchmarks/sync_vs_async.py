@@ -169,14 +169,14 @@ def paced_step(run: Run, workload: Workload, *, learner_speed: float) -> Step:
     """Do what `train_step` does, with a learner that sleeps."""
     started = time.monotonic()
     groups = run.take()
-    taken, learned_by = time.monotonic(), run.version
+    taken, learned_by = time.monotonic(), run.lineage
     num_tokens = count_tokens(groups)
     time.sleep(workload.seconds_of(num_tokens) / learner_speed)
     learned = time.monotonic()
     run.step += 1
     run.publish()
     run.record(groups, [], learned_by=learned_by)
-    lags = tuple(learned_by - group.min_version for group in groups)
+    lags = tuple(learned_by.version - group.min_version for group in groups)  # weights never go back here
     return Step(num_tokens, lags, taken - started, learned - taken, time.monotonic())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import trio
@@ -11,6 +12,30 @@ from agentrl.rollout.server import QUESTION_TIMEOUT_S, Client, Server
 
 TEND_INTERVAL_S = 0.5
 """Between two looks at a server."""
+COMPLAIN_AFTER_S = 10.0
+"""A server that starts, or loads weights, is out of use for a while."""
+
+log = logging.getLogger(__name__)
+
+
+class Complaint:
+    """Logs why a server has been out of use for COMPLAIN_AFTER_S, once per reason."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._down_since: float | None = None
+        self._said: str | None = None
+
+    def consider(self) -> None:
+        """Call this after every probe."""
+        if self._server.is_up:
+            self._down_since = self._said = None
+            return
+        now = trio.current_time()
+        self._down_since = now if self._down_since is None else self._down_since
+        if now - self._down_since >= COMPLAIN_AFTER_S and self._said != self._server.why_down:
+            self._said = self._server.why_down
+            log.warning("server %s has not been used for %.0f s: %s", self._server.url, now - self._down_since, self._said)
 
 
 class ServerPool:
@@ -82,11 +107,13 @@ class ServerPool:
 
     async def _tend(self, server: Server) -> None:
         """Consumes one server's signs of life; unblocked by time; produces its way out of and into use, until it is retired."""
+        complaint = Complaint(server)
         with trio.CancelScope() as self._tending[server]:
             while not server.is_retired:
                 if not server.is_up:
                     if await server.probe(self.version):
                         self._notify()
+                    complaint.consider()
                 elif await server.hangs():
                     server.drain()
                     await server.leave()

@@ -58,6 +58,7 @@ class Server:
         self._last_sign = 0.0
         self._last_load: ServerLoad | None = None
         self._paused_since: float | None = None
+        self.why_down = "it has not been asked yet"  # what the last probe found; of no meaning while the server is up
 
     @property
     def running(self) -> list[str]:
@@ -125,12 +126,15 @@ class Server:
         if ticket is None:
             return False
         tell = self.breaker.abandoned
+        self.why_down = f"no answer within {QUESTION_TIMEOUT_S:g} s"
         try:
             with trio.move_on_after(QUESTION_TIMEOUT_S):
                 if await self.client.serves(version):
                     tell = self.breaker.succeeded
-        except ServerError:
-            pass  # not there yet, or still broken: the next probe follows
+                else:
+                    self.why_down = f"it does not serve version {version} yet"
+        except ServerError as error:  # not there yet, or still broken: the next probe follows
+            self.why_down = str(error)
         finally:
             tell(ticket)
         return self.is_up

@@ -215,6 +215,27 @@ def test_a_generation_waits_for_a_server_and_can_be_cancelled():
     run(main, {"a": server})
 
 
+def test_why_a_server_stays_out_of_use_is_said_once_per_reason(caplog):
+    class Broken(Server):
+        async def serves(self, version):
+            if trio.current_time() - started < 30:
+                raise ServerError("http://a sent a load that cannot be read")
+            return trio.current_time() - started > 60
+
+    async def main(router: Router) -> None:
+        nonlocal started
+        started = trio.current_time()
+        await trio.sleep(5)
+        assert not caplog.records  # a server that starts is given time
+        await router.generate([1], params(), trajectory_key="t")
+
+    started = 0.0
+    run(main, {"http://a": Broken()})
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text.rpartition(": ")[2] for text in texts] == ["http://a sent a load that cannot be read", "it does not serve version 0 yet"]
+    assert texts[0].startswith("server http://a has not been used for 10 s")
+
+
 def test_a_retired_server_loses_its_requests_to_another():
     old, new = Server(latency_s=float("inf")), Server()
 
