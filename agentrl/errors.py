@@ -18,6 +18,9 @@ AgentRLError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class AgentRLError(Exception):
     """Root of all errors this project raises on purpose."""
@@ -39,6 +42,15 @@ class DataError(UserError):
 
 class PluginError(UserError):
     pass
+
+
+@contextmanager
+def concerning(what: str) -> Iterator[None]:
+    """Put `what` (a config key, a file) before the message of the user's errors that leave the block."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"{what}: {error}") from error
 
 
 class InfrastructureError(AgentRLError):

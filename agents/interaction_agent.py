@@ -18,6 +18,7 @@ class InteractionAgent(ToolAgent):
     """
 
     name: ClassVar[str] = "interaction_agent"
+    needs_interaction: ClassVar[bool] = True
 
     async def run(self, task: Task, session: Session) -> None:
         if not session.has_interaction:

@@ -17,7 +17,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from agentrl.errors import PluginError
 from agentrl.plugins import AgentLoop, Session, ToolResult
 from agentrl.plugins.options import Options, read_options
 from agentrl.types import JsonObject, Message, Task, ToolCall
@@ -38,6 +37,7 @@ class MathExpression(AgentLoop):
 
     name: ClassVar[str] = "math_expression"  # rows choose the agent by this name, in their column `agent_name`
     template_shows_tools: ClassVar[bool] = False  # the agent calls the calculator; the model need not know how
+    required_tools: ClassVar[tuple[str, ...]] = ("calculator",)  # without it in agent.tools, nothing is started
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
@@ -49,8 +49,6 @@ class MathExpression(AgentLoop):
         return [*context, dataclasses.replace(question, content=f"{question.content}\n{INSTRUCTION}")]
 
     async def run(self, task: Task, session: Session) -> None:
-        if not any(tool["function"]["name"] == "calculator" for tool in session.tools):
-            raise PluginError("math_expression needs the calculator: set agent.tools=[calculator]")
         result = await self._evaluate(session)
         if result.is_error:
             session.add_user_message(REPEAT.format(problem=result.text))

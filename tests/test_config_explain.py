@@ -102,7 +102,6 @@ def test_every_stage_of_the_correction_is_said() -> None:
     [
         ({"rollout": {"max_concurrent_trajectories": 4}}, "its members wait for each other"),
         ({"rollout": {"max_concurrent_trajectories": 100}}, "less than one batch of 128"),
-        ({"rollout": {"group_size": 1}}, "every advantage is 0"),
         ({"rollout": {"embedded": {"num_blocks": 8}}}, "cache of 256 tokens"),
         ({"agent": {"max_turn_tokens": 2000}}, "agent.max_turn_tokens=2000"),
         ({"agent": {"trajectory_timeout_s": 20}}, "agent.tool_timeout_s=30"),
@@ -113,7 +112,6 @@ def test_every_stage_of_the_correction_is_said() -> None:
         ({"algorithm": {"correction": {"weight": "none"}}}, "old tokens"),
         ({"algorithm": {"gamma": 0.9}}, "algorithm.gamma=0.9 has no effect with algorithm.advantage=grpo"),
         ({"algorithm": {"advantage": "reinforce_plus_plus", "singleton": "raw"}}, "algorithm.singleton=raw has no effect"),
-        ({"algorithm": {"advantage": "rloo"}, "rollout": {"group_size": 1}}, "every advantage is 0"),
         ({"algorithm": {"correction": {"max_lag": 1}}}, "algorithm.correction.max_lag=1 has no effect"),
         ({"algorithm": {"mode": "bypass", "correction": {"floor": 0.5}}}, "no weight enters the loss"),
         ({"algorithm": {"policy_loss": "gpg"}, "learner": {"epochs_per_step": 2}}, "no trust region"),

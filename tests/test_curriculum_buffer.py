@@ -18,12 +18,13 @@ from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.explain import explain, find_warnings
 from agentrl.config.schema import Config
 from agentrl.data.accuracy import accuracies
-from agentrl.data.build import check_training_sources
+from agentrl.data.build import check_training_data
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import CheckpointError, ConfigError, DataError
 from agentrl.plugins import load_plugins
+from agentrl.testing import tiny_chat
 from agentrl.types import NO_VERSION, Lease, Message, Outcome, RewardEvent, Task, Trajectory
 
 NUM_TASKS = 6
@@ -278,8 +279,4 @@ def test_sources_are_compared_with_the_weights_before_anything_is_started(tmp_pa
     files = [rows(tmp_path / "a.jsonl", ["x", "y", "x"])]
     chosen = Config.model_validate({"data": {"train_files": files, "curriculum": {"source_weights": weights}}})
     with pytest.raises(DataError, match=message):
-        check_training_sources(chosen, plugins=load_plugins())
-
-
-def test_without_weights_no_row_is_read():
-    check_training_sources(Config.model_validate({"data": {"train_files": ["nowhere.parquet"]}}), plugins=load_plugins())
+        check_training_data(chosen, plugins=load_plugins(), chat=tiny_chat())

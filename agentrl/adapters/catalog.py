@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from agentrl.adapters.verl_interactions import verl_interactions
 from agentrl.adapters.verl_tools import verl_function_tools, verl_tools
 from agentrl.config.agent import AgentConfig
 from agentrl.config.schema import Config
-from agentrl.errors import PluginError
-from agentrl.plugins import Plugins, Tool, load_plugins
+from agentrl.errors import PluginError, concerning
+from agentrl.plugins import Plugins, Registry, Tool, load_plugins
 from agentrl.plugins.sources import function_reference
 
 
@@ -21,7 +22,8 @@ def open_plugins(agent: AgentConfig) -> Plugins:
         PluginError: a source does not exist or fails to import, or two tools have one name.
         ToolError: an MCP server did not come up.
     """
-    plugins = load_plugins(agent.plugins)
+    with concerning("agent.plugins"):
+        plugins = load_plugins(agent.plugins)
     tools = _tools(agent)
     for tool in tools.values():
         plugins.tools.add(tool)
@@ -31,20 +33,60 @@ def open_plugins(agent: AgentConfig) -> Plugins:
     return dataclasses.replace(plugins, served_tools=tuple(tools))
 
 
-def named_plugins(config: Config) -> Plugins:
-    """Return what `open_plugins` returns, with every plugin that the config names by file or module loaded as well.
+def agent_plugins(agent: AgentConfig, *, further_tools: Iterable[str] = ()) -> Plugins:
+    """Return what `open_plugins` returns, with every plugin that the section names by file or module loaded, made once and checked.
+
+    `further_tools`: those of `eval.tools`.
 
     Raises:
-        PluginError, ToolError: as `open_plugins`; or a name of the config is unknown.
+        PluginError, ToolError: as `open_plugins`; or a name is unknown, or its plugin is malformed.
+        ConfigError: a plugin refuses its config.
     """
-    plugins = open_plugins(config.agent)
-    for name in config.agent.tools:
-        plugins.tools.resolve(name)
-    plugins.agents.resolve(config.agent.default)
-    for name in config.reward.sources.values():
-        if function_reference(name) is None:
-            plugins.rewards.resolve(name)
+    plugins = open_plugins(agent)
+    for key, names in {"agent.tools": agent.tools, "eval.tools": further_tools}.items():
+        for name in names:
+            with concerning(key):
+                plugins.tools.create(name, agent.tool_config)
+    with concerning("agent.default"):
+        plugins.agents.create(agent.default, agent.agent_config)
+    _check_settings(agent, plugins)
     return plugins
+
+
+def named_plugins(config: Config) -> Plugins:
+    """Return `agent_plugins` with the rewards that the config names by file or module. Raises as it does."""
+    plugins = agent_plugins(config.agent, further_tools=config.eval.tools or ())
+    for key, name in _rewards(config):
+        with concerning(key):
+            if function_reference(name) is None:
+                plugins.rewards.resolve(name)
+    return plugins
+
+
+def _rewards(config: Config) -> Iterator[tuple[str, str]]:
+    yield from ((f"reward.sources.{source}", name) for source, name in config.reward.sources.items())
+    yield from ((f"eval.rewards.{source}", name) for source, name in config.eval.rewards.items())
+    yield from ((f"reward.terms.{name}", term.reward or name) for name, term in config.reward.terms.items())
+
+
+def _check_settings(agent: AgentConfig, plugins: Plugins) -> None:
+    """Refuse settings that no plugin would ever read.
+
+    Raises:
+        PluginError: no plugin has that name, or it has another name of its own.
+    """
+    settings: tuple[tuple[str, Registry[Any], Iterable[str]], ...] = (
+        ("tool_config", plugins.tools, agent.tool_config),
+        ("tool_limits", plugins.tools, agent.tool_limits),
+        ("interaction_config", plugins.interactions, agent.interaction_config),
+        ("agent_config", plugins.agents, agent.agent_config),
+    )
+    for key, registry, names in settings:
+        for name in names:
+            with concerning(f"agent.{key}.{name}"):
+                own = registry.own_name(name)
+                if own != name:
+                    raise PluginError(f"settings stand under the name that the {registry.kind} gives itself: write agent.{key}.{own}")
 
 
 def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:

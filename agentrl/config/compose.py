@@ -187,7 +187,7 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
         with _hydra(file.parent) as loader:
             groups = loader.list_groups("")
             picked = _picked_groups(loader, file.stem)
-            lines = [_force(override, groups, picked) for override in parsed]
+            lines = [line for override in parsed for line in _forced(override, groups, picked)]
             composed = compose(config_name=file.stem, overrides=lines)
             defaults = loader.compute_defaults_list(file.stem, lines, RunMode.RUN).defaults
         values = OmegaConf.to_container(composed, resolve=False)
@@ -219,6 +219,13 @@ def _picked_groups(loader: ConfigLoader, name: str) -> set[str]:
     """Return the groups of which the file's `defaults` list picks a file."""
     paths = (default.config_path or "" for default in loader.compute_defaults_list(name, [], RunMode.RUN).defaults)
     return {path.rpartition("/")[0] for path in paths}
+
+
+def _forced(override: Override, groups: Sequence[str], picked: Collection[str]) -> list[str]:
+    """Return what Hydra is given for an override. It would merge an empty mapping into what the file writes: `key={}` empties the key."""
+    line = _force(override, groups, picked)
+    is_emptied = line.startswith("++") and override.key_or_group not in groups and override.value() == {}
+    return [f"++{override.key_or_group}=null", line] if is_emptied else [line]
 
 
 def _force(override: Override, groups: Sequence[str], picked: Collection[str]) -> str:

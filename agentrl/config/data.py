@@ -23,6 +23,12 @@ class DataConfig(Section):
     )
     max_train_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
     max_val_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
+    check_rows: int = Field(
+        2000,
+        ge=0,
+        description="Training rows of each file that are checked before anything is started; all others are when the replay buffer opens, "
+        "before the first step.",
+    )
     reader: str | None = Field(
         None, description="`module:function` or `file.py:function` that turns one row (a dict) into a Task; None: the columns below."
     )

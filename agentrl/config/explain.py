@@ -217,8 +217,6 @@ def _rollout_warnings(config: Config) -> Iterator[str]:
             f"room for {numbers.capacity} trajectories in flight is less than one batch of {numbers.trajectories}:"
             " raise rollout.max_concurrent_trajectories or rollout.num_actors if the servers have capacity left"
         )
-    if rollout.group_size == 1 and config.algorithm.singleton == "zero" and config.algorithm.advantage in GROUP_ADVANTAGES:
-        yield f"rollout.group_size=1 with {config.algorithm.advantage}: every advantage is 0 and nothing is learned"
     if rollout.backend == "embedded" and rollout.num_started:
         room = rollout.embedded.num_blocks * rollout.embedded.page_size
         if room < numbers.longest_tokens:

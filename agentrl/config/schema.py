@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from agentrl.config.agent import AgentConfig
-from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, AlgorithmConfig
+from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, AlgorithmConfig
 from agentrl.config.buffer import BufferConfig
 from agentrl.config.cluster import ClusterConfig, refuse_impossible_layout
 from agentrl.config.critic import CriticConfig
@@ -260,6 +260,12 @@ class Config(Section):
             raise ValueError(
                 f"algorithm.passk_k={self.algorithm.passk_k} exceeds rollout.group_size={self.rollout.group_size}: "
                 "pass_at_k draws k attempts out of a group"
+            )
+        estimator = self.algorithm.advantage
+        if self.rollout.group_size == 1 and self.algorithm.singleton == "zero" and estimator in GROUP_ADVANTAGES:
+            raise ValueError(
+                f"rollout.group_size=1 with algorithm.advantage={estimator}: every advantage is 0 and nothing is learned, for an attempt "
+                "is compared with its group; use a larger group_size, algorithm.singleton=raw, or reinforce_plus_plus, remax or gae"
             )
         rollout = self.rollout
         if self.algorithm.advantage == "pass_at_k" and rollout.shrinking_key and self.algorithm.passk_k > rollout.min_group_size:

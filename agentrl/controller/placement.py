@@ -17,10 +17,11 @@ from functools import partial
 from agentrl.adapters.catalog import named_plugins
 from agentrl.algorithms.advantages import find_estimator
 from agentrl.algorithms.logprob_kernels import check_kernels
-from agentrl.buffer.actor import BufferPlan
+from agentrl.buffer.actor import BufferPlan, TaskCheck, planned_steps
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.controller.adapter import confirm_adapter, resolve_adapter
+from agentrl.controller.baselines import check_baselines
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.buffer_client import BufferClient
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, tidy
@@ -38,12 +39,12 @@ from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.seats import reserve_seats
 from agentrl.controller.servers import ServerFleet
-from agentrl.controller.shipping import user_files
+from agentrl.controller.shipping import check_files, user_files
 from agentrl.controller.validation import Validation
 from agentrl.controller.watchdog import watching
-from agentrl.data.build import build_dataset, check_training_sources
+from agentrl.data.build import build_dataset, check_training_data
 from agentrl.data.model_source import resolve_model
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, concerning
 from agentrl.learner.architecture import check_dtype, check_policy
 from agentrl.learner.layout import check_folder
 from agentrl.learner.linear_kernels import check_linear_kernels
@@ -63,8 +64,8 @@ def open_run(config: Config) -> Iterator[Run]:
     """
     given, config = config, _resolved(config)
     plugins = named_plugins(config)
-    check_training_sources(config, plugins=plugins)
     chat = Chat.of(config.model)
+    _check_training(config, plugins, chat)
     with ExitStack() as stack, ending_at_the_second_interrupt():
         run_dir = RunDir.open(given)
         stack.callback(run_dir.close)
@@ -72,6 +73,8 @@ def open_run(config: Config) -> Iterator[Run]:
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
         batch_rewards = _open_batch_rewards(config, plugins)
         conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
+        if checkpoint is None:  # later, nobody plays them
+            check_baselines(config)
         own = config.of_validation
         validation_rewards = batch_rewards if own is config else BatchRewards(own, plugins)
         validation = _open_validation(own, run_dir, plugins, chat, validation_rewards)
@@ -136,11 +139,14 @@ def open_run(config: Config) -> Iterator[Run]:
 
 def _resolved(config: Config) -> Config:
     """Return the config with its models found, and refuse what no process need be started for."""
+    check_files(config)
     config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
     config = resolve_adapter(config)
     check_nsight(config.profiler.nsight)
-    find_estimator(config.algorithm.advantage)
-    bind_policy_loss(config.algorithm)
+    with concerning("algorithm.advantage"):
+        find_estimator(config.algorithm.advantage)
+    with concerning("algorithm.policy_loss"):
+        bind_policy_loss(config.algorithm)
     check_policy(config.model)
     check_dtype(config.model)
     check_folder(config.model, config.learner)
@@ -148,6 +154,13 @@ def _resolved(config: Config) -> Config:
     check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
     check_critic(config)
     return config
+
+
+def _check_training(config: Config, plugins: Plugins, chat: Chat) -> None:
+    """Refuse training data, and a chat template for them, that the replay buffer would refuse when everything else is up already."""
+    check = TaskCheck(RewardTable(config.reward, plugins).check, plugins)
+    num_rows = check_training_data(config, plugins=plugins, chat=chat, check_reward=check)
+    planned_steps(config.trainer, num_tasks=num_rows, groups_per_step=config.buffer.groups_per_step)
 
 
 def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: BatchRewards) -> Validation | None:

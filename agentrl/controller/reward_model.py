@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.adapters.catalog import open_plugins
+from agentrl.adapters.catalog import agent_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.template import read_json
 from agentrl.config.model import ModelConfig
 from agentrl.config.supervised import RMConfig
+from agentrl.controller.shipping import check_files
 from agentrl.controller.supervised import Job, model_with_tokenizer, run_job
 from agentrl.controller.supervised_data import Examples, read_pairs
 from agentrl.errors import ConfigError
@@ -23,7 +24,8 @@ def train_reward_model(config: RMConfig) -> Path:
     Raises:
         UserError: a wrong key, a malformed pair, or no token that could be padding.
     """
-    plugins = open_plugins(config.agent)
+    check_files(config)
+    plugins = agent_plugins(config.agent)
     model = model_with_tokenizer(config)
     chat = Chat.of(model)
     data = config.data

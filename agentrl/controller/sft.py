@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.adapters.catalog import open_plugins
+from agentrl.adapters.catalog import agent_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.supervised import SFTConfig
+from agentrl.controller.shipping import check_files
 from agentrl.controller.supervised import Job, model_with_tokenizer, run_job
 from agentrl.controller.supervised_data import read_conversations
 
@@ -17,7 +18,8 @@ def supervise(config: SFTConfig) -> Path:
     Raises:
         UserError: a wrong key, a malformed conversation.
     """
-    plugins = open_plugins(config.agent)
+    check_files(config)
+    plugins = agent_plugins(config.agent)
     model = model_with_tokenizer(config)
     chat = Chat.of(model)
     data = config.data

@@ -11,8 +11,9 @@ from typing import Any
 from agentrl.config.agent import AgentConfig
 from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig
+from agentrl.errors import ConfigError
 from agentrl.plugins import Reference
-from agentrl.plugins.sources import pack_files
+from agentrl.plugins.sources import nearest, pack_files
 
 
 def user_files(config: Config) -> list[str]:
@@ -26,22 +27,38 @@ def user_files(config: Config) -> list[str]:
     named = [*config.agent.tools, *(config.eval.tools or ()), config.agent.default, *targets, config.data.reader or "", *rewards]
     files = [source for source in config.agent.plugins if source.endswith(".py")]
     files += [*_plugin_files(named), *rank_files(config)]
-    files += [path for path in (config.reward.custom_function.path, *_verl_files(config.agent)) if path]
+    files += [config.reward.custom_function.path] if config.reward.custom_function.path else []
+    files += [path for _, path in _verl_files(config.agent)]
     return list(dict.fromkeys(files))
 
 
 def rank_files(config: Config | SFTConfig | RMConfig) -> list[str]:
     """Return those of them that ranks of the learner read, for a command that runs nothing else: code and templates of models, the loss."""
-    models, files = [config.model], []
+    files = [path for _, path in _model_files(config)]
     if isinstance(config, Config):
-        models.append(config.reward_model.model)
-        files += _plugin_files([config.algorithm.policy_loss])
-    for model in models:
-        if model.external_lib is not None and model.external_lib.endswith(".py"):
-            files.append(model.external_lib)
-        if model.chat_template is not None:
-            files.append(model.chat_template)
+        files = [*_plugin_files([config.algorithm.policy_loss]), *files]
     return list(dict.fromkeys(files))
+
+
+def check_files(config: Config | SFTConfig | RMConfig) -> None:
+    """Refuse a config that names a file which is not there, before a process looks for it.
+
+    Raises:
+        ConfigError: one does not exist.
+    """
+    for key, path in (*_model_files(config), *_verl_files(config.agent)):
+        if not Path(path).is_file():
+            raise ConfigError(f"{key}: file {path!r} does not exist{nearest(Path(path))}")
+
+
+def _model_files(config: Config | SFTConfig | RMConfig) -> Iterator[tuple[str, str]]:
+    """Yield key and path of the files with the code and the template of models."""
+    models = {"model": config.model} | ({"reward_model.model": config.reward_model.model} if isinstance(config, Config) else {})
+    for key, model in models.items():
+        if model.external_lib is not None and model.external_lib.endswith(".py"):
+            yield f"{key}.external_lib", model.external_lib
+        if model.chat_template is not None:
+            yield f"{key}.chat_template", model.chat_template
 
 
 def _plugin_files(named: Iterable[str]) -> list[str]:
@@ -49,8 +66,11 @@ def _plugin_files(named: Iterable[str]) -> list[str]:
     return [reference.source for reference in references]
 
 
-def _verl_files(agent: AgentConfig) -> tuple[str | None, ...]:
-    return agent.verl_tool_config, agent.verl_function_tools, agent.verl_interaction_config
+def _verl_files(agent: AgentConfig) -> Iterator[tuple[str, str]]:
+    """Yield key and path of the files of verl's."""
+    for key in ("verl_tool_config", "verl_function_tools", "verl_interaction_config"):
+        if (path := getattr(agent, key)) is not None:
+            yield f"agent.{key}", path
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from agentrl.config.schema import Config
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.data.sources import check_source_weights
-from agentrl.errors import DataError
-from agentrl.plugins import Plugins
-from agentrl.types import Message, Task
+from agentrl.errors import AgentRLError, DataError, PluginError
+from agentrl.plugins import AgentLoop, Interaction, Plugins, Tool
+from agentrl.plugins.contract import check_start, place
+from agentrl.types import JsonObject, Message, Task
 
 
 class OpenedConversation(Protocol):
@@ -44,46 +45,125 @@ def build_dataset(
         DataError: a malformed row, or one that `check_reward` refuses.
         PluginError: a row needs an agent, tool or interaction that is not registered.
     """
-    offered = OfferedTools(config.agent, plugins)
-
-    def measure(task: Task) -> int:
-        agent = plugins.agents.create(task.agent_name, config.agent.agent_config)
-        schemas = offered.schemas(task)
-        return chat.open(agent.prompt(task, schemas), schemas if agent.template_shows_tools else []).num_pending_tokens()
-
-    def check(task: Task) -> None:
-        offered.schemas(task)
-        if task.interaction_kwargs is None and task.agent_name == "interaction_agent":
-            raise DataError(f"{task.task_id}: agent interaction_agent needs extra_info.interaction_kwargs with a name")
-        if task.interaction_kwargs is not None:
-            plugins.interactions.resolve(task.interaction_kwargs["name"])
-        if check_reward is not None:
-            check_reward(task)
-
+    playable = Playable(config.agent, plugins, chat, check_reward)
     return Dataset(
         files,
         config.data,
         agents=agent_choice(config.agent, plugins),
         seed=config.trainer.seed,
         shuffle=shuffle,
-        measure=measure,
-        check=check,
+        measure=playable.num_prompt_tokens,
+        check=playable.check,
         max_rows=max_rows,
         change=change,
     )
 
 
-def check_training_sources(config: Config, *, plugins: Plugins) -> None:
-    """Read the training rows for their sources alone, where `data.curriculum` weighs those: seconds, before anything is started.
+def check_training_data(
+    config: Config,
+    *,
+    plugins: Plugins,
+    chat: PromptRenderer,
+    check_reward: Callable[[Task], None] | None = None,
+) -> int:
+    """Check the first `data.check_rows` training rows of each file, before anything is started; return how many rows there are.
+
+    The sources of all rows are read, too, where `data.curriculum` weighs them. The replay buffer checks every row when it opens the data.
 
     Raises:
-        DataError: a source has no weight, or a weight no source; a malformed row.
+        DataError, PluginError: as `build_dataset`; or a source has no weight, or a weight no source.
     """
+    playable = Playable(config.agent, plugins, chat, check_reward)
+    agents = agent_choice(config.agent, plugins)
+    rows = Dataset(config.data.train_files, config.data, agents=agents, seed=0, shuffle=False, max_rows=config.data.max_train_rows)
+    rows.check_first(config.data.check_rows, measure=playable.num_prompt_tokens, check=playable.check)
     if config.data.curriculum.source_weights:
-        agents = agent_choice(config.agent, plugins)
-        limit = config.data.max_train_rows
-        rows = Dataset(config.data.train_files, config.data, agents=agents, seed=0, shuffle=False, max_rows=limit)
         check_source_weights(config.data.curriculum.source_weights, rows.sources())
+    return len(rows)
+
+
+class Playable:
+    """Checks whether rows can be played: their agent, tools and partner, and what each of them takes from the row."""
+
+    def __init__(self, config: AgentConfig, plugins: Plugins, chat: PromptRenderer, check_reward: Callable[[Task], None] | None) -> None:
+        self._config = config
+        self._plugins = plugins
+        self._chat = chat
+        self._check_reward = check_reward
+        self._offered = OfferedTools(config, plugins)
+        self._tools: dict[str, Tool] = {}
+        self._partners: dict[str, Interaction] = {}
+
+    def num_prompt_tokens(self, task: Task) -> int:
+        """Return the length of the task's prompt with the tools it offers, in tokens.
+
+        Raises:
+            PluginError: the agent cannot make the prompt.
+        """
+        agent = self._plugins.agents.create(task.agent_name, self._config.agent_config)
+        schemas = self._offered.schemas(task)
+        shown = schemas if agent.template_shows_tools else []
+        return self._chat.open(_prompt(agent, task, schemas), shown).num_pending_tokens()
+
+    def check(self, task: Task) -> None:
+        """Check that the task can be played and scored.
+
+        Raises:
+            DataError: it cannot be scored, or lacks what its agent needs.
+            PluginError: it needs an agent, tool or interaction that is not registered or offered, or passes what `start` does not take.
+        """
+        agent = self._plugins.agents.get(task.agent_name)
+        for name in self._plugins.offered_tools(task, self._config.tools):
+            self._check_tool(name, task)
+        if agent.uses_tools:
+            self._check_names(task)
+        if agent.needs_interaction and task.interaction_kwargs is None:
+            raise DataError(f"{task.task_id}: agent {agent.name} needs extra_info.interaction_kwargs with a name")
+        if task.interaction_kwargs is not None:
+            self._check_partner(task.interaction_kwargs)
+        if self._check_reward is not None:
+            self._check_reward(task)
+
+    def _check_tool(self, name: str, task: Task) -> None:
+        if name not in self._tools:
+            self._tools[name] = self._plugins.tools.create(name, self._config.tool_config)
+        kwargs = task.tools_kwargs.get(name, {}).get("create_kwargs") or {}
+        check_start("tool", self._tools[name], kwargs, column=f"extra_info.tools_kwargs.{name}.create_kwargs")
+
+    def _check_names(self, task: Task) -> None:
+        for name, kwargs in task.tools_kwargs.items():
+            own = self._plugins.tools.own_name(name)
+            if kwargs and own != name:
+                raise PluginError(
+                    f"extra_info.tools_kwargs: {name!r} calls itself {own!r}, and gets its arguments by that name: write {own}"
+                )
+
+    def _check_partner(self, interaction_kwargs: JsonObject) -> None:
+        kwargs = dict(interaction_kwargs)
+        name = kwargs.pop("name", None)
+        if not isinstance(name, str):
+            known = ", ".join(self._plugins.interactions.names())
+            raise DataError(f"extra_info.interaction_kwargs names no interaction; registered: {known}")
+        if name not in self._partners:
+            self._partners[name] = self._plugins.interactions.create(name, self._config.interaction_config)
+        check_start("interaction", self._partners[name], kwargs, column="extra_info.interaction_kwargs")
+
+
+def _prompt(agent: AgentLoop, task: Task, schemas: Sequence[JsonObject]) -> Sequence[Message]:
+    try:
+        messages = list(agent.prompt(task, schemas))
+    except AgentRLError:
+        raise
+    except Exception as error:  # the user's code: whatever it raises is about this row
+        raise PluginError(
+            f"agent {agent.name!r} ({place(type(agent).prompt)}) raised in `prompt`: {type(error).__name__}: {error}"
+        ) from error
+    if not messages or not all(isinstance(message, Message) for message in messages):
+        raise PluginError(
+            f"agent {agent.name!r} ({place(type(agent).prompt)}): `prompt` returned {str(messages)[:80]}; "
+            "return a list of agentrl.types.Message, at least one"
+        )
+    return messages
 
 
 def agent_choice(config: AgentConfig, plugins: Plugins) -> AgentChoice:

@@ -61,6 +61,7 @@ class Dataset:
         """
         if not files:
             raise DataError("no dataset files; set data.train_files (or data.val_files)")
+        self._config = config
         self._files: list[RowFile] = [open_rows(path) for path in files]
         self._ids = file_ids(files)
         self._starts = np.concatenate([[0], np.cumsum([len(file) for file in self._files], dtype=np.int64)])
@@ -98,6 +99,14 @@ class Dataset:
         row = number - int(self._starts[which])
         return self._read(self._files[which].row(row), self._place(which, row))
 
+    def check_first(self, rows_per_file: int, *, measure: Callable[[Task], int], check: Callable[[Task], None]) -> None:
+        """Read the first rows of each file, and check and measure them as the constructor does.
+
+        Raises:
+            DataError, PluginError: as in the constructor; not if none of these rows is kept.
+        """
+        _select(self._tasks(len(self), rows_per_file), self._config, measure=measure, check=check)
+
     def sources(self) -> list[str]:
         """Return the data source of each row, in the order of the files.
 
@@ -117,12 +126,13 @@ class Dataset:
                 self._orders[epoch] = np.random.default_rng([self._seed, epoch]).permutation(len(self))
             return self._orders[epoch]
 
-    def _tasks(self, limit: int) -> Iterator[tuple[Place, Task]]:
+    def _tasks(self, limit: int, rows_per_file: int | None = None) -> Iterator[tuple[Place, Task]]:
+        """Yield the first `limit` tasks, of each file no more than `rows_per_file`."""
         for which, file in enumerate(self._files):
             remaining = limit - int(self._starts[which])
             if remaining <= 0:
                 return
-            for row, raw in enumerate(file.rows(remaining)):
+            for row, raw in enumerate(file.rows(remaining if rows_per_file is None else min(remaining, rows_per_file))):
                 place = self._place(which, row)
                 yield place, self._read(raw, place)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import threading
 from collections import OrderedDict
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 
 from agentrl.data.whole import appearing_whole
 from agentrl.errors import DataError
+from agentrl.plugins.sources import nearest
 
 CACHE_BYTES = 256 * 2**20
 """Decoded row groups kept per Parquet file; the one in use stays even when it alone is larger."""
@@ -45,7 +45,7 @@ def open_rows(path: str) -> RowFile:
     """
     file = Path(path)
     if not file.is_file():
-        raise DataError(f"dataset file {path!r} does not exist{_nearest(file)}")
+        raise DataError(f"dataset file {path!r} does not exist{nearest(file)}")
     if file.suffix == ".parquet":
         return ParquetRows(path)
     if file.suffix in (".jsonl", ".json"):
@@ -163,11 +163,3 @@ def _chunks(rows: Iterable[Mapping[str, Any]], *, size: int) -> Iterator[list[Ma
             chunk = []
     if chunk:
         yield chunk
-
-
-def _nearest(missing: Path) -> str:
-    if not missing.parent.is_dir():
-        return f" (nor does its folder {str(missing.parent)!r})"
-    names = [entry.name for entry in missing.parent.iterdir()]
-    close = difflib.get_close_matches(missing.name, names, n=1)
-    return f"; did you mean {str(missing.parent / close[0])!r}?" if close else ""

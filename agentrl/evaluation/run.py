@@ -13,7 +13,7 @@ from typing import cast
 
 import trio
 
-from agentrl.adapters.catalog import open_plugins
+from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.data.failures import FailureBook
@@ -128,7 +128,7 @@ def prepare(request: Request, *, say: Say) -> Iterator[Prepared]:
     with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as scratch:
         files = resolve_files(request.on, data_dir=request.data_dir, scratch=Path(scratch))
         chat = uncounted_chat() if place.kind == "openai" else Chat.of(config.model)
-        plugins = open_plugins(config.agent)
+        plugins = named_plugins(config)
         table = RewardTable(config.reward, plugins)
         if request.is_scored:
             _refuse_reward_model(config)

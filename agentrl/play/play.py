@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 import trio
 
-from agentrl.adapters.catalog import open_plugins
+from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
-from agentrl.data.build import agent_choice
+from agentrl.data.build import Playable, agent_choice
 from agentrl.data.dataset import Dataset
 from agentrl.data.model_source import resolve_model
 from agentrl.data.prepared import check_prepared
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, concerning
 from agentrl.play.models import Read, Say, open_model
 from agentrl.plugins import Plugins
+from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.limits import model_limits
 from agentrl.rollout.manager import AgentLoopManager
@@ -49,8 +50,12 @@ def play_row(
     config = config.model_copy(update={"model": resolve_model(config.model, with_weights=starts_server)})
     folder = config.model.tokenizer_path or config.model.path
     chat = Chat.load(folder, template_file=config.model.chat_template, tool_format=config.model.tool_format)
-    plugins = open_plugins(config.agent)
+    plugins = named_plugins(config)
+    if is_validation:
+        config = config.of_validation
     task = read_task(config, plugins, row, is_validation=is_validation)
+    with concerning(task.task_id):
+        Playable(config.agent, plugins, chat, RewardTable(config.reward, plugins).check).check(task)
     with open_model(config, chat, model, starts_server=starts_server, read=read, say=say) as client:
         trajectory = _play(config, chat, plugins, task, client, is_validation=is_validation)
     return PlayedRow(task, trajectory, chat)

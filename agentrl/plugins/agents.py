@@ -98,6 +98,10 @@ class AgentLoop(ABC):
     """Whether the model may call tools; False keeps configured tools and the row's out of the prompt."""
     template_shows_tools: ClassVar[bool] = True
     """Whether the chat template shows the tools' schemas; False for agents that describe them in `prompt`."""
+    required_tools: ClassVar[tuple[str, ...]] = ()
+    """Tools without which it cannot play: a row that offers fewer is refused before anything starts."""
+    needs_interaction: ClassVar[bool] = False
+    """Whether it cannot play a row without an interaction partner."""
 
     def __init__(self, config: JsonObject | None = None) -> None:
         self.config: JsonObject = dict(config or {})

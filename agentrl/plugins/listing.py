@@ -29,8 +29,7 @@ class PluginInfo:
 
 def list_plugins(plugins: Plugins) -> list[PluginInfo]:
     """Return every registered plugin, by kind and name. One that does not load is listed with its problem."""
-    registries: tuple[Registry[Any], ...] = (plugins.tools, plugins.interactions, plugins.agents, plugins.rewards)
-    return [_describe(registry, name) for registry in registries for name in registry.names()]
+    return [_describe(registry, name) for registry in plugins.registries for name in registry.names()]
 
 
 def format_plugins(infos: Iterable[PluginInfo]) -> str:

@@ -17,8 +17,9 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from agentrl.errors import PluginError
+from agentrl.errors import AgentRLError, PluginError
 from agentrl.plugins.agents import AGENT_ALIASES, AgentLoop
+from agentrl.plugins.contract import check_class, check_instance, place
 from agentrl.plugins.functions import function_tool, tool_of
 from agentrl.plugins.interactions import Interaction
 from agentrl.plugins.rewards import AnyReward
@@ -61,6 +62,8 @@ class Registry(Generic[P]):
         self._references: dict[str, type[P]] = {}
         self._origins: dict[str, str] = {}  # of classes that came by no entry point
         self._entry_points: dict[str, EntryPoint] = {ep.name: ep for ep in entry_points(group=group)}
+        self._made: set[type[P]] = set()  # classes of which an instance was checked
+        self._strays: dict[str, str] = {}  # name -> why what has it in a plugin file is no plugin of this kind
 
     def names(self) -> list[str]:
         return sorted({*self._classes, *self._entry_points})
@@ -75,7 +78,8 @@ class Registry(Generic[P]):
         if name in self._classes or name in self._entry_points:
             return name
         if Reference.parse(name) is None:
-            raise PluginError(f"unknown {self.kind} {name!r}; registered: {', '.join(self.names()) or 'none'}")
+            stray = f"; {self._strays[name]}" if name in self._strays else ""
+            raise PluginError(f"unknown {self.kind} {name!r}{stray}; registered: {', '.join(self.names()) or 'none'}")
         self._load_reference(name)
         return name
 
@@ -103,17 +107,41 @@ class Registry(Generic[P]):
         return self.get(name).name if name in self._references else name
 
     def create(self, name: str, configs: Mapping[str, JsonObject]) -> P:
-        """Return an instance with its config: what stands under the plugin's own name."""
-        return self.get(name)(configs.get(self.own_name(name)))
+        """Return an instance with its config: what stands under the plugin's own name. Raises as `make`."""
+        return self.make(name, configs.get(self.own_name(name)))
 
-    def add(self, plugin: type[P] | Callable[..., Any], *, name: str | None = None) -> type[P]:
-        """Register a class (or a function, where the kind allows it) and return the class.
+    def make(self, name: str, config: JsonObject | None) -> P:
+        """Return an instance with this config.
 
         Raises:
-            PluginError: it is neither.
+            PluginError: it cannot be loaded or made, or says of itself what the contract does not know.
+            ConfigError: it refuses the config.
+        """
+        cls = self.get(name)
+        try:
+            plugin = cls(config)
+        except AgentRLError:
+            raise
+        except Exception as error:  # the user's code: whatever its constructor raises
+            problem = f"{type(error).__name__}: {error}"
+            shown = "without a config" if config is None else f"with its config {dict(config)}"
+            raise PluginError(f"{self.kind} {cls.name!r} ({place(cls)}) cannot be made {shown}: {problem}") from error
+        if cls not in self._made:
+            check_instance(self.kind, plugin)
+            self._made.add(cls)
+        return plugin
+
+    def add(self, plugin: type[P] | Callable[..., Any], *, name: str | None = None) -> type[P]:
+        """Register a class (or a function, where the kind allows it) and return the class. It takes the place of a packaged one.
+
+        Raises:
+            PluginError: it is neither, breaks the contract of its kind, or another one that was added has its name.
         """
         cls = self._as_class(plugin, shown=name or repr(plugin))
         name = name or cls.name
+        known = self._classes.get(name) if name in self._origins else None
+        if known is not None and _identity(known) != _identity(cls):
+            raise PluginError(f"two {self.kind}s have the name {name!r}: {place(known)} and {place(cls)}; rename one of them")
         self._classes[name] = cls
         self._origins[name] = getattr(inspect.getmodule(cls), "__file__", None) or cls.__module__
         return cls
@@ -125,6 +153,22 @@ class Registry(Generic[P]):
         entry = self._entry_points[name]
         return f"{entry.dist.name} {entry.dist.version}: {entry.value}" if entry.dist else entry.value
 
+    def has(self, value: Any) -> bool:
+        """Whether a value is a class of plugins of this kind."""
+        return inspect.isclass(value) and issubclass(value, self._base)
+
+    def note_stray(self, value: Any) -> None:
+        """Remember what stands in a plugin file and is no plugin of this kind, for the error of a config that names it."""
+        if inspect.isclass(value):
+            why = f"class {value.__name__} ({place(value)}) is no subclass of agentrl.plugins.{self._base.__name__}"
+            self._strays |= {name: why for name in (value.__name__, getattr(value, "name", None)) if isinstance(name, str)}
+        elif self._from_function is not None:
+            self._strays[value.__name__] = f"function {value.__name__} ({place(value)}) is no tool until it stands under @tool"
+
+    def is_from(self, module: ModuleType) -> bool:
+        """Whether a plugin that was added is defined in `module`."""
+        return any(self._classes[name].__module__ == module.__name__ for name in self._origins)
+
     def _load_reference(self, text: str) -> None:
         """Load the plugin behind a reference, and register it under its own name too."""
         if text in self._references:
@@ -135,10 +179,15 @@ class Registry(Generic[P]):
 
     def _as_class(self, plugin: Any, *, shown: str) -> type[P]:
         if inspect.isclass(plugin) and issubclass(plugin, self._base):
+            check_class(self.kind, plugin)
             return plugin
         if self._from_function is not None and inspect.isroutine(plugin):
             return self._from_function(plugin)
         article = "an" if self.kind[0] in "aeiou" else "a"
+        if isinstance(plugin, self._base):
+            raise PluginError(
+                f"{shown} is an instance; name its class, {type(plugin).__name__}: each trajectory gets an instance of its own"
+            )
         or_function = " or a typed function" if self._from_function else ""
         raise PluginError(
             f"{shown} is not {article} {self.kind}: it must be a subclass of agentrl.plugins.{self._base.__name__}{or_function}"
@@ -157,31 +206,56 @@ class Plugins:
     """Names of tools that are offered as if `agent.tools` named them: of MCP servers, of verl's files."""
 
     def offered_tools(self, task: Task, configured: Sequence[str]) -> tuple[str, ...]:
-        """Return the names by which the model may call tools in `task`: see `tools_for`; references become the tools' own names."""
-        names = tools_for(task, self.agents.get(task.agent_name), (*configured, *self.served_tools))
-        return tuple(dict.fromkeys(map(self.tools.own_name, names)))
+        """Return the names by which the model may call tools in `task`: see `tools_for`; references become the tools' own names.
+
+        Raises:
+            DataError: the row chooses a tool that is not offered.
+            PluginError: one is unknown, or the agent needs one that is not among them.
+        """
+        agent = self.agents.get(task.agent_name)
+        names = tuple(dict.fromkeys(map(self.tools.own_name, tools_for(task, agent, (*configured, *self.served_tools)))))
+        for name in agent.required_tools:
+            if name not in names:
+                raise PluginError(
+                    f"agent {agent.name!r} needs the tool {name!r}, and {task.task_id} is offered {', '.join(names) or 'none'}: "
+                    f"write agent.tools=[{', '.join((*configured, name))}]"
+                )
+        return names
 
     def add_module(self, module: ModuleType) -> None:
-        """Register every plugin that `module` itself defines: classes, and functions under `@tool`."""
+        """Register every plugin that `module` itself defines: classes, and functions under `@tool`.
+
+        A class that others of the module derive from may leave out its name or methods: it is their base.
+
+        Raises:
+            PluginError: a plugin breaks the contract of its kind, or has the name of another.
+        """
         for value in vars(module).values():
             cls = tool_of(value) or value
-            if not inspect.isclass(cls) or inspect.isabstract(cls) or value.__module__ != module.__name__:
+            if not (inspect.isclass(cls) or inspect.isfunction(cls)) or value.__module__ != module.__name__ or _is_base(cls, module):
                 continue
-            for registry, base in (
-                (self.agents, AgentLoop),
-                (self.tools, Tool),
-                (self.interactions, Interaction),
-                (self.rewards, AnyReward),
-            ):
-                if issubclass(cls, base):
-                    registry.add(cls)  # type: ignore[attr-defined, arg-type]  # issubclass says what mypy cannot follow through the loop
+            for registry in self.registries:
+                if registry.has(cls):
+                    registry.add(cls)
+                else:
+                    registry.note_stray(cls)
+
+    @property
+    def registries(self) -> tuple[Registry[Any], ...]:
+        """All of them, in the order in which they are shown."""
+        return self.tools, self.interactions, self.agents, self.rewards
+
+    def may_come_from(self, module: ModuleType) -> bool:
+        """Whether `module` defines a plugin, or a function that rows may name as a tool."""
+        functions = (value for value in vars(module).values() if inspect.isfunction(value) and value.__module__ == module.__name__)
+        return any(registry.is_from(module) for registry in self.registries) or any(functions)
 
 
 def load_plugins(sources: Iterable[str] = ()) -> Plugins:
     """Return the registries, with the user's files (`path/to/file.py`) and modules (`package.module`) added.
 
     Raises:
-        PluginError: a source does not exist or fails to import.
+        PluginError: a source does not exist, fails to import or defines no plugin, or a plugin is malformed.
     """
     # Registries hold subclasses of what is abstract; mypy takes the argument for a class to be called.
     plugins = Plugins(
@@ -191,5 +265,24 @@ def load_plugins(sources: Iterable[str] = ()) -> Plugins:
         rewards=Registry("reward", AnyReward, group="agentrl.rewards"),  # type: ignore[type-abstract]
     )
     for source in sources:
-        plugins.add_module(import_source(source))
+        module = import_source(source)
+        plugins.add_module(module)
+        if not plugins.may_come_from(module):
+            classes = ", ".join(value.__name__ for value in vars(module).values() if inspect.isclass(value))
+            raise PluginError(
+                f"{source!r} defines no plugin{f' ({classes})' if classes else ''}: a plugin is a subclass of agentrl.plugins.Tool, "
+                "Interaction, AgentLoop or Reward, or a function under @tool; what a module imports is named by the module that defines it"
+            )
     return plugins
+
+
+def _identity(cls: type[Any]) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
+
+
+def _is_base(value: Any, module: ModuleType) -> bool:
+    """Whether a class is there for others to derive from, not to be used: it is unfinished, and private or derived from."""
+    if not inspect.isclass(value) or not (inspect.isabstract(value) or getattr(value, "name", None) is None):
+        return False
+    others = (other for other in vars(module).values() if inspect.isclass(other) and other is not value)
+    return value.__name__.startswith("_") or any(issubclass(other, value) for other in others)

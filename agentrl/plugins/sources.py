@@ -7,6 +7,7 @@ runtime environment puts it on the path of every worker, and `locate` finds them
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -52,7 +53,8 @@ class Reference:
         """
         module = import_source(self.source)
         if not hasattr(module, self.attribute):
-            raise PluginError(f"{self.source} has no {self.attribute!r}")
+            close = difflib.get_close_matches(self.attribute, vars(module), n=1)
+            raise PluginError(f"{self.source} has no {self.attribute!r}{f'; did you mean {close[0]!r}?' if close else ''}")
         return getattr(module, self.attribute)
 
 
@@ -117,6 +119,15 @@ def pack_files(paths: Iterable[str], folder: Path) -> Path | None:
     return package
 
 
+def nearest(missing: Path) -> str:
+    """Return what an error adds about a file that does not exist: the file that may be meant, or that there is no such folder."""
+    if not missing.parent.is_dir():
+        return f" (nor does its folder {str(missing.parent)!r})"
+    names = [entry.name for entry in missing.parent.iterdir()]
+    close = difflib.get_close_matches(missing.name, names, n=1)
+    return f"; did you mean {str(missing.parent / close[0])!r}?" if close else ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Shipped:
     """What the driver sent: its working directory, and where the copy of each of its files lies."""
@@ -147,7 +158,7 @@ def _import_file(source: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
-        raise PluginError(f"plugin file {source!r} does not exist")
+        raise PluginError(f"plugin file {source!r} does not exist{nearest(path)}")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, path
     assert spec.loader is not None, path

@@ -12,6 +12,7 @@ from agentrl.errors import LearnerError, RewardError
 from agentrl.plugins import AnyReward, Attempted, RewardResult
 from agentrl.plugins.blame import blaming
 from agentrl.plugins.contained import contained
+from agentrl.plugins.loops import foreign_loop
 from agentrl.plugins.rewards import Scope
 from agentrl.rewards.custom import is_finite_number
 from agentrl.rewards.pool import WorkerPool
@@ -99,7 +100,7 @@ class RewardCalls:
             except LearnerError:
                 raise
             except Exception as error:  # boundary of one score: a reward raised
-                raise RewardError(f"reward {term.name!r} raised {type(error).__name__}: {error}") from error
+                raise RewardError(f"reward {term.name!r} {_why(term, subject, error)}") from error
             _check_result(term, subject, result)
             return result
 
@@ -140,6 +141,17 @@ class RewardCalls:
         if term not in self._places:
             self._places[term] = trio.CapacityLimiter(term.reward.max_concurrent or float("inf"))
         return self._places[term]
+
+
+def _why(term: Term, subject: Subject, error: Exception) -> str:
+    """Return what a reward did, and the cure where there is a known one."""
+    runs_in = term.reward.runs_in
+    if (runs_in == "asyncio" or runs_in == "trio") and (found := foreign_loop(error, runs_in)) is not None:
+        return f'{found}: write `runs_in = "{"trio" if runs_in == "asyncio" else "asyncio"}"` in its class'
+    attempts = [subject] if isinstance(subject, Attempted) else subject
+    bare = next((attempt.task.task_id for attempt in attempts if attempt.task.ground_truth is None), None)
+    hint = "" if bare is None else f"; the row {bare} has no reward_model.ground_truth (data.reward_model_key), if that is what it needs"
+    return f"raised {type(error).__name__}: {error}{hint}"
 
 
 def _check_result(term: Term, subject: Subject, result: Any) -> None:

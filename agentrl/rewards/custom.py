@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeGuard
 
 from agentrl.errors import ConfigError, PluginError, RewardError
-from agentrl.plugins import Attempted, BatchReward, Reward, RewardResult
+from agentrl.plugins import Attempted, BatchReward, Reference, Reward, RewardResult
+from agentrl.plugins.contract import check_awaited, place
 from agentrl.plugins.rewards import RunsIn
-from agentrl.plugins.sources import import_source
 
 SYNC_PLACES: tuple[RunsIn, ...] = ("thread", "process", "inline")
 
@@ -26,6 +26,7 @@ class CustomFunction(Reward):
     """
 
     name: ClassVar[str] = "custom"
+    passes: ClassVar[tuple[str, ...]] = ("data_source", "solution_str", "ground_truth", "extra_info")
 
     def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any], runs_in: RunsIn = "thread") -> None:
         super().__init__()
@@ -57,6 +58,7 @@ class CustomBatchFunction(BatchReward):
     """
 
     name: ClassVar[str] = "custom"
+    passes: ClassVar[tuple[str, ...]] = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
     def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any], runs_in: RunsIn = "thread") -> None:
         super().__init__()
@@ -80,15 +82,36 @@ def load_function(path: str, name: str, kwargs: Mapping[str, Any], scope: str, r
     """Load the user's function.
 
     Raises:
-        PluginError: the file or the function in it does not exist.
+        PluginError: the file or the function in it does not exist, or it does not take what it is called with.
         ConfigError: an async function is to run in another place than asyncio.
     """
-    function = getattr(import_source(path), name, None)
-    if not callable(function):
-        raise PluginError(f"reward.custom_function: {path} has no function {name!r}")
+    function = Reference(path, name).load()
+    if not callable(function) or inspect.isclass(function):
+        what = f"a class ({place(function)}); name it in reward.sources" if inspect.isclass(function) else f"{function!r}, no function"
+        raise PluginError(f"{path}:{name} is {what}")
     if inspect.iscoroutinefunction(function) and runs_in != "thread":
-        raise ConfigError(f"reward.custom_function.runs_in={runs_in}: {name!r} is async and runs in asyncio; leave the key out")
-    return (CustomBatchFunction if scope == "batch" else CustomFunction)(function, kwargs, runs_in)
+        raise ConfigError(f"runs_in={runs_in}: {name!r} is async and runs in asyncio; leave the key out")
+    check_awaited(function, f"function {name!r} ({place(function)})", name, is_async=inspect.iscoroutinefunction(function))
+    kind = CustomBatchFunction if scope == "batch" else CustomFunction
+    _check_takes(function, kind, kwargs)
+    return kind(function, kwargs, runs_in)
+
+
+def _check_takes(function: Callable[..., Any], kind: type[CustomFunction | CustomBatchFunction], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a function that cannot be called as `kind` calls it."""
+    names = [name for name in kind.passes if name != "extra_info" or _takes(function, name)]
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # compiled
+        return
+    try:
+        signature.bind(**{**dict.fromkeys(names), **kwargs})
+    except TypeError as error:
+        wanted = ", ".join((*kind.passes, *(name for name in kwargs if name not in kind.passes)))
+        raise PluginError(
+            f"function {function.__name__!r} ({place(function)}) is called as {function.__name__}({wanted}), by name: {error}; "
+            f"it takes {signature}"
+        ) from error
 
 
 def result_of(returned: Any) -> RewardResult | None:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from agentrl.config.reward import REWARD_PRESETS, RewardConfig
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import AgentRLError, ConfigError, DataError, PluginError, concerning
 from agentrl.plugins import Plugins
 from agentrl.plugins.rewards import AnyReward, Scope
 from agentrl.plugins.sources import function_reference
@@ -37,16 +37,23 @@ class RewardTable:
         self._plugins = plugins
         functions = {function.attribute for name in _named(config) if (function := function_reference(name)) is not None}
         for name in {*config.reward_config} - functions:
-            plugins.rewards.resolve(name)
+            with concerning(f"reward.reward_config.{name}"):
+                own = plugins.rewards.own_name(name)
+                if own != name:
+                    raise PluginError(f"settings stand under the name that the reward gives itself: write reward.reward_config.{own}")
         self._custom = self._custom_term() if config.custom_function.path else None
         self._by_reward: dict[str, Term] = {}
         self._names: dict[str, str | None] = {}  # data source -> its reward
         for source, name in config.sources.items():
-            if function_reference(name) is None:
-                plugins.rewards.resolve(name)
-            if self._custom is None and REWARD_PRESETS.get(source) != name:
-                self._own_term(name)
-        self._terms = [self._named_term(name) for name in config.terms]
+            with concerning(f"reward.sources.{source}"):
+                if function_reference(name) is None:
+                    plugins.rewards.resolve(name)
+                if self._custom is None and REWARD_PRESETS.get(source) != name:
+                    self._own_term(name)
+        self._terms = []
+        for name in config.terms:
+            with concerning(f"reward.terms.{name}"):
+                self._terms.append(self._named_term(name))
 
     def own(self, task: Task) -> Term:
         """Return the task's own reward.
@@ -91,13 +98,19 @@ class RewardTable:
                 raise ConfigError(
                     f"reward.terms.{term.name}: the data source {task.data_source!r} has this reward already; rename the term"
                 )
-            term.reward.check(task)
+            try:
+                term.reward.check(task)
+            except AgentRLError:
+                raise
+            except Exception as error:  # the user's code: whatever it raises is about this row
+                raise DataError(f"reward {term.name!r} raised in `check`: {type(error).__name__}: {error}") from error
 
     def _custom_term(self) -> Term:
         custom = self._config.custom_function
         assert custom.path is not None
         arguments = (custom.path, custom.name, custom.kwargs, custom.scope, custom.runs_in)
-        reward = load_function(*arguments)
+        with concerning("reward.custom_function"):
+            reward = load_function(*arguments)
         recipe = Recipe("agentrl.rewards.custom", load_function.__name__, arguments)
         return Term(reward.name, reward, self._config.weight, self._config.timeout_s, recipe)
 
@@ -110,7 +123,7 @@ class RewardTable:
 
     def _named_term(self, name: str) -> Term:
         if name in RESERVED or "/" in name:
-            raise ConfigError(f"reward.terms.{name}: a term's name has no `/` and is none of {', '.join(sorted(RESERVED))}")
+            raise ConfigError(f"a term's name has no `/` and is none of {', '.join(sorted(RESERVED))}")
         config = self._config.terms[name]
         return self._term(
             name,
@@ -128,7 +141,7 @@ class RewardTable:
             return Term(shown, scorer, recipe=None, **fields)
         cls = self._plugins.rewards.get(name)
         merged = {**self._config.reward_config.get(self._plugins.rewards.own_name(name), {}), **config}
-        reward = cls(merged)
+        reward = self._plugins.rewards.make(name, merged)
         if reward.has_own_deadlines:
             fields["timeout_s"] = math.inf
         return Term(shown, reward, recipe=recipe_of_class(cls, merged) if reward.runs_in == "process" else None, **fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ import trio
 from agentrl.errors import ToolError, UserError
 from agentrl.plugins import Interaction, Tool, WrongCall
 from agentrl.plugins.contained import contained
+from agentrl.plugins.loops import foreign_loop
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.types import JsonObject
 
@@ -101,14 +103,26 @@ class Guest:
             except (ToolError, UserError, WrongCall):
                 raise
             except Exception as error:  # boundary of one call: a plugin raised
+                if (found := foreign_loop(error, self._plugin.runtime)) is not None:
+                    other = "trio" if self._plugin.runtime == "asyncio" else "asyncio"
+                    raise ToolError(f'{self._label}: `{what}` {found}: write `runtime = "{other}"` in its class') from error
                 raise ToolError(f"{self._label} raised in `{what}`: {type(error).__name__}: {error}") from error
         raise GuestTimeout(f"{self._label}: `{what}` timed out after {self._timeout_s:g} s")
 
     async def _run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         if self._plugin.runtime == "trio":
             with contained(trio.Cancelled):
-                return await function(*args)
-        return await self._host.run(function, *args)
+                return await awaitable(function, *args)
+        return await self._host.run(awaitable, function, *args)
+
+
+async def awaitable(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Await `function(*args)`; one that returns no awaitable, behind a decorator for instance, is the user's mistake."""
+    returned = function(*args)
+    if not inspect.isawaitable(returned):
+        name = getattr(function, "__name__", "it")
+        raise ToolError(f"`{name}` returned {type(returned).__name__} at once, and is awaited: write `async def {name}`")
+    return await returned
 
 
 def is_inherited(method: Callable[..., Any]) -> bool:

@@ -8,10 +8,11 @@ import trio
 
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
-from agentrl.errors import RewardError, ServerError, ToolError
+from agentrl.errors import PluginError, RewardError, ServerError, ToolError
 from agentrl.plugins import AgentLoop, Plugins
 from agentrl.plugins.blame import failure_of
 from agentrl.plugins.contained import contained
+from agentrl.plugins.loops import foreign_loop
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.gateway import Gateway
@@ -129,7 +130,11 @@ async def _until_end(agent: AgentLoop, task: Task, session: TrajectorySession) -
         with contained(trio.Cancelled):
             await agent.run(task, session)
     except Exception as error:  # what wraps the end of a trajectory is the agent's own choice
-        if not isinstance(_cause(error), TrajectoryEnd):
+        cause = _cause(error)
+        if (found := foreign_loop(cause, "trio")) is not None:
+            cure = "call it as `await session.run_asyncio(function, *args)`, or use trio's own"
+            raise PluginError(f"agent {agent.name!r} {found}: {cure}") from error
+        if not isinstance(cause, TrajectoryEnd):
             raise
 
 

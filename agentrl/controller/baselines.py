@@ -1,0 +1,63 @@
+"""The models of `tracking.baselines`, looked at before anything is started: the servers load them one after the other, before training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import orjson
+
+from agentrl.config.schema import Config
+from agentrl.errors import ConfigError
+from agentrl.plugins.sources import nearest
+
+SIZE_BYTES = 8
+"""Of the length that a safetensors file begins with; its header, JSON, follows."""
+METADATA = "__metadata__"
+
+
+def check_baselines(config: Config) -> None:
+    """Refuse a baseline that no server of this run could load in the place of the policy. Without validation rows nobody plays them.
+
+    Raises:
+        ConfigError: there is no such folder, it holds no model, or one of other sizes than the policy.
+    """
+    if not config.data.val_files:
+        return
+    for name, folder in config.tracking.baselines.items():
+        _check_baseline(Path(folder), key=f"tracking.baselines.{name}={folder!r}", policy=Path(config.model.path))
+
+
+def _check_baseline(folder: Path, *, key: str, policy: Path) -> None:
+    cure = "name the folder of a model, or empty the list: tracking.baselines={}"
+    if not folder.is_dir():
+        raise ConfigError(f"{key} does not exist{nearest(folder)}; {cure}")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{key} is not the folder of a model: it has no config.json; {cure}")
+    found, wanted = tensor_shapes(folder), tensor_shapes(policy)
+    if not found:
+        raise ConfigError(f"{key} has no weights: there is no *.safetensors in it; {cure}")
+    shared = sorted(found.keys() & wanted.keys())
+    other = next((f"{name} is {found[name]}, there {wanted[name]}" for name in shared if found[name] != wanted[name]), None)
+    if other is None and wanted and not shared:
+        other = "they have no tensor in common"
+    if other is not None:
+        raise ConfigError(f"{key} cannot take the place of model.path={str(policy)!r} in its servers: {other}")
+
+
+def tensor_shapes(folder: Path) -> Mapping[str, list[int]]:
+    """Return the shape of each tensor in a folder's safetensors files, which are not loaded.
+
+    Raises:
+        ConfigError: a file is cut off or of another format.
+    """
+    shapes: dict[str, list[int]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(SIZE_BYTES), "little")
+            try:
+                header = orjson.loads(file.read(min(size, path.stat().st_size)))
+                shapes |= {name: list(facts["shape"]) for name, facts in header.items() if name != METADATA}
+            except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+                raise ConfigError(f"{path} is no safetensors file: its header cannot be read ({error})") from error
+    return shapes
