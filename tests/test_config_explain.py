@@ -146,6 +146,7 @@ def test_bounds_hold_whatever_the_sizes(groups: int, size: int, ranks: int, mini
     minibatches = min(minibatches, groups)
     numbers = Arithmetic.of(
         config(
+            algorithm={"singleton": "raw"},
             rollout={"group_size": size},
             buffer={"groups_per_step": groups, "max_staleness": staleness},
             learner={"world_size": ranks, "minibatches_per_step": minibatches, "microbatch_tokens": budget},

@@ -29,13 +29,20 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout_s: float, who: str) ->
 def translate(error: RayError, *, who: str, timeout_s: float | None = None) -> AgentRLError:
     """Return the error of ours that a Ray error stands for, in one line."""
     cause = getattr(error, "cause", None)
-    if isinstance(cause, AgentRLError):
-        return cause
+    if (ours := _ours(cause)) is not None:
+        return ours
     if isinstance(error, GetTimeoutError):
         return InfrastructureError(f"{who} did not answer within {timeout_s:g} s")
     if isinstance(error, RayActorError):
         return _creation_cause(error, who) or InfrastructureError(f"{who} died")
     return InfrastructureError(f"{who} failed: {type(cause or error).__name__}: {str(cause or error).strip().splitlines()[-1]}")
+
+
+def _ours(cause: object) -> AgentRLError | None:
+    """Return the error of ours that a task raised, also out of the groups that nurseries raise; None if it raised another."""
+    if isinstance(cause, BaseExceptionGroup):
+        return next((ours for inner in cause.exceptions if (ours := _ours(inner)) is not None), None)
+    return cause if isinstance(cause, AgentRLError) else None
 
 
 def _creation_cause(error: RayActorError, who: str) -> AgentRLError | None:

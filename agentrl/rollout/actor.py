@@ -21,7 +21,7 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
-from agentrl.errors import InfrastructureError, JournalError
+from agentrl.errors import AgentRLError, InfrastructureError, JournalError
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.attempt_log import AttemptReport
 from agentrl.rollout.garbage import OldGarbage, collect_rarely
@@ -119,7 +119,7 @@ class RemoteBuffer:
         except GetTimeoutError as error:
             raise InfrastructureError(f"the replay buffer did not answer within {BUFFER_TIMEOUT_S:g} s") from error
         except RayTaskError as error:
-            if isinstance(error.cause, JournalError):
+            if isinstance(error.cause, AgentRLError):  # such as a DataError: a row that was fine when the data was opened
                 raise error.cause from error
             raise
 

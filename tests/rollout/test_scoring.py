@@ -218,7 +218,7 @@ def test_what_nothing_scores_is_an_error_not_a_zero():
 )
 def test_a_turn_reward_that_miscounts_is_an_error(values, told):
     class Miscounting(TurnReward):
-        name: ClassVar[str] = "per_turn"
+        name: ClassVar[str] = "miscounting"
         runs_in = "inline"
 
         def score(self, attempt):
@@ -226,7 +226,7 @@ def test_a_turn_reward_that_miscounts_is_an_error(values, told):
 
     plugins = _plugins()
     plugins.rewards.add(Miscounting)
-    config = RewardConfig(sources={"s": "per_turn"})
+    config = RewardConfig(sources={"s": "miscounting"})
     with pytest.raises(RewardError, match=told):
         trio.run(Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9).score, task(), trajectory(1, 1), ())
 

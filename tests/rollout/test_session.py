@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import threading
 from typing import ClassVar
@@ -448,3 +449,91 @@ def test_prompt_messages_are_kept_as_given(stage):
     (trajectory,) = stage.World(lambda *_: "#### 42").play(stage.task(messages=messages))
     assert trajectory.messages[:4] == messages
     assert trajectory.metrics["num_turns"] == 1
+
+
+# ------------------------------------------------------------------------------------------- plugins of the other event loop
+
+
+class OfTheOtherLoop(Tool):
+    """A trio tool that awaits asyncio code."""
+
+    name: ClassVar[str] = "other_loop"
+    description: ClassVar[str] = "waits"
+    parameters: ClassVar = {"type": "object", "properties": {}}
+    runtime = "trio"
+
+    async def call(self, arguments) -> ToolResult:
+        await asyncio.wait_for(asyncio.sleep(0), 1)
+        return ToolResult("never")
+
+
+class OfTrio(OfTheOtherLoop):
+    name: ClassVar[str] = "of_trio"
+    runtime = "asyncio"
+
+    async def call(self, arguments) -> ToolResult:
+        await trio.sleep(0.01)
+        return ToolResult("never")
+
+
+class Wrapped(OfTheOtherLoop):
+    name: ClassVar[str] = "wrapped"
+
+    @functools.wraps(OfTheOtherLoop.call)
+    def call(self, arguments) -> ToolResult:
+        return ToolResult("at once")
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        (OfTheOtherLoop, "awaits asyncio code (test_session.py:"),
+        (OfTheOtherLoop, 'and runs under trio: write `runtime = "asyncio"` in its class'),
+        (OfTrio, 'and runs under asyncio: write `runtime = "trio"` in its class'),
+        (Wrapped, "`call` returned ToolResult at once, and is awaited: write `async def call`"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the coroutine that no loop took
+def test_a_tool_of_the_other_event_loop_is_told_its_runtime(stage, tool, words):
+    world = stage.World(lambda turn, _: stage.call(tool.name, "{}"), agent={"tools": (tool.name,)}, plugins=(tool,))
+    (trajectory,) = world.play(stage.task(), real_time=True)
+    assert trajectory.outcome is Outcome.TOOL_ERROR
+    assert words in trajectory.failure
+
+
+class AsyncioAgent(AgentLoop):
+    """Awaits asyncio code in `wait`, in a nursery of its own or not."""
+
+    name: ClassVar[str] = "asyncio_agent"
+    wait = staticmethod(lambda: asyncio.sleep(1))
+
+    async def run(self, task, session) -> None:
+        await session.generate()
+        if self.config.get("in_nursery"):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.wait)
+        await self.wait()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [lambda: asyncio.sleep(1), lambda: asyncio.sleep(0), lambda: asyncio.wait_for(asyncio.sleep(1), 1), lambda: asyncio.to_thread(print)],
+)
+@pytest.mark.parametrize("in_nursery", [False, True])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_asyncio_code_in_an_agent_is_told_the_cure(stage, wait, in_nursery):
+    agent = type("Waiting", (AsyncioAgent,), {"wait": staticmethod(wait), "__module__": __name__})
+    config = {"agent_config": {"asyncio_agent": {"in_nursery": in_nursery}}}
+    world = stage.World(lambda turn, _: "hi", agent=config, plugins=(agent,))
+    (trajectory,) = world.play(stage.task(agent="asyncio_agent"))
+    assert trajectory.outcome is Outcome.ABORTED
+    assert "agent 'asyncio_agent' awaits asyncio code" in trajectory.failure
+    assert "call it as `await session.run_asyncio(function, *args)`" in trajectory.failure
+
+
+def test_an_agent_without_its_tool_is_told_which(stage):
+    needy = type("Needy", (AsyncioAgent,), {"name": "needy", "required_tools": ("calculator",), "__module__": __name__})
+    world = stage.World(lambda turn, _: "hi", agent={"tools": ()}, plugins=(needy,))
+    (trajectory,) = world.play(stage.task(agent="needy"))
+    assert trajectory.outcome is Outcome.ABORTED
+    assert "agent 'needy' needs the tool 'calculator', and t:0 is offered none: write agent.tools=[calculator]" in trajectory.failure

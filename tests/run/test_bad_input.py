@@ -101,3 +101,37 @@ def test_a_run_in_which_nothing_finishes_says_so(world):
     )
     assert "no trajectory finished for buffer.stall_timeout_s=3" in line
     assert "'timeout'" in line, "the reason of the dropped groups is counted"
+
+
+READER = """
+from pathlib import Path
+from agentrl.types import Message, Task
+
+def read(row):
+    if Path({flag!r}).exists():
+        raise KeyError("question")
+    return Task("", row["data_source"], (Message("user", row["prompt"][0]["content"]),), "tool_agent", ground_truth="1")
+"""
+
+
+@pytest.mark.slow
+def test_a_row_that_cannot_be_read_any_more_ends_the_run_by_its_name_and_the_run_goes_on(world):
+    """What was saved before is there: with the row mended, the same command resumes and ends well."""
+    flag, run_dir = world.folder / "late", world.folder / "late_row"
+    reader = world.folder / "late_reader.py"
+    reader.write_text(READER.format(flag=str(flag)))
+    arguments = ["train", str(world.config), f"data.reader='{reader}:read'", "trainer.steps=6", "trainer.save_freq=1"]
+    arguments += [f"trainer.run_dir={run_dir}", "buffer.max_staleness=0"]
+    command = world.start(*arguments)
+    command.wait_until(lambda: world.num_steps(run_dir) >= 2)
+    flag.touch()
+    assert command.wait() == 2, command.output()
+    (line,) = [line for line in command.output().splitlines() if line.startswith("error")]
+    assert "train.parquet: row " in line
+    assert "failed: KeyError: 'question'" in line
+    steps = world.num_steps(run_dir)
+    flag.unlink()
+    again = world.start(*arguments)
+    assert again.wait() == 0, again.output()
+    assert "resumed from step_" in again.output()
+    assert world.num_steps(run_dir) >= max(6, steps)
