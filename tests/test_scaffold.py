@@ -26,7 +26,8 @@ def test_all_kinds_pass_their_tests(tmp_path: Path) -> None:
     for kind in KINDS:
         result = run(app, ["new", kind, f"my_{kind}", "--out", str(tmp_path)])
         assert result.exit_code == 0, result.output
-        assert f"test_my_{kind}.py" in result.output
+        assert f"pytest {tmp_path}/test_my_{kind}.py\n" in result.output
+        assert "pip install pytest" in result.output
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:]

@@ -25,7 +25,8 @@ def new(
     from agentrl.scaffold.scaffold import write_plugin
 
     written = write_plugin(kind, name, out)
-    typer.echo(f"wrote {written.file} and {written.test}; try it: pytest {written.test}\n\nName it in your config:\n\n{written.yaml}")
+    typer.echo(f"wrote {written.file} and {written.test}\n\nTry it (`pip install pytest` brings pytest):\n\npytest {written.test}\n")
+    typer.echo(f"Name it in your config:\n\n{written.yaml}")
 
 
 def plugins(

@@ -32,7 +32,8 @@ A config file is YAML and holds only what differs from the defaults below. Keys 
 (`trainer: {steps: 20}`) or on the command line (`agentrl train run.yaml trainer.steps=20`), in
 [Hydra's grammar](https://hydra.cc/docs/advanced/override_grammar/basic/): `key=value`, lists `key=[a,b]`, mappings
 `key={a: 1}`, `~key` to take back what a file sets. A file may build on others by a `defaults` list; they are looked
-for in its own folder, then among the packaged `configs/`. Mappings are merged along the list; null empties one.
+for in its own folder, then among the packaged `configs/`. Mappings are merged along the list; null empties one,
+and so does `key={}` among the overrides.
 `${oc.env:NAME}` inserts an environment variable, `${section.key}` another key. Paths are relative to the working
 directory. An unknown key is refused.
 
