@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -299,3 +301,37 @@ def test_a_dump_hides_what_is_named_like_a_secret(write: Write) -> None:
     copy = load_config(write("copy.yaml", text))
     assert copy.agent.tool_config["web"] == {"api_key": HIDDEN, "hf_token": HIDDEN, "stop_token": "keep", "n": 3}
     assert copy.rollout.api_key_env == "MY_KEY"
+
+
+def test_the_home_folder_is_meant_wherever_a_path_begins_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my.yaml").write_text(
+        "data: {train_files: [~/a.parquet]}\nmodel: {path: ~/m}\nagent: {tools: ['~/t.py:f'], tool_config: {search: {corpus: ~/c}}}\n"
+        "tracking: {baselines: {b: ~/b}}\n"
+    )
+    config = load_config(
+        "~/my.yaml",
+        [
+            "trainer.run_dir=~/run",
+            "reward.custom_function.path='~/r.py'",
+            "data.val_files=[~/v, ~/w]",
+            "agent.tool_config.x={a: 'not ~/b', c: ~/c}",
+        ],
+    )
+    paths = (*config.data.train_files, config.model.path, config.agent.tools[0], config.agent.tool_config["search"]["corpus"])
+    assert paths == (f"{tmp_path}/a.parquet", f"{tmp_path}/m", f"{tmp_path}/t.py:f", f"{tmp_path}/c")
+    assert config.data.val_files == (f"{tmp_path}/v", f"{tmp_path}/w")
+    assert config.tracking.baselines == {"b": f"{tmp_path}/b"}
+    assert (config.trainer.run_dir, config.reward.custom_function.path) == (f"{tmp_path}/run", f"{tmp_path}/r.py")
+    assert config.agent.tool_config["x"] == {"a": "not ~/b", "c": f"{tmp_path}/c"}
+
+
+def test_the_home_folder_is_meant_in_every_argument_of_a_command(tmp_path):
+    """Shells leave `~` as it is in `--out=~/x` and within quotes."""
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    for arguments in (["new", "tool", "first", "--out=~/mine"], ["new", "tool", "second", "--out", "~/mine"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "agentrl.cli", *arguments], env=environment, cwd=tmp_path, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "mine").glob("*.py")) == ["first.py", "second.py", "test_first.py", "test_second.py"]

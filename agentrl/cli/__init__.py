@@ -112,10 +112,16 @@ _add(app, "check-template", models.check_template, "agentrl check-template MODEL
 _add(app, "docs", pages.docs, "agentrl docs quickstart", panel=READ)
 
 
+def _at_home(argument: str) -> str:
+    """Return an argument with the home folder for `~/`, which shells leave in `--out=~/runs` and within quotes."""
+    option, _, value = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    return f"{option}={os.path.expanduser(value)}" if option else os.path.expanduser(value)
+
+
 def main() -> None:
     """Run the command line; exit code 2 for the user's mistakes, 1 for the world's, 130 for Ctrl-C."""
     try:
-        app(standalone_mode=True)
+        app([_at_home(argument) for argument in sys.argv[1:]], standalone_mode=True)
     except AgentRLError as error:
         if os.environ.get("AGENTRL_DEBUG"):
             traceback.print_exc()

@@ -39,6 +39,7 @@ from agentrl.errors import ConfigError
 
 HIDDEN = "<hidden>"
 PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w/. -]*", re.ASCII)
+AT_HOME = re.compile(r"(?:(?<=[=\[,:])|(?<=: ))~/")
 INTERPOLATION = re.compile(r"(\\*)\$\{")
 RESOLVER_ERROR = re.compile(r'^\w+ raised while resolving interpolation: "?(.*?)"?$')
 SECRET_NAME = re.compile(r"(?:^|_)(?:api_?key|access_key|secret(?:_key)?|password|(?:auth|access|hf)_token)$", re.IGNORECASE)
@@ -66,8 +67,8 @@ def load_section(schema: type[S], path: str, overrides: Sequence[str] = ()) -> S
 
     Where there is no such file, `path` may name a packaged one, with or without its ending: `recipes/gsm8k_grpo`.
     Overrides follow Hydra's grammar; a plain `key=value` also sets a key that the file does not write. Interpolations
-    (`${trainer.seed}`, `${oc.env:HOME}`) see the schema's defaults. Paths in values are left as written: relative to the
-    working directory.
+    (`${trainer.seed}`, `${oc.env:HOME}`) see the schema's defaults. Paths in values are left as written, relative to the
+    working directory; a text that begins with `~/` is a path in the home folder, under whichever key.
 
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, a value is refused; one line per problem.
@@ -78,9 +79,18 @@ def load_section(schema: type[S], path: str, overrides: Sequence[str] = ()) -> S
     if problems:
         raise ConfigError("\n".join(problems))
     try:
-        return schema.model_validate(_resolve(with_defaults(schema, values), origins))
+        return schema.model_validate(_at_home(_resolve(with_defaults(schema, values), origins)))
     except ValidationError as error:
         raise ConfigError("\n".join(describe_invalid(error, origins))) from None
+
+
+def _at_home(value: Any) -> Any:
+    """Return a value with `~/` replaced by the home folder wherever a text begins with it."""
+    if isinstance(value, Mapping):
+        return {key: _at_home(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_at_home(item) for item in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def dump_config(config: Section) -> str:
@@ -117,7 +127,7 @@ def _writable(value: Any) -> Any:
 
 
 def _existing_file(path: str) -> Path:
-    file = Path(path)
+    file = Path(path).expanduser()
     packaged = _packaged(path if file.suffix == ".yaml" else f"{path}.yaml")
     if not file.exists() and not file.is_absolute() and packaged.is_file():
         return packaged.absolute()
@@ -204,8 +214,8 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
 
 
 def _parse_override(text: str) -> Override:
-    try:
-        [override] = OverridesParser.create().parse_overrides([text])
+    try:  # Hydra's grammar has no value that begins with `~`
+        [override] = OverridesParser.create().parse_overrides([AT_HOME.sub(lambda _: os.path.expanduser("~/"), text)])
     except OverrideParseException as error:
         raise ConfigError(
             f"override {text!r} cannot be read: {_first_line(error)}; write key=value, lists as [a,b], mappings as {{k:v}}"

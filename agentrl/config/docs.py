@@ -33,7 +33,7 @@ A config file is YAML and holds only what differs from the defaults below. Keys 
 [Hydra's grammar](https://hydra.cc/docs/advanced/override_grammar/basic/): `key=value`, lists `key=[a,b]`, mappings
 `key={a: 1}`, `~key` to take back what a file sets. A file may build on others by a `defaults` list; they are looked
 for in its own folder, then among the packaged `configs/`. Mappings are merged along the list; null empties one,
-and so does `key={}` among the overrides.
+and so does `key={}` among the overrides. A text that begins with `~/` is a path in your home folder.
 `${oc.env:NAME}` inserts an environment variable, `${section.key}` another key. Paths are relative to the working
 directory. An unknown key is refused.
 

@@ -69,11 +69,12 @@ def function_reference(text: str) -> Reference | None:
 
 
 def import_source(source: str) -> ModuleType:
-    """Import `path/to/file.py` or `package.module`; a file is imported once per process.
+    """Import `path/to/file.py` (`~/` is the home folder) or `package.module`; a file is imported once per process.
 
     Raises:
         PluginError: it does not exist or fails to import.
     """
+    source = os.path.expanduser(source)
     try:
         with contained():
             return _import_file(source) if source.endswith(".py") else importlib.import_module(source)
