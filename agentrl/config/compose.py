@@ -7,6 +7,7 @@ packaged configs stand on the search path after the file's folder. Nothing is wr
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ from agentrl.errors import ConfigError
 
 HIDDEN = "<hidden>"
 PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w/. -]*", re.ASCII)
-AT_HOME = re.compile(r"(?:(?<=[=\[,:])|(?<=: ))~/")
+AT_HOME = re.compile(r"(?:(?<=[=\[,:])|(?<=[,:] ))~/")
 INTERPOLATION = re.compile(r"(\\*)\$\{")
 RESOLVER_ERROR = re.compile(r'^\w+ raised while resolving interpolation: "?(.*?)"?$')
 SECRET_NAME = re.compile(r"(?:^|_)(?:api_?key|access_key|secret(?:_key)?|password|(?:auth|access|hf)_token)$", re.IGNORECASE)

@@ -498,7 +498,7 @@ def test_a_tool_of_the_other_event_loop_is_told_its_runtime(stage, tool, words):
     world = stage.World(lambda turn, _: stage.call(tool.name, "{}"), agent={"tools": (tool.name,)}, plugins=(tool,))
     (trajectory,) = world.play(stage.task(), real_time=True)
     assert trajectory.outcome is Outcome.TOOL_ERROR
-    assert words in trajectory.failure
+    assert words in str(trajectory.failure)
 
 
 class AsyncioAgent(AgentLoop):
@@ -527,8 +527,8 @@ def test_asyncio_code_in_an_agent_is_told_the_cure(stage, wait, in_nursery):
     world = stage.World(lambda turn, _: "hi", agent=config, plugins=(agent,))
     (trajectory,) = world.play(stage.task(agent="asyncio_agent"))
     assert trajectory.outcome is Outcome.ABORTED
-    assert "agent 'asyncio_agent' awaits asyncio code" in trajectory.failure
-    assert "call it as `await session.run_asyncio(function, *args)`" in trajectory.failure
+    assert "agent 'asyncio_agent' awaits asyncio code" in str(trajectory.failure)
+    assert "call it as `await session.run_asyncio(function, *args)`" in str(trajectory.failure)
 
 
 def test_an_agent_without_its_tool_is_told_which(stage):
@@ -536,4 +536,4 @@ def test_an_agent_without_its_tool_is_told_which(stage):
     world = stage.World(lambda turn, _: "hi", agent={"tools": ()}, plugins=(needy,))
     (trajectory,) = world.play(stage.task(agent="needy"))
     assert trajectory.outcome is Outcome.ABORTED
-    assert "agent 'needy' needs the tool 'calculator', and t:0 is offered none: write agent.tools=[calculator]" in trajectory.failure
+    assert "agent 'needy' needs the tool 'calculator', and t:0 is offered none: write agent.tools=[calculator]" in str(trajectory.failure)
