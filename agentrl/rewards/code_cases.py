@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
-RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-6, 1e-9
+RELATIVE_TOLERANCE = 1e-9
+"""Of numbers that are no integers, where the row states none."""
 MAX_NUMBER_CHARS = 64
 
 _FENCE = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[^\n]*\n(?P<code>.*?)(?:^[ \t]*(?P=fence)[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +25,14 @@ class Cases:
 
     function: name of the function, None for stdin and stdout. inputs: argument lists, or texts for stdin.
     asserts: pieces of Python that raise when the program is wrong; then inputs and outputs are empty.
+    tolerance: relative and absolute, of expected numbers that are written with a point or an exponent; None for the default.
     """
 
     function: str | None = None
     inputs: tuple[Any, ...] = ()
     outputs: tuple[Any, ...] = ()
     asserts: tuple[str, ...] = ()
+    tolerance: float | None = None
 
     def __len__(self) -> int:
         return len(self.inputs) or len(self.asserts)
@@ -41,7 +47,8 @@ def extract_code(text: str) -> str | None:
 def read_cases(ground_truth: Any) -> Cases:
     """Read the cases of a ground truth, a mapping or its JSON.
 
-    `{"inputs": [...], "outputs": [...]}`: texts for stdin and of stdout; with `fn_name`, argument lists and return values.
+    `{"inputs": [...], "outputs": [...]}`: texts for stdin and of stdout; with `fn_name`, argument lists and return values, or both
+    as JSON, an argument on each line. `tolerance` belongs to these.
     `{"assert_case": [...]}` or `{"test": "..."}`: Python that raises when the program is wrong.
 
     Raises:
@@ -50,7 +57,7 @@ def read_cases(ground_truth: Any) -> Cases:
     if isinstance(ground_truth, str):
         try:
             ground_truth = json.loads(ground_truth)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"it is no JSON ({error}): {ground_truth[:80]!r}") from error
     if not isinstance(ground_truth, Mapping):
         raise ValueError(f"it must be a mapping with `inputs` and `outputs`, `assert_case` or `test` (got {str(ground_truth)[:80]!r})")
@@ -65,16 +72,32 @@ def read_cases(ground_truth: Any) -> Cases:
 
 
 def _read_pairs(ground_truth: Mapping[str, Any]) -> Cases:
-    inputs, outputs, function = (ground_truth.get(key) for key in ("inputs", "outputs", "fn_name"))
+    inputs, outputs, function, tolerance = (ground_truth.get(key) for key in ("inputs", "outputs", "fn_name", "tolerance"))
     if not isinstance(inputs, Sequence) or not isinstance(outputs, Sequence) or isinstance(inputs, str) or isinstance(outputs, str):
         raise ValueError("it must have `inputs` and `outputs` (lists), `assert_case` or `test`")
     if len(inputs) != len(outputs) or not inputs:
         raise ValueError(f"it has {len(inputs)} inputs and {len(outputs)} outputs; give at least one of each, and as many")
+    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1):
+        raise ValueError(f"`tolerance` must be a number from 0 up to 1 (got {tolerance!r})")
     if function:
-        if not all(isinstance(arguments, Sequence) and not isinstance(arguments, str) for arguments in inputs):
-            raise ValueError("with `fn_name`, each of `inputs` must be a list of arguments")
-        return Cases(str(function), tuple(inputs), tuple(outputs))
-    return Cases(None, tuple(map(_as_text, inputs)), tuple(map(_as_text, outputs)))
+        pairs = [_read_call(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]
+        return Cases(str(function), tuple(args for args, _ in pairs), tuple(wanted for _, wanted in pairs), tolerance=tolerance)
+    return Cases(None, tuple(map(_as_text, inputs)), tuple(map(_as_text, outputs)), tolerance=tolerance)
+
+
+def _read_call(given: Any, wanted: Any) -> tuple[Any, Any]:
+    """Return arguments and return value; of texts, the values that their lines are the JSON of."""
+    if isinstance(given, str):
+        try:
+            given = [json.loads(line) for line in given.split("\n") if line.strip()]
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"with `fn_name`, a text among `inputs` must have JSON on each line ({error}): {given[:80]!r}") from error
+        if isinstance(wanted, str):
+            with contextlib.suppress(ValueError, RecursionError):  # else it is a text as it stands
+                wanted = json.loads(wanted)
+    if not isinstance(given, Sequence):
+        raise ValueError("with `fn_name`, each of `inputs` must be a list of arguments")
+    return given, wanted
 
 
 def _as_text(value: Any) -> str:
@@ -82,59 +105,80 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else "\n".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def equal_texts(printed: str, expected: str) -> bool:
-    """Tell whether two outputs agree: words of each line, numbers within a small tolerance; blank lines at the end do not count."""
+def equal_texts(printed: str, expected: str, tolerance: float | None = None) -> bool:
+    """Tell whether two outputs agree: the words of each line, numbers by their value; blank lines at the end do not count."""
     ours, theirs = ([line.split() for line in text.rstrip().split("\n")] for text in (printed, expected))
     if len(ours) != len(theirs):
         return False
-    return all(len(a) == len(b) and all(map(_equal_words, a, b)) for a, b in zip(ours, theirs, strict=True))
+    return all(
+        len(a) == len(b) and all(_equal_words(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        for a, b in zip(ours, theirs, strict=True)
+    )
 
 
-def equal_values(returned: Any, expected: Any) -> bool:
-    """Tell whether two JSON values agree: numbers within a small tolerance, true and 1 differ."""
-    if isinstance(returned, bool) or isinstance(expected, bool):
+def is_expected(returned: Any, expected: Any, tolerance: float | None = None) -> bool:
+    """Tell whether a function returned the expected value."""
+    # Datasets of programming contests write the one return value bare, or in a list of its own.
+    is_wrapped = isinstance(expected, (list, tuple)) and len(expected) == 1
+    return equal_values(returned, expected, tolerance) or (is_wrapped and equal_values(returned, expected[0], tolerance))
+
+
+def equal_values(returned: Any, expected: Any, tolerance: float | None = None) -> bool:
+    """Tell whether a value is what JSON states: true and 1 differ, tuples are lists, keys of mappings are texts.
+
+    Integers are exact. Numbers that are none may differ by the tolerance.
+    """
+    if isinstance(returned, bool) or isinstance(expected, bool) or returned is None or expected is None:
         return returned is expected
-    if isinstance(returned, (int, float)) and isinstance(expected, (int, float)):
-        return _close(returned, expected)
-    if isinstance(returned, list) and isinstance(expected, (list, tuple)):
-        return len(returned) == len(expected) and all(map(equal_values, returned, expected))
-    if isinstance(returned, dict) and isinstance(expected, Mapping):
-        return returned.keys() == expected.keys() and all(equal_values(returned[key], expected[key]) for key in returned)
-    return bool(returned == expected)
+    if isinstance(expected, (int, float)):
+        return isinstance(returned, (int, float)) and _equal_numbers(returned, expected, tolerance)
+    if isinstance(expected, (list, tuple)):
+        is_list = isinstance(returned, (list, tuple)) and len(returned) == len(expected)
+        return is_list and all(equal_values(x, y, tolerance) for x, y in zip(returned, expected, strict=True))
+    if isinstance(expected, Mapping):
+        if not isinstance(returned, dict):
+            return False
+        ours, theirs = ({_key(key): value for key, value in mapping.items()} for mapping in (returned, expected))
+        is_alike = len(ours) == len(returned) and ours.keys() == theirs.keys()
+        return is_alike and all(equal_values(ours[key], theirs[key], tolerance) for key in theirs)
+    return type(returned) is type(expected) and bool(returned == expected)
 
 
-def _equal_words(ours: str, theirs: str) -> bool:
-    if ours == theirs:
-        return True
-    if max(len(ours), len(theirs)) > MAX_NUMBER_CHARS:
+def _key(key: Any) -> Any:
+    """Return a key of a mapping as JSON has it; what it has no text for stays different from all texts."""
+    return json.dumps(key) if key is None or isinstance(key, (bool, int, float)) else key
+
+
+def _equal_numbers(ours: float, theirs: float, tolerance: float | None) -> bool:
+    if ours == theirs or isinstance(theirs, int):
+        return ours == theirs
+    if math.isnan(theirs) or math.isinf(theirs):
+        return math.isnan(theirs) and ours != ours
+    if tolerance is None and theirs.is_integer():
         return False
     try:
-        exact = int(ours), int(theirs)
-    except ValueError:
-        try:
-            return _close(float(ours), float(theirs))
-        except ValueError:
-            return False
-    return exact[0] == exact[1]  # integers are exact, however large
-
-
-def _close(ours: float, theirs: float) -> bool:
-    if isinstance(ours, int) and isinstance(theirs, int):
-        return ours == theirs
-    try:
-        return math.isclose(ours, theirs, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+        return _is_close(float(ours), theirs, tolerance)
     except OverflowError:  # an integer beyond the range of a float
         return False
 
 
-def is_expected(reply: str, expected: Any) -> bool:
-    """Tell whether a reply of the harness, `{"value": ...}` as JSON, is the expected value."""
-    try:
-        returned = json.loads(reply)
-    except ValueError:  # cut in the middle
+def _equal_words(ours: str, theirs: str, tolerance: float | None) -> bool:
+    if ours == theirs:
+        return True
+    if max(len(ours), len(theirs)) > MAX_NUMBER_CHARS or not _NUMBER.fullmatch(ours) or not _NUMBER.fullmatch(theirs):
         return False
-    if not isinstance(returned, dict) or "value" not in returned:
+    if Decimal(ours) == Decimal(theirs):
+        return True
+    if not {".", "e", "E"} & set(theirs):
+        return False  # integers are exact, however large
+    if tolerance is None and Decimal(theirs) == Decimal(theirs).to_integral_value():
         return False
-    # Datasets of programming contests write the one return value bare, or in a list of its own.
-    is_wrapped = isinstance(expected, (list, tuple)) and len(expected) == 1
-    return equal_values(returned["value"], expected) or (is_wrapped and equal_values(returned["value"], expected[0]))
+    return _is_close(float(ours), float(theirs), tolerance)
+
+
+def _is_close(ours: float, theirs: float, tolerance: float | None) -> bool:
+    if math.isinf(ours) or math.isinf(theirs):
+        return False
+    if tolerance is None:
+        return math.isclose(ours, theirs, rel_tol=RELATIVE_TOLERANCE)
+    return math.isclose(ours, theirs, rel_tol=tolerance, abs_tol=tolerance)

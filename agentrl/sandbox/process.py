@@ -19,36 +19,50 @@ from agentrl.errors import SandboxError
 START_S = 30.0
 """How long a launcher may take beyond its program: building walls and copying files, on a machine that is busy."""
 KILL_TIMEOUT_S = 10.0
+STOPPED = "gone"
+"""As in launcher/watch.py: the host gave up."""
 MAX_REPLY_BYTES = 512 * 2**20
 HEADER_BYTES = 8  # as in launcher/request.py, which runs without this package
 
 _START = "import sys; sys.path.append(sys.argv[1]); from launcher.main import main; main()"
 
 
-class LauncherProcess:
-    """Runs one request. `stop` may be called from any thread: the launcher then kills the program and ends."""
+class StoppedError(SandboxError):
+    """The host gave up an execution before it came to anything."""
 
-    def __init__(self, request: Mapping[str, Any], *, timeout_s: float) -> None:
-        self._payload = marshal.dumps(dict(request))
+
+class LauncherProcess:
+    """Runs one request. `stop` may be called from any thread: the launcher then kills the program and ends.
+
+    channel: descriptors to read from and to write to, which the program finds as 3 and 4. They are closed here once it has them.
+    """
+
+    def __init__(self, request: Mapping[str, Any], *, timeout_s: float, channel: tuple[int, int] | None = None) -> None:
+        self._channel = channel or ()
+        self._payload = marshal.dumps({**request, "channel": list(self._channel)})
         self._timeout_s = timeout_s + START_S
         self._lock = threading.Lock()
         self._stopped = False
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> dict[str, Any]:
-        """Start the launcher and return its reply.
+        """Start the launcher and return its reply; when it was stopped meanwhile, `why` in it is STOPPED.
 
         Raises:
-            SandboxError: it could not be started, broke, hung, or was stopped.
+            SandboxError: it could not be started, broke or hung; StoppedError: it was stopped before it could reply.
         """
-        process = self._start()
+        try:
+            process = self._start()
+        finally:
+            for descriptor in self._channel:
+                os.close(descriptor)
         try:
             output, errors = self._talk(process)
         finally:
             self._end(process)
-        if self._stopped:
-            raise SandboxError("the sandbox was stopped")
         if process.returncode != 0 or not output:
+            if self._stopped:
+                raise StoppedError("the sandbox was stopped")
             tail = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise SandboxError(f"the sandbox's launcher ended with {process.returncode}: {''.join(tail)[:300] or 'no message'}")
         reply = marshal.loads(output)
@@ -67,7 +81,7 @@ class LauncherProcess:
         folder = str(Path(__file__).parent)
         with self._lock:
             if self._stopped:
-                raise SandboxError("the sandbox was stopped")
+                raise StoppedError("the sandbox was stopped")
             try:
                 self._process = subprocess.Popen(
                     [interpreter(), "-I", "-S", "-X", "utf8", "-c", _START, folder],
@@ -79,6 +93,7 @@ class LauncherProcess:
                     cwd="/",
                     bufsize=0,
                     start_new_session=True,
+                    pass_fds=self._channel,
                 )
             except OSError as error:
                 raise SandboxError(f"the sandbox's launcher cannot be started: {error}") from error
@@ -126,6 +141,42 @@ class LauncherProcess:
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
+
+
+class LauncherPair:
+    """Two launchers whose programs talk with each other; over when the second one is."""
+
+    def __init__(self, first: LauncherProcess, second: LauncherProcess) -> None:
+        self._first = first
+        self._second = second
+
+    def run(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Return the replies of both; None for the first when it had to be stopped. Raises SandboxError."""
+        ended: list[dict[str, Any] | SandboxError] = []
+
+        def run_first() -> None:
+            try:
+                ended.append(self._first.run())
+            except SandboxError as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=run_first, name="sandbox-pair")
+        thread.start()
+        try:
+            reply = self._second.run()
+        finally:
+            self._first.stop()
+            thread.join()
+        (outcome,) = ended
+        if isinstance(outcome, StoppedError):
+            return None, reply
+        if isinstance(outcome, SandboxError):
+            raise outcome
+        return (None if outcome["why"] == STOPPED else outcome), reply
+
+    def stop(self) -> None:
+        """Make `run` end soon, with a SandboxError."""
+        self._second.stop()
 
 
 def interpreter() -> str:

@@ -14,17 +14,18 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import trio
 
 from agentrl.errors import SandboxError
 from agentrl.granted import granted_cpus
 from agentrl.sandbox.limits import MIB, Limits, SandboxOptions
-from agentrl.sandbox.process import LauncherProcess, interpreter
+from agentrl.sandbox.process import LauncherPair, LauncherProcess, interpreter
 from agentrl.sandbox.protections import PROBE, Protections, bait, judge, refuse
 from agentrl.sandbox.result import Ending, SandboxResult
 
+Reply = TypeVar("Reply", covariant=True)
 log = logging.getLogger(__name__)
 
 TEST_S = 30.0
@@ -41,6 +42,7 @@ class Program:
     echo: show the value of a last expression, as a prompt does.
     is_merged: stderr goes into stdout, in the order it was written.
     workspace: a file of the host, empty at first, that keeps the working folder from one program to the next.
+    limits: in place of the sandbox's own.
     """
 
     source: str
@@ -49,6 +51,7 @@ class Program:
     echo: bool = False
     is_merged: bool = False
     workspace: Path | None = None
+    limits: Limits | None = None
 
 
 class Sandbox:
@@ -74,9 +77,28 @@ class Sandbox:
             SandboxError: the sandbox broke, which says nothing about the program.
             ConfigError: a wall is missing on this machine that `allow_unprotected` does not name.
         """
+        return _result(await self._play(self._process(program)))
+
+    async def run_pair(self, program: Program, judge: Program) -> tuple[SandboxResult | None, SandboxResult]:
+        """Run two programs that talk by pipes, each as descriptors 3 (to read from) and 4 (to write to), in walls of its own each.
+
+        Both are over when `judge` is: it alone says what came of it, and what is left of `program` is killed.
+
+        Returns:
+            Results of both; the first is None where `program` was killed.
+
+        Raises:
+            SandboxError, ConfigError: as `run` does.
+        """
+        asked, answered = os.pipe(), os.pipe()  # close-on-exec: only the launcher that is meant inherits an end
+        first = self._process(program, channel=(asked[0], answered[1]))
+        second = self._process(judge, channel=(answered[0], asked[1]))
+        ended, judged = await self._play(LauncherPair(first, second))
+        return None if ended is None else _result(ended), _result(judged)
+
+    async def _play(self, process: Stoppable[Reply]) -> Reply:
         if self._protections is None:
             await trio.to_thread.run_sync(self.check)
-        process = self._process(program, self.options.limits)
         failure: SandboxError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_when_cancelled, process)
@@ -87,12 +109,12 @@ class Sandbox:
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
-        return _result(reply)
+        return reply
 
     def run_sync(self, program: Program) -> SandboxResult:
         """Do what `run` does, blocking; from any thread."""
         self.check()
-        process = self._process(program, self.options.limits)
+        process = self._process(program)
         with self._slots:
             return _result(process.run())
 
@@ -116,11 +138,12 @@ class Sandbox:
         own = self.options.limits  # of which those of time are for programs: a busy machine is no reason to say that walls are missing
         limits = replace(own, wall_s=max(own.wall_s, TEST_S), cpu_s=max(own.cpu_s, TEST_S))
         with bait(limits) as baited:
-            reply = self._process(Program(PROBE, stdin=json.dumps(baited)), limits).run()
+            reply = self._process(Program(PROBE, stdin=json.dumps(baited), limits=limits)).run()
             return judge(_result(reply), reply, baited, limits)
 
-    def _process(self, program: Program, limits: Limits) -> LauncherProcess:
-        return LauncherProcess(self._request(program, limits), timeout_s=limits.wall_s)
+    def _process(self, program: Program, *, channel: tuple[int, int] | None = None) -> LauncherProcess:
+        limits = program.limits or self.options.limits
+        return LauncherProcess(self._request(program, limits), timeout_s=limits.wall_s, channel=channel)
 
     def _request(self, program: Program, limits: Limits) -> dict[str, Any]:
         python = interpreter()
@@ -163,7 +186,14 @@ def open_sandbox(options: SandboxOptions) -> Sandbox:
     return Sandbox(options)
 
 
-async def _stop_when_cancelled(process: LauncherProcess) -> None:
+class Stoppable(Protocol[Reply]):
+    """What blocks a thread until `stop` is called from another one."""
+
+    def run(self) -> Reply: ...
+    def stop(self) -> None: ...
+
+
+async def _stop_when_cancelled(process: Stoppable[Any]) -> None:
     try:
         await trio.sleep_forever()
     finally:

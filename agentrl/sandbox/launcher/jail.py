@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import _signal as signal  # `signal` itself loads enum: milliseconds at every start
+import fcntl
 import os
 import resource
 import stat
@@ -18,6 +19,8 @@ STAGING = "/tmp"
 """Where the new root is put together, in a mount namespace of its own: any folder that every machine has."""
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 DEVICES = ("null", "zero", "full", "random", "urandom")
+NUM_DESCRIPTORS = 5
+"""Of a program with a channel: 0 to 2, and both ends."""
 CODE = "/sandbox"
 WORK = "/work"
 PYTHON = "/python"
@@ -134,13 +137,15 @@ def confine(layout: Layout, request: Request) -> None:
 
 
 def execute(layout: Layout, request: Request, descriptors: tuple[int, int, int], *, keep: int) -> None:
-    """Become the program: standard streams as given, no other descriptor, default signals. Does not return.
+    """Become the program: standard streams as given, its channel, no other descriptor, default signals. Does not return.
 
     keep: a descriptor that the exec itself closes, for the report should it fail.
     """
-    for target, descriptor in enumerate(descriptors):
+    channel = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, NUM_DESCRIPTORS) for descriptor in request.channel]  # they may be 4 and 3
+    given = [*descriptors, *channel]
+    for target, descriptor in enumerate(given):
         os.dup2(descriptor, target)
-    os.closerange(3, keep)
+    os.closerange(len(given), keep)
     os.closerange(keep + 1, 4096)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

@@ -154,7 +154,7 @@ class Execution:
             Inside(self._request, self._has_namespaces, self._user, self._folder).run(
                 (stdin, out[1], out[1] if self._request.is_merged else err[1]), scratch=self._scratch, status=status[1], go=go[0]
             )
-        for descriptor in (out[1], err[1], status[1], go[0], stdin):
+        for descriptor in (out[1], err[1], status[1], go[0], stdin, *self._request.channel):  # the other end must see the program's end
             os.close(descriptor)
         self._groups.add(pid)
         try:
@@ -296,7 +296,7 @@ class Inside:
         program = os.fork()
         if program == 0:
             self._become_program(streams, status)
-        for descriptor in set(streams):
+        for descriptor in {*streams, *self._request.channel}:
             os.close(descriptor)
         while True:
             pid, ended = os.wait()

@@ -20,6 +20,7 @@ class Request:
     workspace: file of the host with the packed files that the program finds and leaves, None for none;
     temporary: where the program's files lie on the host's disk, if they must;
     is_merged: stderr goes where stdout goes;
+    channel: none, or two descriptors that the program gets as 3 (to read from) and 4 (to write to);
     avoid: walls that are not even tried, so that a test sees what the others hold.
     """
 
@@ -35,6 +36,7 @@ class Request:
         self.workspace: str | None = fields["workspace"]
         self.temporary: str = fields["temporary"]
         self.is_merged: bool = fields["is_merged"]
+        self.channel: list[int] = fields["channel"]
         self.avoid: list[str] = fields["avoid"]
         self.cpu_s: float = fields["cpu_s"]
         self.wall_s: float = fields["wall_s"]

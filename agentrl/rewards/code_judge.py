@@ -1,0 +1,231 @@
+"""Runs one program against its cases: the program in the sandbox, what it is compared with outside of its process.
+
+Calls with expected values are made in one process, which answers with plain data; the values are compared here. Tests that are more
+than that run in a process of their own, which asks the program's by pipes and never holds one of its objects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import marshal
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import RewardError
+from agentrl.rewards.code_cases import Cases, equal_texts, is_expected
+from agentrl.rewards.code_tests import Call, Suite, read_tests
+from agentrl.rewards.inside import plain
+from agentrl.sandbox import Limits, Program, Sandbox, SandboxResult
+
+INSIDE = "agentrl_inside"
+COMPILE = 'compile(open("program.py", encoding="utf-8").read(), "program.py", "exec")'
+CHECK = f"from {INSIDE}.checker import main\nmain()"
+JUDGE_S = 2.0
+"""What the test's side may take longer than the program's."""
+CLOCKS = (signal.SIGPROF, signal.SIGALRM)
+
+
+@dataclass
+class Tally:
+    """What came of the cases so far.
+
+    sure: as many run whatever happens; then the first failure ends it. used_s: by the clock of the sandbox, waiting for a place
+    in it not counted. compiles: whether the program is Python, None before that is known.
+    """
+
+    sure: int
+    passed: int = 0
+    failed: int = 0
+    timeouts: int = 0
+    used_s: float = 0.0
+    compiles: bool | None = None
+
+    def add(self, is_passed: bool) -> None:
+        self.passed += is_passed
+        self.failed += not is_passed
+
+    @property
+    def is_settled(self) -> bool:
+        return self.failed > 0 and self.passed + self.failed >= self.sure
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What one process said: whether the program compiles and loads, and of the first cases, until it ended, whether they passed."""
+
+    compiles: bool = False
+    is_loaded: bool = False
+    passed: tuple[bool, ...] = ()
+
+
+class Judge:
+    """Runs one program against cases; those that `total_s` does not reach are not passed."""
+
+    def __init__(self, sandbox: Sandbox, source: str, *, total_s: float) -> None:
+        self._sandbox = sandbox
+        self._source = source
+        self._file = source.encode("utf-8", "replace")
+        self._total_s = total_s
+
+    async def run(self, cases: Cases, tally: Tally) -> None:
+        """Run the cases.
+
+        Raises:
+            SandboxError: the sandbox broke.
+            RewardError: a test cannot be run, whatever the program does.
+        """
+        if cases.function is not None:
+            calls = [Call(cases.function, tuple(args), {}, expected) for args, expected in zip(cases.inputs, cases.outputs, strict=True)]
+            await self._serve(len(calls), functools.partial(self._make_calls, calls, _is_stated(cases), tally), tally)
+        elif cases.asserts:
+            tests = read_tests(cases.asserts)
+            if isinstance(tests, Suite):
+                await self._serve(len(tests.cases), functools.partial(self._check, tests, tally), tally)
+            else:
+                await self._serve(len(tests), functools.partial(self._make_calls, list(tests), _is_equal, tally), tally)
+        else:
+            await self._pipe(cases, tally)
+
+    def _is_over(self, tally: Tally) -> bool:
+        return tally.is_settled or tally.used_s >= self._total_s
+
+    def _limits(self, num_cases: int, tally: Tally, *, output_bytes: int = 0) -> Limits:
+        """Return limits for so many cases in one process, of which each has its own clocks inside."""
+        own = self._sandbox.options.limits
+        left = max(self._total_s - tally.used_s, 0.1)
+        times = num_cases + 1  # it is loaded, too
+        output_kib = max(own.output_kib, 2 * output_bytes // 1024 + own.output_kib)
+        cpu_s, wall_s = (max(limit, min(limit * times, left)) for limit in (own.cpu_s, own.wall_s))
+        return dataclasses.replace(own, cpu_s=cpu_s, wall_s=wall_s, output_kib=output_kib)
+
+    # --------------------------------------------------------------------------------------------------- stdin and stdout
+
+    async def _pipe(self, cases: Cases, tally: Tally) -> None:
+        for given, wanted in zip(cases.inputs, cases.outputs, strict=True):
+            if self._is_over(tally):
+                return
+            own = self._sandbox.options.limits
+            limits = dataclasses.replace(own, output_kib=own.output_kib + 2 * len(wanted) // 1024)
+            result = await self._sandbox.run(Program(self._source, stdin=given, limits=limits))
+            self._note(result, tally)
+            is_passed = result.is_ok and equal_texts(result.stdout, wanted, cases.tolerance)
+            tally.add(is_passed)
+            if tally.compiles is None:
+                tally.compiles = is_passed or await self._compiles()
+                if not tally.compiles:
+                    return
+
+    async def _compiles(self) -> bool:
+        # Not here: the compiler takes memory and stack in proportion to what it is given.
+        return (await self._sandbox.run(Program(COMPILE, files={"program.py": self._file}))).is_ok
+
+    def _note(self, result: SandboxResult | None, tally: Tally) -> None:
+        if result is not None:
+            tally.used_s += result.wall_s
+            tally.timeouts += result.is_timed_out or result.signal in CLOCKS
+
+    # ------------------------------------------------------------------------------------------------- functions and tests
+
+    async def _serve(self, num_cases: int, run: Callable[[int], Awaitable[Verdicts]], tally: Tally) -> None:
+        """Run the cases in one process; a case that ends it is failed, and the next ones get another."""
+        first = 0
+        while first < num_cases and not self._is_over(tally):
+            verdicts = await run(first)
+            tally.compiles = verdicts.compiles
+            if not verdicts.is_loaded:  # no case will do better
+                tally.add(False)
+                return
+            for is_passed in verdicts.passed:
+                if not tally.is_settled:
+                    tally.add(is_passed)
+            first += len(verdicts.passed)
+            if first < num_cases and not tally.is_settled:
+                tally.add(False)
+                first += 1
+
+    def _program(self, reads: int, writes: int, limits: Limits, stdin: bytes = b"") -> Program:
+        own = self._sandbox.options.limits
+        start = f"from {INSIDE}.program import main\nmain({reads}, {writes}, cpu_s={own.cpu_s!r}, wall_s={own.wall_s!r})"
+        return Program(start, stdin=stdin, files={**_inside("plain", "program"), "program.py": self._file}, limits=limits)
+
+    async def _make_calls(self, calls: list[Call], is_right: Callable[[Any, Any], bool], tally: Tally, first: int) -> Verdicts:
+        rest = calls[first:]
+        asked = b"".join(_question(call) for call in rest)
+        limits = self._limits(len(rest), tally, output_bytes=sum(len(repr(call.expected)) for call in rest))
+        result = await self._sandbox.run(self._program(0, 1, limits, asked))
+        self._note(result, tally)
+        compiled, loaded, *answers = [*result.stdout.encode().split(b"\n")[:-1], b"", b""]
+        passed = tuple(_is_right(answer, call.expected, is_right) for answer, call in zip(answers[:-2], rest, strict=False))
+        return Verdicts(_says(compiled, "compiles"), _says(loaded, "loaded"), passed)
+
+    async def _check(self, suite: Suite, tally: Tally, first: int) -> Verdicts:
+        rest = dataclasses.replace(suite, cases=suite.cases[first:])
+        limits = self._limits(len(rest.cases), tally)
+        judge = Program(
+            CHECK,
+            stdin=json.dumps(dataclasses.asdict(rest)),
+            files=_inside("plain", "objects", "checker"),
+            limits=dataclasses.replace(limits, wall_s=limits.wall_s + JUDGE_S),
+        )
+        ended, judged = await self._sandbox.run_pair(self._program(3, 4, limits), judge)
+        self._note(ended, tally)
+        if ended is None:
+            self._note(judged, tally)
+        lines = judged.stdout.splitlines()
+        for line in lines:
+            if line.startswith("broken "):
+                raise RewardError(f"reward 'code': {line.removeprefix('broken ')}")
+        passed = tuple(line == "passed" for line in lines if line in ("passed", "failed"))
+        return Verdicts("compiles" in lines, "loaded" in lines, passed)
+
+
+@functools.cache
+def _inside(*names: str) -> dict[str, bytes]:
+    """Return files of the package `inside` as a program finds them, compiled: its interpreter is that of the host."""
+    files = {}
+    for name in ("__init__", *names):
+        path = Path(__file__).parent / "inside" / f"{name}.py"
+        code = compile(path.read_text(encoding="utf-8"), path.name, "exec", dont_inherit=True)
+        files[f"{INSIDE}/{name}.pyc"] = importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
+    return files
+
+
+def _question(call: Call) -> bytes:
+    args, kwargs = plain.encode(list(call.args), _no_object), plain.encode(call.kwargs, _no_object)
+    return plain.dump({"op": "entry", "function": call.function, "args": args, "kwargs": kwargs})
+
+
+def _no_object(value: Any) -> Any:
+    raise TypeError(f"{value!r} is no plain data")
+
+
+def _says(line: bytes, word: str) -> bool:
+    try:
+        answer = plain.load(line)
+    except plain.UNREADABLE:
+        return False
+    return isinstance(answer, dict) and answer.get(word) is True
+
+
+def _is_right(line: bytes, expected: Any, compare: Callable[[Any, Any], bool]) -> bool:
+    """Tell whether an answer is the expected value. Whatever cannot be read or compared is wrong: the program wrote it."""
+    try:
+        answer = plain.load(line)
+        return isinstance(answer, dict) and "value" in answer and compare(plain.decode(answer["value"]), expected)
+    except plain.UNREADABLE:
+        return False
+
+
+def _is_stated(cases: Cases) -> Callable[[Any, Any], bool]:
+    return lambda returned, expected: is_expected(returned, expected, cases.tolerance)
+
+
+def _is_equal(returned: Any, expected: Any) -> bool:
+    """Compare as the assertion would: both are values of builtin types."""
+    return bool(returned == expected)

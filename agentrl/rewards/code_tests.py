@@ -1,0 +1,219 @@
+"""Tests written in Python: as calls with expected values where they are no more than that, else as a suite for the test's side."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import symtable
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PROGRAM_MODULES = ("solution", "program", "main", "__main__", "your_module", "candidate")
+"""Where tests import the program's names from."""
+PACKAGES = ("np", "numpy", "pd", "pandas")
+ASSERTING = "_asserting"
+_BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of one of the program's functions, and the value that it must have."""
+
+    function: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    expected: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One piece of test. functions, classes: of it, to be called once it ran: pytest's functions, unittest's classes."""
+
+    source: str
+    functions: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Pieces of test that run beside the program.
+
+    names: what they take from the program. modules: what they use without an import. sources: classes that they define, whose
+    objects the program gets: they are defined on its side. asserting: what marks an assertion in the sources.
+    """
+
+    names: tuple[str, ...]
+    modules: tuple[str, ...]
+    sources: tuple[str, ...]
+    cases: tuple[Case, ...]
+    asserting: str = ASSERTING
+
+
+def read_call(text: str) -> Call | None:
+    """Read `assert f(1, [2]) == {3}`: one call of one name, of literals, compared with a literal; None for anything else."""
+    match _parse(text).body:
+        case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
+            call, expected = (left, right) if isinstance(left, ast.Call) else (right, left)
+        case _:
+            return None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id in _BUILTIN:
+        return None
+    try:
+        args = tuple(ast.literal_eval(arg) for arg in call.args)
+        kwargs = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        value = ast.literal_eval(expected)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return Call(call.func.id, args, kwargs, value) if len(kwargs) == len(call.keywords) else None
+
+
+@functools.lru_cache(maxsize=256)  # all attempts of a group are judged by the same
+def read_tests(texts: tuple[str, ...]) -> tuple[Call, ...] | Suite:
+    """Read pieces of test: calls, if all are no more than that. Raises ValueError, as `read_suite` does."""
+    calls = tuple(call for text in texts if (call := read_call(text)) is not None)
+    return calls if len(calls) == len(texts) else read_suite(texts)
+
+
+def read_suite(texts: Sequence[str]) -> Suite:
+    """Prepare pieces of test.
+
+    Raises:
+        ValueError: one is no Python, or runs nothing.
+    """
+    names: dict[str, None] = {}
+    modules: dict[str, None] = {}
+    sources: dict[str, None] = {}
+    cases = []
+    for text in texts:
+        tree = _parse(text)
+        taken = _take_imports(tree)
+        classes = _take_classes(tree)
+        functions, test_cases = _uncalled(tree, text)
+        free = _free_names(ast.unparse(tree))
+        used = set(_modules(tree, free))
+        needed = [name for name in (*free, *taken, *classes) if name not in used]
+        names.update(dict.fromkeys([*needed, *_hidden_entry(tree, is_alone=not needed)]))
+        modules.update(dict.fromkeys(sorted(used)))
+        if classes:
+            sources.update(dict.fromkeys(_imports(tree)))
+            sources.update(dict.fromkeys(classes.values()))
+        cases.append(Case(ast.unparse(ast.fix_missing_locations(_MarkAsserts().visit(tree))), functions, test_cases))
+    return Suite(tuple(names), tuple(modules), tuple(sources), tuple(cases))
+
+
+def _parse(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"a test is no Python ({error}): {text[:80]!r}") from error
+
+
+class _MarkAsserts(ast.NodeTransformer):
+    """Puts `with _asserting:` around assertions: `assert`, and calls like `self.assertEqual(...)`."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return self._mark(node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        function = node.value.func if isinstance(node.value, ast.Call) else None
+        name = function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+        return self._mark(node) if name.startswith("assert") else node
+
+    def _mark(self, node: ast.stmt) -> ast.AST:
+        return ast.With(items=[ast.withitem(context_expr=ast.Name(ASSERTING, ast.Load()))], body=[node])
+
+
+def _take_imports(tree: ast.Module) -> list[str]:
+    """Remove `from solution import f` and return the names; `import solution` is left, and finds nothing."""
+    found = []
+    for node in list(tree.body):
+        if isinstance(node, ast.ImportFrom) and node.module in PROGRAM_MODULES:
+            tree.body.remove(node)
+            found += [alias.name for alias in node.names if alias.name != "*"]
+            renamed = [alias for alias in node.names if alias.asname]
+            tree.body[:0] = [ast.parse(f"{alias.asname} = {alias.name}").body[0] for alias in renamed]
+    return found
+
+
+def _take_classes(tree: ast.Module) -> dict[str, str]:
+    """Remove the classes whose objects a program may be given, and return their sources: those that test nothing themselves."""
+    found = {}
+    for node in list(tree.body):
+        if isinstance(node, ast.ClassDef) and node.name[:1].isupper() and not _is_test_class(node):
+            tree.body.remove(node)
+            found[node.name] = ast.unparse(node)
+    return found
+
+
+def _is_test_class(node: ast.ClassDef) -> bool:
+    bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+    return node.name.startswith("Test") or "TestCase" in bases or any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    return (ast.unparse(node) for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
+
+
+def _uncalled(tree: ast.Module, text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return functions and classes of tests that a text defines and leaves to a runner. Raises ValueError when nothing runs."""
+    silent = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+    acts = [node for node in tree.body if not isinstance(node, silent) and not _is_text(node)]
+    if acts:
+        return (), ()
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and _is_test_class(node) and node.bases]
+    free = [node for node in functions if len(node.args.args) <= len(node.args.defaults) and not node.decorator_list]
+    if len(free) < len(functions):
+        raise ValueError(f"function {next(node.name for node in functions if node not in free)} of a test needs pytest: {text[:80]!r}")
+    if not functions and not classes:
+        raise ValueError(f"a test runs nothing: it defines names and calls none (`entry_point` calls `check`): {text[:80]!r}")
+    return tuple(node.name for node in functions), tuple(classes)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _free_names(text: str) -> list[str]:
+    """Return the names that a text takes from elsewhere, builtins left out."""
+    top = symtable.symtable(text, "test", "exec")
+    bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()}
+    free: dict[str, None] = {}
+    waiting = [top]
+    while waiting:
+        table = waiting.pop()
+        waiting += table.get_children()
+        for symbol in table.get_symbols():
+            is_global = table is top or symbol.is_global()
+            if is_global and symbol.is_assigned():
+                bound.add(symbol.get_name())
+            elif is_global and symbol.is_referenced():
+                free[symbol.get_name()] = None
+    return [name for name in free if name not in bound and name not in _BUILTIN]
+
+
+def _modules(tree: ast.Module, free: list[str]) -> list[str]:
+    """Return the modules that a text uses without an import, `math.isclose`: they are never the program's."""
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    alone = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in bare}
+    return [name for name in free if name not in alone and (name in sys.stdlib_module_names or name in PACKAGES)]
+
+
+def _hidden_entry(tree: ast.Module, *, is_alone: bool) -> list[str]:
+    """Return the name of the program's function where it is that of a builtin one, like `sum`: the one that is checked.
+
+    is_alone: the test takes nothing else from the program; then it is the first one that is asserted about.
+    """
+    for node in tree.body:
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Name(id="check"), args=[ast.Name(id=name)])) if name in _BUILTIN:
+                return [name]
+    for node in ast.walk(tree) if is_alone else ():
+        if isinstance(node, ast.Assert):
+            for inner in ast.walk(node.test):
+                if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name):
+                    return [inner.func.id]
+    return []
