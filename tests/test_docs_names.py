@@ -30,9 +30,8 @@ OTHERS = {
     "Ray's, SLURM's and Kubernetes's": {"RAY_ADDRESS", "--num-cpus", "sbatch train.sbatch", "--requeue", "ReadWriteMany"},
     "huggingface_hub's": {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE"},
     "a paper's": {"epsilon_high"},
-    "pytest's, pandas's, Docker's": {
+    "pytest's, Docker's": {
         "tmp_path",
-        "pandas.read_json(path, lines=True)",
         "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
     },
     "the reader's": {"compute_score(data_source, solution_str, ground_truth, extra_info)"},

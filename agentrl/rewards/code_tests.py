@@ -100,7 +100,8 @@ def read_suite(texts: Sequence[str]) -> Suite:
         if classes:
             sources.update(dict.fromkeys(_imports(tree)))
             sources.update(dict.fromkeys(classes.values()))
-        cases.append(Case(ast.unparse(ast.fix_missing_locations(_MarkAsserts().visit(tree))), functions, test_cases))
+        _MarkAsserts().visit(tree)
+        cases.append(Case(ast.unparse(ast.fix_missing_locations(tree)), functions, test_cases))
     return Suite(tuple(names), tuple(modules), tuple(sources), tuple(cases))
 
 
@@ -133,8 +134,8 @@ def _take_imports(tree: ast.Module) -> list[str]:
         if isinstance(node, ast.ImportFrom) and node.module in PROGRAM_MODULES:
             tree.body.remove(node)
             found += [alias.name for alias in node.names if alias.name != "*"]
-            renamed = [alias for alias in node.names if alias.asname]
-            tree.body[:0] = [ast.parse(f"{alias.asname} = {alias.name}").body[0] for alias in renamed]
+            renamed = [f"{alias.asname} = {alias.name}" for alias in node.names if alias.asname]
+            tree.body[:0] = ast.parse("\n".join(renamed)).body
     return found
 
 
@@ -211,9 +212,9 @@ def _hidden_entry(tree: ast.Module, *, is_alone: bool) -> list[str]:
         match node:
             case ast.Expr(value=ast.Call(func=ast.Name(id="check"), args=[ast.Name(id=name)])) if name in _BUILTIN:
                 return [name]
-    for node in ast.walk(tree) if is_alone else ():
-        if isinstance(node, ast.Assert):
-            for inner in ast.walk(node.test):
+    for statement in ast.walk(tree) if is_alone else ():
+        if isinstance(statement, ast.Assert):
+            for inner in ast.walk(statement.test):
                 if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name):
                     return [inner.func.id]
     return []

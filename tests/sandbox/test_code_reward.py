@@ -13,6 +13,8 @@ from agentrl.errors import ConfigError, DataError, RewardError, SandboxError
 from agentrl.plugins import Attempted, load_plugins
 from agentrl.rewards.code import Code
 from agentrl.rewards.code_cases import equal_texts, equal_values, extract_code, is_expected, read_cases
+from agentrl.rewards.code_tests import Call, read_call, read_suite
+from agentrl.rewards.inside import plain
 from agentrl.sandbox import Sandbox
 from agentrl.types import Message, Outcome, Task
 
@@ -186,6 +188,16 @@ def test_the_last_fenced_block_is_the_answer(text: str, code: str | None) -> Non
         ("1 2\n", "1   2", True),
         ("1\n2", "1 2", False),
         ("0.3333333333", "0.33333333331", True),
+        ("0.33333333", "0.33333333331", False),
+        ("1e18", "1000000000000000007", False),
+        ("1e18", "1000000000000000000", True),
+        ("1234567.9", "1234567", False),
+        ("1234567.0000001", "1234567", False),
+        ("5", "5.0", True),
+        ("5.0000000001", "5.0", False),
+        ("1_000", "1000", False),
+        ("1" * 70, "1" * 69 + "2", False),
+        ("1e999999", "1e999998", False),
         ("0.333", "0.334", False),
         ("3.0", "3", True),
         ("9007199254740993", "9007199254740992", False),
@@ -194,7 +206,7 @@ def test_the_last_fenced_block_is_the_answer(text: str, code: str | None) -> Non
         ("", "", True),
         ("", "0", False),
         ("nan", "nan", True),
-        ("inf", "1e999", True),
+        ("inf", "1e999", False),
     ],
 )
 def test_outputs_are_compared_word_by_word(printed: str, expected: str, is_equal: bool) -> None:
@@ -206,7 +218,7 @@ def test_outputs_are_compared_word_by_word(printed: str, expected: str, is_equal
 )
 def test_a_value_equals_itself_and_nothing_it_is_not(value) -> None:
     assert equal_values(value, value)
-    assert is_expected(json.dumps({"value": value}), value)
+    assert is_expected(value, value)
     assert not equal_values(value, [value])
     assert not equal_values([value, value], [value])
 
@@ -216,6 +228,97 @@ def test_true_is_not_one_and_close_numbers_are_equal() -> None:
     assert not equal_values(10**400, 1.0)
     assert equal_values(0.1 + 0.2, 0.3)
     assert equal_values({"a": [1.0]}, {"a": [1]})
+    assert equal_values({1: (2, 3), None: 4}, {"1": [2, 3], "null": 4})
+    assert not equal_values({1: 2, "1": 3}, {"1": 3})
+    assert not equal_values({1, 2}, [1, 2])
+
+
+def test_integers_are_exact_and_other_numbers_within_the_tolerance() -> None:
+    assert not equal_values(1e18, 1000000000000000007)
+    assert equal_values(1e18, 10**18)
+    assert not equal_values(1234567.9, 1234567)
+    assert not equal_values(0.1 * (1 + 4e-7), 0.1)
+    assert equal_values(0.1 * (1 + 4e-10), 0.1)
+    assert equal_values(0.1 * (1 + 4e-7), 0.1, tolerance=1e-6)
+    assert not equal_values(1e-12, 0.0)
+    assert equal_values(1e-12, 0.0, tolerance=1e-9)
+    assert not equal_values(10**400, 0.5, tolerance=1e-6)
+    assert not equal_values(3.0000001, 3, tolerance=1e-6)
+    assert equal_texts("0.3334", "0.3333", tolerance=1e-3)
+    assert not equal_texts("3.0001", "3", tolerance=1e-3)
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(2**62, 2**90)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=3)
+    | st.binary(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def no_object(value) -> None:
+    raise TypeError(value)
+
+
+@given(PLAIN)
+def test_plain_data_arrives_with_its_types(value) -> None:
+    arrived = plain.decode(plain.load(plain.dump(plain.encode(value, no_object))))
+    assert repr(arrived) == repr(value)
+
+
+@given(
+    st.binary(max_size=60)
+    | st.recursive(
+        st.none() | st.integers() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(plain._READERS)), inner, max_size=1),
+        max_leaves=8,
+    ).map(plain.dump)
+)
+def test_whatever_a_program_says_is_data_or_unreadable(line: bytes) -> None:
+    try:
+        plain.decode(plain.load(line))
+    except plain.UNREADABLE:
+        return
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("assert f(1, [2], k=(3,)) == {4}", Call("f", (1, [2]), {"k": (3,)}, {4})),
+        ("assert -1 == f()", Call("f", (), {}, -1)),
+        ("assert (f(set())) == 'a', 'message'", Call("f", (set(),), {}, "a")),
+        ("assert f(x) == 1", None),
+        ("assert sum([1]) == 1", None),
+        ("assert f(1) == 1 == g(1)", None),
+        ("assert f(*[1]) == 1", None),
+        ("assert f(1) is True", None),
+        ("x = 1\nassert f(1) == 1", None),
+    ],
+)
+def test_an_assertion_is_a_call_where_it_is_no_more(text: str, call: Call | None) -> None:
+    assert read_call(text) == call
+
+
+def test_a_suite_takes_from_the_program_what_the_test_does_not_have() -> None:
+    suite = read_suite(
+        [
+            "import math\nx = 3\ndef helper(y): return g(y) + x\nassert math.isclose(helper(1), abs(f(2)))",
+            "class Node:\n    def __init__(self): self.v = 1\nassert f(Node()).v == 1",
+            "assert np.allclose(random.choice(f(1)), 1)",
+            "from solution import h as k\nassert k(1)",
+            "assert sum(1, 2) == 3",
+        ]
+    )
+    assert set(suite.names) == {"g", "f", "Node", "h", "sum"}
+    assert set(suite.modules) == {"np", "random"}
+    assert [source.startswith("class Node") for source in suite.sources] == [True]
     assert not equal_values({"a": 1}, {"b": 1})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,8 +17,11 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import WALLS, Limits, Program, Sandbox, SandboxOptions, open_sandbox, read_options
+from agentrl.sandbox.launcher.main import Execution
+from agentrl.sandbox.launcher.request import Request
 from agentrl.sandbox.launcher.seccomp import AUDIT_ARCH, ONLY_ITSELF, REFUSED, filter_program
 from agentrl.sandbox.launcher.tree import MAX_DEPTH, Budget, empty, pack, unpack
+from agentrl.sandbox.launcher.watch import Watch
 from agentrl.sandbox.process import LauncherProcess
 from agentrl.sandbox.protections import Protections, refuse
 
@@ -176,6 +180,51 @@ def test_errors_of_the_sandbox_come_out_as_themselves(monkeypatch) -> None:
     monkeypatch.setattr(LauncherProcess, "run", broken)
     with pytest.raises(SandboxError, match="no more processes"):
         trio.run(main)
+
+
+def test_two_programs_talk_and_end_with_the_judge() -> None:
+    echo = "import os\nwhile data := os.read(3, 100): os.write(4, data.upper())\nprint('end')"
+    judge = "import os\nos.write(4, b'hello')\nprint(os.read(3, 100))"
+    ended, judged = trio.run(SANDBOX.run_pair, Program(echo), Program(judge))
+    assert judged.stdout == "b'HELLO'\n"
+    assert ended is not None
+    assert ended.stdout == "end\n"
+    left, judged = trio.run(SANDBOX.run_pair, Program("import time\ntime.sleep(1000)"), Program("print(1)"))
+    assert (left, judged.stdout) == (None, "1\n")
+
+
+def test_the_judge_sees_the_end_of_a_program_that_left_others_behind() -> None:
+    source = "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\nos._exit(0)"
+    ended, judged = trio.run(SANDBOX.run_pair, Program(source), Program("import os\nprint(os.read(3, 100))"))
+    assert (ended.exit_code, judged.stdout) == (0, "b''\n")
+
+
+def test_neither_of_two_programs_has_more_than_its_ends_of_the_pipes() -> None:
+    source = "import os\nprint(sorted(n for n in range(256) if _is_open(n)))"
+    source = f"import os\ndef _is_open(n):\n    try: return bool(os.fstat(n))\n    except OSError: return False\n{source}"
+    results = trio.run(SANDBOX.run_pair, Program(source), Program(f"import os\nos.read(3, 1)\n{source}"))
+    assert [result.stdout for result in results] == ["[0, 1, 2, 3, 4]\n"] * 2
+    assert run(source).stdout == "[0, 1, 2]\n"
+
+
+def test_a_pair_is_cancelled_as_a_whole() -> None:
+    async def run_for_a_moment() -> bool:
+        with trio.move_on_after(0.5) as scope:
+            await SANDBOX.run_pair(Program("import time\ntime.sleep(1000)"), Program("import time\ntime.sleep(1000)"))
+        return scope.cancelled_caught
+
+    assert trio.run(run_for_a_moment)
+
+
+@pytest.mark.parametrize(("report", "status", "error"), [(b"started\n", signal.SIGKILL, ""), (b"", -1, "ended without a report")])
+def test_who_ends_the_process_that_waits_for_it_has_failed_itself(report: bytes, status: int, error: str) -> None:
+    request = Request({**SANDBOX._request(Program(""), Limits()), "channel": []})
+    watch = Watch(request, 0, outputs=(1, 2), status=3, host=0, num_oom_kills=lambda: 0)
+    watch.report = report
+    reply = Execution(request, 0)._reply(watch)
+    assert reply["status"] == status
+    assert error in reply["error"]
+    assert bool(error) == bool(reply["error"])
 
 
 def test_a_program_dies_with_its_host() -> None:

@@ -66,7 +66,7 @@ class Link:
         """Return the trees of what the program calls so, by name; what it does not have is left out."""
         self._classes = {name for name in names if name[:1].isupper()}
         answer = self._ask({"op": "names", "names": names, "sources": sources})
-        trees = answer.get("value")
+        trees: Any = answer.get("value")
         if not isinstance(trees, list) or len(trees) != len(names):
             self._lose()
         return {name: tree for name, tree in zip(names, trees, strict=True) if tree != {"missing": None}}
@@ -160,6 +160,7 @@ class Link:
         if callable(value):
             self._functions.append(value)
             return {"callback": len(self._functions) - 1}
+        base: Any
         for base in (int, float, str, bytes, list, tuple, dict, set, frozenset):
             if isinstance(value, base):
                 return self._encode(base(value))

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 class Opaque:
     """Anything without plain data: it is itself, and true or false."""
 
+    _asker: Asker
+    _number: int
+    _class_name: str
+    _truth: bool
+
     def __init__(self, asker: Asker, number: int, class_name: str, truth: bool) -> None:
         vars(self).update(_asker=asker, _number=number, _class_name=class_name, _truth=truth)
 
@@ -51,6 +56,8 @@ class NamedFunction(Function):
 class Iterable(Opaque):
     """What gives items and is no list: a generator, a view, an object with `__iter__`."""
 
+    _items: Iterator[Any] | None
+
     def __init__(self, asker: Asker, number: int, class_name: str, truth: bool) -> None:
         super().__init__(asker, number, class_name, truth)
         vars(self)["_items"] = None
@@ -59,9 +66,9 @@ class Iterable(Opaque):
         return self._asker.iterate(self)
 
     def __next__(self) -> Any:
-        if self._items is None:
-            vars(self)["_items"] = iter(self)
-        return next(self._items)
+        items = self._items or iter(self)
+        vars(self)["_items"] = items
+        return next(items)
 
     def __len__(self) -> int:
         return _whole(self._asker.apply("len", self))

@@ -118,7 +118,7 @@ _BUILTINS = (
     *(Exception, ValueError, TypeError, KeyError, IndexError, ZeroDivisionError),
 )
 _TYPES = {kind.__name__: kind for kind in _BUILTINS}
-_DATES = {"datetime.date": "date", "datetime.datetime": "datetime", "datetime.time": "time"}
+_DATES = ("datetime.date", "datetime.datetime", "datetime.time")
 
 _WRITERS: dict[str, Callable[[Any, Any], Any]] = {
     "collections.Counter": _pairs,
@@ -146,5 +146,7 @@ _READERS: dict[str, Callable[[Any, Any], Any]] = {
     "decimal.Decimal": lambda content, extra: _decimal(content),
     "fractions.Fraction": _fraction,
     "datetime.timedelta": lambda content, extra: _in("datetime", "timedelta")(*content),
-    **{name: (lambda content, extra, kind=kind: _in("datetime", kind).fromisoformat(content)) for name, kind in _DATES.items()},
+    "datetime.date": lambda content, extra: _in("datetime", "date").fromisoformat(content),
+    "datetime.datetime": lambda content, extra: _in("datetime", "datetime").fromisoformat(content),
+    "datetime.time": lambda content, extra: _in("datetime", "time").fromisoformat(content),
 }

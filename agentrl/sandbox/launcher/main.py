@@ -15,7 +15,7 @@ from . import identity, jail, kernel, landlock, processes
 from .cgroup import ControlGroup
 from .request import Request, read_request, write_reply
 from .tree import Budget, empty, pack, read_all, unpack, write_all, write_files
-from .watch import Watch
+from .watch import STARTED, Watch
 
 NAMESPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
 NO_STATUS = -1
@@ -209,12 +209,15 @@ class Execution:
 
     def _reply(self, watch: Watch) -> dict[str, object]:
         status, cpu_s, error = NO_STATUS, watch.cpu_s, ""
-        report = watch.report.partition(b"\n")[0]  # after the program's own failure to start, its end is no news
+        has_started = watch.report.startswith(STARTED)
+        report = watch.report.removeprefix(STARTED).partition(b"\n")[0]  # after the program's own failure to start, its end is no news
         if report[:1] == b"!":
             return {"error": report[1:].decode("utf-8", "replace")}
         if report:
             first, second = report.split()
             status, cpu_s = int(first), max(cpu_s, float(second))
+        elif has_started:  # where there are no namespaces, a program may kill the process that waits for it
+            status = signal.SIGKILL
         elif not watch.why and not self._groups.num_oom_kills():
             error = "the program's first process ended without a report"
         if self._groups.num_oom_kills() and watch.why == "":
@@ -293,6 +296,7 @@ class Inside:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def _run_program(self, streams: tuple[int, int, int], status: int) -> None:
+        os.write(status, STARTED)
         program = os.fork()
         if program == 0:
             self._become_program(streams, status)

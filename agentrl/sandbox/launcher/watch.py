@@ -13,6 +13,8 @@ TYPE_CHECKING = False  # typing's own costs milliseconds at every start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+STARTED = b"started\n"
+"""How a report begins: from there on, whatever ends the first process is the program's doing."""
 FIRST_LOOK_S, LOOK_S = 0.01, 0.05
 """How often memory and CPU time are added up; a look costs some 50 microseconds per process."""
 
@@ -66,9 +68,11 @@ class Watch:
                 if descriptor == self._host:
                     self.why = "gone"
                 elif descriptor == self._status:
-                    self.report = os.read(descriptor, 4096)
-                    self.wall_s = time.monotonic() - self.started
-                    return
+                    piece = os.read(descriptor, 4096)
+                    self.report += piece
+                    if not piece or self.report != STARTED:
+                        self.wall_s = time.monotonic() - self.started
+                        return
                 elif not self._take(descriptor):
                     poll.unregister(descriptor)
         self.wall_s = time.monotonic() - self.started

@@ -1,0 +1,118 @@
+"""Programs that want the reward without the solution, in every form of test case: none gains, and none makes the reward fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from agentrl.plugins import Attempted
+from agentrl.rewards.code import Code
+from agentrl.types import Message, Outcome, Task
+
+spec = importlib.util.spec_from_file_location("hostile_answers", Path(__file__).parent / "hostile_answers.py")
+assert spec is not None
+assert spec.loader is not None
+hostile_answers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(hostile_answers)
+HOSTILE: dict[str, str] = hostile_answers.HOSTILE
+
+WANTED = {3: 71284, 10: 791913, 21: 3492292}
+SOLUTION = "def f(x): return x * x * 7919 + 13"
+FORMS = {
+    "stdin": {"inputs": list(map(str, WANTED)), "outputs": list(map(str, WANTED.values()))},
+    "function": {"fn_name": "f", "inputs": [[x] for x in WANTED], "outputs": list(WANTED.values())},
+    "function_of_lines": {"fn_name": "f", "inputs": list(map(str, WANTED)), "outputs": list(map(str, WANTED.values()))},
+    "asserts": {"assert_case": [f"assert f({x}) == {wanted}" for x, wanted in WANTED.items()]},
+    "statements": {
+        "assert_case": [
+            """value = f(3)
+assert value == 71284""",
+            "assert abs(f(10) - 791913) < 1e-6",
+            """import math
+assert math.isclose(f(21), 3492292)""",
+            "assert math.fabs(f(3) - 71284) <= 1e-6",
+            "assert 71284 == f(3) and f(3) in (71284, 71285) and not f(3) != 71284",
+            "assert sorted([f(3), f(10)]) == [71284, 791913]",
+            "assert all(f(x) == y for x, y in [(3, 71284), (10, 791913)])",
+            "assert list(map(f, [3, 10])) == [71284, 791913]",
+            "assert str(f(3)) == '71284' and int(f(3)) == 71284",
+        ]
+    },
+    "check": {
+        "test": """def check(candidate):
+    assert candidate(3) == 71284
+    assert abs(candidate(10) - 791913) < 1e-6
+    assert candidate(21) == 3492292""",
+        "entry_point": "f",
+    },
+    "unittest": {
+        "test": """
+import unittest
+class TestF(unittest.TestCase):
+    def test_three(self): self.assertEqual(f(3), 71284)
+    def test_ten(self): self.assertAlmostEqual(f(10), 791913)
+if __name__ == "__main__":
+    unittest.main()
+"""
+    },
+    "functions_of_tests": {
+        "test": """from solution import f
+
+def test_f():
+    assert f(3) == 71284
+
+def test_more():
+    assert f(10) == 791913"""
+    },
+}
+SAMPLE = (
+    *("eq", "mock_any", "universal", "class_named_f", "raises_stop", "own_file", "constants", "except_hook", "trace"),
+    *("exit_later", "patched_modules", "verdicts_to_all", "forged_reference", "deep_list", "deep_line"),
+)
+
+
+def attempt(source: str, form: str) -> Attempted:
+    code = f"{source}\nprint(f(int(input())))" if form == "stdin" else source
+    messages = (Message("user", "Write f."), Message("assistant", f"```python\n{code}\n```"))
+    task = Task("t:0", "code", messages[:1], "single_turn_agent", ground_truth=FORMS[form])
+    return Attempted(task, messages, Outcome.COMPLETED, 1, 10, 10, 100)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_solution_earns_one(form: str) -> None:
+    assert trio.run(Code({"wall_s": 60.0, "total_s": 200.0}).score, attempt(SOLUTION, form)).value == 1.0
+
+
+@pytest.mark.parametrize("form", ["stdin", "function", "asserts", "statements", "check"])
+def test_a_hostile_program_earns_nothing(form: str) -> None:
+    reward = Code({"wall_s": 60.0, "total_s": 200.0, "continuous": False})
+    values = {}
+
+    async def score(name: str) -> None:
+        values[name] = (await reward.score(attempt(HOSTILE[name], form))).value
+
+    async def score_all() -> None:
+        async with trio.open_nursery() as nursery:
+            for name in SAMPLE:
+                nursery.start_soon(score, name)
+
+    trio.run(score_all)
+    assert values == dict.fromkeys(SAMPLE, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_no_hostile_program_gains_or_breaks_the_reward(form: str) -> None:
+    assert len(HOSTILE) >= 60
+    for name, source in HOSTILE.items():
+        slow = name in hostile_answers.SLOW
+        reward = Code({"cpu_s": 1.0, "wall_s": 2.0, "total_s": 2.0} if slow else {"wall_s": 60.0, "total_s": 200.0})
+        began = time.process_time()
+        result = trio.run(reward.score, attempt(source, form))
+        used_s = time.process_time() - began
+        assert result.value == 0.0, name
+        assert used_s < 1.0, f"{name} took {used_s:.2f} s of the grader"

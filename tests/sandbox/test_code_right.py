@@ -1,0 +1,681 @@
+"""Right programs against tests of every kind that people write: each earns 1, though its objects never meet the test."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from agentrl.errors import DataError, RewardError
+from agentrl.plugins import Attempted
+from agentrl.rewards.code import Code
+from agentrl.types import Message, Outcome, Task
+
+
+def attempt(code: str, truth: dict) -> Attempted:
+    messages = (Message("user", "Write it."), Message("assistant", f"```python\n{code}\n```"))
+    task = Task("t:0", "code", messages[:1], "single_turn_agent", ground_truth=truth)
+    return Attempted(task, messages, Outcome.COMPLETED, 1, 10, 10, 100)
+
+
+def asserts(*texts: str) -> dict:
+    return {"assert_case": list(texts)}
+
+
+RIGHT: dict[str, tuple[str, dict]] = {
+    "float": (
+        "def f(x): return x/3",
+        {
+            "test": """def check(c):
+    assert abs(c(1)-0.3333333)<1e-6
+    assert c(3)==1.0""",
+            "entry_point": "f",
+        },
+    ),
+    "math": (
+        "def f(x): return x**.5",
+        asserts(
+            "assert math.isclose(f(2), 1.41421356237, rel_tol=1e-9)",
+        ),
+    ),
+    "raises_try": (
+        """def f(x):
+    if x<0: raise ValueError('neg')
+    return x""",
+        asserts(
+            """try:
+    f(-1)
+    assert False
+except ValueError as e:
+    assert str(e)=='neg'""",
+            "assert f(2)==2",
+        ),
+    ),
+    "pytest_raises": (
+        """def f(x):
+    if x<0: raise ValueError('neg')
+    return x""",
+        asserts(
+            """import pytest
+with pytest.raises(ValueError, match='neg'):
+    f(-1)""",
+        ),
+    ),
+    "custom_exc": (
+        """class Bad(Exception):
+    def __init__(self, n):
+        super().__init__(f'bad {n}')
+        self.n=n
+def f(x): raise Bad(x)""",
+        asserts(
+            """try:
+    f(3)
+    assert False
+except Bad as e:
+    assert e.n==3 and str(e)=='bad 3'""",
+        ),
+    ),
+    "class": (
+        """class Stack:
+    def __init__(self): self.items=[]
+    def push(self,x): self.items.append(x)
+    def pop(self): return self.items.pop()
+    def __len__(self): return len(self.items)""",
+        asserts(
+            """s=Stack()
+s.push(1); s.push(2)
+assert len(s)==2
+assert s.pop()==2
+assert s.items==[1]
+assert not len(s)==0""",
+        ),
+    ),
+    "vector": (
+        """class V:
+    def __init__(s,x,y): s.x,s.y=x,y
+    def __add__(s,o): return V(s.x+o.x,s.y+o.y)
+    def __eq__(s,o): return (s.x,s.y)==(o.x,o.y)
+    def __repr__(s): return f'V({s.x}, {s.y})'
+    def __mul__(s,k): return V(s.x*k,s.y*k)
+    def __abs__(s): return (s.x**2+s.y**2)**.5
+    def __getitem__(s,i): return (s.x,s.y)[i]
+    def __iter__(s): return iter((s.x,s.y))
+    def __lt__(s,o): return abs(s)<abs(o)""",
+        asserts(
+            "assert V(1,2)+V(3,4)==V(4,6)",
+            "assert repr(V(1,2))=='V(1, 2)'",
+            "assert V(1,2)*3==V(3,6)",
+            "assert abs(V(3,4))==5",
+            "assert V(1,2)[1]==2 and list(V(1,2))==[1,2]",
+            "assert V(1,2)<V(2,2) and sorted([V(2,2),V(1,1)])[0]==V(1,1)",
+            "assert V(1,2)!=V(2,1)",
+        ),
+    ),
+    "inplace": (
+        "def f(a): a.sort()",
+        asserts(
+            """x=[3,1,2]
+f(x)
+assert x==[1,2,3]""",
+        ),
+    ),
+    "inplace_check": (
+        """def rot(m):
+    m[:]=[list(r) for r in zip(*m[::-1])]""",
+        {
+            "test": """def check(c):
+    m=[[1,2],[3,4]]
+    c(m)
+    assert m==[[3,1],[4,2]]""",
+            "entry_point": "rot",
+        },
+    ),
+    "inplace_nested": (
+        "def f(d): d['a'].append(1); d['b']={2}",
+        asserts(
+            """inner=[]
+d={'a':inner}
+f(d)
+assert d=={'a':[1],'b':{2}} and inner==[1]""",
+        ),
+    ),
+    "inplace_k": (
+        """def f(n):
+    k=len(set(n)); n[:]=sorted(set(n)); return k""",
+        asserts(
+            """n=[1,1,2]
+k=f(n)
+assert k==2 and n[:k]==[1,2]""",
+        ),
+    ),
+    "unchanged": (
+        "def f(a): return sorted(a)",
+        asserts(
+            """x=[3,1]
+y=f(x)
+assert x==[3,1] and y==[1,3]""",
+        ),
+    ),
+    "generator": (
+        """def f(n):
+    for i in range(n): yield i*i""",
+        asserts(
+            "assert list(f(4))==[0,1,4,9]",
+            """g=f(3)
+assert next(g)==0 and next(g)==1""",
+            "assert sum(f(2000))==sum(i*i for i in range(2000))",
+        ),
+    ),
+    "map": (
+        "def f(x): return map(lambda i:i+1,x)",
+        asserts(
+            "assert list(f([1,2]))==[2,3]",
+            "assert tuple(f([1]))==(2,)",
+        ),
+    ),
+    "keys": (
+        "def f(d): return d.keys()",
+        asserts(
+            "assert list(f({'a':1}))==['a']",
+            "assert len(f({'a':1}))==1",
+        ),
+    ),
+    "closure": (
+        "def f(n): return lambda x: x+n",
+        asserts(
+            "assert f(1)(2)==3",
+        ),
+    ),
+    "callback": (
+        "def f(g,xs): return [g(x) for x in xs]",
+        asserts(
+            "assert f(lambda x:x*2,[1,2])==[2,4]",
+            "assert f(len,['a','bb'])==[1,2]",
+            "assert f(str.upper, ['a'])==['A']",
+        ),
+    ),
+    "decorator": (
+        """def twice(g):
+    def h(*a): return g(g(*a))
+    return h""",
+        asserts(
+            """@twice
+def inc(x): return x+1
+assert inc(1)==3""",
+        ),
+    ),
+    "types": (
+        "def f(t,x): return [i for i in t if not isinstance(i,x)]",
+        asserts(
+            "assert f((4,5,7.7),int)==[7.7]",
+        ),
+    ),
+    "set_tuple": (
+        "def f(x): return (set(x),frozenset(x),{1:(2,)},1j,b'a',None,True)",
+        asserts(
+            "assert f([1])==({1},frozenset({1}),{1:(2,)},1j,b'a',None,True)",
+            "r=f([1]); assert isinstance(r, tuple) and r[0]=={1}",
+        ),
+    ),
+    "big": (
+        "def f(n): return 2**n",
+        asserts(
+            "assert f(50000)==2**50000",
+            "assert f(3)==8",
+        ),
+    ),
+    "counter": (
+        """from collections import *
+def f(s): return Counter(s)""",
+        asserts(
+            "assert f('aab')=={'a':2,'b':1}",
+            "assert f('aab').most_common(1)==[('a',2)]",
+        ),
+    ),
+    "odict": (
+        """from collections import *
+def f(s): return OrderedDict(s), defaultdict(int,{1:2}), deque([1]), namedtuple('P','x y')(1,2)""",
+        asserts(
+            """a,b,c,d=f([(1,2)])
+assert a=={1:2} and b=={1:2} and list(c)==[1] and d==(1,2)""",
+        ),
+    ),
+    "decimal": (
+        """from decimal import Decimal
+from fractions import Fraction
+import datetime
+def f(): return Decimal('1.1'),Fraction(1,3),datetime.date(2020,1,2),datetime.datetime(2020,1,2,3),datetime.timedelta(days=2)""",
+        asserts(
+            """from decimal import Decimal
+from fractions import Fraction
+import datetime
+assert f()==(Decimal('1.1'),Fraction(1,3),datetime.date(2020,1,2),datetime.datetime(2020,1,2,3),datetime.timedelta(2))""",
+        ),
+    ),
+    "numpy": (
+        """import numpy as np
+def f(x): return np.mean(x)
+def g(x): return np.array(x)*2""",
+        asserts(
+            "assert f([1,2])==1.5",
+            """import numpy as np
+assert np.allclose(g([1,2]),[2,4])""",
+            """import numpy as np
+assert (g(np.array([1,2]))==np.array([2,4])).all() and g([1]).shape==(1,)""",
+        ),
+    ),
+    "match": (
+        """import re
+def f(s): return re.match('a',s)""",
+        asserts(
+            "assert f('abc')",
+            "assert not f('b')",
+            "assert f('b') is None",
+        ),
+    ),
+    "sum_name": (
+        "def sum(a,b): return a+b",
+        asserts(
+            "assert sum(1,2)==3",
+            "assert sum(1,2) is not None",
+        ),
+    ),
+    "builtin_entry": (
+        "def max(a): return sorted(a)[-1]",
+        {
+            "test": """def check(c):
+    assert c([1,2])==2""",
+            "entry_point": "max",
+        },
+    ),
+    "helper": (
+        """def poly(xs,x): return xs[0]+xs[1]*x
+def find_zero(xs): return -xs[0]/xs[1]""",
+        {
+            "test": """import math, random
+def check(candidate):
+    rng=random.Random(42)
+    for _ in range(100):
+        c=[rng.randint(1,9),rng.randint(1,9)]
+        s=candidate(list(c))
+        assert math.fabs(poly(c,s))<1e-4""",
+            "entry_point": "find_zero",
+        },
+    ),
+    "solution_class": (
+        """class Solution:
+    def two(self, nums: list, t: int):
+        return [0,1]""",
+        {
+            "test": """def check(candidate):
+    assert candidate(nums=[2,7],t=9)==[0,1]""",
+            "entry_point": "Solution().two",
+        },
+    ),
+    "listnode": (
+        """def rev(h):
+    p=None
+    while h:
+        h.next,p,h=p,h,h.next
+    return p""",
+        asserts(
+            """class ListNode:
+    def __init__(self,val=0,next=None):
+        self.val=val; self.next=next
+def to(h):
+    r=[]
+    while h: r.append(h.val); h=h.next
+    return r
+assert to(rev(ListNode(1,ListNode(2,ListNode(3)))))==[3,2,1]""",
+        ),
+    ),
+    "tree_own": (
+        """class Node:
+    def __init__(s,v): s.v=v; s.left=s.right=None
+def height(n): return 0 if n is None else 1+max(height(n.left),height(n.right))""",
+        asserts(
+            """root=Node(1)
+root.left=Node(2)
+root.left.left=Node(3)
+assert (height(root))==3""",
+        ),
+    ),
+    "dataclass": (
+        """from __future__ import annotations
+from dataclasses import dataclass
+@dataclass
+class P:
+    x: int
+    y: int = 0
+    @property
+    def s(self): return self.x+self.y
+    @classmethod
+    def of(cls,t): return cls(*t)
+    @staticmethod
+    def z(): return 7""",
+        asserts(
+            """p=P(1)
+assert p.s==1 and p==P(1,0)
+p.x=5
+assert p.s==5""",
+            "assert P.of((1,2)).y==2 and P.z()==7",
+            "assert isinstance(P(1),P) and str(P(1))=='P(x=1, y=0)'",
+        ),
+    ),
+    "enum": (
+        """from enum import Enum
+class Color(Enum):
+    RED=1
+    BLUE=2
+def f(x): return Color(x)""",
+        asserts(
+            "assert f(1)==Color.RED and f(1) is Color.RED and f(2)!=Color.RED",
+            "assert Color.RED.value==1 and len(Color)==2 and [c.name for c in Color]==['RED','BLUE']",
+            "assert f(1).name=='RED'",
+        ),
+    ),
+    "context": (
+        """class C:
+    def __enter__(self): self.on=True; return self
+    def __exit__(self,*a): self.on=False""",
+        asserts(
+            """c=C()
+with c as d:
+    assert d.on
+assert not c.on""",
+        ),
+    ),
+    "inherit": (
+        """class Animal:
+    def speak(self): return self.sound()""",
+        asserts(
+            """class Dog(Animal):
+    def sound(self): return 'woof'
+assert Dog().speak()=='woof'""",
+        ),
+    ),
+    "unittest": (
+        "def add(a,b): return a+b",
+        {
+            "test": """import unittest
+class TestAdd(unittest.TestCase):
+    def setUp(self): self.x=1
+    def test_a(self): self.assertEqual(add(self.x,2),3)
+    def test_b(self):
+        with self.assertRaises(TypeError): add(1,'a')
+if __name__=='__main__':
+    unittest.main()"""
+        },
+    ),
+    "unittest2": (
+        "def task_func(a,b): return a+b",
+        {
+            "test": """import unittest
+class TestCases(unittest.TestCase):
+    def test_a(self): self.assertAlmostEqual(task_func(.1,.2),.3)
+"""
+        },
+    ),
+    "pytest_fns": (
+        "def add(a,b): return a+b",
+        {
+            "test": """from solution import add
+
+def test_one():
+    assert add(1,2)==3
+def test_two():
+    assert add('a','b')=='ab'
+"""
+        },
+    ),
+    "from_as": (
+        "def add(a,b): return a+b",
+        {
+            "test": """from solution import add as plus
+assert plus(1,2)==3
+"""
+        },
+    ),
+    "async": (
+        """import asyncio
+async def f(x):
+    await asyncio.sleep(0)
+    return x+1""",
+        asserts(
+            """import asyncio
+assert asyncio.run(f(1))==2""",
+        ),
+    ),
+    "surrogate": (
+        "def f(): return '\\ud800'+chr(0)+'é'",
+        asserts(
+            "assert f()=='\\ud800\\x00é'",
+        ),
+    ),
+    "nan": (
+        "def f(): return float('nan'),float('inf'),-0.0",
+        asserts(
+            """import math
+a,b,c=f()
+assert math.isnan(a) and b==float('inf') and math.copysign(1,c)==-1""",
+        ),
+    ),
+    "print_noise": (
+        """def f(x):
+    print('x'*1000)
+    return x""",
+        asserts(
+            "assert f(0)==0",
+            "assert f(1)==1",
+            "assert f(2)==2",
+            "assert f(3)==3",
+            "assert f(4)==4",
+        ),
+    ),
+    "global_const": (
+        """MOD=7
+def f(x): return x%MOD""",
+        asserts(
+            "assert f(9)==9%MOD",
+        ),
+    ),
+    "kw": (
+        "def f(a,*,b=2): return a+b",
+        asserts(
+            "assert f(1,b=3)==4",
+            "assert f(a=1)==3",
+        ),
+    ),
+    "main_guard": (
+        """def f(x): return x
+if __name__=='__main__':
+    print(f(int(input())))""",
+        asserts(
+            "assert f(1)==1",
+        ),
+    ),
+    "intsub": (
+        """import enum
+class L(enum.IntEnum):
+    A=1
+def f(): return L.A""",
+        asserts(
+            "assert f()==1",
+        ),
+    ),
+    "lru": (
+        """import functools
+@functools.lru_cache
+def f(n): return n if n<2 else f(n-1)+f(n-2)""",
+        asserts(
+            "assert f(50)==12586269025",
+            """f.cache_clear()
+assert f(10)==55""",
+        ),
+    ),
+    "kwargs_fn": (
+        "def f(**k): return k",
+        asserts(
+            "assert f(a=1,b=[2])=={'a':1,'b':[2]}",
+        ),
+    ),
+    "iter_class": (
+        """class It:
+    def __init__(s,n): s.n=n; s.i=0
+    def __iter__(s): return s
+    def __next__(s):
+        if s.i>=s.n: raise StopIteration
+        s.i+=1; return s.i""",
+        asserts(
+            "assert list(It(3))==[1,2,3]",
+            """it=It(2)
+assert next(it)==1 and next(it)==2
+try:
+    next(it); assert False
+except StopIteration: pass""",
+        ),
+    ),
+    "sysexit": (
+        """import sys
+def f(): sys.exit(2)""",
+        asserts(
+            """try:
+    f(); assert False
+except SystemExit: pass""",
+        ),
+    ),
+    "linked_class": (
+        """class LL:
+    def __init__(s): s.xs=[]
+    def add(s,x): s.xs.append(x); return s
+    def __contains__(s,x): return x in s.xs
+    def __str__(s): return '->'.join(map(str,s.xs))
+    def __bool__(s): return bool(s.xs)
+    def __getattr__(s,n): raise AttributeError(n)""",
+        asserts(
+            """l=LL()
+assert not l
+l.add(1).add(2)
+assert 1 in l and 3 not in l and str(l)=='1->2' and f'{l}'=='1->2'
+assert not hasattr(l,'zz')""",
+        ),
+    ),
+    "fn_tuple": (
+        "def f(x): return (x,[x])",
+        {"fn_name": "f", "inputs": [[1]], "outputs": [[1, [1]]]},
+    ),
+    "fn_lcb": (
+        "def f(a,b): return {a[0]:b}",
+        {
+            "fn_name": "f",
+            "inputs": [
+                """[1,2]
+3"""
+            ],
+            "outputs": ['{"1": 3}'],
+        },
+    ),
+    "fn_float": (
+        "def f(x): return x*0.1",
+        {"fn_name": "f", "inputs": [[3]], "outputs": [0.3]},
+    ),
+    "fn_tol": (
+        "def f(x): return 0.3334",
+        {"fn_name": "f", "inputs": [[3]], "outputs": [0.3333], "tolerance": 0.001},
+    ),
+    "fn_float_int": (
+        "def f(x): return x/1",
+        {"fn_name": "f", "inputs": [[3]], "outputs": [3]},
+    ),
+    "std": (
+        """import sys
+for l in sys.stdin: print(int(l)*2)""",
+        {
+            "inputs": [
+                """1
+2
+"""
+            ],
+            "outputs": [
+                """2
+4
+"""
+            ],
+        },
+    ),
+    "big_out": (
+        "print('x '*300000)",
+        {"inputs": [""], "outputs": ["x " * 300000]},
+    ),
+    "fn_big_out": (
+        "def f(n): return list(range(n))",
+        {"fn_name": "f", "inputs": [[100000]], "outputs": [list(range(100000))]},
+    ),
+    "typing": (
+        """class Solution:
+    def f(self, x: 'List[int]') -> 'int': return x[0]""",
+        {"fn_name": "f", "inputs": [[[1]]], "outputs": [1]},
+    ),
+}
+SAMPLE = (
+    *("float", "raises_try", "custom_exc", "class", "vector", "inplace_check", "inplace_nested", "generator", "closure", "callback"),
+    *("set_tuple", "big", "sum_name", "helper", "listnode", "enum", "unittest", "pytest_fns", "nan", "fn_tuple", "fn_lcb", "fn_tol"),
+)
+
+
+def values(names) -> dict[str, float]:
+    reward = Code({"wall_s": 60.0, "total_s": 300.0})
+    found = {}
+
+    async def score(name: str) -> None:
+        found[name] = (await reward.score(attempt(*RIGHT[name]))).value
+
+    async def score_all() -> None:
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(score, name)
+
+    trio.run(score_all)
+    return found
+
+
+def test_right_programs_earn_one() -> None:
+    assert values(SAMPLE) == dict.fromkeys(SAMPLE, 1.0)
+
+
+@pytest.mark.slow
+def test_all_right_programs_earn_one() -> None:
+    assert values(RIGHT) == dict.fromkeys(RIGHT, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        (
+            asserts("""def check(f):
+    assert f(1)"""),
+            "a test runs nothing",
+        ),
+        (
+            asserts("""import pytest
+@pytest.mark.parametrize('x', [1])
+def test_f(x):
+    assert f(x)"""),
+            "function test_f of a test needs pytest",
+        ),
+        (asserts("assert f(:"), "a test is no Python"),
+        ({"inputs": ["1"], "outputs": ["1"], "tolerance": "x"}, "`tolerance` must be a number from 0 up to 1"),
+        ({"fn_name": "f", "inputs": ["x"], "outputs": ["1"]}, "a text among `inputs` must have JSON on each line"),
+    ],
+)
+def test_a_test_that_would_pay_everybody_or_nobody_is_refused(truth: dict, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Code({}).check(attempt("", truth).task)
+
+
+def test_a_test_that_cannot_be_run_is_an_error_and_no_wrong_answer() -> None:
+    truth = asserts("""def make():
+    class Local: pass
+    return Local()
+assert f(make()) == 1""")
+    with pytest.raises(RewardError, match="passes an object of Local to the program, which takes plain data alone"):
+        trio.run(Code({}).score, attempt("def f(x): return 1", truth))
