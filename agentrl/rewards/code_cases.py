@@ -15,7 +15,8 @@ RELATIVE_TOLERANCE = 1e-9
 """Of numbers that are no integers, where the row states none."""
 MAX_NUMBER_CHARS = 64
 
-_FENCE = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[^\n]*\n(?P<code>.*?)(?:^[ \t]*(?P=fence)[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(?P<fence>`{3,}+|~{3,}+)[^\n]*+\n(?P<code>.*?)(?:^[ \t]*(?P=fence)[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+"""Possessive: a line of a thousand backticks must not be tried with every number of them."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 
 

@@ -176,6 +176,8 @@ def test_a_wrong_config_is_refused(config: dict) -> None:
         ("  ```python\n  a\n  ```", "  a\n"),
         ("no code, only `this`", None),
         ("```python\n```", ""),
+        pytest.param("`" * 300_000, None, id="a line of backticks"),
+        pytest.param("~~~\n" + "`" * 300_000, "`" * 300_000, id="a line of backticks in a block"),
     ],
 )
 def test_the_last_fenced_block_is_the_answer(text: str, code: str | None) -> None:
