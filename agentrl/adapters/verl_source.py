@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from agentrl.adapters import verl_shim
+from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import PluginError
 from agentrl.plugins.sources import locate
 
@@ -30,6 +31,7 @@ def read_entries(path: str, key: str, *, option: str) -> list[dict[str, Any]]:
     if not file.is_file():
         raise PluginError(f"agent.{option}={path!r}: the file does not exist")
     try:
+        read_nodes(file)
         content = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
     except (YAMLError, OmegaConfBaseException) as error:
         raise PluginError(f"agent.{option}={path!r}: {' '.join(str(error).split())}") from error

@@ -36,6 +36,7 @@ from agentrl.config.origins import Origins, SourceFile, WrittenOverride
 from agentrl.config.schema import Config
 from agentrl.config.section import Section
 from agentrl.config.supervised import RMConfig, SFTConfig
+from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import ConfigError
 
 HIDDEN = "<hidden>"
@@ -194,6 +195,7 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
     try:
         if not isinstance(SourceFile.read(file, label=label).root, yaml.MappingNode | None):
             raise ConfigError(f"{label}: a config is a mapping of sections, as in `trainer:` and below it `  steps: 20`")
+        _check_picked(file, file.parent, set())
         parsed = [_parse_override(text) for text in overrides]
         with _hydra(file.parent) as loader:
             groups = loader.list_groups("")
@@ -212,6 +214,28 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
         raise ConfigError(f"config file {label!r} cannot be read: {error.strerror}") from None
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # Hydra raises ValueError for a malformed defaults list
         raise ConfigError(f"{label}: {_first_line(error)}") from None
+
+
+def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
+    """Parse the files of `folder` that the `defaults` list of `file` picks, and those that they pick, before Hydra writes them out.
+
+    Raises:
+        yaml.YAMLError: one is no YAML, or stands for too much.
+    """
+    seen.add(file)
+    root = read_nodes(file, names_file=len(seen) > 1)
+    listed = dict(root.value) if isinstance(root, yaml.MappingNode) else {}
+    entries: list[yaml.Node] = next(
+        (node.value for name, node in listed.items() if name.value == "defaults" and isinstance(node, yaml.SequenceNode)), []
+    )
+    for entry in entries:
+        group, name = entry.value[0] if isinstance(entry, yaml.MappingNode) and entry.value else (None, entry)
+        named = str(name.value).split("@")[0].removesuffix(".yaml")
+        parts = [] if group is None else [str(group.value).split()[-1].split("@")[0].strip("/")]
+        for place in (folder, file.parent):
+            picked = Path(place, *parts, f"{named.strip('/')}.yaml")
+            if picked not in seen and picked.is_file():
+                _check_picked(picked, folder, seen)
 
 
 def _parse_override(text: str) -> Override:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from agentrl.config.fields import Key
+from agentrl.config.yaml_files import read_nodes
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class SourceFile:
     @classmethod
     def read(cls, path: Path, *, label: str, package: Key = ()) -> SourceFile:
         """Parse `path` into nodes, which know their lines. Raises yaml.YAMLError."""
-        return cls(label, package, yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader))
+        return cls(label, package, read_nodes(path))
 
     def line_of(self, key: Key) -> int | None:
         """Return the line (from 1) on which `key` is written, None if this file does not write it."""

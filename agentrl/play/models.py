@@ -15,6 +15,7 @@ import yaml
 
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
+from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import ConfigError, RequestRefused, ServerError
 from agentrl.rollout.limits import server_key
 from agentrl.rollout.server import Client
@@ -97,6 +98,7 @@ def read_script(path: str) -> list[ScriptedTurn]:
         ConfigError: there is no such file, or it is no such list.
     """
     try:
+        read_nodes(Path(path))
         turns = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"script {path!r} cannot be read: {error}") from error

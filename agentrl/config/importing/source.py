@@ -14,6 +14,7 @@ from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import ConfigError
 
 DEFAULTS: Mapping[str, Any] = {
@@ -144,6 +145,7 @@ def _read_file(file: str) -> dict[str, Any]:
     if not Path(file).is_file():
         raise ConfigError(f"config file {file!r} does not exist; overrides are written key=value")
     try:
+        read_nodes(Path(file))
         tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not YAML: {str(error).splitlines()[0]}") from None
