@@ -98,6 +98,23 @@ def test_every_stage_of_the_correction_is_said() -> None:
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "part"),
+    [
+        ({"mode": "bypass", "correction": {"reject": {"far": {"upper": 2.0}}}}, "rho' = learner at the start of the step / behavior"),
+        ({"policy_loss": "reinforce"}, "reinforce, weighed by the ratio per token, without a bound"),
+        (
+            {"policy_loss": "reinforce", "reinforce": {"weight": "sequence", "cap": 2.0, "floor": 0.5, "outside": "mask"}},
+            "weighed by the ratio multiplied over the sequence, at least 0.5, at most 2, 0 outside",
+        ),
+        ({"policy_loss": "dppo_tv"}, "gain 0.2 of probability, and weighs with a ratio of at most 20"),
+        ({"policy_loss": "dppo_tv", "dppo_tv": {"cap": None}}, "gain 0.2 of probability"),
+    ],
+)
+def test_what_bounds_the_ratio_is_said(algorithm: dict[str, Any], part: str) -> None:
+    assert part in " ".join(explain(config(algorithm=algorithm)).split())
+
+
+@pytest.mark.parametrize(
     ("sections", "word"),
     [
         ({"rollout": {"max_concurrent_trajectories": 4}}, "its members wait for each other"),

@@ -664,8 +664,7 @@ def test_an_update_moves_the_weights_by_the_rate_of_the_schedule():
 
     def train(num_updates, **optimizer):
         with learner(learner=LearnerConfig(optimizer=OptimizerConfig(**optimizer)), total_updates=2) as one:
-            found = [(one.update(scored(one, batch()))["lr"], one.checksums()) for _ in range(num_updates)]
-        return found
+            return [(one.update(scored(one, batch()))["lr"], one.checksums()) for _ in range(num_updates)]
 
     assert train(1, lr=2e-2, warmup_updates=4) == train(1, lr=5e-3)
     first, second, third = train(3, lr=1e-2, schedule="linear")

@@ -37,7 +37,7 @@ def loss_lines(config: Config) -> Lines:
         ("policy loss", _policy_loss(algorithm)),
         ("policy mode", f"{resolved}: {MODES[mode].format(bound=_bound(algorithm))}"),
         ("importance weight", _weight(config)),
-        *(("rejected" if number == 0 else "", text) for number, text in enumerate(_rejected(algorithm.correction))),
+        *(("rejected" if number == 0 else "", text) for number, text in enumerate(_rejected(algorithm.correction, is_bypass=mode == "bypass"))),
         ("aggregation", algorithm.aggregation + _constant_length(config) + _denominator(algorithm.correction)),
         ("KL", _kl(algorithm)),
         ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "none"),
@@ -146,11 +146,12 @@ def _weight(config: Config) -> str:
     return f"proximal / behavior {_WEIGHT_LEVELS[correction.weight]}, {floor}at most {correction.cap:g}{outside}{normal}"
 
 
-def _rejected(correction: CorrectionConfig) -> Iterator[str]:
+def _rejected(correction: CorrectionConfig, *, is_bypass: bool) -> Iterator[str]:
+    ours = "learner at the start of the step" if is_bypass else "proximal"
     if correction.max_lag is not None:
         yield f"max_lag: tokens older than {correction.max_lag} versions"
     for name, stage in correction.reject.items():
-        yield f"{name}: {_STATISTICS[stage.statistic]} {_LEVELS[stage.level]} {_outside(stage)}; rho' = proximal / behavior"
+        yield f"{name}: {_STATISTICS[stage.statistic]} {_LEVELS[stage.level]} {_outside(stage)}; rho' = {ours} / behavior"
     if correction.m2po_threshold is not None:
         yield f"m2po: the largest (log rho')^2 until their mean is at most {correction.m2po_threshold:g}"
     if correction.opsm_delta is not None:

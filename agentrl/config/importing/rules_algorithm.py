@@ -223,7 +223,7 @@ def _weights(source: Source, section: str) -> Iterator[Finding]:
         yield Setting("algorithm.correction.cap", source.get(OLD_CAP), (OLD_CAP,))
         yield Setting("algorithm.mode", "decoupled", (OLD_CAP,))
     else:
-        yield Setting("algorithm.correction.weight", "none", (weight,))
+        yield Setting("algorithm.correction.weight", "none", (weight,), "as verl; token is our default, and corrects for stale data")
         if source.has(threshold):
             yield Dropped(threshold, "without rollout_is verl applies no weight")
 
