@@ -32,12 +32,13 @@ _STATISTICS = {"k1": "rho'", "k2": "(log rho')^2 / 2", "k3": "rho' - 1 - log rho
 def loss_lines(config: Config) -> Lines:
     """Return the lines between the advantage and the end of the loss's part."""
     algorithm, mode = config.algorithm, config.policy_mode
+    rejected = _rejected(algorithm.correction, is_bypass=mode == "bypass")
     resolved = f"{mode} (auto)" if algorithm.mode == "auto" else mode
     lines = [
         ("policy loss", _policy_loss(algorithm)),
         ("policy mode", f"{resolved}: {MODES[mode].format(bound=_bound(algorithm))}"),
         ("importance weight", _weight(config)),
-        *(("rejected" if number == 0 else "", text) for number, text in enumerate(_rejected(algorithm.correction, is_bypass=mode == "bypass"))),
+        *(("rejected" if number == 0 else "", text) for number, text in enumerate(rejected)),
         ("aggregation", algorithm.aggregation + _constant_length(config) + _denominator(algorithm.correction)),
         ("KL", _kl(algorithm)),
         ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "none"),
