@@ -145,6 +145,16 @@ def test_the_command_itself(project: Path) -> None:
     assert "outcome: " in result.output
 
 
+def test_what_the_model_says_commands_no_terminal(project: Path) -> None:
+    (project / "turns.yaml").write_text(
+        '- calls: [{name: "calc\\e]0;owned\\a", arguments: {expression: "1\\e[31m"}}]\n- "#### \\e[2Jgone"\n' * 2
+    )
+    result = CliRunner().invoke(app, ["play", "config.yaml", "--row", "0", "--model", "turns.yaml"])
+    assert result.exit_code in (0, 1), result.output
+    assert r"\x1b]0;owned\x07" in result.output
+    assert "\x1b" not in result.output
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

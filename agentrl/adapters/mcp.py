@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -18,6 +18,7 @@ from agentrl.adapters.mcp_session import Session, SharedSession, header_values
 from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
+from agentrl.terminal_text import CONTROL, visible
 from agentrl.types import JsonObject
 
 
@@ -142,6 +143,7 @@ class MCPTool(Tool):
 
 def tool_class(server: MCPServer, listed: mcp.types.Tool) -> type[MCPTool]:
     """Return the class of one listed tool, under its prefixed name."""
+    _refuse_control(server.name, listed)
     hints = listed.annotations
     description = listed.description or listed.title or listed.name
     attributes = {
@@ -154,6 +156,31 @@ def tool_class(server: MCPServer, listed: mcp.types.Tool) -> type[MCPTool]:
         "remote_name": listed.name,
     }
     return type(f"MCP_{server.name}_{listed.name}", (MCPTool,), attributes)
+
+
+def _refuse_control(server: str, listed: mcp.types.Tool) -> None:
+    """Raise PluginError if what a server says of a tool holds what would command a terminal: it goes into prompts, logs and reports."""
+    told = {"name": listed.name, "title": listed.title, "description": listed.description, "schema": listed.input_schema}
+    for what, value in told.items():
+        for text in _texts(value):
+            if CONTROL.search(text.replace("\r\n", "\n")) or (what == "name" and not text.isprintable()):
+                raise PluginError(
+                    f"MCP server {visible(server)!r}: the {what} of tool {listed.name!r} holds control characters: {text[:80]!r}; "
+                    "leave the tool out by agent.mcp_servers.*.tools, or have the server mended"
+                )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value, the names of fields included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield str(name)
+            yield from _texts(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts(item)
 
 
 def result_text(result: mcp.types.CallToolResult) -> str:

@@ -125,6 +125,8 @@ def main() -> None:
     except AgentRLError as error:
         if os.environ.get("AGENTRL_DEBUG"):
             traceback.print_exc()
+        from agentrl.terminal_text import visible
+
         kind = "" if isinstance(error, UserError) else " (infrastructure)"
-        typer.echo(f"error{kind}: {error}", err=True)
+        typer.echo(f"error{kind}: {visible(str(error))}", err=True)
         sys.exit(error.exit_code)

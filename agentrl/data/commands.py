@@ -219,11 +219,10 @@ def data_show(
 ) -> None:
     """Look at a file: columns, rows per data source and agent, lengths, and some rows as conversations."""
     options.set_debug(debug)
-    from rich.console import Console
-
     from agentrl.data.show import choose_rows, show_file
+    from agentrl.terminal_text import VisibleConsole
 
-    show_file(file, lambda count: choose_rows(count, row=row, is_random=random_row, first=rows), Console())
+    show_file(file, lambda count: choose_rows(count, row=row, is_random=random_row, first=rows), VisibleConsole())
 
 
 def _styles(

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from agentrl.terminal_text import visible
 from agentrl.tracking.attempts import troubles_text
 from agentrl.tracking.closing import ClosingTable
 from agentrl.tracking.live_console import LiveConsole
@@ -89,7 +90,7 @@ class PlainConsole:
     def say(self, text: str) -> None:
         with suppress(OSError):  # a log on a full disk, a pipe that nobody reads any more: no reason to end a run
             # One write per line, newline included: lines of other processes fall between ours, never into them.
-            self._stream.write(text + "\n")
+            self._stream.write(visible(text) + "\n")
             self._stream.flush()
 
     def log(self, record: StepRecord) -> None:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
+from agentrl.terminal_text import visible
 from agentrl.tracking.closing import ClosingTable
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.panel import PanelState, draw_panel
@@ -54,7 +55,7 @@ class LiveConsole:
         atexit.register(self.close)  # a hidden cursor and a diverted output must not outlive the run
 
     def say(self, text: str) -> None:
-        self._terminal.print(Text(text))
+        self._terminal.print(Text(visible(text)))
 
     def log(self, record: StepRecord) -> None:
         with self._lock:

@@ -1,0 +1,74 @@
+"""What models, tools and servers say is shown, and commands no terminal."""
+
+import io
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp.types import Tool as ListedTool
+from rich.text import Text
+
+from agentrl.adapters.mcp import tool_class
+from agentrl.errors import PluginError
+from agentrl.terminal_text import CONTROL, VisibleConsole, visible
+from agentrl.tracking.console import PlainConsole
+
+RED = "\x1b[31mred\x1b[0m"
+TITLE = "\x1b]0;owned\x07"
+
+
+@given(st.text())
+def test_nothing_that_is_shown_commands_and_usual_text_stays(text):
+    shown = visible(text)
+    assert not CONTROL.search(shown)
+    assert visible(shown) == shown
+    if not CONTROL.search(text):
+        assert shown == text
+
+
+@given(st.text(max_size=30))
+def test_a_console_shows_what_it_is_given_and_keeps_its_own_colours(text):
+    out = io.StringIO()
+    VisibleConsole(file=out, force_terminal=True, color_system="standard").print(Text(text + TITLE, style="bold"))
+    left = out.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "")
+    assert "\x1b" not in left
+    assert "\x07" not in left
+    assert r"\x1b]0;owned" in left.replace("\n", "")
+
+
+def test_the_log_of_a_run_shows_them_too():
+    stream = io.StringIO()
+    PlainConsole(None, stream=stream).say(f"tool {RED} is not available")
+    assert stream.getvalue() == "tool \\x1b[31mred\\x1b[0m is not available\n"
+
+
+def listed(**changes):
+    told = {"name": "find", "description": "Finds.", "inputSchema": {"type": "object", "properties": {"q": {"type": "string"}}}}
+    return ListedTool.model_validate(told | changes)
+
+
+SERVER = types.SimpleNamespace(name="notes", prefix="notes_")
+
+
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [
+        ("name", {"name": f"find{RED}"}),
+        ("name", {"name": "find\nall"}),
+        ("name", {"name": "find\u202ednif"}),
+        ("description", {"description": f"Finds.{TITLE}"}),
+        ("title", {"title": RED}),
+        ("schema", {"inputSchema": {"type": "object", "properties": {f"q{RED}": {"type": "string"}}}}),
+        ("schema", {"inputSchema": {"type": "object", "properties": {"q": {"type": "string", "enum": ["a", "\x9b31m"]}}}}),
+    ],
+)
+def test_an_mcp_tool_with_control_characters_is_refused(what, changes):
+    with pytest.raises(PluginError, match=f"MCP server 'notes': the {what} of tool .* holds control characters") as caught:
+        tool_class(SERVER, listed(**changes))
+    assert not CONTROL.search(str(caught.value))
+
+
+def test_an_mcp_tool_may_have_lines_and_any_script():
+    made = tool_class(SERVER, listed(name="suche", description="Findet\r\n\tdies\nund – 検索"))
+    assert made.description == "Findet\r\n\tdies\nund – 検索"
