@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """All but tab and newline that moves a cursor, changes colours or titles, or turns the direction of text."""
@@ -15,11 +11,3 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202
 def visible(text: str) -> str:
     r"""Return the text with control characters as Python writes them: `\x1b` in place of what begins a colour."""
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
-class VisibleConsole(Console):
-    """A rich console that shows control characters of what it prints instead of obeying them; its own styles stay."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(visible(segment.text), segment.style)

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from agentrl.adapters.mcp import tool_class
 from agentrl.errors import PluginError
-from agentrl.terminal_text import CONTROL, VisibleConsole, visible
+from agentrl.terminal_text import CONTROL, visible
 from agentrl.tracking.console import PlainConsole
+from agentrl.tracking.terminal import VisibleConsole
 
 RED = "\x1b[31mred\x1b[0m"
 TITLE = "\x1b]0;owned\x07"

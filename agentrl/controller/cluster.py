@@ -17,6 +17,7 @@ import ray
 
 from agentrl import heap
 from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES, ClusterConfig
+from agentrl.controller.ray_processes import watching_ray
 from agentrl.controller.shipping import shipped
 from agentrl.errors import InfrastructureError
 from agentrl.granted import Granted, granted
@@ -59,8 +60,9 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
             )
             raise InfrastructureError(f"{where}: {str(error).strip().splitlines()[0]}") from error
     try:
-        _wait_for_nodes(config.num_nodes or 0)
-        yield _in_words(config)
+        with watching_ray():
+            _wait_for_nodes(config.num_nodes or 0)
+            yield _in_words(config)
     finally:
         if is_ours:
             ray.shutdown()

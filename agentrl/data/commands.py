@@ -220,7 +220,7 @@ def data_show(
     """Look at a file: columns, rows per data source and agent, lengths, and some rows as conversations."""
     options.set_debug(debug)
     from agentrl.data.show import choose_rows, show_file
-    from agentrl.terminal_text import VisibleConsole
+    from agentrl.tracking.terminal import VisibleConsole
 
     show_file(file, lambda count: choose_rows(count, row=row, is_random=random_row, first=rows), VisibleConsole())
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console, ConsoleDimensions
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from agentrl.terminal_text import visible
 
 POLL_S = 0.2
 JOIN_TIMEOUT_S = 5.0
@@ -36,6 +39,14 @@ class TerminalConsole(Console):
     @size.setter
     def size(self, new_size: tuple[int, int]) -> None:
         raise AssertionError("the terminal decides its size")
+
+
+class VisibleConsole(Console):
+    """A rich console that shows control characters of what it prints instead of obeying them; its own styles stay."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 class OutputCapture:

@@ -1,0 +1,69 @@
+"""The loss of a process that a local Ray cannot do without: told in one line, at once, instead of after minutes of retries."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+import psutil  # type: ignore[import-untyped]
+import ray
+
+POLL_S = 0.5
+LOST_STATUS = 1
+NEEDED: Mapping[str, str] = {"gcs_server": "its control store", "raylet": "its scheduler"}
+"""Processes without which nothing of a run can be called. Ray tries to reach them for a minute or more, then ends this process itself."""
+
+
+@contextmanager
+def watching_ray() -> Iterator[None]:
+    """End this process with one line when Ray's control store or scheduler on this machine dies within the block.
+
+    A Ray that another process has started is not watched.
+    """
+    processes = local_processes()
+    leaving = threading.Event()
+
+    def watch() -> None:
+        while not leaving.wait(POLL_S):
+            for name, process in processes.items():
+                if not _is_alive(process) and not leaving.is_set():
+                    _end(f"{name} of Ray ({NEEDED[name]}, process {process.pid}) died: the run cannot go on; the same command resumes it")
+                    return
+
+    if processes:
+        threading.Thread(target=watch, name="watch-ray", daemon=True).start()
+    try:
+        yield
+    finally:
+        leaving.set()
+
+
+def local_processes() -> dict[str, psutil.Process]:
+    """Return the processes of `NEEDED` that this process has started with its Ray, by name."""
+    own = psutil.Process().children() if ray.is_initialized() else []
+    found = {}
+    for process in own:
+        with suppress(psutil.Error):
+            if process.name() in NEEDED:
+                found[process.name()] = process
+    return found
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _end(line: str) -> NoReturn:
+    """End this process from a thread. Its main thread may be deep in a call of Ray's that nothing interrupts."""
+    text = f"error (infrastructure): {line}\n".encode()
+    if os.isatty(1):
+        text = b"\x1b[?25h" + text  # a display may have hidden the cursor
+    with suppress(OSError):
+        os.write(2, text)
+    os._exit(LOST_STATUS)
