@@ -63,13 +63,7 @@ def play(
     from agentrl.play.play import play_row
     from agentrl.play.show import show
     from agentrl.tracking.terminal import VisibleConsole
-    from agentrl.tracking.terminal import VisibleConsole
     from agentrl.types import SCORED_OUTCOMES
-
-    loaded = load_config(config, overrides or [])
-    played = play_row(loaded, row=row, model=model, is_validation=val, starts_server=start, read=_typed_line, say=typer.echo)
-    show(played, VisibleConsole(), shows_traceback=bool(os.environ.get("AGENTRL_DEBUG")))
-    raise typer.Exit(0 if played.trajectory.outcome in SCORED_OUTCOMES else 1)
 
     loaded = load_config(config, overrides or [])
     played = play_row(loaded, row=row, model=model, is_validation=val, starts_server=start, read=_typed_line, say=typer.echo)

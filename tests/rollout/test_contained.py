@@ -71,6 +71,7 @@ class BackgroundTool(AsyncioTool):
     async def call(self, arguments) -> ToolResult:
         task = asyncio.get_running_loop().create_task(self._later(arguments["kind"]))
         await asyncio.wait([task])
+        task.exception()  # looked at: asyncio logs what nobody looked at when garbage is collected, in whatever else runs then
         return ToolResult("fine")
 
     async def _later(self, kind: str) -> None:
