@@ -87,6 +87,8 @@ async_training.trigger_parameter_sync_step=4 async_training.require_batches=2 as
 algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=2.0
 algorithm.rollout_correction.rollout_rs=seq_mean_k1 algorithm.rollout_correction.rollout_rs_threshold=0.5_4.0
 """
+WIDTH = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+OBSTACLES = {"gsm8k": [WIDTH], "ppo": [], "dapo": [], "multi_turn": [], "fully_async": []}
 SCRIPTS = {"gsm8k": GSM8K_GRPO, "ppo": PPO_CRITIC, "dapo": DAPO, "multi_turn": MULTI_TURN, "fully_async": FULLY_ASYNC}
 
 
@@ -117,8 +119,13 @@ def test_every_key_of_verl_is_mapped_dropped_with_a_reason_or_without_meaning(ke
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_overrides_of_run_scripts_become_configs_that_load(name, tmp_path):
     out = tmp_path / "run.yaml"
-    done = CliRunner().invoke(app, ["config", "import", *SCRIPTS[name].split(), "--out", str(out)], catch_exceptions=False)
+    words = ["config", "import", *SCRIPTS[name].split(), "--out", str(out)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert (done.exit_code, out.exists()) == ((1, False) if OBSTACLES[name] else (0, True))
+    assert ("will not run as it is" in done.stderr) is bool(OBSTACLES[name])
+    done = CliRunner().invoke(app, [*words, "--force"], catch_exceptions=False)
     assert done.exit_code == 0
+    assert [obstacle.what.partition(" = ")[0] for obstacle in imported(SCRIPTS[name]).obstacles] == OBSTACLES[name]
     load_config(str(out))
     explained = CliRunner().invoke(app, ["config", "explain", str(out)], catch_exceptions=False)
     assert explained.exit_code == 0
@@ -275,7 +282,6 @@ def test_a_file_its_interpolations_and_overrides_after_it(tmp_path):
             "one for all of",
         ),
         (["data.train_batch_size=1,2"], "has several values"),
-        (["model.partial_pretrain=m", "optim.lr=1e-5"], "model.partial_pretrain is a key of supervised training"),
         (["trainer.n_gpus_per_node=3", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"], "does not divide world_size=3"),
     ],
 )

@@ -70,7 +70,7 @@ KEPT = (
 
 MEANINGLESS: Mapping[str, str] = {
     # A verl key, or the beginning of many -> why there is none here. The longest beginning answers.
-    "actor_rollout_ref.hybrid_engine": "learner and servers are always separate processes",
+    "actor_rollout_ref.hybrid_engine": "learner and servers are separate processes; rollout.colocated puts them on the same GPUs",
     "actor_rollout_ref.actor.strategy": "the learner is always FSDP2",
     "actor_rollout_ref.actor.megatron": "the learner is always FSDP2",
     "actor_rollout_ref.actor.veomni": "the learner is always FSDP2",
@@ -90,7 +90,7 @@ MEANINGLESS: Mapping[str, str] = {
     "actor_rollout_ref.rollout.do_sample": "training always samples (rollout.temperature)",
     "actor_rollout_ref.rollout.ignore_eos": "a turn ends where the model ends it",
     "actor_rollout_ref.rollout.calculate_log_probs": "the servers' log-probabilities are always recorded",
-    "actor_rollout_ref.rollout.free_cache_engine": "servers never give their memory to the learner",
+    "actor_rollout_ref.rollout.free_cache_engine": "servers on the learner's GPUs (rollout.colocated) give it their memory for each step",
     "actor_rollout_ref.rollout.load_format": "a server starts from model.path and receives weights as rollout.weights says",
     "actor_rollout_ref.rollout.multi_turn.enable": "each row's agent decides by its agent_name",
     "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode": "text is never encoded twice; the template is checked",
@@ -201,9 +201,14 @@ def answer(key: str, known: Container[str]) -> str | None:
 
 def reason_without(key: str) -> str | None:
     """Say why there is nothing like verl's `key` here; None when it is no key of verl, or has a counterpart."""
+    return reason_in(key, MEANINGLESS)
+
+
+def reason_in(key: str, reasons: Mapping[str, str]) -> str | None:
+    """Return the reason of the longest beginning of `key` that has one."""
     parts = key.split(".")
     beginnings = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((MEANINGLESS[beginning] for beginning in beginnings if beginning in MEANINGLESS), None)
+    return next((reasons[beginning] for beginning in beginnings if beginning in reasons), None)
 
 
 def targets(renamed: str, known: Container[str]) -> list[str]:

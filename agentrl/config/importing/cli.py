@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,28 +19,33 @@ if TYPE_CHECKING:
 def import_config(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE.yaml] [KEY=VALUE]...", help="A config of verl, and the overrides of its command line (Hydra)."),
+        typer.Argument(
+            metavar="[FILE.yaml | RUN.sh] [KEY=VALUE]...",
+            help="A config of verl, or a script that starts it (behind it, the script's own arguments); and overrides (Hydra).",
+        ),
     ] = None,
-    config_path: Annotated[Path, typer.Option(help="Folder of --config-name, as in verl's run scripts.")] = Path(),
+    config_path: Annotated[
+        str | None, typer.Option(help="Folder of --config-name, as in verl's run scripts; in a checkout, relative to the module's folder.")
+    ] = None,
     config_name: Annotated[str | None, typer.Option(help="The config's name, as in verl's run scripts; instead of FILE.yaml.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Write the config there; default: print it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write it even if something will not run here as it is.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Translate a config of verl, and say of each key what became of it: mapped, dropped, or without meaning here.
+    """Translate a config or a run script of verl, and say of each key what became of it: mapped, dropped, or without meaning here.
 
-    In a run script of verl, put `agentrl config import --out run.yaml` in place of `python3 -m verl.trainer.main_ppo`. What is written is
-    checked against the schema first; `agentrl config explain run.yaml` shows what it amounts to. Configs of generation and evaluation
-    become command lines. See docs/coming_from_verl.md.
+    A script is read, never run: its variables, arrays, arguments and conditions are followed up to the command that starts a training.
+    What is written is checked against the schema first; `agentrl config explain run.yaml` shows what it amounts to. What would not run
+    here as it is comes first; then nothing is written, and the exit code is 1, unless --force is given. Scripts of supervised training
+    become a config for `agentrl sft`; configs of generation and evaluation become command lines. See docs/coming_from_verl.md.
     """
     if debug:
         os.environ["AGENTRL_DEBUG"] = "1"
     from agentrl.config.compose import dump_values
-    from agentrl.config.importing.source import read_source
     from agentrl.config.importing.steps import step_of
     from agentrl.config.importing.translate import translate
 
-    file, overrides = _split(arguments or [], config_path, config_name)
-    source = read_source(file, overrides)
+    source = _read(arguments or [], config_path, config_name)
     step = step_of(source)
     if step is not None:
         for key in step.unused:
@@ -49,6 +55,9 @@ def import_config(
     translation = translate(source)
     text = dump_values(translation.values)
     typer.echo("\n".join(account(translation, source)), err=True)
+    if translation.obstacles and not force:
+        typer.echo("nothing was written; --force writes what can be taken over", err=True)
+        raise typer.Exit(1)
     if out is None:
         typer.echo(text, nl=False)
     else:
@@ -57,24 +66,35 @@ def import_config(
         typer.echo(f"wrote {out}")
 
 
-def _split(arguments: Sequence[str], config_path: Path, config_name: str | None) -> tuple[str | None, list[str]]:
-    """Tell the file from the overrides; what is of verl itself is what an import begins with anyway."""
-    from agentrl.config.importing.source import OF_VERL
+def _read(arguments: Sequence[str], config_path: str | None, config_name: str | None) -> Source:
+    from agentrl.config.importing.launches import MAIN, source_of, source_of_file
+    from agentrl.config.importing.script import Launch, is_script, read_launch
 
-    name = (config_name or OF_VERL[0]).removesuffix(".yaml")
-    named = None if name in OF_VERL else str(config_path / f"{name}.yaml")
-    if named is None and arguments and "=" not in arguments[0] and not arguments[0].startswith("~"):
-        return arguments[0], list(arguments[1:])
-    return named, list(arguments)
+    first, rest = (arguments[0], arguments[1:]) if arguments and _is_file(arguments[0]) else (None, arguments)
+    if first is not None and is_script(first):
+        launch = read_launch(first, rest)
+        return source_of(replace(launch, config_path=config_path or launch.config_path, config_name=config_name or launch.config_name))
+    if first is not None and config_name is None:
+        return source_of_file(first, rest)
+    if config_name is None:
+        return source_of_file(None, arguments)
+    return source_of(Launch(MAIN, tuple(arguments), config_path, config_name))
+
+
+def _is_file(argument: str) -> bool:
+    return "=" not in argument and not argument.startswith("~")
 
 
 def account(translation: Translation, source: Source) -> Iterator[str]:
-    """Yield the lines that say what became of each key."""
+    """Yield the lines that say what became of each key, what would not run here first."""
+    if translation.obstacles:
+        yield f"will not run as it is: {len(translation.obstacles)}"
+    yield from (f"  {obstacle.what}: {obstacle.reason}" for obstacle in translation.obstacles)
     yield f"mapped: {len(translation.mapped)}"
     for setting in translation.mapped:
         old = ", ".join(key if key in source.written else f"{key} (verl's default)" for key in setting.old) or "verl"
         yield f"  {old} -> {setting.key} = {_shown(setting.value)}" + (f"  # {setting.note}" if setting.note else "")
-    yield from _listed("dropped", translation.dropped, source)
+    yield from _listed("dropped", [finding for finding in translation.dropped if not finding.is_decisive], source)
     yield from _listed("no meaning here", translation.meaningless, source)
     if translation.unknown:
         yield f"unknown: {len(translation.unknown)}, neither a key of verl that is known here nor one of ours"

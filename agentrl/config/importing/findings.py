@@ -21,10 +21,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A key of verl that has a counterpart, or a part in one, and whose value is not taken over."""
+    """A key of verl that has a counterpart, or a part in one, and whose value is not taken over.
+
+    is_decisive: without it something else would be trained than was asked for.
+    """
 
     old: str
     reason: str
+    is_decisive: bool = False
 
 
 Finding = Setting | Dropped

@@ -18,6 +18,8 @@ OVERLONG = (
     *("reward_model.reward_kwargs.overlong_buffer_cfg", "reward.reward_kwargs.overlong_buffer_cfg"),
 )
 """Where verl's versions have the buffer of DAPO's length penalty."""
+SCORE_OPTIONS = ("reward_model.reward_kwargs", "reward.reward_kwargs", "reward_model")
+"""Where forks of verl have the options of its own scoring functions."""
 OFFERS = tuple(f"{TURNS}.{name}" for name in ("tool_config_path", "function_tool_path", "interaction_config_path"))
 """Keys that make conversations of several turns."""
 CUSTOM = ("custom_reward_function", "reward.custom_reward_function")
@@ -29,9 +31,8 @@ def agents(source: Source) -> Iterator[Finding]:
     if source.has(loop) and source.get(loop) in AGENTS:
         yield Setting("agent.default", source.get(loop), (loop,))
     elif source.has(loop):
-        yield Dropped(
-            loop, f"{source.get(loop)} is a class of yours; write it as a plugin (`agentrl new agent NAME`), name it in agent.default"
-        )
+        why = f"{source.get(loop)} is a class of yours; write it as a plugin (`agentrl new agent NAME`), name it in agent.default"
+        yield Dropped(loop, why, is_decisive=True)
     elif source.get(enable) and source.has(f"{TURNS}.tool_config_path"):
         yield Setting("agent.default", "tool_agent", (enable,), "a row's agent_name goes before it")
     bounds = [key for key in (f"{TURNS}.max_assistant_turns", f"{TURNS}.max_turns") if source.has(key)]
@@ -75,6 +76,7 @@ def rewards(source: Source) -> Iterator[Finding]:
     for key in ("reward_model.reward_manager", "reward.reward_manager.name"):
         if source.has(key):
             yield from _manager(key, source.get(key), has_function=section is not None)
+    yield from _scores(source)
     yield from _length_penalty(source)
     yield from _reward_model(source)
 
@@ -87,9 +89,28 @@ def _manager(key: str, name: str, *, has_function: bool) -> Iterator[Finding]:
     elif name in ("naive", "dapo", "prime", "batch"):
         yield Dropped(key, "nothing to set: each reward is called for its row as soon as the attempt ends (docs/rewards.md)")
     else:
-        yield Dropped(
-            key, f"{name} is a class of yours; a reward says itself whether it sees an attempt, a group or a batch (docs/rewards.md)"
-        )
+        why = f"{name} is a class of yours; a reward says itself whether it sees an attempt, a group or a batch (docs/rewards.md)"
+        yield Dropped(key, why, is_decisive=True)
+
+
+def _scores(source: Source) -> Iterator[Finding]:
+    """Options of verl's own scoring functions, which are those of the rewards here that score the same rows."""
+    for section in SCORE_OPTIONS:
+        options: dict[str, Any] = {}
+        form, method, score = (f"{section}.{name}" for name in ("format_score", "method", "score"))
+        if source.has(form):
+            options["format_score"] = source.get(form)
+        if source.get(method) in ("strict", "flexible"):
+            options["strict"] = source.get(method) == "strict"
+        if options:
+            old = tuple(key for key in (form, method) if source.has(key))
+            yield Setting("reward.reward_config.gsm8k", options, old, "of rows of gsm8k")
+        if source.has(form):
+            yield Setting("reward.reward_config.math", {"format_score": source.get(form)}, (form,), "of rows of math")
+        if source.has(score) and source.get(score) != 1:
+            yield Dropped(score, "a right answer earns 1; scale it by reward.weight", is_decisive=True)
+        elif source.has(score):
+            yield Dropped(score, "a right answer earns 1, here too")
 
 
 def _length_penalty(source: Source) -> Iterator[Finding]:

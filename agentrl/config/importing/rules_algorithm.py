@@ -61,7 +61,10 @@ def advantages(source: Source) -> Iterator[Finding]:
         note = "of whole attempts; verl takes rewards-to-go, another number where turns earn rewards" if name == "remax" else ""
         yield Setting("algorithm.advantage", name, (key,), note)
     else:
-        yield Dropped(key, f"there is no {name}; choose algorithm.advantage among {', '.join(ADVANTAGES)}, or write your own")
+        why = f"there is no {name}; choose algorithm.advantage among {', '.join(ADVANTAGES)}, or write your own"
+        yield Dropped(key, why, is_decisive=True)
+    if name == "gae":
+        yield Setting("algorithm.whiten", True, (key,), "verl whitens the advantages of gae in any case")
 
 
 def losses(source: Source) -> Iterator[Finding]:
@@ -73,7 +76,8 @@ def losses(source: Source) -> Iterator[Finding]:
         note = "without rollout_is verl's reinforce has no ratio" if loss == "gpg" and _is_bypass(source) else ""
         yield Setting("algorithm.policy_loss", loss, keys, note)
     else:
-        yield Dropped(keys[0], f"there is no {loss}; choose algorithm.policy_loss among {', '.join(POLICY_LOSSES)}, or write your own")
+        why = f"there is no {loss}; choose algorithm.policy_loss among {', '.join(POLICY_LOSSES)}, or write your own"
+        yield Dropped(keys[0], why, is_decisive=True)
     how = AGGREGATIONS.get(source.get(aggregation))
     if loss in MEANS_OF_SEQUENCES and how != "sequence_mean_token_mean":
         note = f"verl's {source.get(keys[0])} is a mean over sequences, whatever loss_agg_mode says"

@@ -99,13 +99,18 @@ def places(source: Source) -> Iterator[Finding]:
         yield Setting("placement.pools", {}, ("trainer.device", *sizes), "ranks compute on CPUs")
         return
     pool = {"nodes": nodes, "gpus_per_node": gpus}
-    section = next((name for name in ("rollout", ROLLOUT) if source.get(f"{name}.nnodes")), None)
+    section = pool_of_servers(source)
     if section is None:
         yield from _shared(source, pool, sizes)
     else:
         yield from _apart(source, pool, sizes, section)
     if source.has("trainer.device"):
         yield Dropped("trainer.device", "GPUs are those of placement.pools")
+
+
+def pool_of_servers(source: Source) -> str | None:
+    """Return the section of verl that gives servers GPUs of their own; None if they are on the learner's."""
+    return next((name for name in ("rollout", ROLLOUT) if source.get(f"{name}.nnodes")), None)
 
 
 def _shared(source: Source, pool: dict[str, int], sizes: tuple[str, ...]) -> Iterator[Finding]:
@@ -125,11 +130,11 @@ def _shared(source: Source, pool: dict[str, int], sizes: tuple[str, ...]) -> Ite
 def _apart(source: Source, pool: dict[str, int], sizes: tuple[str, ...], section: str) -> Iterator[Finding]:
     keys = (f"{section}.nnodes", f"{section}.n_gpus_per_node")
     serving = {"nodes": int(source.get(keys[0])), "gpus_per_node": int(source.get(keys[1]) or pool["gpus_per_node"])}
-    width_key = f"{ROLLOUT}.tensor_model_parallel_size"
-    width = int(source.get(width_key))
+    width_key, stages_key = f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.pipeline_model_parallel_size"
+    width, stages = int(source.get(width_key)), int(source.get(stages_key) or 1)
     yield Setting("placement.pools", {"learning": pool, "serving": serving}, (*sizes, *keys))
     yield Setting("placement.roles", {"actor": "learning", "servers": "serving"}, keys)
-    num_servers = max(1, serving["nodes"] * serving["gpus_per_node"] // width)
+    num_servers = max(1, serving["nodes"] * serving["gpus_per_node"] // (width * stages))
     yield Setting("rollout.num_servers", num_servers, (*keys, width_key))
     if width > 1:
         yield Setting("rollout.sglang.args.tp_size", width, (width_key,))

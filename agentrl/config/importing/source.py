@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,19 +91,26 @@ DIVISORS = {
     "trainer.n_gpus_per_node",
 }
 
-OF_VERL = ("ppo_trainer", "ppo_megatron_trainer", "_self_")
-"""Entries of a `defaults` list whose content DEFAULTS stands for."""
+OF_VERL = (
+    *("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine", "generation", "evaluation", "_self_"),
+    *("dapo_trainer", "fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer"),
+)
+"""Configs and entries of a `defaults` list whose content DEFAULTS stands for."""
 
 
 @dataclass(frozen=True)
 class Source:
     """The keys that were written, by their dotted names, interpolations resolved; a null counts as written.
 
-    unread: what the file asks for that was not read, in words.
+    unread: what the file asks for that was not read, in words. missing: whole files that were not found, in words.
+    defaults: what verl does where nothing is written.
     """
 
     written: Mapping[str, Any]
     unread: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
+    is_supervised: bool = False
 
     def __post_init__(self) -> None:
         for key in NUMBERS & self.written.keys():
@@ -116,7 +123,7 @@ class Source:
     def get(self, key: str) -> Any:
         """Return what a key is set to: as written, else verl's default, else None."""
         value = self.written.get(key)
-        return DEFAULTS.get(key) if value is None else value
+        return self.defaults.get(key) if value is None else value
 
     def has(self, key: str) -> bool:
         """Tell whether a key was written, and not as null."""
@@ -133,15 +140,36 @@ def read_source(file: str | None, overrides: Sequence[str]) -> Source:
     Raises:
         ConfigError: the file is missing or not YAML, or an override cannot be read.
     """
-    tree = _read_file(file) if file is not None else {}
+    tree = read_file(file) if file is not None else {}
     unread = tuple(_unread_defaults(tree.pop("defaults", None) or []))
     tree.pop("hydra", None)
+    with_overrides(tree, overrides)
+    return resolve(tree, unread)
+
+
+def with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Apply overrides to a tree, in their order.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
     for text in overrides:
         _apply(tree, _parse(text))
-    return Source(_resolve(tree), unread)
 
 
-def _read_file(file: str) -> dict[str, Any]:
+def resolve(
+    tree: Mapping[str, Any],
+    unread: tuple[str, ...],
+    *,
+    missing: tuple[str, ...] = (),
+    supervised_by: Mapping[str, Any] | None = None,
+) -> Source:
+    """Return a tree as a source, its interpolations resolved; supervised_by: the defaults of a supervised training, None: it is none."""
+    defaults = DEFAULTS if supervised_by is None else supervised_by
+    return Source(_resolve(tree, defaults), unread, missing, defaults, supervised_by is not None)
+
+
+def read_file(file: str) -> dict[str, Any]:
     if not Path(file).is_file():
         raise ConfigError(f"config file {file!r} does not exist; overrides are written key=value")
     try:
@@ -183,10 +211,10 @@ def _apply(tree: dict[str, Any], override: Override) -> None:
         tree[name] = override.value()
 
 
-def _resolve(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _resolve(tree: Mapping[str, Any], defaults_of_verl: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten a tree; interpolations see verl's defaults, and one that leads nowhere stays as text."""
     defaults = OmegaConf.create({})
-    for key, value in DEFAULTS.items():
+    for key, value in defaults_of_verl.items():
         OmegaConf.update(defaults, key, value)
     merged = OmegaConf.merge(defaults, OmegaConf.create(dict(tree)))
     return {key: _resolved(merged, key, value) for key, value in _leaves(tree)}

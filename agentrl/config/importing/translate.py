@@ -4,33 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from agentrl.config.fields import iter_keys, iter_sections, with_defaults
-from agentrl.config.importing import rules_agent, rules_algorithm, rules_data, rules_model
+from agentrl.config.importing import rules_agent, rules_algorithm, rules_data, rules_model, rules_sft
 from agentrl.config.importing.findings import Dropped, NotTaken, Rule, Setting
-from agentrl.config.importing.source import Source
+from agentrl.config.importing.obstacles import Obstacle, find_all
+from agentrl.config.importing.source import DEFAULTS, Source
 from agentrl.config.importing.values import NOT_TAKEN, VALUES
 from agentrl.config.messages import RIGHT, describe_invalid
 from agentrl.config.origins import Origins
 from agentrl.config.schema import Config
-from agentrl.config.verl_keys import reason_without, targets
-from agentrl.config.verl_renamed import RENAMED
+from agentrl.config.section import Section
+from agentrl.config.supervised import SFTConfig
+from agentrl.config.verl_keys import KEPT, reason_in, reason_without, targets
+from agentrl.config.verl_renamed import RENAMED, RENAMED_IN_SFT
 from agentrl.errors import ConfigError
 
 RULES: tuple[Rule, ...] = (*rules_data.RULES, *rules_algorithm.RULES, *rules_agent.RULES, *rules_model.RULES)
-KEYS = {".".join(key): field for key, field in iter_keys(Config)}
-SECTIONS = {".".join(key) for key, _ in iter_sections(Config)}
 ALONE_BY_DEFAULT = (
     *("data.max_prompt_length", "data.max_response_length", "trainer.total_epochs"),
     *("actor_rollout_ref.rollout.n", "actor_rollout_ref.model.enable_gradient_checkpointing"),
 )
 """Keys that stand alone and have another default in verl than here."""
-SUPERVISED = ("model.partial_pretrain", "optim.lr", "data.max_length", "data.micro_batch_size_per_gpu", "data.multiturn.messages_key")
-"""Keys of verl's supervised training alone."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A schema of ours, and the rules that lead to it.
+
+    renamed: as RENAMED, for keys that stand alone. meaningless: why a key of verl has no counterpart, by its beginning.
+    by_default: keys that stand alone and have another default in verl.
+    """
+
+    schema: type[Section]
+    rules: tuple[Rule, ...]
+    renamed: Mapping[str, str]
+    meaningless: Mapping[str, str]
+    by_default: tuple[str, ...]
+
+    @cached_property
+    def keys(self) -> Mapping[str, FieldInfo]:
+        return {".".join(key): field for key, field in iter_keys(self.schema)}
+
+    @cached_property
+    def sections(self) -> Set[str]:
+        return {".".join(key) for key, _ in iter_sections(self.schema)}
+
+    def reason_without(self, key: str) -> str | None:
+        return reason_in(key, self.meaningless) or reason_without(key)
+
+
+POLICY = Target(Config, RULES, RENAMED, {}, ALONE_BY_DEFAULT)
+IMITATION = Target(SFTConfig, rules_sft.RULES, {**RENAMED, **RENAMED_IN_SFT}, rules_sft.MEANINGLESS, ())
 
 
 @dataclass(frozen=True)
@@ -38,73 +68,93 @@ class Translation:
     """The account of a translation. values: our config as a tree, what differs from the defaults and all that was written.
 
     mapped: what was taken over, verl's defaults included where ours differ. dropped: keys with a counterpart whose value was not taken.
-    meaningless: verl's keys without a counterpart. unknown: neither verl's nor ours.
+    meaningless: verl's keys without a counterpart. unknown: neither verl's nor ours. obstacles: what would not run as it is.
     """
 
+    target: Target
     values: Mapping[str, Any]
     mapped: tuple[Setting, ...]
     dropped: tuple[Dropped, ...]
     meaningless: tuple[Dropped, ...]
     unknown: tuple[str, ...]
+    obstacles: tuple[Obstacle, ...]
 
 
 def translate(source: Source) -> Translation:
     """Translate every key of `source`, and check the result against the schema.
 
     Raises:
-        ConfigError: it is a config of supervised training; or taken together the values are refused, one line per problem.
+        ConfigError: taken together the values are refused, one line per problem; or it is no config of a trainer of verl's.
     """
-    if supervised := [key for key in SUPERVISED if source.has(key)]:
-        raise ConfigError(
-            f"{supervised[0]} is a key of supervised training; its few keys are in docs/coming_from_verl.md, for `agentrl sft`"
-        )
+    target = IMITATION if source.is_supervised else POLICY
+    _refuse_foreign(source, target)
     mapped: dict[str, Setting] = {}
     dropped: list[Dropped] = []
     meaningless: list[Dropped] = []
     unknown: list[str] = []
-    for finding in _findings(source):
+    for finding in _findings(source, target):
         if isinstance(finding, Setting):
-            dropped += _take(finding, mapped, source)
+            dropped += _take(finding, mapped, source, target)
         else:
             dropped.append(finding)
     done = {key for setting in mapped.values() for key in setting.old} | {finding.old for finding in dropped}
     for key in source.written:
-        if key not in done and (reason := reason_without(key)) is not None:
+        if key not in done and (reason := target.reason_without(key)) is not None:
             meaningless.append(Dropped(key, reason))
         elif key not in done:
             unknown.append(key)
-    kept = {key: setting for key, setting in mapped.items() if not _is_default(setting, source)}
-    values = _tree(kept)
-    _check(values)
-    return Translation(values, tuple(kept.values()), tuple(dropped), tuple(meaningless), tuple(unknown))
+    kept = {key: setting for key, setting in mapped.items() if not _is_default(setting, source, target)}
+    values = _tree(kept, target)
+    _check(values, target)
+    decisive = [Obstacle(f"{finding.old} = {source.get(finding.old)}", finding.reason) for finding in dropped if finding.is_decisive]
+    obstacles = (*find_all(source), *decisive)
+    return Translation(target, values, tuple(kept.values()), tuple(dropped), tuple(meaningless), tuple(unknown), obstacles)
 
 
-def _findings(source: Source) -> Iterator[Setting | Dropped]:
+def _refuse_foreign(source: Source, target: Target) -> None:
+    """Refuse a file whose keys are mostly not verl's: a config of another program, or of this one."""
+    own = [key for key in source.written if key in POLICY.keys or key in IMITATION.keys]
+    known = [key for key in source.written if _is_of_verl(key, target)]
+    strange = len(source.written) - len(known)
+    if source.written and strange > len(known) and len(own) >= strange:
+        raise ConfigError(f"{own[0]} is a key of this project: this is no config of verl, and needs no import")
+    if source.written and (not known or strange > len(known)) and not any(key.startswith("actor_rollout_ref.") for key in known):
+        names = ", ".join(list(source.written)[:3])
+        raise ConfigError(
+            f"this is no config of a trainer of verl: {strange} of its {len(source.written)} keys are not known there ({names})"
+        )
+
+
+def _is_of_verl(key: str, target: Target) -> bool:
+    return key in KEPT or key in RENAMED or key in RENAMED_IN_SFT or key in DEFAULTS or target.reason_without(key) is not None
+
+
+def _findings(source: Source, target: Target) -> Iterator[Setting | Dropped]:
     """Yield what the rules find, then the keys that stand alone, then verl's defaults that differ from ours."""
     read: set[str] = set()  # keys that a rule has looked at, for whatever setting
     decided: set[str] = set()  # our keys that are set, and verl's that are dropped
-    for rule in RULES:
+    for rule in target.rules:
         for finding in rule(source):
             read |= set(finding.old) if isinstance(finding, Setting) else {finding.old}
             decided.add(finding.key if isinstance(finding, Setting) else finding.old)
             yield finding
     for key, value in source.written.items():
-        if (key not in read or not _is_decided(key, decided)) and (alone := _alone(key, value)) is not None:
+        if (key not in read or not _is_decided(key, decided, target)) and (alone := _alone(key, value, target)) is not None:
             yield alone
-    for key in ALONE_BY_DEFAULT:
+    for key in target.by_default:
         if not source.has(key):
-            yield Setting(_target(key), source.get(key), (key,))
+            yield Setting(_target(key, target), source.get(key), (key,))
 
 
-def _is_decided(key: str, decided: Set[str]) -> bool:
+def _is_decided(key: str, decided: Set[str], of: Target) -> bool:
     """Tell whether a rule has dropped a key of verl, or set what it stands for, or a part of that."""
-    target = _target(key)
+    target = _target(key, of)
     return key in decided or not target or any(one == target or one.startswith(f"{target}.") for one in decided)
 
 
-def _alone(key: str, value: Any) -> Setting | Dropped | None:
+def _alone(key: str, value: Any, of: Target) -> Setting | Dropped | None:
     """Translate a key that no rule has named; None for one that has no counterpart."""
-    target = _target(key)
+    target = _target(key, of)
     if key in NOT_TAKEN:
         return Dropped(key, NOT_TAKEN[key])
     if not target:
@@ -112,22 +162,22 @@ def _alone(key: str, value: Any) -> Setting | Dropped | None:
     if value is None:
         return Dropped(key, f"null; the default of {target} stands")
     try:
-        return Setting(target, VALUES.get(key, lambda same: same)(value), (key,), RENAMED.get(key, "").partition("; ")[2])
+        return Setting(target, VALUES.get(key, lambda same: same)(value), (key,), of.renamed.get(key, "").partition("; ")[2])
     except NotTaken as why:
         return Dropped(key, str(why))
     except (TypeError, ValueError):
         return Dropped(key, f"{_short(value)} is of another kind than verl takes there")
 
 
-def _target(key: str) -> str:
+def _target(key: str, of: Target) -> str:
     """Return our key for one of verl's that stands alone, "" when there is none."""
-    if key in KEYS:
+    if key in of.keys:
         return key
-    ours = targets(RENAMED[key], {*KEYS, *SECTIONS}) if key in RENAMED else []
+    ours = targets(of.renamed[key], {*of.keys, *of.sections}) if key in of.renamed else []
     return ours[0] if len(ours) == 1 else ""
 
 
-def _take(setting: Setting, mapped: dict[str, Setting], source: Source) -> list[Dropped]:
+def _take(setting: Setting, mapped: dict[str, Setting], source: Source, target: Target) -> list[Dropped]:
     """Add a setting, unless another has its key or the schema refuses its value."""
     written = [key for key in setting.old if key in source.written]
     other = mapped.get(setting.key)
@@ -138,25 +188,25 @@ def _take(setting: Setting, mapped: dict[str, Setting], source: Source) -> list[
     if other is not None:
         mapped[setting.key] = Setting(other.key, other.value, tuple(dict.fromkeys((*other.old, *setting.old))), other.note or setting.note)
         return []
-    if (problem := _refused(setting)) is not None:
+    if (problem := _refused(setting, target)) is not None:
         return [Dropped(key, f"{setting.key} {problem}") for key in written]
     mapped[setting.key] = setting
     return []
 
 
 @cache
-def _adapter(key: str) -> TypeAdapter[Any]:
-    field = KEYS[key]
+def _adapter(schema: type[Section], key: str) -> TypeAdapter[Any]:
+    field = (POLICY if schema is POLICY.schema else IMITATION).keys[key]
     kind: Any = Annotated[field.annotation, field]
     return TypeAdapter(kind)
 
 
-def _refused(setting: Setting) -> str | None:
+def _refused(setting: Setting, target: Target) -> str | None:
     """Say why the schema refuses a value for its key alone, None when it takes it."""
-    if setting.key not in KEYS:
+    if setting.key not in target.keys:
         return None  # an entry of a mapping, or a section: checked with the whole
     try:
-        _adapter(setting.key).validate_python(setting.value)
+        _adapter(target.schema, setting.key).validate_python(setting.value)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         right = RIGHT.get(problem["type"])
@@ -165,17 +215,17 @@ def _refused(setting: Setting) -> str | None:
     return None
 
 
-def _is_default(setting: Setting, source: Source) -> bool:
+def _is_default(setting: Setting, source: Source, target: Target) -> bool:
     """Tell whether nobody wrote it and it is as here anyway."""
-    field = KEYS.get(setting.key)
+    field = target.keys.get(setting.key)
     is_written = any(key in source.written for key in setting.old)
     return not is_written and field is not None and field.get_default() == setting.value
 
 
-def _tree(settings: Mapping[str, Setting]) -> dict[str, Any]:
+def _tree(settings: Mapping[str, Setting], target: Target) -> dict[str, Any]:
     """Nest the settings, in the schema's order of sections."""
     tree: dict[str, Any] = {}
-    sections = list(Config.model_fields)
+    sections = list(target.schema.model_fields)
     for key in sorted(settings, key=lambda key: sections.index(key.partition(".")[0])):
         *parents, name = key.split(".")
         inner = tree
@@ -188,9 +238,9 @@ def _tree(settings: Mapping[str, Setting]) -> dict[str, Any]:
     return tree
 
 
-def _check(values: Mapping[str, Any]) -> None:
+def _check(values: Mapping[str, Any], target: Target) -> None:
     try:
-        Config.model_validate(with_defaults(Config, values))
+        target.schema.model_validate(with_defaults(target.schema, values))
     except ValidationError as error:
         lines = describe_invalid(error, Origins("the translated config", (), ()))
         raise ConfigError("\n".join(lines)) from None
