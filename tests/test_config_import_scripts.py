@@ -279,8 +279,8 @@ k=$(dirname /p/q/r.txt)/$(basename /p/q/r.txt .txt); l="q\\"uo$a\\$x"; m=${b[1]}
 if [ "$i" -eq 4 ] && ! [ -z "$e" ]; then s=$i; else s=no; fi
 t=; for u in ${b[@]}; do t+="<$u>"; [ "$u" = x ] && continue; [[ $u == y ]] && break; done
 case $f in o?e) v=1;; *) v=2;; esac
-w=$'a\\tb'; set -- 1 2 3; shift; x="$# $*"; { y=in; }; (y=out); z=${undefined+set}${a:+set}
-printf '%s\\n' "$a" "${b[@]}" "$c" "$e" "$f" "$g" "$h" "$i" "$j" "$k" "$l" "$m" "$n" "$o" "$p" "$q" "$r" "$s" "$t" "$v" "$w" "$x" "$y" "$z"
+w=$'a\\tb'; set -- 1 2 3; shift; x="$# $*"; { y=in; }; (y=out); A=(p q); B="$(IFS=,; echo "[${A[*]}]")"; C="${B//q/\\=}"; D=$(((2*(3)))); E=1 `# nothing`; z=${undefined+set}${a:+set}
+printf '%s\\n' "$a" "${b[@]}" "$c" "$e" "$f" "$g" "$h" "$i" "$j" "$k" "$l" "$m" "$n" "$o" "$p" "$q" "$r" "$s" "$t" "$v" "$w" "$x" "$y" "$z" "$B" "$C" "$D" "$E"
 """
 
 

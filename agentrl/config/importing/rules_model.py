@@ -11,7 +11,7 @@ from agentrl.config.importing.values import as_list
 
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
-BACKENDS = {"sglang": "sglang", "vllm": "sglang", "trtllm": "sglang", "hf": "embedded"}
+BACKENDS = {"sglang": "sglang", "sglang_async": "sglang", "vllm": "sglang", "trtllm": "sglang", "hf": "embedded"}
 SERVER_ARGUMENTS = {
     # verl's key of the rollout -> SGLang's argument
     "gpu_memory_utilization": "mem_fraction_static",

@@ -11,7 +11,7 @@ from agentrl.config.importing.shell import Shell, read_script
 from agentrl.config.importing.shell_expansion import UNKNOWN, shown
 from agentrl.errors import ConfigError
 
-SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
+CONFIGS = (".yaml", ".yml", ".json")
 STARTERS = re.compile(r"(python|pypy|torchrun|accelerate|deepspeed|torch\.distributed)")
 _OVERRIDE = re.compile(
     r"(\+\+|\+|~)?(data|actor_rollout_ref|algorithm|trainer|critic|reward_model|reward|custom_reward_function|model|optim|engine|rollout)\."
@@ -44,7 +44,8 @@ class Launch:
 
 
 def is_script(file: str) -> bool:
-    return file.endswith(SUFFIXES)
+    """Tell a script from a config; scripts have all kinds of endings, and none."""
+    return not file.endswith(CONFIGS)
 
 
 def read_launch(file: str, arguments: Sequence[str]) -> Launch:
@@ -99,7 +100,7 @@ def launch_of(words: Sequence[str]) -> Launch | None:
     ranks = [
         f"{key}={value}" for option, key in _RANKS.items() if (value := _option(words[:place], option)) is not None and value.isdecimal()
     ]
-    return Launch(module, tuple(overrides), options.get("path"), options.get("name"), tuple(ranks), notes=tuple(notes))
+    return Launch(module, tuple(overrides), options.get("path") or options.get("directory"), options.get("name"), tuple(ranks), notes=tuple(notes))
 
 
 def _modules(words: Sequence[str]) -> Iterator[tuple[int, str]]:

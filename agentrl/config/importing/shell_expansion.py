@@ -76,7 +76,8 @@ def expand_parameter(text: str, shell: Scope, *, is_quoted: bool) -> list[str]:
         elif rest:
             items = [_changed(item, rest, shell) for item in items] or ([_default(rest, shell)] if rest[:2] in (":-", ":+") else [])
         if is_quoted and (index == "*" or name == "*"):
-            return [" ".join(items)]
+            separator = shell.value_of("IFS")
+            return [(separator[:1] if isinstance(separator, str) else " ").join(items)]
         return items
     value: str | Unset
     if index is not None:

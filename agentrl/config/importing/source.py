@@ -155,6 +155,7 @@ def with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
     """
     for text in overrides:
         _apply(tree, _parse(text))
+    tree.pop("hydra", None)  # of Hydra itself: where it writes
 
 
 def resolve(
