@@ -204,3 +204,31 @@ def test_validations_are_told_as_they_will_be_made(trainer, said):
     [line] = [line for line in explain(config).splitlines() if line.strip().startswith("validation ")]
     assert line.split("validation", 1)[1].strip().startswith(said)
     assert ("never played" in explain(config)) is said.startswith("none")
+
+
+@pytest.mark.parametrize(
+    ("sections", "warning"),
+    [
+        ({"model": {"path": "Qwen/Qwen3-30B-A3B"}}, "model.path=Qwen/Qwen3-30B-A3B will not run: it is a mixture of experts"),
+        ({"model": {"path": "Qwen/Qwen3-8B-FP8"}}, "model.path=Qwen/Qwen3-8B-FP8 will not run: it is quantized"),
+        ({"model": {"path": "Qwen/Qwen2.5-VL-7B-Instruct"}}, "it is a model of images"),
+        ({"rollout": {"backend": "sglang", "sglang": {"args": {"quantization": "fp8"}}}}, "quantization=fp8 will not run"),
+        ({"rollout": {"backend": "sglang", "sglang": {"args": {"ep_size": 2}}}}, "ep_size will not run"),
+        (
+            {
+                "rollout": {"backend": "sglang", "num_servers": 2, "sglang": {"args": {"tp_size": 2, "pp_size": 2}}},
+                "placement": {
+                    "pools": {"learning": {"gpus_per_node": 1}, "serving": {"gpus_per_node": 4}},
+                    "roles": {"servers": "serving", "actor": "learning"},
+                },
+            },
+            "asks for 4 GPUs per server (tp_size x pp_size), and each has 2",
+        ),
+    ],
+)
+def test_what_an_import_calls_an_obstacle_is_warned_of(sections, warning):
+    def found(sections):
+        return [line for line in find_warnings(Config.model_validate(sections)) if "will not run" in line]
+
+    assert any(warning in line for line in found(sections)), found(sections)
+    assert found({"model": {"path": "Qwen/Qwen2.5-7B"}, "rollout": {"backend": "sglang", "sglang": {"args": {"tp_size": 1}}}}) == []

@@ -279,8 +279,11 @@ k=$(dirname /p/q/r.txt)/$(basename /p/q/r.txt .txt); l="q\\"uo$a\\$x"; m=${b[1]}
 if [ "$i" -eq 4 ] && ! [ -z "$e" ]; then s=$i; else s=no; fi
 t=; for u in ${b[@]}; do t+="<$u>"; [ "$u" = x ] && continue; [[ $u == y ]] && break; done
 case $f in o?e) v=1;; *) v=2;; esac
-w=$'a\\tb'; set -- 1 2 3; shift; x="$# $*"; { y=in; }; (y=out); A=(p q); B="$(IFS=,; echo "[${A[*]}]")"; C="${B//q/\\=}"; D=$(((2*(3)))); E=1 `# nothing`; z=${undefined+set}${a:+set}
-printf '%s\\n' "$a" "${b[@]}" "$c" "$e" "$f" "$g" "$h" "$i" "$j" "$k" "$l" "$m" "$n" "$o" "$p" "$q" "$r" "$s" "$t" "$v" "$w" "$x" "$y" "$z" "$B" "$C" "$D" "$E"
+w=$'a\\tb'; set -- 1 2 3; shift; x="$# $*"; { y=in; }; (y=out)
+A=(p q); B="$(IFS=,; echo "[${A[*]}]")"; C="${B//q/\\=}"; D=$(((2*(3))))$(cd -- /tmp/.. && pwd); E=1 `# nothing`
+z=${undefined+set}${a:+set}
+printf '%s\\n' "$a" "${b[@]}" "$c" "$e" "$f" "$g" "$h" "$i" "$j" "$k" "$l" "$m" "$n" "$o" "$p" "$q" "$r" "$s" "$t" \\
+  "$v" "$w" "$x" "$y" "$z" "$B" "$C" "$D" "$E"
 """
 
 
@@ -521,3 +524,19 @@ def test_a_launch_is_told_from_other_programs():
     )
     for words in (["python3", "-m", "sglang.launch_server", "--port=1"], ["python", "data/gsm8k.py", "--dir=x"], ["ray", "start"], ["ls"]):
         assert launch_of(words) is None
+
+
+def test_a_whole_config_of_verl_may_name_columns_that_no_row_has():
+    media = {"data.image_key": "images", "data.video_key": "videos", "data.train_batch_size": 8}
+    assert translate(Source(media)).obstacles == ()
+    assert len(translate(Source(media | {"data.image_key": "pictures"})).obstacles) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["data: {max_length: 99, messages_key: m}", "model: {partial_pretrain: m}", "model: {path: m}\noptim: {lr: 1e-5}"]
+)
+def test_a_file_of_supervised_training_is_known_by_its_keys(tmp_path, text):
+    (tmp_path / "sft.yaml").write_text(text + "\ntrainer: {max_ckpt_to_keep: null, total_training_steps: null}\n")
+    code, _, account = invoke(tmp_path / "sft.yaml", "--out", tmp_path / "out.yaml")
+    assert (code, "unknown" in account) == (0, False)
+    load_sft_config(str(tmp_path / "out.yaml"))

@@ -9,6 +9,7 @@ from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANT
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
 from agentrl.config.explain_placement import placement_lines
 from agentrl.config.learner import LearnerConfig
+from agentrl.config.model_kind import find_obstacles
 from agentrl.config.schema import Config
 
 LABEL_WIDTH = 26
@@ -192,6 +193,7 @@ def _validation(config: Config) -> str:
 
 def find_warnings(config: Config, *, num_train_rows: int | None = None) -> Iterator[str]:
     """Yield one sentence for each combination that works but is probably not meant."""
+    yield from _warnings_of_what_will_not_run(config)
     yield from _rollout_warnings(config)
     yield from _learner_warnings(config)
     yield from _advantage_warnings(config)
@@ -202,6 +204,35 @@ def find_warnings(config: Config, *, num_train_rows: int | None = None) -> Itera
             f"{num_train_rows} training rows are fewer than buffer.groups_per_step={config.buffer.groups_per_step}:"
             " a batch holds several groups of the same row"
         )
+
+
+def _warnings_of_what_will_not_run(config: Config) -> Iterator[str]:
+    """The same that `agentrl config import` says of a config of verl."""
+    for key, path in (("model.path", config.model.path), ("critic.model.path", config.critic.model.path)):
+        yield from (f"{key}={path} will not run: it is {what}" for what in (find_obstacles(path) if path else ()))
+    if config.rollout.backend != "sglang":
+        return
+    arguments = config.rollout.sglang.args
+    if arguments.get("quantization"):
+        yield (
+            f"rollout.sglang.args.quantization={arguments['quantization']} will not run: published weights are whole numbers of "
+            "model.dtype, which a server cannot put into quantized weights"
+        )
+    if _size(arguments, "ep_size", "ep") > 1:
+        yield "rollout.sglang.args.ep_size will not run: mixtures of experts are refused"
+    needed = _size(arguments, "tp_size", "tp") * _size(arguments, "pp_size", "pp")
+    spots = config.placement.layout(config.num_ranks).spots.get("servers", ())
+    if spots and 0 < spots[0].num_gpus < needed:
+        yield (
+            f"rollout.sglang.args asks for {needed} GPUs per server (tp_size x pp_size), and each has {spots[0].num_gpus:g}: "
+            "it will not run; give the servers a pool of their own, or fewer servers"
+        )
+
+
+def _size(arguments: Mapping[str, object], *names: str) -> int:
+    """Return a whole number among SGLang's arguments, by any of its names; 1 where there is none."""
+    value = next((arguments[name] for name in names if name in arguments), 1)
+    return value if isinstance(value, int) else 1
 
 
 def _rollout_warnings(config: Config) -> Iterator[str]:

@@ -59,7 +59,11 @@ def _is_supervised(written: Mapping[str, Any]) -> bool:
     if "model.partial_pretrain" in written or (isinstance(model, Mapping) and "partial_pretrain" in model):
         return True
     sections = {key.partition(".")[0] for key in written}
-    return {"model", "optim"} <= sections and "actor_rollout_ref" not in sections
+    if "actor_rollout_ref" in sections:
+        return False
+    data = written.get("data")
+    has_length = "data.max_length" in written or (isinstance(data, Mapping) and "max_length" in data)
+    return has_length or {"model", "optim"} <= sections
 
 
 def find_config(name: str, launch: Launch) -> Path | None:

@@ -180,6 +180,12 @@ RULES = (columns, batches, overlong, optimizer, model, places, run, resume)
 
 MEANINGLESS: Mapping[str, str] = {
     # A key of verl's supervised training, or the beginning of many -> why there is none here.
+    "data.micro_batch_size": "null; data.micro_batch_size_per_gpu counts",
+    "data.prompt_dict_keys": "null; the column itself is the prompt",
+    "data.response_dict_keys": "null; the column itself is the response",
+    "data.val_files": "null; nothing is held out",
+    "trainer.max_ckpt_to_keep": "null; the default of trainer.keep_last stands",
+    "trainer.total_training_steps": "null; trainer.total_epochs counts",
     "data.balance_dp_token": "batches are always balanced over the ranks by tokens",
     "data.chat_template": "put it into a file, and name that in model.chat_template",
     "data.custom_cls": "rows are read by columns; write another form as a column of messages",

@@ -100,7 +100,9 @@ def launch_of(words: Sequence[str]) -> Launch | None:
     ranks = [
         f"{key}={value}" for option, key in _RANKS.items() if (value := _option(words[:place], option)) is not None and value.isdecimal()
     ]
-    return Launch(module, tuple(overrides), options.get("path") or options.get("directory"), options.get("name"), tuple(ranks), notes=tuple(notes))
+    return Launch(
+        module, tuple(overrides), options.get("path") or options.get("directory"), options.get("name"), tuple(ranks), notes=tuple(notes)
+    )
 
 
 def _modules(words: Sequence[str]) -> Iterator[tuple[int, str]]:

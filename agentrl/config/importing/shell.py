@@ -193,8 +193,9 @@ class Shell:
                 for variable in rest:
                     self.variables.pop(variable, None)
             case "cd":
-                if rest and UNKNOWN not in rest[0]:
-                    self.folder = Path(os.path.normpath(self.folder / Path(rest[0]).expanduser()))
+                folders = [word for word in rest if not word.startswith("-")]
+                if folders and UNKNOWN not in folders[0]:
+                    self.folder = Path(os.path.normpath(self.folder / Path(folders[0]).expanduser()))
             case "break" | "continue" | "return":
                 raise _Left(name)
             case "exit":
