@@ -253,7 +253,7 @@ def test_several_trainings_and_programs_of_a_recipe_are_told(tmp_path):
         ("python3 -m verl.trainer.main_ppo 'data.x=1\n", "line 1: the quote ' is not closed"),
         ("if true; then\npython3 -m x a.b=1\n", "the script ends before elif or else or fi"),
         ("f() { f; }\nf\n", "nested"),
-        ("while true; do while true; do while true; do x=1; y=2; z=3; done; done; done\n", "does not end within"),
+        ("while true; do while true; do while true; do x=1; y=2; z=3; done; done; done\n", "starts no training that is known here"),
         ("x=${a\n", r"\{ is not closed"),
     ],
 )
@@ -540,3 +540,9 @@ def test_a_file_of_supervised_training_is_known_by_its_keys(tmp_path, text):
     code, _, account = invoke(tmp_path / "sft.yaml", "--out", tmp_path / "out.yaml")
     assert (code, "unknown" in account) == (0, False)
     load_sft_config(str(tmp_path / "out.yaml"))
+
+
+def test_a_loop_that_watches_for_ever_hides_no_training(tmp_path):
+    text = "watch() { while true; do while true; do x=1; y=2; z=3; done; done; }\npython3 -m verl.trainer.main_ppo data.seed=1\nwatch &\n"
+    source = written(tmp_path, text)
+    assert (source.written, source.unread) == ({"data.seed": 1}, ("the script was followed for 20000 commands, not to its end",))

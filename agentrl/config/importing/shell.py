@@ -60,7 +60,8 @@ class Shell:
     started: list[tuple[int, list[str]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     depth: int = 0
-    num_commands: int = 0
+    budget: list[int] = field(default_factory=lambda: [MAX_COMMANDS])
+    """Commands that may still be followed, by this shell and those within it."""
 
     def run(self, text: str) -> None:
         """Follow a script from its first command to its end.
@@ -82,9 +83,10 @@ class Shell:
         return status
 
     def _command(self, command: Command) -> bool:
-        self.num_commands += 1
-        if self.num_commands > MAX_COMMANDS:
-            raise ConfigError(f"{self.file}: the script does not end within {MAX_COMMANDS} commands")
+        self.budget[0] -= 1
+        if self.budget[0] < 0:  # a loop that watches something for ever, for instance
+            self.notes.append(f"the script was followed for {MAX_COMMANDS} commands, not to its end")
+            raise _Left("exit")
         match command:
             case Simple():
                 return self._simple(command)
@@ -117,7 +119,7 @@ class Shell:
         """Return a shell with a copy of the variables; what it starts, and notes, is the same list."""
         copy = {name: list(value) if isinstance(value, list) else value for name, value in self.variables.items()}
         inner = Shell(list(self.arguments), self.file, self.folder, copy, dict(self.functions), self.started, self.notes, self.depth + 1)
-        inner.num_commands = self.num_commands
+        inner.budget = self.budget
         if inner.depth > MAX_DEPTH:
             raise ConfigError(f"{self.file}: commands are nested more than {MAX_DEPTH} deep")
         return inner
