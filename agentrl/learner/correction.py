@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.algorithms.corrections import WeightRule, importance_weights
+from agentrl.algorithms.log_ratios import off_rounding
 from agentrl.algorithms.rejection import RejectionRule, accepts, second_moment_cut
 from agentrl.algorithms.selection import covariances, fair_keys, largest_first, num_selected, smallest_cut
 from agentrl.config.algorithm import AlgorithmConfig
@@ -95,7 +96,7 @@ class Corrector:
         self, facts: Sequence[_Facts], accepted: Sequence[Tensor], rejected: Sequence[dict[str, int]], threshold: float
     ) -> list[Tensor]:
         """Last of the chain, over what the others left: only then is the mean of what stays under the threshold."""
-        squares = [f.log_ratios.square() for f in facts]
+        squares = [off_rounding(f.log_ratios).square() for f in facts]  # twice the same attempt: both stay or both go
         cut = second_moment_cut(_gather(squares, accepted), threshold)
         kept = [a & (s <= cut) for a, s in zip(accepted, squares, strict=True)]
         for counts, before, after in zip(rejected, accepted, kept, strict=True):
