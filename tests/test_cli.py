@@ -58,7 +58,7 @@ def test_version() -> None:
 def test_commands_come_in_the_order_of_use() -> None:
     names = [path[0] for path in COMMANDS]
     assert names[0] == "train"
-    assert names.index("train") < names.index("audit") < names.index("eval") < names.index("serve")
+    assert names.index("train") < names.index("report") < names.index("eval") < names.index("serve")
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

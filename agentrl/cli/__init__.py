@@ -73,6 +73,7 @@ _add(app, "sft", training.sft, "agentrl sft configs/quickstart_sft.yaml", panel=
 _add(app, "rm", training.rm, "agentrl rm rm.yaml model.path=MODEL data.train_files=[pairs.parquet]", panel=TRAIN)
 _add(app, "replay", training.replay, "agentrl replay runs/quickstart/run --last-step 4", panel=TRAIN)
 
+_add(app, "report", runs.report, "agentrl report runs/quickstart/run", panel=LOOK)
 _add(app, "audit", runs.audit, "agentrl audit runs/quickstart/run", panel=LOOK)
 _add(app, "export", runs.export, "agentrl export runs/quickstart/run/checkpoints/step_000020 runs/exported", panel=LOOK)
 _add_group(servers_app, "servers", LOOK)

@@ -14,6 +14,18 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run 
 Patience = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds until the request is withdrawn: runs answer between steps.")]
 
 
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run; it may still go on, or have been interrupted.")],
+    debug: Debug = False,
+) -> None:
+    """Draw `report.png` and write `summary.md` anew from the files of a run. Needs no Ray and no GPU."""
+    show_tracebacks(debug)
+    from agentrl.controller.run_report import report_run
+
+    for path in report_run(folder):
+        typer.echo(f"wrote {path}")
+
+
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run; it may still go on.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, the groups of each task included.")] = False,

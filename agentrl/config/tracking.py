@@ -39,6 +39,9 @@ class TrackingConfig(Section):
     """What is shown and kept."""
 
     wandb_mode: Literal["online", "offline", "disabled"] = Field("offline", description="wandb's mode; offline needs no network.")
-    report: bool = Field(True, description="Draw report.png at the end.")
+    report: bool = Field(True, description="Draw report.png at the end, and now and then before.")
+    report_interval_s: float = Field(
+        120.0, ge=0, description="Seconds between two refreshes of report.png and summary.md while the run goes on; 0: only at the end."
+    )
     baselines: dict[str, str] = Field({}, description="Name -> model folder, validated before training and shown in the closing table.")
     alarms: AlarmsConfig = AlarmsConfig()

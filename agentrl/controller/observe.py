@@ -11,12 +11,13 @@ from functools import partial
 
 from agentrl.config.schema import Config
 from agentrl.controller.run_dir import RunDir, write_atomically
+from agentrl.controller.run_report import ReportRefresher, closing_of
 from agentrl.data.failures import FailureBook
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
-from agentrl.tracking.attempts import AttemptCounts, FailedAttempt, ended_in
-from agentrl.tracking.closing import closing_rows, closing_table, write_summary
+from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
+from agentrl.tracking.closing import write_summary
 from agentrl.tracking.console import validation_text
 from agentrl.tracking.metrics import read_metrics
 from agentrl.tracking.summary import summarise_trajectories
@@ -53,6 +54,8 @@ class Observer:
             is_resumed=resumed_at is not None,
             shows_tracebacks=bool(os.environ.get("AGENTRL_DEBUG")),
         )
+        interval_s = config.tracking.report_interval_s if config.tracking.report else 0.0
+        self._refresher = ReportRefresher(run_dir.root, interval_s=interval_s, say=self.say)
         self._attempts = self._recorded_attempts = AttemptCounts()
         self._begin_alarms()
         self._timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
@@ -158,6 +161,7 @@ class Observer:
             file = self._dir.rollout_data / f"step_{step:06d}.parquet"
             self.unwritten.attempt("trajectories", partial(write_parquet, file, played, step=step, learned_by=learned_by))
         self._watch(step, values, groups)
+        self._refresher.consider()
 
     def validation(self, step: int, version: int, metrics: Mapping[str, float], *, baseline: str | None) -> None:
         """Record a validation; a baseline's is only said, because it is no point of the run's curve."""
@@ -180,12 +184,13 @@ class Observer:
     # -------------------------------------------------------------------------------------------------------- end
 
     def finish(self, results: Mapping[str, Mapping[str, float]], *, step: int, version: int, counts: BufferCounts) -> None:
-        """Write result.json and report.png, show the closing table."""
+        """Write result.json, summary.md and report.png, show the closing table."""
+        self._refresher.close()
         result = {"step": step, "version": version, "counts": asdict(counts), "balanced": counts.is_balanced, "validation": results}
         self.unwritten.attempt("result.json", partial(write_atomically, self._dir.root / "result.json", json.dumps(result, indent=1)))
         self.failures.write(is_last=True)
-        notes = [f"{step} steps, version {version}", f"groups: {counts}", *self._attempts_in_words()]
-        table = closing_table(closing_rows(results, step=step), notes=notes)
+        records = read_metrics(self._trackers.metrics.path) if self._trackers.metrics.path.exists() else []
+        table = closing_of(results, step=step, version=version, counts=counts, records=records, failures=self.failures.lines())
         summary = partial(write_summary, table, self._dir.root / "summary.md", title=str(self._dir.root))
         self.unwritten.attempt("summary.md", summary)
         self._trackers.console.show_closing(table)
@@ -197,15 +202,8 @@ class Observer:
 
         self.say(f"curves: {draw_report(self._dir.root, max_staleness=self._config.buffer.max_staleness)}")
 
-    def _attempts_in_words(self) -> list[str]:
-        """Return how the attempts of all steps ended, and what failed most of them."""
-        metrics = self._trackers.metrics.path
-        ended = ended_in(read_metrics(metrics) if metrics.exists() else [])
-        lines = [f"attempts: {ended.words()}"] if ended.num_ended else []
-        failures = self.failures.lines()
-        return [*lines, *(["failures, validation included:", *(f"  {line}" for line in failures)] if failures else [])]
-
     def close(self) -> None:
+        self._refresher.close()
         self.failures.write(is_last=True)
         self._trackers.close()
 

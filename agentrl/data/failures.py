@@ -114,6 +114,15 @@ class FailureBook:
         return [*lines, f"all of them: {self._file}"] if lines else []
 
 
+def failure_lines(file: Path) -> list[str]:
+    """Return what `FailureBook.lines` says of a file of failures; [] if there is none."""
+    tally = FailureTally(lambda text: None, where=str(file))
+    if file.exists():
+        tally.restore(FailureTable(file, keeps_earlier=True).earlier())
+    lines = tally.lines()
+    return [*lines, f"all of them: {file}"] if lines else []
+
+
 def _redacted(failed: FailedAttempt) -> FailedAttempt:
     """An error may quote the URL that it was about, and a URL the user and password."""
     text = redact({"text": failed.failure.text})["text"]

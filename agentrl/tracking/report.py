@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ def draw_report(run_dir: Path, *, max_staleness: int | None = None, title: str |
         figure = _draw(series, title or run_dir.resolve().name, max_staleness)
         path = run_dir / "report.png"
         try:
-            figure.savefig(path, dpi=110)
+            partial = path.with_suffix(f".{os.getpid()}.png")
+            figure.savefig(partial, dpi=110)
+            partial.replace(path)  # whoever looks at the picture of a run that goes on sees a whole one
         except OSError as error:
             raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
     return path

@@ -5,6 +5,7 @@ from collections import Counter
 
 import agentrl
 from agentrl.controller.replay import load_replay_config, replay
+from agentrl.controller.run_report import report_run
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.types import SCORED_OUTCOMES
 
@@ -62,6 +63,11 @@ def test_on_policy_run_with_two_ranks_and_the_process_group(world):
 
     for name in ("config.yaml", "report.png", "summary.md", "result.json", "policy/model.safetensors", "tensorboard", "wandb"):
         assert (run_dir / name).exists(), name
+
+    summary = (run_dir / "summary.md").read_text()
+    (run_dir / "summary.md").unlink()
+    report_run(run_dir)  # from the folder alone, the same
+    assert (run_dir / "summary.md").read_text() == summary
 
 
 STOPPED_STEPS = 24
