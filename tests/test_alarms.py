@@ -91,6 +91,18 @@ def test_a_rule_goes_off_once_per_episode(rule, tmp_path):
     ]
 
 
+def test_a_plugin_that_fails_is_named_and_its_groups_are_not_kept(tmp_path):
+    watched = alarms(tmp_path)
+    shares = {"attempts/failed_share": 0.05, "attempts/failed_share/tool/search": 0.5, "attempts/failed_share/agent/mine": 0.01}
+    [(rule, alarm)] = watched.observe(1, QUIET | shares)
+    assert alarm.line().startswith("alarm failed_share at step 1: attempts/failed_share/tool/search = 0.5 > 0.1; ")
+    assert evidence([group(0)], rule, limit=8) == []
+    assert watched.observe(2, QUIET | shares) == []
+    assert [(alarm.rule, alarm.metric) for _, alarm in watched.observe(3, QUIET | {"attempts/failed_share/tool/other": 0.2})] == [
+        ("failed_share", "attempts/failed_share/tool/other")
+    ]
+
+
 def test_the_line_says_value_bound_and_what_to_do(tmp_path):
     [(_, alarm)] = alarms(tmp_path).observe(3, QUIET | {"learner/correction/ess": 0.125})
     assert alarm.line().startswith("alarm ess_low at step 3: learner/correction/ess = 0.125 < 0.3; few tokens carry the update: lower ")

@@ -153,6 +153,13 @@ def always(outcome: Outcome) -> Outcomes:
     return lambda attempt, number: outcome
 
 
+def test_every_try_that_failed_is_told(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, lambda attempt, number: Outcome.TOOL_ERROR if attempt.member else Outcome.COMPLETED)
+    scene.play()
+    assert Counter((f.member, f.became) for f in scene.failed) == {(1, "retried"): 6, (1, "not_scored"): 3}
+    assert {f.failure.text for f in scene.failed} == {"broken"}
+
+
 def test_each_attempt_is_played_and_kept_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path, always(Outcome.COMPLETED))
     counts = scene.play()

@@ -155,6 +155,57 @@ def test_what_the_model_says_commands_no_terminal(project: Path) -> None:
     assert "\x1b" not in result.output
 
 
+BROKEN = """
+from typing import ClassVar
+
+from agentrl.errors import PluginError
+from agentrl.plugins import AgentLoop, Tool
+
+class Broken(AgentLoop):
+    name: ClassVar[str] = "broken"
+
+    async def run(self, task, session):
+        raise PluginError("no key for the service")
+
+class Sick(Tool):
+    name: ClassVar[str] = "sick"
+    description: ClassVar[str] = "Breaks."
+    parameters: ClassVar[dict] = {"type": "object", "properties": {}}
+
+    async def call(self, arguments):
+        raise ConnectionError("away")
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    return {}["boom"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "outcome", "line"),
+    [
+        (["agent.default=broken"], "aborted", 11),
+        (["agent.default=tool_agent", "agent.tools=[sick]"], "tool_error", 19),
+        (["agent.default=tool_agent", "reward.custom_function.path=broken.py"], "reward_error", 22),
+    ],
+)
+@pytest.mark.parametrize("debug", [True, False])
+def test_a_failed_attempt_ends_the_command_with_1_and_names_the_line(project: Path, overrides, outcome, line, debug, monkeypatch) -> None:
+    monkeypatch.delenv("AGENTRL_DEBUG", raising=False)
+    (project / "broken.py").write_text(BROKEN)
+    (project / "calls.yaml").write_text("- calls: [{name: sick, arguments: {}}]\n- '#### 1'\n")
+    rows = ['{"data_source": "arithmetic", "prompt": [{"role": "user", "content": "1+1"}], "reward_model": {"ground_truth": "2"}}']
+    (project / "rows.jsonl").write_text("\n".join(rows))
+    arguments = ["play", "config.yaml", "agent.plugins=[broken.py]", "data.train_files=[rows.jsonl]", *overrides]
+    result = CliRunner().invoke(app, [*arguments, "--model", "calls.yaml", *(["--debug"] if debug else [])])
+    assert result.exit_code == 1, result.output
+    said = " ".join(result.output.split())
+    assert f"outcome: {outcome}: " in said
+    assert f"(broken.py:{line}); it has no reward" in said
+    assert "reward 0" not in said
+    assert ("Traceback" in said) == debug
+    monkeypatch.delenv("AGENTRL_DEBUG", raising=False)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

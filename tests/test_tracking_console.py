@@ -252,6 +252,23 @@ def test_final_is_the_policy_that_was_trained_last_or_says_which_step_it_is_of()
     assert [row.policy for row in closing_rows(results, step=25)] == ["warm", "initial", "step 20"]
 
 
+def test_validation_rows_without_a_score_are_told_beside_the_accuracy():
+    values = {**VALIDATION, "val/failed": 5.0, "val/trajectories": 9.0}
+    out = io.StringIO()
+    PlainConsole(9, stream=out).log(StepRecord("validation", 3, 3, 1.0, values))
+    assert out.getvalue().endswith("; 5 of 9 attempts could not be scored\n")
+    table = closing_table([ClosingRow("baseline", accuracy=0.5, num_attempts=9), ClosingRow.from_values("trained", values)])
+    assert table.header()[:3] == ("policy", "accuracy", "not scored")
+    assert [cells[:4] for cells in table.cells()] == [("baseline", "0.500", "0 of 9", "-"), ("trained", "0.875", "5 of 9", "0.750")]
+    state = PanelState("run", 9)
+    state.add(StepRecord("validation", 3, 3, 1.0, values))
+    state.add(train(4, 2.0, {**FULL, "attempts/failed": 3.0, "rollout/dropped_groups": 1.0}))
+    shown = io.StringIO()
+    RichConsole(file=shown, width=120).print(draw_panel(state, since_log_s=0.0))
+    assert "5 of 9 not scored" in shown.getvalue()
+    assert "3 failed  1 groups dropped" in shown.getvalue()
+
+
 def test_a_run_without_validations_has_no_table(tmp_path):
     write_summary(closing_table([], notes=["2 steps"]), tmp_path / "summary.md", title="run")
     assert (tmp_path / "summary.md").read_text() == "# run\n\nNo validation was made.\n\n- 2 steps\n"

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from agentrl.errors import CheckpointError
 from agentrl.tracking.metrics import MetricsFile, StepRecord
 from agentrl.tracking.report import draw_report
+from agentrl.tracking.report_panels import draw_outcomes
 from agentrl.tracking.series import Series, smooth
 
 
@@ -31,6 +33,8 @@ def train(step: int) -> StepRecord:
         "rollout/accuracy": step / 50,
         "rollout/lag/mean": 0.5,
         "rollout/lag/max": 1.0,
+        "attempts/completed": 9.0,
+        "attempts/reward_error": 3.0 if step == 2 else math.nan,
         "rollout/outcome/completed": 0.9,
         "rollout/outcome/truncated": 0.1 if step % 2 else math.nan,
         "learner/entropy": math.inf if step == 3 else 0.5,
@@ -63,6 +67,12 @@ def test_a_report_is_drawn_from_whatever_was_measured(tmp_path, records):
     assert header.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", header[16:])
     assert width > 1.5 * height > 1000
+
+
+def test_the_outcomes_drawn_are_those_of_all_attempts():
+    axes = Figure().subplots()
+    draw_outcomes(axes, Series([train(1), train(2)]))
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["completed 85.7%", "reward_error 14.3%"]
 
 
 def test_without_metrics_there_is_no_report(tmp_path):

@@ -24,7 +24,7 @@ SCHEMA = pa.schema(
         pa.field("step", pa.int64()),  # steps that were made by then
         pa.field("time", pa.timestamp("ms", tz="UTC")),
         pa.field("outcome", _TEXT),
-        pa.field("became", _TEXT),  # retried, replaced, masked, left_out, dropped; not_scored: a validation's, an evaluation's
+        pa.field("became", _TEXT),  # retried, replaced, masked, left_out, dropped, went_on; not_scored: a validation's, an evaluation's
         pa.field("kind", _TEXT),  # of plugin; null, as its name: no plugin is to blame
         pa.field("plugin", _TEXT),
         pa.field("error", _TEXT),

@@ -76,7 +76,8 @@ class Counts:
 class AttemptPlayer:
     """Plays problems side by side, as many at once as the servers bear.
 
-    `on_finished` is called with each attempt that ended, after it is kept; `on_failed` with each try that failed.
+    `on_finished` is called with each attempt that ended, after it is kept; `on_failed` with each try that failed, and each
+    failure of a tool after which a try went on.
     """
 
     def __init__(
@@ -179,6 +180,9 @@ class AttemptPlayer:
         name = f"problem {attempt.group_id} member {attempt.member} ({attempt.task.agent_name})"
         with attempt.scope.attach(self.scopes, name, doing="its agent loop", key=attempt.key):
             trajectory = await self._player.play(attempt, self._sampling)
+        for failure in attempt.survived:
+            record = trajectory.replace(failure=failure, outcome=Outcome.TOOL_ERROR)
+            self._on_failed(FailedAttempt.of(record, became="went_on", version=0))
         self._last_end = time.monotonic()
         return trajectory
 

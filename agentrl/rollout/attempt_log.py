@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agentrl.rollout.recorder import CALLS_OF
 from agentrl.tracking.attempts import AttemptCounts, Became, FailedAttempt
-from agentrl.types import Failure, Lease, PluginId, Trajectory
+from agentrl.types import Failure, Lease, Outcome, PluginId, Trajectory
 
 MAX_KEPT = 100_000
 """Failures that wait for the driver, which asks every second, or once a step; the oldest go first."""
@@ -48,6 +48,19 @@ class AttemptLog:
                 shared = trajectory.replace(failure=self._share(trajectory.failure))
                 self._note(FailedAttempt.of(shared, became=became, version=lease.version))
 
+    def went_on(self, trajectory: Trajectory, lease: Lease, survived: list[Failure], *, is_training: bool) -> None:
+        """Note failures after which an attempt went on, and forget them; those of validation are not counted."""
+        if not survived:
+            return
+        with self._lock:
+            for failure in map(self._share, survived):
+                record = trajectory.replace(failure=failure, outcome=Outcome.TOOL_ERROR)
+                self._keep(FailedAttempt.of(record, became="went_on", version=lease.version))
+            if is_training:
+                last = None if trajectory.failure is None else trajectory.failure.plugin  # counted when the attempt ends
+                self._counts.failed.update({failure.plugin for failure in survived if failure.plugin not in (None, last)})
+        survived.clear()
+
     def since(self, position: int) -> AttemptReport:
         """Return what was noted from `position` on, and forget what came before it: the driver has that."""
         with self._lock:
@@ -60,6 +73,9 @@ class AttemptLog:
     def _note(self, failed: FailedAttempt) -> None:
         if failed.failure.plugin is not None:
             self._counts.failed[failed.failure.plugin] += 1
+        self._keep(failed)
+
+    def _keep(self, failed: FailedAttempt) -> None:
         self._failed.append(failed)
         self._end += 1
 

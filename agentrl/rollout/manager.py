@@ -235,6 +235,7 @@ class AgentLoopManager:
         sampling = GreedySampling() if attempt.is_greedy else self._rollout
         while True:
             trajectory = await self._play_once(self._training.player, attempt, sampling)
+            self.attempts.went_on(trajectory, lease, attempt.survived, is_training=True)
             again = further.after(trajectory.outcome)
             if again is None:
                 return trajectory
@@ -280,6 +281,7 @@ class AgentLoopManager:
             async with self._queue_of_play:
                 attempt = Attempt(lease.group_id, member, lease.task)
                 trajectory = await self._play_once(side.player, attempt, sampling, of="validation row")
+                self.attempts.went_on(trajectory, lease, attempt.survived, is_training=False)
             (members if compares else ended)[index, member] = trajectory
 
         async with trio.open_nursery() as nursery:

@@ -88,7 +88,9 @@ class Player:
     def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> TrajectorySession:
         task = attempt.task
         names = self._plugins.offered_tools(task, self._agent.tools)
-        toolbox = Toolbox(names, self._tools, tools_kwargs=task.tools_kwargs, key=attempt.key, scope=attempt.scope)
+        toolbox = Toolbox(
+            names, self._tools, tools_kwargs=task.tools_kwargs, key=attempt.key, scope=attempt.scope, survived=attempt.survived
+        )
         return self._session(
             attempt,
             self._agent,

@@ -24,6 +24,7 @@ class Attempt:
 
     `key` names it in routing and request ids. It is unique: validation counts its groups anew, and several processes ask
     the same servers. `scope`: where it says what it waits for; whoever plays it makes it a part of the tree of live scopes.
+    `survived`: failures of tools after which it went on.
     """
 
     group_id: int
@@ -32,6 +33,7 @@ class Attempt:
     is_greedy: bool = False
     key: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     scope: Scope = field(default_factory=Scope, compare=False, repr=False)
+    survived: list[Failure] = field(default_factory=list, compare=False, repr=False)
 
 
 @dataclass(slots=True)

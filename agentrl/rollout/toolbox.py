@@ -11,11 +11,11 @@ import trio
 
 from agentrl.errors import ToolError
 from agentrl.plugins import Tool, ToolResult, WrongCall, not_run
-from agentrl.plugins.blame import blaming
+from agentrl.plugins.blame import blaming, failure_of
 from agentrl.rollout.guests import Guest, GuestTimeout, is_inherited
 from agentrl.rollout.scopes import Scope
 from agentrl.rollout.shared_tools import SharedTool, SharedTools, ToolUnavailable
-from agentrl.types import JsonObject, ToolCall
+from agentrl.types import Failure, JsonObject, PluginId, ToolCall
 
 
 class Toolbox:
@@ -27,9 +27,19 @@ class Toolbox:
     """
 
     def __init__(
-        self, names: Sequence[str], tools: SharedTools, *, tools_kwargs: Mapping[str, JsonObject], key: str, scope: Scope | None = None
+        self,
+        names: Sequence[str],
+        tools: SharedTools,
+        *,
+        tools_kwargs: Mapping[str, JsonObject],
+        key: str,
+        scope: Scope | None = None,
+        survived: list[Failure] | None = None,
     ) -> None:
-        """`key` names the trajectory, uniquely; `scope` is its scope, in which calls open theirs."""
+        """`key` names the trajectory, uniquely; `scope` is its scope, in which calls open theirs.
+
+        To `survived` is added what a tool failed with if its call is made again, or the model is told.
+        """
         self.schemas: list[dict[str, Any]] = tools.schemas(names)
         """The function schemas, as the chat template shows them; shared with other trajectories."""
         self.metrics: defaultdict[str, float] = defaultdict(float)
@@ -40,6 +50,7 @@ class Toolbox:
         self._opened: dict[str, tuple[Tool, Guest]] = {}
         self._key = key
         self._scope = scope or Scope()
+        self._survived = survived if survived is not None else []
 
     async def answer(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Run the calls side by side and return one result for each, in order, each within its output budget.
@@ -130,10 +141,11 @@ class Toolbox:
         except GuestTimeout:
             self.metrics["num_tool_timeouts"] += 1
             return ToolResult(f"timed out after {shared.timeout_s:g} s", is_error=True)
-        except ToolError:
+        except ToolError as error:
             self.metrics["num_tool_failures"] += 1
             if shared.limits.on_failure == "end":
                 raise
+            self._survive(shared, error)
             return ToolResult(f"tool {shared.name!r} is not available", is_error=True)
 
     async def _try_again_and_again(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
@@ -142,10 +154,15 @@ class Toolbox:
                 return await self._try(shared, arguments)
             except (GuestTimeout, ToolUnavailable):
                 raise
-            except ToolError:
+            except ToolError as error:
+                self._survive(shared, error)
                 self.metrics["num_tool_retries"] += 1
                 await trio.sleep(pause_s)
         return await self._try(shared, arguments)
+
+    def _survive(self, shared: SharedTool, error: ToolError) -> None:
+        if not isinstance(error, ToolUnavailable):  # the breaker is open: what opened it was noted
+            self._survived.append(failure_of(error, otherwise=PluginId("tool", shared.name)))
 
     async def _try(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
         if shared.name not in self._opened:

@@ -11,8 +11,9 @@ from typing import Literal
 from agentrl.tracking.metrics import StepRecord
 from agentrl.types import SCORED_OUTCOMES, Failure, Outcome, PluginId, Trajectory
 
-Became = Literal["retried", "replaced", "masked", "left_out", "dropped", "not_scored"]
-"""What followed a failure: another attempt, a place in the group without a reward, none, the group's end; not_scored: a validation's."""
+Became = Literal["retried", "replaced", "masked", "left_out", "dropped", "not_scored", "went_on"]
+"""What followed a failure: another attempt, a place in the group without a reward, none, the group's end; not_scored: a validation's;
+went_on: a tool failed and the attempt did not, for the call was made again, or the model was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class AttemptCounts:
-    """Attempts that ended: by outcome, by the plugins that took part in them, and by the plugin that failed them."""
+    """Attempts that ended: by outcome, by the plugins that took part in them, and by the plugins that failed in them."""
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     used: Counter[PluginId] = field(default_factory=Counter)
@@ -72,7 +73,7 @@ class AttemptCounts:
     def metrics(self) -> dict[str, float]:
         """Return `attempts/` + `ended`, `failed`, each outcome (counts), `failed_share`, `failed_share/<kind>/<name>`.
 
-        The share of a plugin is of the attempts that it took part in.
+        The share of a plugin is of the attempts that it took part in; a tool may fail in one that goes on.
         """
         values = {"ended": float(self.num_ended), "failed": float(self.num_failed())}
         values |= {outcome.value: float(count) for outcome, count in self.outcomes.items()}

@@ -12,7 +12,7 @@ from agentrl.types import Outcome, PluginId
 
 FIRST_INTERVAL = 10
 GROWTH = 3
-"""A kind is told of again once so many times more attempts failed in that way: after 1 come 10, 30, 90, ..."""
+"""A kind is told of again once there are so many times more failures of it: after 1 come 10, 30, 90, ..."""
 MAX_SAID = 30
 """Kinds that are told of: a plugin that fails in a hundred places must not hide the steps."""
 MAX_LISTED = 5
@@ -33,11 +33,13 @@ class FailureKind(NamedTuple):
 
 @dataclass
 class _Count:
-    """What is known of a kind. text: of its first failure. num_here: of this process; next_at: when it is told of again."""
+    """What is known of a kind. text: of its first failure. num_here: of this process; num_ended_here: of them, those that
+    ended their attempt; next_at: when it is told of again."""
 
     text: str
     became: Counter[Became] = field(default_factory=Counter)
     num_here: int = 0
+    num_ended_here: int = 0
     next_at: int = 1
 
     @property
@@ -68,7 +70,9 @@ class FailureTally:
         first: dict[FailureKind, FailedAttempt] = {}
         for failed in attempts:
             first.setdefault(FailureKind.of(failed), failed)
-            self._count(failed).num_here += 1
+            count = self._count(failed)
+            count.num_here += 1
+            count.num_ended_here += failed.became != "went_on"
         for kind, failed in first.items():
             count = self._counts[kind]
             if count.num_here < count.next_at:
@@ -76,7 +80,7 @@ class FailureTally:
             is_new = count.next_at == 1
             count.next_at = max(FIRST_INTERVAL, GROWTH * count.num_here)
             if not is_new:
-                self._say(f"{count.total} attempts failed so by now ({count.words()}): {count.text}")
+                self._say(f"{count.total} failures like this by now ({count.words()}): {count.text}")
             elif self._num_said < MAX_SAID:
                 self._num_said += 1
                 self._say("\n".join(self._first_lines(failed, count)))
@@ -96,9 +100,9 @@ class FailureTally:
         return lines
 
     def most_common(self, *, ignored: frozenset[Outcome] = frozenset()) -> str:
-        """Return what failed most attempts of this process, with its traceback if those are shown; "" if nothing failed."""
-        counts = [count for kind, count in self._counts.items() if kind.outcome not in ignored and count.num_here]
-        return max(counts, key=lambda count: count.num_here).text if counts else ""
+        """Return what ended most attempts of this process; "" if nothing did."""
+        counts = [count for kind, count in self._counts.items() if kind.outcome not in ignored and count.num_ended_here]
+        return max(counts, key=lambda count: count.num_ended_here).text if counts else ""
 
     def _count(self, failed: FailedAttempt) -> _Count:
         count = self._counts.setdefault(FailureKind.of(failed), _Count(str(failed.failure)))
@@ -106,10 +110,13 @@ class FailureTally:
         return count
 
     def _first_lines(self, failed: FailedAttempt, count: _Count) -> list[str]:
-        before = f"; {count.total - count.num_here} failed so before this process" if count.total > count.num_here else ""
+        before = f"; {count.total - count.num_here} before this process" if count.total > count.num_here else ""
         place = f" at {failed.failure.place}" if failed.failure.place else ""
+        what = f"attempt failed ({failed.outcome.value}, {failed.became.replace('_', ' ')})"
+        if failed.became == "went_on":
+            what = "a call failed, and the attempt went on"
         lines = [
-            f"attempt failed ({failed.outcome.value}, {failed.became.replace('_', ' ')}): {failed.failure.text}{place}",
+            f"{what}: {failed.failure.text}{place}",
             f"  first seen in group {failed.group_id}, member {failed.member}, task {failed.task_id}{before}; all: {self._where}",
         ]
         if self._shows_tracebacks and failed.failure.traceback:

@@ -146,7 +146,7 @@ def _finish_strip(axes: Axes, label: str, color: str, *, is_last: bool) -> None:
 
 
 def draw_outcomes(axes: Axes, series: Series) -> None:
-    axes.set_title("How attempts ended, retried and dropped ones too")
+    axes.set_title("How all attempts ended")
     names = [name for name in OUTCOME_COLORS if name in series.names("train", "attempts/")]
     steps, counts = series.stacked([f"attempts/{name}" for name in names])
     if names and len(steps):

@@ -22,7 +22,7 @@ from agentrl.errors import ServerError, ToolError
 from agentrl.plugins import AgentLoop, Tool, ToolResult
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
-from agentrl.types import Failure, Lease, Outcome, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Outcome, PluginId, Trajectory
 
 
 class Book:
@@ -112,16 +112,17 @@ class Unlucky(AgentLoop):
             cls.running -= 1
 
 
-def play_all(world, book: Book) -> dict[str, float]:
-    """Run the manager on the book until all of it is settled."""
+def play_all(world, book: Book, ask=None):
+    """Run the manager on the book until all of it is settled; return its stats, and what `ask` gets of it, if given."""
 
     async def main(manager):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(manager.run, book, book)
             await book.all_settled.wait()
             stats = manager.stats()
+            answer = stats if ask is None else (stats, ask(manager))
             nursery.cancel_scope.cancel()
-        return stats
+        return answer
 
     return world.run(main)
 
@@ -153,6 +154,53 @@ def test_every_lease_is_settled_whatever_fails(stage, seed, size, limit, has_gre
     finished = {name: count for name, count in stats.items() if name.startswith("outcome/")}
     assert sum(finished.values()) == stats["finished"]
     assert stats["dropped_groups"] if book.dropped else True
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 999), policy=st.sampled_from(["mask", "retry", "replace", "drop", "shrink"]))
+def test_every_failed_attempt_is_noted_with_what_became_of_it(stage, seed, policy):
+    set_luck(seed, (0.6, 0.1, 0.1, 0.1, 0.1))
+    rollout = {"group_size": 4, "max_retries": 1, "max_replacements": 1, "on_outcome": dict.fromkeys(FAILURES, policy)}
+    world = stage.World(lambda *_: "#### 42", rollout=rollout, plugins=[Unlucky], agent={"trajectory_timeout_s": 20.0})
+    book = Book([stage.task(agent="unlucky", task_id=f"t:{i}") for i in range(40)], 4)
+    stats, report = play_all(world, book, lambda manager: manager.attempts.since(0))
+    failed = report.failed
+    by_outcome = {outcome: count for outcome, count in report.counts.outcomes.items() if outcome not in SCORED_OUTCOMES}
+    assert Counter(f.outcome for f in failed) == by_outcome
+    assert sum(by_outcome.values()) <= sum(stats.get(f"outcome/{name}", 0) for name in FAILURES)  # some ended with their group
+    became = Counter(f.became for f in failed)
+    for name in ("retried", "replaced", "masked", "left_out"):
+        assert became[name] == stats.get(name, 0)
+    assert became["dropped"] == len({f.group_id for f in failed if f.became == "dropped"}) == len(book.dropped)
+    assert {f.group_id for f in failed if f.became == "dropped"} == set(book.dropped)
+    agent = PluginId("agent", "unlucky")
+    assert report.counts.used[agent] == report.counts.num_ended
+    assert report.counts.failed[agent] == by_outcome.get(Outcome.ABORTED, 0)
+    assert {f.failure.place.rpartition("/")[2].partition(":")[0] for f in failed if f.outcome is Outcome.ABORTED} <= {"test_manager.py"}
+
+
+class Sick(Tool):
+    name: ClassVar[str] = "sick"
+    description: ClassVar[str] = "Is away."
+    parameters: ClassVar[dict] = {"type": "object", "properties": {}}
+    runtime: ClassVar[str] = "trio"
+    is_idempotent: ClassVar[bool] = True
+
+    async def call(self, arguments):
+        raise OSError("away")
+
+
+def test_a_tool_that_fails_while_the_attempt_goes_on_is_noted_too(stage):
+    limits = {"sick": {"on_failure": "tell", "max_retries": 1}}
+    script = lambda turn, _: stage.call("sick") if turn == 0 else "#### 42"  # noqa: E731
+    world = stage.World(script, plugins=[Sick], agent={"tools": ("sick",), "tool_limits": limits})
+    book = Book([stage.task(agent="tool_agent")], 1)
+    _, report = play_all(world, book, lambda manager: manager.attempts.since(0))
+    assert [t.outcome for t in book.added] == [Outcome.COMPLETED]
+    assert [(f.became, f.outcome, f.failure.error) for f in report.failed] == [("went_on", Outcome.TOOL_ERROR, "OSError")] * 2
+    assert "test_manager.py:" in str(report.failed[0].failure)
+    sick = PluginId("tool", "sick")
+    assert (report.counts.used[sick], report.counts.failed[sick], report.counts.num_failed()) == (1, 1, 0)
 
 
 def test_hundreds_are_in_flight_at_once(stage):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from typing import ClassVar
 
 import numpy as np
@@ -318,6 +319,7 @@ def run_group(world, stage, *, has_greedy: bool = False, agent: str = "tool_agen
             nursery.start_soon(manager.run, book, book)
             await book.is_done.wait()
             nursery.cancel_scope.cancel()
+        book.report = manager.attempts.since(0)
         return book
 
     return world.run(main)
@@ -366,6 +368,11 @@ def test_a_group_that_cannot_be_compared_is_dropped(stage, policy):
     world = stage.World(lengths(), plugins=PLUGINS, rollout=rollout, reward={"terms": {"broken": {}}})
     book = run_group(world, stage)
     assert (book.added, book.dropped) == ([], [(0, "reward_error")])
+    report = book.report
+    tries = {"retry": 1 + world.rollout.max_retries, "replace": 1 + world.rollout.max_replacements}.get(policy, 1)
+    assert report.counts.outcomes == {Outcome.REWARD_ERROR: 4 * tries}
+    assert Counter(f.became for f in report.failed)["dropped"] == 4
+    assert {(f.failure.plugin.name, f.failure.error) for f in report.failed} == {("broken", "OSError")}
 
 
 def test_validation_compares_what_can_be_scored(stage):
