@@ -35,6 +35,7 @@ SCRIPT = (
     f"data.max_response_length={LONGEST}",
     *("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4"),  # two updates per step: the ratio is not 1
     "actor_rollout_ref.model.path=model",
+    "actor_rollout_ref.rollout.n=4",
 )
 
 
