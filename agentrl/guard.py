@@ -1,9 +1,10 @@
 """A process that runs a command and ends its whole process group when the starter is gone: for servers that cannot watch it themselves.
 
-`python -m agentrl.guard --parent-pid PID [--api-key-env NAME] -- COMMAND ...`
+`python -m agentrl.guard --parent-pid PID [--api-key-stdin] -- COMMAND ...`
 
-With --api-key-env the command gets `--config FILE`, a file that its owner alone may read, with the value of that variable as `api-key`:
-the key stands in no command line, which all users of a machine see.
+With --api-key-stdin the first line of the standard input is a key. The command gets it as `api-key` in `--config FILE`, a file that only
+its owner may read. So the key is in no command line, which all users of a machine see, and in no environment, which children inherit.
+SGLang logs all its arguments when it starts, so the key is hidden in what the command writes.
 """
 
 from __future__ import annotations
@@ -15,32 +16,41 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
 _WATCH_INTERVAL_S = 0.5
+_LAST_WORDS_S = 1.0
 _MISUSE_STATUS = 2
+_HIDDEN = b"(the API key)"
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m agentrl.guard", description="Run a command that must not outlive its starter.")
     parser.add_argument("--parent-pid", type=int, required=True)
-    parser.add_argument("--api-key-env")
+    parser.add_argument("--api-key-stdin", action="store_true")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     command = list(options.command)
-    if options.api_key_env and (why := _why_no_key(options.api_key_env, command)):
-        sys.stderr.write(f"error: {why}\n")
+    if options.api_key_stdin and "--config" in command:
+        sys.stderr.write(
+            "error: a server takes one --config, and that with its API key is written here; put what yours holds into rollout.sglang.args\n"
+        )
         return _MISUSE_STATUS
     # The signal goes to the whole group; the guard only waits for what the command makes of it.
     signal.signal(signal.SIGTERM, _ignore)
     signal.signal(signal.SIGINT, _ignore)
     with ExitStack() as stack:
-        if options.api_key_env:
-            command += ["--config", stack.enter_context(_key_file(os.environ[options.api_key_env]))]
-        process = subprocess.Popen(command)
+        if options.api_key_stdin:
+            key = sys.stdin.readline().rstrip("\n")
+            command += ["--config", stack.enter_context(_key_file(key))]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            stack.enter_context(_copied(process, key.encode()))
+        else:
+            process = subprocess.Popen(command)
         while True:
             try:
                 return _status(process.wait(timeout=_WATCH_INTERVAL_S))
@@ -50,14 +60,6 @@ def main(arguments: list[str] | None = None) -> int:
                     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _why_no_key(variable: str, command: list[str]) -> str | None:
-    if not os.environ.get(variable):
-        return f"the environment variable {variable} with the server's API key is not set on this machine"
-    if "--config" in command:
-        return "a server takes one --config, and that with its API key is written here; put what yours holds into rollout.sglang.args"
-    return None
-
-
 @contextmanager
 def _key_file(key: str) -> Iterator[str]:
     """Yield the path of a YAML file with the key; it is gone afterwards."""
@@ -65,6 +67,25 @@ def _key_file(key: str) -> Iterator[str]:
         file = Path(folder) / "key.yaml"
         file.write_text(f"api-key: {json.dumps(key)}\n")  # JSON is YAML
         yield str(file)
+
+
+@contextmanager
+def _copied(process: subprocess.Popen[bytes], key: bytes) -> Iterator[None]:
+    """Copy what the process writes to our standard output, line by line and without the key."""
+    lines = process.stdout
+    assert lines is not None
+
+    def copy() -> None:
+        for line in lines:
+            sys.stdout.buffer.write(line.replace(key, _HIDDEN))
+            sys.stdout.buffer.flush()
+
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(_LAST_WORDS_S)  # a grandchild may hold the pipe for longer
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -4,12 +4,13 @@
       agent_config:
         openai_agent:
           target: my_agent.py:solve            # or package.module:solve; or, instead of a target,
-          command: [python, my_agent.py]       # with `env: {NAME: value}` beside it
+          command: [python, my_agent.py]       # with `env: {NAME: value}` and `pass_env: [NAME]` beside it
 
 The function is called as `solve(task, base_url=..., api_key=..., model=...)`; an async one runs in the process's asyncio loop,
 any other in a thread of its own. `task` is a dictionary: task_id, data_source, ability, messages (as OpenAI writes them) and
-extra_info; the ground truth is not in it. A command gets it as JSON on stdin, and OPENAI_BASE_URL, OPENAI_API_KEY and
-OPENAI_MODEL in its environment.
+extra_info; the ground truth is not in it. A command gets it as JSON on stdin. Its environment has OPENAI_BASE_URL, OPENAI_API_KEY and
+OPENAI_MODEL, what `env` sets, and of this process's variables only those of `pass_env` and a few that every program needs: the keys
+of servers and trackers are no business of the program's.
 
 A function may return rewards: a number, or a dictionary of name -> number. None and texts are no reward: what the policy said is
 recorded where it was sampled.
@@ -33,6 +34,7 @@ from pydantic import Field, model_validator
 
 from agentrl.errors import PluginError
 from agentrl.plugins import AgentLoop, OpenAIEndpoint, Reference, Session
+from agentrl.plugins.environment import clean_environment
 from agentrl.plugins.options import Options, read_options
 from agentrl.types import JsonObject, Message, Task
 
@@ -42,11 +44,15 @@ STDERR_GRACE_S = 1.0
 
 
 class OpenAIAgentOptions(Options):
-    """`agent.agent_config.openai_agent`: exactly one of `target` and `command`; `env` is for the command."""
+    """`agent.agent_config.openai_agent`: exactly one of `target` and `command`.
+
+    For the command, `env` sets variables, and `pass_env` names variables of this process that it gets, too.
+    """
 
     target: str | None = None
     command: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
+    pass_env: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _has_one_program(self) -> OpenAIAgentOptions:
@@ -69,11 +75,13 @@ class OpenAIAgent(AgentLoop):
         super().__init__(config)
         self._options = read_options(OpenAIAgentOptions, self.config, plugin="agent 'openai_agent'")
         self._target = None if self._options.target is None else load_target(self._options.target)
+        passed = clean_environment(self._options.pass_env, key="agent.agent_config.openai_agent.pass_env")
+        self._environment = passed | self._options.env
 
     async def run(self, task: Task, session: Session) -> None:
         async with session.serve_openai() as endpoint:
             if self._target is None:
-                await run_command(self._options.command, self._options.env, task_view(task), endpoint)
+                await run_command(self._options.command, self._environment, task_view(task), endpoint)
             else:
                 result = await call_target(self._target, task_view(task), endpoint, session)
                 for name, value in rewards_of(result).items():
@@ -105,14 +113,13 @@ async def call_target(target: Callable[..., Any], task: dict[str, Any], endpoint
 
 
 async def run_command(command: tuple[str, ...], env: Mapping[str, str], task: dict[str, Any], endpoint: OpenAIEndpoint) -> None:
-    """Run the command to its end; however this ends, nothing of its process group is left running.
+    """Run the command to its end, with the variables `env` and how to reach the policy; nothing of its process group is left running.
 
     Raises:
         CommandFailed: its status is not 0; with the end of what it wrote to stderr.
         PluginError: it cannot be started.
     """
     variables = {
-        **os.environ,
         **env,
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_KEY": endpoint.api_key,

@@ -159,7 +159,7 @@ def measure(args: argparse.Namespace, prompt_tokens: int) -> Figures:
             collect_rarely()
             for url in urls:
                 set_version(url, 1)
-            part.set_servers(urls, 1)
+            part.set_servers(dict.fromkeys(urls), 1)
             collections = Collections()
             try:
                 return watch(part, buffer, collections, workload, args, prompt_tokens)

@@ -170,7 +170,7 @@ class Learner:
             self._buffer.settle(step)
 
     def _tell(self) -> None:
-        ray.get(self._rollouts.set_servers.remote(self._servers.urls, self._servers.version), timeout=CALL_S)
+        ray.get(self._rollouts.set_servers.remote(dict.fromkeys(self._servers.urls), self._servers.version), timeout=CALL_S)
 
 
 def config_of(folder: Path, in_flight: int, workload: Workload) -> Config:
@@ -220,7 +220,7 @@ def open_buffer(config: Config, folder: Path) -> BufferClient:
 
 def open_rollouts(owner: str, config: Config, buffer: BufferClient, servers: Servers) -> ActorHandle:
     rollouts = RolloutActor.remote(owner, config, buffer.actor)  # type: ignore[attr-defined]  # ray's stubs keep the plain class
-    ray.get(rollouts.set_servers.remote(servers.urls, servers.version), timeout=CALL_S)
+    ray.get(rollouts.set_servers.remote(dict.fromkeys(servers.urls), servers.version), timeout=CALL_S)
     rollouts.run.remote()
     return rollouts
 
@@ -259,7 +259,7 @@ def soak(args: argparse.Namespace) -> tuple[list[Sample], Verdict, Totals]:
         wait_until_quiet(rollouts, timeout_s=(1 + tries) * config.agent.trajectory_timeout_s)
         fresh = open_rollouts("fresh", config, buffer, servers)
         for actor in (rollouts, fresh):  # kept connections belong to servers that are used
-            ray.get(actor.set_servers.remote([], servers.version), timeout=CALL_S)
+            ray.get(actor.set_servers.remote({}, servers.version), timeout=CALL_S)
         time.sleep(args.every + 15)  # trio's threads end after ten idle seconds
         left, wanted = look_at_rollouts(rollouts), look_at_rollouts(fresh)
         verdict = judge(samples, left, wanted, look_at_buffer(buffer.actor), warm_up_s=60 * args.warm_up, slack=args.slack)

@@ -333,6 +333,7 @@ def test_the_task_of_a_program_is_json_without_the_truth():
         ({}, ConfigError, "set either target"),
         ({"target": "a:b", "command": ["a"]}, ConfigError, "set either target"),
         ({"program": "x"}, ConfigError, "program"),
+        ({"command": ["a"], "pass_env": ["NOT_SET_ANYWHERE"]}, ConfigError, "openai_agent.pass_env: .*'NOT_SET_ANYWHERE' is not set"),
         ({"target": "solve"}, PluginError, "write file.py:function or module:function"),
         ({"target": "nowhere.py:solve"}, PluginError, "nowhere.py"),
         ({"target": "{functions}:missing"}, PluginError, "'missing'"),
@@ -360,6 +361,21 @@ def are_gone(pids: Path) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_a_command_gets_none_of_the_keys_of_the_run(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "SERVER_KEY", "MY_SEARCH_KEY"):
+        monkeypatch.setenv(name, f"secret of {name}")
+    dump = f"open({str(tmp_path / 'seen')!r}, 'w').write(json.dumps(dict(os.environ)))"
+    seen = {}
+    for passed in ((), ("MY_SEARCH_KEY",)):
+        trajectory = play_program(command(tmp_path, dump) | {"pass_env": passed})
+        assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+        seen[passed] = json.loads((tmp_path / "seen").read_text())
+        assert {"PIDS", "PATH", "HOME", "OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"} <= seen[passed].keys()
+    assert not [value for value in seen[()].values() if "secret of" in value]
+    assert seen["MY_SEARCH_KEY",]["MY_SEARCH_KEY"] == "secret of MY_SEARCH_KEY"
+    assert seen["MY_SEARCH_KEY",].keys() - seen[()].keys() == {"MY_SEARCH_KEY"}
 
 
 @pytest.mark.parametrize(

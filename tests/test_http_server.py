@@ -7,19 +7,20 @@ from functools import partial
 import pytest
 import trio
 
+from agentrl.http.admission import refusal_of
 from agentrl.http.client import HttpClient
-from agentrl.http.server import HttpRequest, HttpResponse, serve_http
+from agentrl.http.server import HttpHead, HttpRequest, HttpResponse, admit_all, serve_http
 
 MAX_BODY = 1000
 
 
-def with_server(handler, client):
+def with_server(handler, client, *, admit=admit_all):
     """Run `client(port)` against a server of `handler`."""
 
     async def main():
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(serve_http, handler, listeners, max_body_bytes=MAX_BODY))
+            nursery.start_soon(partial(serve_http, handler, listeners, max_body_bytes=MAX_BODY, admit=admit))
             with trio.fail_after(10):
                 await client(listeners[0].socket.getsockname()[1])
             nursery.cancel_scope.cancel()
@@ -97,6 +98,69 @@ def test_a_wrong_request_is_refused_and_the_connection_closed(sent, status):
         assert b" 200 " in await talk(port, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"), "others are served"
 
     with_server(echo, client)
+
+
+def test_who_is_not_admitted_is_answered_before_the_body_comes_and_is_heard_out():
+    heads = []
+
+    def admit(head: HttpHead) -> HttpResponse | None:
+        heads.append(head)
+        return None if head.headers.get("x-key") == "mine" else HttpResponse(401, b"who are you?", headers={"X-Mark": "2"})
+
+    async def client(port):
+        announced = b"POST /a?b HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n"
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(announced)
+            answer = await stream.receive_some()
+            assert answer.startswith(b"HTTP/1.1 401 ")
+            assert answer.endswith(b"who are you?")
+            assert b"X-Mark: 2" in answer
+            await stream.send_all(b"x" * 900)  # the client was sending all the time: its connection is not reset
+        async with HttpClient(f"http://127.0.0.1:{port}", headers={"X-Key": "mine"}) as http:
+            assert (await http.request("POST", "/in", json={})).body == b"POST /in  2"
+
+    with_server(echo, client, admit=admit)
+    assert [(head.method, head.path) for head in heads] == [("POST", "/a"), ("POST", "/in")]
+
+
+def test_a_body_that_is_announced_too_long_is_refused_by_its_head():
+    async def client(port):
+        assert (await talk(port, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n")).split()[1] == b"413"
+
+    with_server(echo, client)
+
+
+LOCAL = {"host": "127.0.0.1:30000"}
+SENT = {"content-length": "2", "content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (LOCAL, None),
+        ({"host": "localhost"}, None),
+        ({"host": "[::1]:80"}, None),
+        (LOCAL | SENT, None),
+        (LOCAL | SENT | {"content-type": "Application/JSON; charset=utf-8"}, None),
+        (LOCAL | {"content-length": "0", "content-type": "text/plain"}, None),
+        ({}, 403),
+        ({"host": "rebound.example"}, 403),
+        ({"host": "127.0.0.1.rebound.example:30000"}, 403),
+        ({"host": "[::1"}, 403),
+        ({"host": "10.0.0.7"}, 403),
+        (LOCAL | SENT | {"origin": "https://page.example"}, 403),
+        (LOCAL | SENT | {"origin": "null"}, 403),
+        (LOCAL | {"sec-fetch-site": "cross-site"}, 403),
+        (LOCAL | SENT | {"content-type": "text/plain"}, 415),
+        (LOCAL | {"content-length": "2"}, 415),
+        (LOCAL | {"transfer-encoding": "chunked", "content-type": "application/x-www-form-urlencoded"}, 415),
+    ],
+)
+def test_what_only_web_pages_send_is_refused(headers, status):
+    refusal = refusal_of(headers, is_on_loopback=True)
+    assert (refusal and refusal.status) == status
+    elsewhere = refusal_of(headers, is_on_loopback=False)  # under any name; a key is needed there
+    assert (elsewhere and elsewhere.status) == (status if "host" in headers and headers["host"] == LOCAL["host"] else None)
 
 
 def test_a_handler_that_raises_is_one_500(caplog):

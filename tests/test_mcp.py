@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
 import logging
 import os
 import signal
@@ -20,6 +22,7 @@ from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, Re
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.adapters.mcp import result_text
+from agentrl.adapters.mcp_session import Session
 from agentrl.config.agent import AgentConfig, MCPServerConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
@@ -334,6 +337,25 @@ trio.run(main)
     process.kill()
     process.wait()
     wait_until_gone(pid)
+
+
+def test_a_command_gets_none_of_the_keys_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    monkeypatch.setenv("WIKI_TOKEN", "of the wiki")
+    program = f"import json, os; open({str(tmp_path / 'seen')!r}, 'w').write(json.dumps(dict(os.environ)))"
+    config = {"command": (sys.executable, "-c", program), "env": {"LEVEL": "2"}}
+
+    async def opened(config) -> dict[str, str]:
+        with pytest.raises(ToolError, match="did not come up"):  # it writes down what it sees, and ends
+            await Session("s", MCPServerConfig(**config)).open()
+        return json.loads((tmp_path / "seen").read_text())
+
+    seen = asyncio.run(opened(config))
+    assert seen["LEVEL"] == "2"
+    assert not {"WANDB_API_KEY", "WIKI_TOKEN"} & seen.keys()
+    more = asyncio.run(opened(config | {"pass_env": ("WIKI_TOKEN",)}))
+    assert more.keys() - seen.keys() == {"WIKI_TOKEN"}
+    assert more["WIKI_TOKEN"] == "of the wiki"
 
 
 def test_header_values_come_from_the_environment_and_appear_nowhere(url, monkeypatch, caplog):

@@ -244,10 +244,11 @@ def test_a_library_registers_the_model_before_it_is_loaded(tmp_path):
 def test_the_embedded_server_is_told_of_it_by_its_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_model.py").write_text("")
-    command = launcher(RolloutConfig(), ModelConfig(external_lib="own_model.py")).command("m", weight_version="0", host="h", port=1)
+    made = launcher(RolloutConfig(), ModelConfig(external_lib="own_model.py"), api_key=None)
+    command = made.command("m", weight_version="0", host="h", port=1)
     assert command[command.index("--external-lib") + 1] == str(tmp_path / "own_model.py")
     assert "--trust-remote-code" not in command
-    trusted = launcher(RolloutConfig(backend="sglang"), ModelConfig(trust_remote_code=True, external_lib="own.module"))
+    trusted = launcher(RolloutConfig(backend="sglang"), ModelConfig(trust_remote_code=True, external_lib="own.module"), api_key=None)
     assert "--trust-remote-code" in trusted.command("m", weight_version="0", host="h", port=1)
 
 

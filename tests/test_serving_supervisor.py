@@ -25,12 +25,13 @@ from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig, SGLangSe
 from agentrl.errors import ServerError, UserError
 from agentrl.http.client import HttpClient
 from agentrl.serving.attached import AttachedServer
-from agentrl.serving.embedded.server import serve
+from agentrl.serving.embedded.server import named_key, serve
 from agentrl.serving.health import Watchdog, generates
 from agentrl.serving.launch import EmbeddedServer, SGLangServer, launcher
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams
+from sglang_cpu.server import sglang_on_cpu
 
 SMALL = EmbeddedServerConfig(num_blocks=8, page_size=16)
 
@@ -118,6 +119,8 @@ def attached(url, *, start_timeout_s=60.0, hang_timeout_s=60.0, max_restarts=3):
 
 class Script:
     """A launcher of arbitrary Python instead of a server."""
+
+    api_key = None
 
     def __init__(self, code):
         self._code = code
@@ -336,24 +339,27 @@ def test_the_guard_reports_how_its_command_ended(code, status):
     assert subprocess.run(guard, check=False).returncode == status
 
 
-def test_the_guard_hands_the_key_over_in_a_file_that_is_gone_afterwards(monkeypatch):
-    monkeypatch.setenv("TEST_SERVER_KEY", "ses: #ame")
-    code = "import os, stat, sys; f = sys.argv[2]; print(sys.argv[1], f, oct(os.stat(os.path.dirname(f)).st_mode & 0o77), open(f).read())"
-    guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid()), "--api-key-env", "TEST_SERVER_KEY", "--"]
-    shown = subprocess.run([*guard, sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    option, file, mode, content = shown.split(maxsplit=3)
-    assert (option, mode) == ("--config", "0o0")
-    assert yaml.safe_load(content) == {"api-key": "ses: #ame"}
+def test_the_guard_hands_the_key_over_in_a_file_that_is_gone_afterwards():
+    code = """
+import os, sys
+file = sys.argv[2]
+mode = oct(os.stat(os.path.dirname(file)).st_mode & 0o77)
+print(sys.argv[1], file, mode, len(open(file).read()), end=" ")
+print([n for n in os.environ if "ame" in os.environ[n]], repr(sys.stdin.read()), flush=True)
+print(open(file).read(), file=sys.stderr)
+"""
+    guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid()), "--api-key-stdin", "--"]
+    shown = subprocess.run([*guard, sys.executable, "-c", code], check=True, capture_output=True, text=True, input="ses: #ame\n").stdout
+    option, file, mode, length, with_key, more, content = shown.split(maxsplit=6)
+    assert (option, mode, length, with_key, more) == ("--config", "0o0", str(len('api-key: "ses: #ame"\n')), "[]", "''")
+    assert yaml.safe_load(content) == {"api-key": "(the API key)"}, "a server that logs its arguments"
     assert not Path(file).exists()
 
-    refused = subprocess.run([*guard, "server", "--config", "own.yaml"], check=False, capture_output=True, text=True)
+    refused = subprocess.run([*guard, "server", "--config", "own.yaml"], check=False, capture_output=True, text=True, input="sesame\n")
     assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
         2,
         "error: a server takes one --config, and that with its API key is written here; put what yours holds into rollout.sglang.args",
     )
-    monkeypatch.delenv("TEST_SERVER_KEY")
-    refused = subprocess.run([*guard, "server"], check=False, capture_output=True, text=True)
-    assert "TEST_SERVER_KEY with the server's API key is not set on this machine" in refused.stderr
 
 
 def test_sigterm_ends_the_server_by_itself(model, tmp_path):
@@ -407,6 +413,42 @@ def test_a_server_with_a_key_answers_only_those_who_have_it(model, monkeypatch):
         process.wait()
 
 
+KEY = "a-key-that-stands-nowhere-else"
+
+
+@pytest.mark.parametrize("kind", ["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
+def test_a_supervised_server_asks_for_its_key_and_shows_it_to_nobody(model, tmp_path, kind):
+    """Not in a command line or an environment of any of its processes, not in its log, not in a repr."""
+    made = {
+        "embedded": lambda: EmbeddedServer(SMALL, "float32", api_key=KEY),
+        "sglang": lambda: sglang_on_cpu(key=KEY, skip_tokenizer_init=True),
+    }[kind]()
+    watched = supervisor(made, tmp_path, timeout_s=300)
+    url = watched.start(model, "5")  # which it knows by a token, sampled with the key
+    try:
+        processes = [psutil.Process(watched.status().pid), *psutil.Process(watched.status().pid).children(recursive=True)]
+        shown = [text for process in processes for text in (*process.cmdline(), *process.environ().values())]
+        statuses = trio.run(statuses_of, url, None), trio.run(statuses_of, url, "guess"), trio.run(statuses_of, url, KEY)
+    finally:
+        watched.stop()
+    assert statuses == ([401, 401, 401], [401, 401, 401], [200, 200, 400])
+    log = (tmp_path / "servers" / "s.log").read_text()
+    assert log, "the server's words are kept"
+    assert not [text for text in (*shown, log, repr(made)) if KEY in text]
+
+
+async def statuses_of(url, key):
+    """Return what reading, generating and an update with nothing in it are answered."""
+    async with HttpClient(url, headers={"Authorization": f"Bearer {key}"} if key else {}) as http:
+        generate = {"input_ids": [3], "sampling_params": {"max_new_tokens": 1}}
+        update = {"model_path": "/nowhere"}
+        return [
+            (await http.request("GET", "/model_info")).status,
+            (await http.request("POST", "/generate", json=generate)).status,
+            (await http.request("POST", "/update_weights_from_disk", json=update)).status,
+        ]
+
+
 def start_embedded(model, *options):
     sizes = ["--num-blocks", "8", "--page-size", "16", "--weight-version", "0"]
     command = [sys.executable, "-m", "agentrl.serving.embedded", model, "--port", "0", *sizes, *options]
@@ -458,7 +500,7 @@ def test_another_host_needs_a_key(model, monkeypatch):
         serve(model, host="0.0.0.0", port=0)
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(UserError, match="NO_SUCH_KEY"):
-        serve(model, port=0, api_key_env="NO_SUCH_KEY")
+        named_key("NO_SUCH_KEY")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
@@ -480,10 +522,11 @@ def test_a_broken_model_is_one_line(tmp_path):
 
 
 def test_the_launcher_follows_the_backend():
-    assert isinstance(launcher(RolloutConfig(), ModelConfig()), EmbeddedServer)
+    assert isinstance(launcher(RolloutConfig(), ModelConfig(), api_key=None), EmbeddedServer)
     made = launcher(
         RolloutConfig(backend="sglang", sglang=SGLangServerConfig(python="/opt/sg/bin/python", args={"tp_size": 2}, env={"A": "1"})),
         ModelConfig(dtype="bfloat16"),
+        api_key=None,
     )
     assert isinstance(made, SGLangServer)
     command = made.command("m", weight_version="3", host="127.0.0.1", port=5)

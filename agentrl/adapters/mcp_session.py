@@ -24,6 +24,7 @@ from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, CallTool
 import agentrl.guard
 from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import PluginError, ToolError
+from agentrl.plugins.environment import clean_environment
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,8 @@ class Session:
     async def _stdio(self) -> AsyncIterator[Any]:
         # The guard ends the server's process group when this process is gone, however it went.
         guard = [agentrl.guard.__file__, "--parent-pid", str(os.getpid()), "--"]
-        server = StdioServerParameters(command=sys.executable, args=[*guard, *self._config.command], env=dict(self._config.env))
+        passed = clean_environment(self._config.pass_env, key=f"agent.mcp_servers.{self._name}.pass_env")
+        server = StdioServerParameters(command=sys.executable, args=[*guard, *self._config.command], env=passed | self._config.env)
         with logged_lines(self._name, self._stderr) as stderr:
             async with stdio_client(server, errlog=stderr) as streams:
                 stderr.close()  # the server has its own copy; the log ends with the server

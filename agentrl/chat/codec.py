@@ -24,6 +24,9 @@ THOUGHT = "\ufdd2"
 CALL = "\ufdd3"
 """Stands for the arguments of a call that the model made; another noncharacter."""
 
+_LARGE_TEXT = 100_000
+"""Characters."""
+
 _UNENCODABLE = re.compile(f"[{SPLIT}{TURN}{THOUGHT}{CALL}\ud800-\udfff]")  # our marks and lone surrogates
 
 
@@ -67,7 +70,10 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """Encode text as it stands: control tokens are recognised, none is added."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        if len(text) < _LARGE_TEXT:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        # Other threads run meanwhile, and positions in the text are left out: five times as fast. Its threads cost a short text more.
+        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def encode_rendered(self, text: str, *, after: str | None = None) -> list[int]:
         """Encode rendered text that may hold SPLIT marks, as it is encoded in the place after the added token `after`.

@@ -95,6 +95,10 @@ class Conversation:
         """Return how many tokens `next_prompt()` would append."""
         return 0 if self._is_prompted else len(self._prepared().ids)
 
+    def prepare(self) -> None:
+        """Render and encode what waits, so that the next call finds it done; for a thread, while nobody else uses this conversation."""
+        self.num_pending_tokens()
+
     def num_next_tokens(self) -> int:
         """Return how many tokens `token_ids` will have after `next_prompt()`."""
         starts_anew = not self._is_prompted and self._prepared().edit is not None

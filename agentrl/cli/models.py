@@ -26,8 +26,8 @@ def serve(
     from agentrl.config.model import ModelConfig
     from agentrl.config.rollout import EmbeddedServerConfig
     from agentrl.data.model_source import find_model
+    from agentrl.serving.embedded.server import named_key, set_up_logging
     from agentrl.serving.embedded.server import serve as run
-    from agentrl.serving.embedded.server import set_up_logging
 
     set_up_logging()
     status = run(
@@ -37,7 +37,7 @@ def serve(
         config=EmbeddedServerConfig(threads=threads),
         dtype=dtype,
         weight_version=weight_version,
-        api_key_env=api_key_env,
+        api_key=named_key(api_key_env),
     )
     sys.exit(status)
 

@@ -32,6 +32,7 @@ class MCPServerConfig(Section):
 
     command: tuple[str, ...] = Field((), description="Program and arguments of a server that speaks MCP over stdin and stdout.")
     env: dict[str, str] = Field({}, description="Further environment variables of the command.")
+    pass_env: tuple[str, ...] = Field((), description="Variables of the run's environment that the command gets (tokens, keys), by name.")
     url: str | None = Field(None, description="Address of a server that speaks MCP over streamable HTTP.")
     headers_env: dict[str, str] = Field({}, description="HTTP header -> environment variable that holds its value (tokens, keys).")
     prefix: str | None = Field(None, description="Put before the names of its tools; None: the server's name and an underscore.")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from agentrl.config.section import Section
+from agentrl.loopback import is_local
 from agentrl.types import SCORED_OUTCOMES, Outcome
 
 OutcomePolicy = Literal["train", "mask", "retry", "replace", "drop", "shrink"]
@@ -266,11 +266,3 @@ def refuse_url(url: str, *, has_key: bool) -> str | None:
     if has_key or is_local(parts.hostname):
         return None
     return f"{url} is on another machine, and whoever reaches it may change the policy; name its key by rollout.api_key_env"
-
-
-def is_local(host: str) -> bool:
-    """Tell whether an address is of this machine alone."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

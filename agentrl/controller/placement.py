@@ -93,7 +93,7 @@ def open_run(config: Config) -> Iterator[Run]:
         start_up.add(servers)
         config = confirm_adapter(config, given, servers)
         buffer = _launch_buffer(config, run_dir, checkpoint, observer)
-        rollouts = RolloutFleet(config, buffer)
+        rollouts = RolloutFleet(config, buffer, key_of=servers.key_of)
         stack.callback(rollouts.close)
         start_up.add(rollouts)
         starting: list[Starting] = [rollouts, servers]

@@ -43,13 +43,18 @@ class _Member:
 
 
 class RolloutFleet:
-    """All rollout actors of a run. Made, it begins to start them; `wait_until_ready` ends that."""
+    """All rollout actors of a run. Made, it begins to start them; `wait_until_ready` ends that.
 
-    def __init__(self, config: Config, buffer: BufferClient) -> None:
+    `key_of` returns the key that the server at a URL asks for.
+    """
+
+    def __init__(self, config: Config, buffer: BufferClient, *, key_of: Callable[[str], str | None]) -> None:
         self._config = config
         self._buffer = buffer
+        self._key_of = key_of
         self._restarts_left = config.rollout.max_actor_restarts * config.rollout.num_actors
-        self._servers: tuple[tuple[str, ...], int] = ((), -1)
+        self._keys: dict[str, str | None] = {}  # of the servers that the actors were told of last
+        self._version = -1
         front_url = config.rollout.front_url
         self._front = None if front_url is None else Front(front_url, api_key=server_key(config.rollout.api_key_env))
         self._is_running = False
@@ -91,7 +96,7 @@ class RolloutFleet:
     @property
     def urls(self) -> tuple[str, ...]:
         """Servers that the actors were told of last."""
-        return self._servers[0]
+        return tuple(self._keys)
 
     def set_servers(self, urls: Sequence[str], *, version: int) -> None:
         """Tell all actors where to generate, and which version a server must have at least; the router in front is told before.
@@ -100,12 +105,13 @@ class RolloutFleet:
             ConfigError: the router in front has servers of somebody else.
             ServerError: it does not answer, or does not take ours.
         """
+        keys = {url: self._key_of(url) for url in urls}
         if self._front is not None and urls:
-            in_trio(self._front.put_behind, urls)
-        self._servers = (tuple(urls), version)
+            in_trio(self._front.put_behind, keys)
+        self._keys, self._version = keys, version
         for member in self._members:
             with suppress(InfrastructureError):  # a dead one is replaced by heal(), and told then
-                get(member.actor.set_servers.remote(*self._servers), timeout_s=CALL_TIMEOUT_S, who=member.owner)
+                get(member.actor.set_servers.remote(self._keys, self._version), timeout_s=CALL_TIMEOUT_S, who=member.owner)
 
     def run(self) -> None:
         """Start playing training tasks."""
@@ -147,7 +153,7 @@ class RolloutFleet:
         released = self._buffer.release(old.owner)
         new = self._new_member(index)
         with suppress(InfrastructureError):  # struck while it started: the next heal() finds it
-            get(new.actor.set_servers.remote(*self._servers), timeout_s=CALL_TIMEOUT_S * 3, who=new.owner)
+            get(new.actor.set_servers.remote(self._keys, self._version), timeout_s=CALL_TIMEOUT_S * 3, who=new.owner)
         if self._is_running:
             new.running = new.actor.run.remote()
         self._members[index] = new

@@ -6,7 +6,6 @@ Where its supervisor is gone as well, as with a whole machine, a guest is starte
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from agentrl.config.rollout import RolloutConfig, refuse_url
 from agentrl.config.schema import Config
 from agentrl.controller.calls import get
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
-from agentrl.rollout.limits import num_ids_of
+from agentrl.rollout.limits import key_of_started, num_ids_of, server_key
 from agentrl.serving.actor import ServerActor
 from agentrl.serving.attached import AttachedServer
 from agentrl.serving.health import ServerKind, ServerStatus
@@ -82,7 +81,8 @@ class ServerFleet:
         self._model = model
         self._run_dir = run_dir
         self._say = say
-        self._api_key = _api_key(rollout.api_key_env)
+        self._api_key = server_key(rollout.api_key_env)
+        self._key_of_started = key_of_started(rollout.api_key_env)
         self._members: list[_Member] = []
         self._free_seats: list[Seat] = []
         self._num_started = 0
@@ -122,7 +122,7 @@ class ServerFleet:
         self._num_started += 1
         options = ServerActor.options(**seat.ray_options())  # type: ignore[attr-defined]  # ray's stubs keep the plain class
         is_open = self._listens_to_the_network()
-        actor = options.remote(name, self._rollout, self._model, run_dir=str(self._run_dir), is_open=is_open)
+        actor = options.remote(name, self._rollout, self._model, run_dir=str(self._run_dir), is_open=is_open, api_key=self._key_of_started)
         status = ServerStatus("", "starting", self._rollout.backend)
         member = _Member(name, actor, status, self._start_deadline(), is_guest, actor.start.remote(self._model.path, UNPUBLISHED), seat)
         self._members.append(member)
@@ -134,15 +134,8 @@ class ServerFleet:
     def _listens_to_the_network(self) -> bool:
         """Tell whether servers must be reached from other machines: agents and learner may stand on any node of this Ray."""
         machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-        if len(machines) < 2 and not self._is_open:  # one that is lost may come back
-            return False
-        if self._api_key is None:
-            raise ConfigError(
-                "the nodes of this Ray are several machines, so that servers listen to the network, and whoever reaches one may change the "
-                "policy; put a key into an environment variable on all of them and name it by rollout.api_key_env"
-            )
-        self._is_open = True
-        return True
+        self._is_open |= len(machines) > 1  # one that is lost may come back
+        return self._is_open
 
     # ---------------------------------------------------------------------------------------------------- start-up
 
@@ -353,7 +346,12 @@ class ServerFleet:
     def clients(self, urls: Sequence[str], *, adapter: str | None = None) -> list[SGLangClient]:
         """Return a client for each URL, which samples with `adapter`; to be used within one trio.run."""
         num_ids = num_ids_of(self._model)
-        return [SGLangClient(url, api_key=self._api_key, adapter=adapter, num_ids=num_ids) for url in urls]
+        return [SGLangClient(url, api_key=self.key_of(url), adapter=adapter, num_ids=num_ids) for url in urls]
+
+    def key_of(self, url: str) -> str | None:
+        """Return the key that the server at `url` asks for. That of started servers is told to no other."""
+        is_started = any(m.status.url == url and m.origin == "started" for m in self._members)
+        return self._key_of_started if is_started else self._api_key
 
     def close(self) -> None:
         """Stop every server that this run started."""
@@ -373,11 +371,3 @@ def _stop(members: Sequence[_Member]) -> None:
 
 def _is_done(ref: ObjectRef) -> bool:
     return bool(ray.wait([ref], timeout=0, fetch_local=False)[0])
-
-
-def _api_key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    if not os.environ.get(variable):
-        raise ConfigError(f"rollout.api_key_env={variable!r}: this environment variable is not set")
-    return os.environ[variable]

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -18,7 +18,7 @@ from agentrl.config.schema import Config
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, ServerError
 from agentrl.evaluation.producer import fingerprint
-from agentrl.rollout.limits import server_key
+from agentrl.rollout.limits import key_of_started, server_key
 from agentrl.rollout.message_model import served_models
 from agentrl.serving.health import ServerStatus
 from agentrl.serving.launch import launcher
@@ -71,6 +71,10 @@ def read_place(model: str | None, config: Config) -> tuple[ModelPlace, Config]:
 class Servers(Protocol):
     """The servers of an evaluation."""
 
+    @property
+    def api_key(self) -> str | None:
+        """What they ask for."""
+
     def urls(self) -> Sequence[str]:
         """Return those that answer, as far as is known at this moment; raise ServerError when one cannot be had any more."""
 
@@ -83,6 +87,7 @@ class RunningServers:
     """Servers that somebody else keeps."""
 
     addresses: tuple[str, ...]
+    api_key: str | None = field(repr=False)
 
     def urls(self) -> Sequence[str]:
         return self.addresses
@@ -96,6 +101,7 @@ class StartedServers:
     """Servers of ours: one that dies is started anew, at another address."""
 
     supervisors: tuple[Supervisor, ...]
+    api_key: str = field(repr=False)
 
     def urls(self) -> Sequence[str]:
         statuses = self.statuses()
@@ -146,7 +152,7 @@ def open_servers(place: ModelPlace, config: Config, *, say: Say) -> Iterator[Ser
         ServerError: a server does not start.
     """
     if place.urls:
-        yield RunningServers(place.urls)
+        yield RunningServers(place.urls, server_key(config.rollout.api_key_env))
     else:
         with _started(config, say) as servers:
             yield servers
@@ -202,16 +208,15 @@ async def _infos(urls: Sequence[str], api_key: str | None) -> list[ModelInfo]:
 def _started(config: Config, say: Say) -> Iterator[StartedServers]:
     """Start `rollout.num_servers` servers of the config's backend; they end afterwards."""
     rollout = config.rollout
-    count = max(rollout.num_started, 1)
+    count, key = max(rollout.num_started, 1), key_of_started(rollout.api_key_env)
     with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as folder, ExitStack() as stack:
         supervisors = tuple(
             Supervisor(
-                launcher(rollout, config.model),
+                launcher(rollout, config.model, api_key=key),
                 log_file=Path(folder) / f"server_{index}.log",
                 start_timeout_s=rollout.server_start_timeout_s,
                 hang_timeout_s=rollout.server_hang_timeout_s,
                 max_restarts=rollout.max_server_restarts,
-                api_key=server_key(rollout.api_key_env),
             )
             for index in range(count)
         )
@@ -221,4 +226,4 @@ def _started(config: Config, say: Say) -> Iterator[StartedServers]:
             stack.callback(supervisor.stop)
             supervisor.start(config.model.path, str(UNPUBLISHED_VERSION))
         say(f"started in {time.monotonic() - began:.0f} s")
-        yield StartedServers(supervisors)
+        yield StartedServers(supervisors, key)

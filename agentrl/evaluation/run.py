@@ -38,7 +38,7 @@ from agentrl.evaluation.unscored import without_rewards
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.limits import model_limits, num_ids_of, server_key
+from agentrl.rollout.limits import model_limits, num_ids_of
 from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import MessageSession, uncounted_chat
@@ -191,7 +191,7 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
     """Consumes what is missing; unblocked by servers, tools and partners; produces attempts in the store, and says what it waits for."""
     config, chat, plugins = prepared.config, prepared.chat, prepared.plugins
     reward = config.reward if prepared.request.is_scored else without_rewards(plugins, _sources(prepared.problems))
-    router = _router(prepared, concurrency)
+    router = _router(prepared, concurrency, api_key=servers.api_key)
     failures = FailureBook(
         prepared.request.folder,
         say=progress.say,
@@ -224,7 +224,7 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
         )
         try:
             loop = PlayLoop.here(gaps, plugins=host.thread)
-            connect = partial(_client, config=config) if isinstance(router, Router) else None
+            connect = partial(_client, config=config, api_key=servers.api_key) if isinstance(router, Router) else None
             with _watching(WatchedEvaluation(attempts, concurrency, servers, router, loop, connect=connect), prepared, progress.say):
                 await attempts.run(prepared.problems, servers, router)
         finally:
@@ -243,17 +243,16 @@ def _watching(watched: WatchedEvaluation, prepared: Prepared, say: Say) -> Abstr
     return Watchdog(watched, silence_s=silence_s, folder=prepared.request.folder / "watchdog", say=say)
 
 
-def _router(prepared: Prepared, concurrency: Concurrency) -> Router | MessageModel:
+def _router(prepared: Prepared, concurrency: Concurrency, *, api_key: str | None) -> Router | MessageModel:
     """Return what answers turns: servers that speak tokens, or messages."""
     config, name = prepared.config, prepared.known.served_name
     rollout = config.rollout
     if name is not None:
-        key = server_key(rollout.api_key_env)
         most = rollout.max_concurrent_trajectories
-        return MessageModel(prepared.place.urls, name, api_key=key, max_connections=most, backpressure=concurrency)
+        return MessageModel(prepared.place.urls, name, api_key=api_key, max_connections=most, backpressure=concurrency)
     vocab_size, context_tokens = model_limits(config.model, prepared.chat)
     return Router(
-        lambda url: _client(url, config),
+        partial(_client, config=config, api_key=api_key),
         vocab_size=vocab_size,
         context_tokens=context_tokens,
         max_silence_s=rollout.max_server_silence_s,
@@ -268,10 +267,10 @@ def _as_evaluated(config: Config) -> Config:
     return own.model_copy(update={"agent": own.agent.model_copy(update=lengths)})
 
 
-def _client(url: str, config: Config) -> SGLangClient:
+def _client(url: str, *, config: Config, api_key: str | None) -> SGLangClient:
     return SGLangClient(
         url,
-        api_key=server_key(config.rollout.api_key_env),
+        api_key=api_key,
         max_connections=config.rollout.max_concurrent_trajectories,
         unpublished=UNPUBLISHED_VERSION,
         num_ids=num_ids_of(config.model),

@@ -1,13 +1,13 @@
 """A small HTTP/1.1 server on trio streams for programs on this machine: h11, keep-alive connections, whole bodies in and out.
 
-A client that goes away cancels the handling of its request.
+A client that goes away cancels the handling of its request. Who may not ask is told so by the head of his request; its body is not read.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 
@@ -21,13 +21,23 @@ IDLE_TIMEOUT_S = 600.0
 """How long a kept connection may rest, or a request take to arrive."""
 
 
+LINGER_S = 2.0
+"""How long a client that was refused may go on sending what nobody keeps. Closed at once, it might never see the answer."""
+
+
 @dataclass(frozen=True, slots=True)
-class HttpRequest:
-    """One whole request; `path` is without its query, the names of `headers` are in lower case."""
+class HttpHead:
+    """The head of a request; `path` is without its query, the names of `headers` are in lower case."""
 
     method: str
     path: str
     headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest(HttpHead):
+    """One whole request."""
+
     body: bytes
 
 
@@ -42,18 +52,25 @@ class HttpResponse:
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
+Admit = Callable[[HttpHead], HttpResponse | None]
+"""Returns the refusal of a request, by its head; None admits it."""
 
 
-async def serve_http(handler: Handler, listeners: Sequence[trio.SocketListener], *, max_body_bytes: int) -> None:
+def admit_all(head: HttpHead) -> HttpResponse | None:
+    """Refuse nobody."""
+    return None
+
+
+async def serve_http(handler: Handler, listeners: Sequence[trio.SocketListener], *, max_body_bytes: int, admit: Admit = admit_all) -> None:
     """Serve until cancelled.
 
     What the handler raises is logged and answered with 500: one request never ends the others.
     """
-    await trio.serve_listeners(partial(_serve_connection, handler, max_body_bytes), list(listeners))
+    await trio.serve_listeners(partial(_serve_connection, handler, admit, max_body_bytes), list(listeners))
 
 
-async def _serve_connection(handler: Handler, max_body_bytes: int, stream: trio.SocketStream) -> None:
-    connection = _Connection(stream, max_body_bytes)
+async def _serve_connection(handler: Handler, admit: Admit, max_body_bytes: int, stream: trio.SocketStream) -> None:
+    connection = _Connection(stream, admit, max_body_bytes)
     try:
         while (request := await connection.read_request()) is not None:
             response = await connection.unless_gone(handler, request)
@@ -68,8 +85,9 @@ async def _serve_connection(handler: Handler, max_body_bytes: int, stream: trio.
 class _Connection:
     """One client's stream and its HTTP state machine."""
 
-    def __init__(self, stream: trio.SocketStream, max_body_bytes: int) -> None:
+    def __init__(self, stream: trio.SocketStream, admit: Admit, max_body_bytes: int) -> None:
         self._stream = stream
+        self._admit = admit
         self._max_body_bytes = max_body_bytes
         self._state = h11.Connection(h11.SERVER)
 
@@ -79,9 +97,9 @@ class _Connection:
             try:
                 return await self._read_request()
             except h11.RemoteProtocolError as error:
-                await self._refuse(error.error_status_hint, str(error))
-            except _BodyTooLong:
-                await self._refuse(413, f"the body is longer than {self._max_body_bytes} bytes")
+                await self._refuse(_text(error.error_status_hint, str(error)))
+            except _Refused as refused:
+                await self._refuse(refused.response)
         return None
 
     async def unless_gone(self, handler: Handler, request: HttpRequest) -> HttpResponse | None:
@@ -117,7 +135,7 @@ class _Connection:
         return True
 
     async def _read_request(self) -> HttpRequest | None:
-        head: h11.Request | None = None
+        head: HttpHead | None = None
         body = bytearray()
         while True:
             event = self._state.next_event()
@@ -126,18 +144,22 @@ class _Connection:
                     await self._stream.send_all(self._state.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
                 await self._receive()
             elif isinstance(event, h11.Request):
-                head = event
+                head = _head(event)
+                if (refusal := self._admit(head)) is not None:
+                    raise _Refused(refusal)
+                self._check_size(int(head.headers.get("content-length", 0)))  # h11 has seen that it is a number
             elif isinstance(event, h11.Data):
                 body += event.data
-                if len(body) > self._max_body_bytes:
-                    raise _BodyTooLong
+                self._check_size(len(body))
             elif isinstance(event, h11.EndOfMessage):
                 assert head is not None
-                headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in head.headers}
-                path = head.target.decode("latin-1").partition("?")[0]
-                return HttpRequest(head.method.decode("latin-1"), path, headers, bytes(body))
+                return HttpRequest(head.method, head.path, head.headers, bytes(body))
             else:  # the connection was closed between two requests
                 return None
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_body_bytes:
+            raise _Refused(_text(413, f"the body is longer than {self._max_body_bytes} bytes"))
 
     async def _receive(self) -> bool:
         """Feed the state machine; return False at the end of the stream."""
@@ -148,13 +170,32 @@ class _Connection:
         self._state.receive_data(data)
         return bool(data)
 
-    async def _refuse(self, status: int, problem: str) -> None:
-        if self._state.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            await self.respond(HttpResponse(status, problem.encode(), "text/plain; charset=utf-8", {"Connection": "close"}))
+    async def _refuse(self, response: HttpResponse) -> None:
+        """Answer, and close when the client has stopped sending."""
+        if self._state.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        await self.respond(replace(response, headers={**response.headers, "Connection": "close"}))
+        with trio.move_on_after(LINGER_S):
+            await self._stream.send_eof()
+            while await self._stream.receive_some(_READ_BYTES):
+                continue
 
 
-class _BodyTooLong(Exception):
-    pass
+class _Refused(Exception):
+    """A request is not read on."""
+
+    def __init__(self, response: HttpResponse) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+def _text(status: int, problem: str) -> HttpResponse:
+    return HttpResponse(status, problem.encode(), "text/plain; charset=utf-8")
+
+
+def _head(request: h11.Request) -> HttpHead:
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
+    return HttpHead(request.method.decode("latin-1"), request.target.decode("latin-1").partition("?")[0], headers)
 
 
 async def _guarded(handler: Handler, request: HttpRequest) -> HttpResponse:

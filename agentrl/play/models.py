@@ -17,7 +17,7 @@ from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import ConfigError, RequestRefused, ServerError
-from agentrl.rollout.limits import server_key
+from agentrl.rollout.limits import key_of_started, server_key
 from agentrl.rollout.server import Client
 from agentrl.serving.launch import launcher
 from agentrl.serving.supervisor import Supervisor
@@ -131,22 +131,23 @@ def open_model(config: Config, chat: Chat, model: str, *, starts_server: bool, r
         ServerError: the server does not answer, or does not start.
     """
     if starts_server:
-        with _started(config, say) as url:
-            yield _connected(config, url)
+        key = key_of_started(config.rollout.api_key_env)
+        with _started(config, key, say) as url:
+            yield _connected(url, key)
     elif model.startswith(("http://", "https://")):
-        yield _connected(config, model)
+        yield _connected(model, server_key(config.rollout.api_key_env))
     elif model == PERSON:
         yield PersonModel(chat, read=read, say=say)
     else:
         yield ScriptedModel(chat, read_script(model))
 
 
-def _connected(config: Config, url: str) -> SGLangClient:
+def _connected(url: str, key: str | None) -> SGLangClient:
     """Return a client of a server that answers, and knows the version of its weights."""
-    client = SGLangClient(url, api_key=server_key(config.rollout.api_key_env))
+    client = SGLangClient(url, api_key=key)
 
     async def check() -> None:
-        probe = SGLangClient(url, api_key=server_key(config.rollout.api_key_env))
+        probe = SGLangClient(url, api_key=key)
         try:
             with trio.fail_after(PROBE_TIMEOUT_S):
                 if (await probe.model_info()).version is None:
@@ -161,16 +162,15 @@ def _connected(config: Config, url: str) -> SGLangClient:
 
 
 @contextmanager
-def _started(config: Config, say: Say) -> Iterator[str]:
+def _started(config: Config, key: str, say: Say) -> Iterator[str]:
     """Yield the URL of a server of the config's backend, with the config's model; it ends afterwards."""
     rollout = config.rollout
     with tempfile.TemporaryDirectory(prefix="agentrl-play-") as folder:
         supervisor = Supervisor(
-            launcher(rollout, config.model),
+            launcher(rollout, config.model, api_key=key),
             log_file=Path(folder) / "server.log",
             start_timeout_s=rollout.server_start_timeout_s,
             max_restarts=0,
-            api_key=server_key(rollout.api_key_env),
         )
         say(f"starting the {rollout.backend} server ...")
         try:

@@ -6,7 +6,7 @@ Methods are synchronous: a Ray actor with one `async def` becomes an asyncio act
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -145,20 +145,20 @@ class RolloutPart:
         self._buffer = buffer
         model = config.model
         chat = Chat.of(model)
-        api_key = server_key(config.rollout.api_key_env)
+        named_key = server_key(config.rollout.api_key_env)
         vocab_size, context_tokens = model_limits(model, chat)
         adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
         num_ids = num_ids_of(model)
-        connect: Callable[[str], SGLangClient] = partial(
-            SGLangClient, api_key=api_key, adapter=adapter, max_connections=num_trajectories, num_ids=num_ids
-        )
-        self._servers: tuple[str, ...] = ()
+        options: dict[str, Any] = {"adapter": adapter, "max_connections": num_trajectories, "num_ids": num_ids}
+        self._keys: Mapping[str, str | None] = {}  # of the servers, by URL
+
+        def connect(url: str) -> SGLangClient:
+            return SGLangClient(url, api_key=self._keys.get(url), **options)
+
         self._front_url = config.rollout.front_url
-        if self._front_url is not None:
-            behind = partial(FrontClient, behind=lambda: self._servers, connect=connect)
-            connect = partial(behind, api_key=api_key, adapter=adapter, max_connections=num_trajectories, num_ids=num_ids)
+        behind = partial(FrontClient, behind=lambda: tuple(self._keys), connect=connect, api_key=named_key, **options)
         self._router = Router(
-            connect,
+            connect if self._front_url is None else behind,
             vocab_size=vocab_size,
             context_tokens=context_tokens,
             max_silence_s=config.rollout.max_server_silence_s,
@@ -203,10 +203,13 @@ class RolloutPart:
             raise InfrastructureError("the rollout actor was stopped during validation")
         return to_ipc(encode(trajectories))
 
-    def set_servers(self, urls: Sequence[str], version: int) -> None:
+    def set_servers(self, keys: Mapping[str, str | None], version: int) -> None:
+        """Generate at these servers, each with the key that it asks for, once it has weights of at least `version`."""
+
         def set_servers() -> None:
-            self._servers = tuple(urls)
-            self._router.set_servers([self._front_url] if urls and self._front_url is not None else urls, version=version)
+            self._keys = dict(keys)
+            urls = [self._front_url] if keys and self._front_url is not None else list(keys)
+            self._router.set_servers(urls, version=version)
             self._old_garbage.collect()  # behind a publish: the servers have all requests, and need no other for a while
 
         trio.from_thread.run_sync(set_servers, trio_token=self._token)
@@ -284,8 +287,8 @@ class RolloutActor:
     def play(self, leases: Sequence[Lease]) -> bytes:
         return self._part.play(leases)
 
-    def set_servers(self, urls: Sequence[str], version: int) -> None:
-        self._part.set_servers(urls, version)
+    def set_servers(self, keys: Mapping[str, str | None], version: int) -> None:
+        self._part.set_servers(keys, version)
 
     def outstanding_tokens(self) -> dict[str, int]:
         return self._part.outstanding_tokens()

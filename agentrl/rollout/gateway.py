@@ -6,7 +6,8 @@ it selects the session that answers, and dies with it.
     POST /v1/chat/completions    tools, streaming, stop strings, max_tokens, logprobs; n=1
     GET  /v1/models
 
-Errors have OpenAI's form: 401 for a key of no trajectory, 400 for a wrong request, 400 with code `trajectory_ended` (its type is
+Errors have OpenAI's form: 401 for a key of no trajectory, 403 and 415 for what only a web page sends, 413 for a body that is too long, 400
+for a wrong request, 400 with code `trajectory_ended` (its type is
 the outcome) once a budget is exhausted, 502 when no inference server answered. None of them is worth a retry, and
 `x-should-retry: false` tells OpenAI's clients so.
 """
@@ -22,7 +23,8 @@ from typing import Protocol
 import trio
 
 from agentrl.errors import ServerError, UserError
-from agentrl.http.server import HttpRequest, HttpResponse, serve_http
+from agentrl.http.admission import refusal_of
+from agentrl.http.server import HttpHead, HttpRequest, HttpResponse, serve_http
 from agentrl.plugins import OpenAIEndpoint
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.openai_messages import (
@@ -38,7 +40,10 @@ from agentrl.rollout.openai_messages import (
 
 MODEL = "policy"
 """The name under which the policy is served; requests may name any other."""
-MAX_BODY_BYTES = 64 * 2**20
+MAX_BODY_BYTES = 8 * 2**20
+"""Of text, several times the context of any model."""
+_LARGE_BYTES = 64 * 1024
+"""From here on a body is read in a thread: the event loop has all trajectories of the process."""
 
 
 class Served(Protocol):
@@ -122,30 +127,55 @@ class Gateway:
             if self._port is None:
                 listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
                 # No trajectory owns the server, for others may come while the first ends: it is a system task of the trio run.
-                trio.lowlevel.spawn_system_task(partial(serve_http, self._answer, listeners, max_body_bytes=MAX_BODY_BYTES))
+                serve = partial(serve_http, self._answer, listeners, max_body_bytes=MAX_BODY_BYTES, admit=self._admit)
+                trio.lowlevel.spawn_system_task(serve)
                 self._port = listeners[0].socket.getsockname()[1]
             return self._port
+
+    def _admit(self, head: HttpHead) -> HttpResponse | None:
+        """Refuse strangers before their bodies are read."""
+        try:
+            self._trajectory_of(head)
+        except RequestError as error:
+            return _refused(error)
+        if (refusal := refusal_of(head.headers, is_on_loopback=True)) is not None:
+            return _refused(RequestError(refusal.message, status=refusal.status))
+        return None
+
+    def _trajectory_of(self, head: HttpHead) -> OpenTrajectory:
+        trajectory = self._open.get(head.headers.get("authorization", "").removeprefix("Bearer "))
+        if trajectory is None:
+            raise RequestError(
+                "the API key belongs to no running trajectory", status=401, type="authentication_error", code="invalid_api_key"
+            )
+        return trajectory
 
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         try:
             return await self._route(request)
         except RequestError as error:
-            return HttpResponse(error.status, write_error(error), headers={"x-should-retry": "false"})
+            return _refused(error)
 
     async def _route(self, request: HttpRequest) -> HttpResponse:
-        trajectory = self._open.get(request.headers.get("authorization", "").removeprefix("Bearer "))
-        if trajectory is None:
-            raise RequestError(
-                "the API key belongs to no running trajectory", status=401, type="authentication_error", code="invalid_api_key"
-            )
+        trajectory = self._trajectory_of(request)  # it may have ended while the body came
         match request.method, request.path:
             case "GET", "/v1/models":
                 return HttpResponse(200, write_models(MODEL))
             case "POST", "/v1/chat/completions":
-                asked = read_request(request.body)
+                asked = await _read(request.body)
                 reply = await trajectory.complete(asked)
                 if asked.is_stream:
                     stream = write_stream(reply, model=MODEL, with_usage=asked.streams_usage)
                     return HttpResponse(200, stream, "text/event-stream", {"Cache-Control": "no-cache"})
                 return HttpResponse(200, write_reply(reply, model=MODEL))
         raise RequestError(f"{request.method} {request.path} is not served; use POST /v1/chat/completions", status=404, code="not_found")
+
+
+async def _read(body: bytes) -> ChatRequest:
+    if len(body) < _LARGE_BYTES:
+        return read_request(body)
+    return await trio.to_thread.run_sync(read_request, body)
+
+
+def _refused(error: RequestError) -> HttpResponse:
+    return HttpResponse(error.status, write_error(error), headers={"x-should-retry": "false"})

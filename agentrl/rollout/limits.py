@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,15 @@ def server_key(variable: str | None) -> str | None:
     """Return the key of the inference servers, None when `rollout.api_key_env` names no variable; raise ConfigError when it is not set."""
     if variable is None:
         return None
-    if variable not in os.environ:
+    if not os.environ.get(variable):
         raise ConfigError(f"rollout.api_key_env={variable!r}: this environment variable is not set")
     return os.environ[variable]
+
+
+def key_of_started(variable: str | None) -> str:
+    """Return the key for servers that are started here: the named one, else one that nobody knew before.
+
+    Raises:
+        ConfigError: the named one is not set.
+    """
+    return server_key(variable) or secrets.token_urlsafe(32)

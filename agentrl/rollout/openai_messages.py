@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 import pydantic
@@ -18,6 +18,20 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 SAMPLING_FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed")
 """What a request may ask of the sampler; training needs the run's own settings, for the ratio is taken to them."""
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 1024
+"""OpenAI takes 128."""
+MAX_CALLS = 1024
+"""Tool calls in one message."""
+MAX_PARTS = 4096
+"""Parts of one message's text."""
+MAX_KEYS = 1024
+"""Of a tool's own object; its schema lies deeper, and may have any."""
+MAX_STOPS = 64
+"""Strings to stop at; OpenAI takes 4."""
+MAX_BRACKETS = 100_000
+"""In a body, texts included. Three million empty lists are 8 MiB, and take four seconds in which no other thread runs."""
 
 
 class RequestError(Exception):
@@ -60,6 +74,16 @@ class ChatReply:
 # --------------------------------------------------------------------------------------------------------- requests
 
 
+def _small(value: Any) -> Any:
+    """Refuse a large object before pydantic copies it, which it does before it looks at its length."""
+    if isinstance(value, dict) and len(value) > MAX_KEYS:
+        raise ValueError(f"it has {len(value)} keys; send at most {MAX_KEYS}")
+    return value
+
+
+_Object = Annotated[dict[str, Any], pydantic.BeforeValidator(_small)]
+
+
 class _Strict(pydantic.BaseModel):
     """Reads a part of a request; fields that are not listed are ignored, as OpenAI-compatible servers do."""
 
@@ -84,15 +108,15 @@ class _Call(_Strict):
 
 class _Message(_Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
-    tool_calls: list[_Call] | None = None
+    content: str | Annotated[list[_Part], pydantic.Field(max_length=MAX_PARTS)] | None = None
+    tool_calls: list[_Call] | None = pydantic.Field(None, max_length=MAX_CALLS)
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
 
 class _Tool(_Strict):
     type: Literal["function"]
-    function: dict[str, Any]
+    function: _Object
 
 
 class _StreamOptions(_Strict):
@@ -104,13 +128,13 @@ class _ResponseFormat(_Strict):
 
 
 class _Body(_Strict):
-    messages: list[_Message] = pydantic.Field(min_length=1)
-    tools: list[_Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    messages: list[_Message] = pydantic.Field(min_length=1, max_length=MAX_MESSAGES)
+    tools: list[_Tool] | None = pydantic.Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["auto", "none", "required"] | _Object | None = None
     n: Literal[1] | None = None
     max_tokens: int | None = pydantic.Field(None, ge=1)
     max_completion_tokens: int | None = pydantic.Field(None, ge=1)
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], pydantic.Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     logprobs: bool | None = None
@@ -124,6 +148,8 @@ def read_request(body: bytes) -> ChatRequest:
     Raises:
         RequestError: it is malformed, or asks for what cannot be given: n > 1, images, a response format, top_logprobs.
     """
+    if (num_brackets := body.count(b"[") + body.count(b"{")) > MAX_BRACKETS:
+        raise RequestError(f"the body has {num_brackets} opening brackets; send at most {MAX_BRACKETS}")
     try:
         raw = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import trio
+
 from agentrl.chat.chat import Chat
 from agentrl.chat.equality import is_same_message
 from agentrl.rollout.line import Line, Sampled
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from agentrl.rollout.session import TrajectorySession
 
 
+_LARGE_PROMPT = 200_000
+"""Characters whose encoding takes longer than a thread is worth."""
+
+
 class ServedLine:
     """A line, and how the program knows it: with the tools it showed, and with what we replied where that is not our own view."""
 
@@ -29,6 +35,7 @@ class ServedLine:
         self.line = line
         self.tools = list(tools)
         self._replies: dict[int, Message] = {}  # index of the message -> what the program was told
+        self._is_preparing = False
 
     def note_reply(self, reply: Message) -> None:
         """Keep what was told of the last message."""
@@ -36,7 +43,7 @@ class ServedLine:
 
     def continuation(self, request: ChatRequest) -> list[Message] | None:
         """Return what the request has beyond this line, None when it does not continue it."""
-        if self.line.is_sampling or list(request.tools) != self.tools:
+        if self.line.is_sampling or self._is_preparing or list(request.tools) != self.tools:
             return None
         recorded = self.line.messages
         known = [
@@ -44,6 +51,17 @@ class ServedLine:
             for index, message in enumerate(request.messages)
         ]
         return self.line.conversation.extends(known)
+
+    async def prepare(self) -> None:
+        """Encode a long prompt beside the event loop, which has the other trajectories of this process."""
+        if sum(len(message.content) for message in self.line.messages) < _LARGE_PROMPT:
+            return
+        self._is_preparing = True
+        self.line.is_interrupted = True  # if the program goes away meanwhile, and sends the same again
+        try:
+            await trio.to_thread.run_sync(self.line.conversation.prepare)
+        finally:
+            self._is_preparing = False
 
 
 class OpenAISession:
@@ -68,6 +86,7 @@ class OpenAISession:
         if request.is_tool_choice_forced:
             self._session.count("openai/tool_choice_ignored")
         served = self._line_for(request)
+        await served.prepare()
         sampled = await self._session.sample(
             served.line,
             max_tokens=request.max_tokens,

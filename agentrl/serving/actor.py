@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import ray
@@ -17,18 +16,20 @@ from agentrl.serving.supervisor import Supervisor
 # Several threads, so that `status` and `stop` are answered while `start` waits for the model to load.
 @ray.remote(num_cpus=0, max_concurrency=4)  # type: ignore[call-overload]  # ray's stubs lack max_concurrency
 class ServerActor:
-    """Starts the server that `rollout.backend` names; its log is `run_dir/servers/<name>.log`. is_open: reached from other machines."""
+    """Starts the server that `rollout.backend` names; its log is `run_dir/servers/<name>.log`. is_open: reached from other machines.
 
-    def __init__(self, name: str, rollout: RolloutConfig, model: ModelConfig, *, run_dir: str, is_open: bool = False) -> None:
+    It asks for `api_key` in every request.
+    """
+
+    def __init__(self, name: str, rollout: RolloutConfig, model: ModelConfig, *, run_dir: str, api_key: str, is_open: bool = False) -> None:
         self._supervisor = Supervisor(
-            launcher(rollout, model),
+            launcher(rollout, model, api_key=api_key),
             log_file=Path(run_dir) / "servers" / f"{name}.log",
             start_timeout_s=rollout.server_start_timeout_s,
             max_restarts=rollout.max_server_restarts,
             hang_timeout_s=rollout.server_hang_timeout_s,
             kind=rollout.backend,
             host=ray.util.get_node_ip_address() if is_open else "127.0.0.1",
-            api_key=os.environ.get(rollout.api_key_env) if rollout.api_key_env else None,
         )
 
     def start(self, model_path: str, weight_version: str) -> str:

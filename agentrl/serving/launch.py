@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentrl.config.model import LoRAConfig, ModelConfig
@@ -15,7 +15,13 @@ from agentrl.plugins.sources import locate
 
 
 class Launcher(Protocol):
-    """Says how to start a server; the supervisor starts it, in a process group of its own."""
+    """Says how to start a server; the supervisor starts it, in a process group of its own.
+
+    With `api_key`, the command reads it from the first line of its standard input, and asks for it in every request.
+    """
+
+    @property
+    def api_key(self) -> str | None: ...
 
     def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]: ...
 
@@ -29,7 +35,7 @@ class EmbeddedServer:
 
     config: EmbeddedServerConfig
     dtype: str
-    api_key_env: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     trust_remote_code: bool = False
     external_lib: str | None = None
 
@@ -40,7 +46,7 @@ class EmbeddedServer:
             "dtype": self.dtype,
             "weight_version": weight_version,
             "parent_pid": os.getpid(),
-            "api_key_env": self.api_key_env,
+            "api_key_stdin": self.api_key is not None,
             "trust_remote_code": self.trust_remote_code,
             "external_lib": self.external_lib,
             **self.config.model_dump(),
@@ -57,7 +63,7 @@ class SGLangServer:
 
     config: SGLangServerConfig
     dtype: str
-    api_key_env: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     trust_remote_code: bool = False
     lora: LoRAConfig | None = None
     is_colocated: bool = False
@@ -76,23 +82,23 @@ class SGLangServer:
             **self.config.args,
         }
         guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid())]
-        if self.api_key_env:
-            guard += ["--api-key-env", self.api_key_env]
+        if self.api_key is not None:
+            guard += ["--api-key-stdin"]
         return [*guard, "--", self.config.python or sys.executable, "-m", "sglang.launch_server", *as_options(options)]
 
     def environment(self) -> Mapping[str, str]:
         return self.config.env
 
 
-def launcher(rollout: RolloutConfig, model: ModelConfig) -> Launcher:
-    """Return the launcher that `rollout.backend` names."""
+def launcher(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None) -> Launcher:
+    """Return the launcher that `rollout.backend` names, of servers that ask for `api_key`."""
     if rollout.backend == "embedded":
         library = model.external_lib
         if library is not None and library.endswith(".py"):
             library = str(locate(library).absolute())  # a copy that was shipped to this process, not to the server's
-        return EmbeddedServer(rollout.embedded, model.dtype, rollout.api_key_env, model.trust_remote_code, library)
+        return EmbeddedServer(rollout.embedded, model.dtype, api_key, model.trust_remote_code, library)
     lora = model.lora if rollout.weights.adapter == "alone" else None
-    return SGLangServer(rollout.sglang, model.dtype, rollout.api_key_env, model.trust_remote_code, lora, rollout.colocated)
+    return SGLangServer(rollout.sglang, model.dtype, api_key, model.trust_remote_code, lora, rollout.colocated)
 
 
 def _lora_options(lora: LoRAConfig) -> dict[str, Any]:

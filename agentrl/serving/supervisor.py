@@ -41,7 +41,6 @@ class Supervisor:
         start_timeout_s: a server that does not generate by then failed.
         hang_timeout_s: a server from which nothing comes for so long is killed; None: nobody looks.
         max_restarts: deaths that are answered by a restart; the next one makes the state `failed`.
-        api_key: what requests to the server carry.
     """
 
     def __init__(
@@ -54,18 +53,17 @@ class Supervisor:
         hang_timeout_s: float | None = None,
         kind: ServerKind | None = None,
         host: str = "127.0.0.1",
-        api_key: str | None = None,
     ) -> None:
         self._launcher = launcher
         self._log_file = log_file
         self._start_timeout_s = start_timeout_s
         self._max_restarts = max_restarts
         self._host = host
-        self._api_key = api_key
+        self._api_key = launcher.api_key
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._status = ServerStatus("", "starting", kind)
-        self._watchdog = None if hang_timeout_s is None else Watchdog(timeout_s=hang_timeout_s, api_key=api_key)
+        self._watchdog = None if hang_timeout_s is None else Watchdog(timeout_s=hang_timeout_s, api_key=launcher.api_key)
         self._is_stopping = threading.Event()
         self._model: tuple[str, str] = ("", "")
         self._watcher: threading.Thread | None = None
@@ -172,7 +170,7 @@ class Supervisor:
             try:
                 self._process = subprocess.Popen(
                     command,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL if self._api_key is None else subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **self._launcher.environment()},
@@ -181,6 +179,7 @@ class Supervisor:
             except OSError as error:
                 raise ServerError(f"cannot start {command[0]}: {error}") from error
             self._status = replace(self._status, url=url, pid=self._process.pid)
+        _hand_over(self._api_key, self._process)
         self._wait_until_it_generates(self._process, url)
 
     def _wait_until_it_generates(self, process: subprocess.Popen[bytes], url: str) -> None:
@@ -222,6 +221,13 @@ class Supervisor:
     def _set(self, **changes: Any) -> None:
         with self._lock:
             self._status = replace(self._status, **changes)
+
+
+def _hand_over(key: str | None, process: subprocess.Popen[bytes]) -> None:
+    """Write the key where only the process itself reads it."""
+    if key is not None and process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it ended; whoever waits for it says why
+            pipe.write(f"{key}\n".encode())
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

@@ -5,7 +5,7 @@ What it passes on is `/generate`. It knows servers as workers: GET and POST `/wo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -94,8 +94,11 @@ class Front:
         self._api_key = api_key
         self._own: set[str] = set()
 
-    async def put_behind(self, urls: Sequence[str]) -> None:
-        """Let the router choose among the servers at `urls` and no others; returns when it calls all of them healthy.
+    async def put_behind(self, keys: Mapping[str, str | None]) -> None:
+        """Let the router choose among these servers and no others; returns when it calls all of them healthy.
+
+        Args:
+            keys: URL of each -> the key that it asks for.
 
         Raises:
             ConfigError: it has a server that is none of this run's, whose weights would be anybody's.
@@ -103,9 +106,9 @@ class Front:
         """
         try:
             with trio.fail_after(REGISTER_TIMEOUT_S):
-                await self._talk(lambda http: self._put_behind(http, [url.rstrip("/") for url in urls]))
+                await self._talk(lambda http: self._put_behind(http, {url.rstrip("/"): key for url, key in keys.items()}))
         except trio.TooSlowError:
-            raise ServerError(f"{self.url} did not call {', '.join(urls)} healthy within {REGISTER_TIMEOUT_S:g} s") from None
+            raise ServerError(f"{self.url} did not call {', '.join(keys)} healthy within {REGISTER_TIMEOUT_S:g} s") from None
 
     async def leave(self) -> None:
         """Take this run's servers from the router. Raises ServerError when it does not answer."""
@@ -118,7 +121,7 @@ class Front:
         with trio.move_on_after(REGISTER_TIMEOUT_S):
             await self._talk(remove)
 
-    async def _put_behind(self, http: HttpClient, urls: Sequence[str]) -> None:
+    async def _put_behind(self, http: HttpClient, urls: Mapping[str, str | None]) -> None:
         workers = await self._workers(http)
         foreign = [worker["url"] for worker in workers if worker["url"] not in {*urls, *self._own}]
         if foreign:
@@ -126,9 +129,9 @@ class Front:
         for worker in workers:
             if worker["url"] not in urls:
                 await self._ask(http, "DELETE", f"/workers/{worker['id']}")
-        for url in urls:
+        for url, key in urls.items():
             if url not in {worker["url"] for worker in workers}:
-                await self._ask(http, "POST", "/workers", {"url": url} | ({"api_key": self._api_key} if self._api_key else {}))
+                await self._ask(http, "POST", "/workers", {"url": url} | ({"api_key": key} if key else {}))
         self._own |= set(urls)
         while {worker["url"] for worker in await self._workers(http) if worker["is_healthy"]} != set(urls):
             await trio.sleep(POLL_S)

@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 
 import trio
 
-from agentrl.config.rollout import WeightsConfig, is_local
+from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import RequestRefused, ServerError
+from agentrl.loopback import is_local
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import parse_setting
 from agentrl.types import TensorSpec

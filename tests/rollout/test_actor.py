@@ -126,7 +126,7 @@ def in_thread(function) -> threading.Thread:
 def test_it_plays_training_and_validation_and_stops(stage, folder, parrot):
     buffer = LocalBuffer([Lease(group, stage.task(), 2, 1) for group in range(5)])
     part = RolloutPart(config(folder), buffer)
-    part.set_servers([parrot.url], 1)
+    part.set_servers({parrot.url: None}, 1)
     validated = decode(from_ipc(part.play([Lease(7, stage.task(), 1, 1)])))  # before `run`, as a run validates first
     assert [(t.group_id, t.reward, t.min_version) for t in validated] == [(7, 1.0, 1)]
     running = in_thread(part.run)
@@ -143,7 +143,7 @@ def test_it_plays_training_and_validation_and_stops(stage, folder, parrot):
 def test_stop_ends_what_is_under_way(stage, folder, parrot):
     parrot.gate.clear()
     part = RolloutPart(config(folder), None)
-    part.set_servers([parrot.url], 1)
+    part.set_servers({parrot.url: None}, 1)
     errors: list[Exception] = []
 
     def play() -> None:

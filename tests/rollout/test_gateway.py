@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import threading
+import time
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -17,6 +18,8 @@ import trio
 
 from agentrl.errors import ServerError
 from agentrl.plugins import AgentLoop
+from agentrl.rollout.gateway import MAX_BODY_BYTES
+from agentrl.rollout.openai_messages import RequestError, read_request
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.types import NO_VERSION, Generation, Message, Outcome
 
@@ -29,6 +32,7 @@ CALCULATOR = {
     },
 }
 QUESTION = [{"role": "user", "content": "What is 6 * 7?"}]
+JSON = {"Content-Type": "application/json"}
 REFUSED = (openai.BadRequestError, openai.AuthenticationError)
 
 
@@ -371,8 +375,8 @@ def test_other_paths_and_bad_bodies_have_openai_errors(stage):
     async def program(client, task) -> None:
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {client.api_key}"}) as raw:
             wrong_path = await raw.post(f"{client.base_url}embeddings", json={})
-            wrong_body = await raw.post(f"{client.base_url}chat/completions", content=b"{")
-            chunked = await raw.post(f"{client.base_url}chat/completions", content=_in_pieces())
+            wrong_body = await raw.post(f"{client.base_url}chat/completions", content=b"{", headers=JSON)
+            chunked = await raw.post(f"{client.base_url}chat/completions", content=_in_pieces(), headers=JSON)
         assert (wrong_path.status_code, wrong_body.status_code, chunked.status_code) == (404, 400, 200)
         assert "is not served" in wrong_path.json()["error"]["message"]
         assert "not JSON" in wrong_body.json()["error"]["message"]
@@ -383,6 +387,93 @@ def test_other_paths_and_bad_bodies_have_openai_errors(stage):
 
     _, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
     assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+
+
+def test_web_pages_and_strangers_are_refused_by_the_head_alone(stage):
+    """None of them sends a body: it is announced, and the answer comes all the same."""
+    statuses = []
+
+    async def head_alone(url: httpx.URL, *lines: str) -> int:
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        head = ["POST /v1/chat/completions HTTP/1.1", "Content-Length: 8000000", *lines]
+        writer.write("\r\n".join([*head, "", ""]).encode())
+        answer = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        return int(answer.split()[1])
+
+    async def program(client, task) -> None:
+        url, key = client.base_url, f"Authorization: Bearer {client.api_key}"
+        here, json_ = f"Host: {url.host}:{url.port}", "Content-Type: application/json"
+        statuses.extend(
+            [
+                await head_alone(url, here, json_),
+                await head_alone(url, here, json_, "Authorization: Bearer guess"),
+                await head_alone(url, "Host: rebound.example:80", json_, key),
+                await head_alone(url, here, json_, key, "Origin: https://page.example"),
+                await head_alone(url, here, "Content-Type: text/plain", key),
+                await head_alone(url, here, json_, key, "Content-Length: 9000000000"),
+            ]
+        )
+        assert (await ask(client)).choices[0].message.content == "#### 42"
+
+    _, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
+    assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+    assert statuses[:-1] == [401, 401, 403, 403, 415]
+    assert statuses[-1] in (400, 413)
+
+
+LARGE = {
+    "messages": ({"messages": QUESTION * 5000}, "at most 4096 items"),
+    "brackets": ({"messages": QUESTION, "ignored": [[]] * 200_000}, "200002 opening brackets"),
+    "parts": ({"messages": [{"role": "user", "content": [0] * 2_000_000}]}, "content"),
+    "keys": ({"messages": QUESTION, "tools": [{"type": "function", "function": {str(i): 0 for i in range(300_000)}}]}, "300000 keys"),
+    "bytes": ({"messages": [{"role": "user", "content": "x" * (8 * 2**20)}]}, "longer than"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_bodies_are_refused_before_they_cost_anything(name):
+    body, message = LARGE[name]
+    encoded = json.dumps(body).encode()
+    began = time.process_time()
+    if len(encoded) <= MAX_BODY_BYTES:  # a longer one is refused by its head, as above
+        with pytest.raises(RequestError, match=message):
+            read_request(encoded)
+        assert time.process_time() - began < 2.0
+    else:
+        assert name == "bytes"
+
+
+def test_the_event_loop_goes_on_while_a_large_body_is_read_and_encoded(stage):
+    num_ticks = 0
+
+    class Guest(AgentLoop):
+        name: ClassVar[str] = "guest"
+        uses_tools: ClassVar[bool] = False
+
+        async def run(self, task, session) -> None:
+            async with session.serve_openai() as endpoint, trio.open_nursery() as nursery:
+                nursery.start_soon(self._tick)
+                await session.run_asyncio(self._ask, endpoint)
+                nursery.cancel_scope.cancel()
+
+        @staticmethod
+        async def _ask(endpoint) -> None:
+            async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
+                with pytest.raises(openai.BadRequestError):  # it is far beyond what the trajectory may have
+                    await ask(client, [{"role": "user", "content": "a b " * 250_000}])
+
+        @staticmethod
+        async def _tick() -> None:
+            nonlocal num_ticks
+            while True:
+                await trio.sleep(0.001)
+                num_ticks += 1
+
+    world = stage.World(lambda turn, prompt: "#### 42", plugins=[Guest], agent={"tools": ()})
+    [trajectory] = world.play(stage.task(agent="guest"), real_time=True)
+    assert trajectory.outcome is Outcome.TRUNCATED, trajectory.failure
+    assert num_ticks > 50, "encoding alone takes a second and more"
 
 
 @pytest.mark.parametrize(("agent", "outcome"), [({"max_turns": 2}, "turn_limit"), ({"max_response_tokens": 30}, "truncated")])

@@ -114,7 +114,7 @@ def foreign(world, tmp_path):
 
 @pytest.mark.timeout(600)
 def test_a_router_with_somebody_elses_server_is_refused(world, front, foreign):
-    trio.run(Front(front.url, api_key=None).put_behind, [foreign])
+    trio.run(Front(front.url, api_key=None).put_behind, {foreign: None})
     assert front.workers() == {foreign}
     run = start(world, world.folder / "foreign", front, "trainer.steps=1")
     assert run.wait(300) == 2, run.output()

@@ -5,8 +5,13 @@ from agentrl.serving.launch import SGLangServer
 from sglang_cpu.environment import built_python
 
 
-def sglang_on_cpu(*, lora=None, **arguments):
-    """Return the launcher, with further arguments of the server; what it serves stays on this machine. lora: of adapters to load."""
+def sglang_on_cpu(*, lora=None, key=None, **arguments):
+    """Return the launcher, with further arguments of the server; what it serves stays on this machine.
+
+    lora: of adapters to load; key: what requests must carry.
+    """
     config = load_config("quickstart", ["server=sglang_cpu", f"rollout.sglang.python={built_python()}"]).rollout.sglang
     environment = {**config.env, "HF_HUB_OFFLINE": "1"}
-    return SGLangServer(config.model_copy(update={"args": {**config.args, **arguments}, "env": environment}), "float32", lora=lora)
+    return SGLangServer(
+        config.model_copy(update={"args": {**config.args, **arguments}, "env": environment}), "float32", api_key=key, lora=lora
+    )

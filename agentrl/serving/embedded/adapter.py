@@ -8,6 +8,7 @@ and without the adapter share a forward: a mask over the packed tokens says whos
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from agentrl.serving.embedded.weights import WeightsRefused, check_finite
+from agentrl.serving.embedded.shown import shown
+from agentrl.serving.embedded.weights import WeightsRefused, check_finite, reading
 from agentrl.sglang.process_group import tensor_checksum
 
 _NAME = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<half>[AB])\.weight")
@@ -78,26 +79,26 @@ class AdapterSlot:
         """Read an adapter in peft's format; raise WeightsRefused when it is not one of this model, or is larger than allowed."""
         scale = _read_scale(Path(folder), max_rank=self._max_rank)
         file = Path(folder) / "adapter_model.safetensors"
-        try:
+        with reading(file):
             tensors = load_file(file)
-        except (OSError, SafetensorError) as error:
-            raise WeightsRefused(f"{file} cannot be read: {error}") from error
-        check_finite(tensors)
         layers = {name: module for name, module in self._model.named_modules() if isinstance(module, nn.Linear)}
         return Adapter({name: self._pair(name, halves, layers, scale) for name, halves in _by_layer(tensors).items()})
 
     def _pair(self, name: str, halves: Mapping[str, Tensor], layers: Mapping[str, nn.Linear], scale: float) -> Pair:
         layer = layers.get(name)
         if layer is None or layer is self._model.get_output_embeddings():
-            raise WeightsRefused(f"{name!r} is no linear layer of this model that can have an adapter")
+            raise WeightsRefused(f"{shown(name)} is no linear layer of this model that can have an adapter")
         if set(halves) != {"A", "B"}:
             raise WeightsRefused(f"the adapter of {name!r} has lora_{min(halves)} alone; it takes lora_A and lora_B")
+        if any(tensor.ndim != 2 or not tensor.is_floating_point() for tensor in halves.values()):
+            raise WeightsRefused(f"the adapter of {name!r} must be two matrices of floating-point numbers")
         rank = halves["A"].shape[0]
         expected = [(rank, layer.in_features), (layer.out_features, rank)]
         found = [tuple(halves[half].shape) for half in "AB"]
         if found != expected or rank > self._max_rank:
             raise WeightsRefused(f"the adapter of {name!r} has the shapes {found}; this model takes {expected}, rank <= {self._max_rank}")
         down, up = (halves[half].to(layer.weight.device, layer.weight.dtype) for half in "AB")
+        check_finite({f"{name}.lora_A": down, f"{name}.lora_B": up})
         return Pair(down, up, scale)
 
     def put(self, adapter: Adapter | None) -> None:
@@ -128,16 +129,16 @@ class AdapterSlot:
 def _read_scale(folder: Path, *, max_rank: int) -> float:
     """Return alpha / rank of adapter_config.json, after checking that nothing in it asks for more."""
     file = folder / "adapter_config.json"
-    try:
+    with reading(file):
         described = json.loads(file.read_text(encoding="utf-8"))
         rank, alpha = int(described["r"]), float(described["lora_alpha"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightsRefused(f"{file} cannot be read: {type(error).__name__}: {error}") from error
     if not 1 <= rank <= max_rank:
         raise WeightsRefused(f"the adapter has rank {rank}; this server takes 1 to {max_rank} (--max-lora-rank)")
     strange = [name for name, plain in _PLAIN.items() if described.get(name) not in plain]
     if strange:
-        raise WeightsRefused(f"the adapter sets {strange[0]}={described[strange[0]]!r}, which this server does not compute")
+        raise WeightsRefused(f"the adapter sets {strange[0]}={shown(described[strange[0]])}, which this server does not compute")
+    if not math.isfinite(alpha):
+        raise WeightsRefused(f"{file}: lora_alpha={alpha} must be a finite number")
     return alpha / (rank**0.5 if described.get("use_rslora") else rank)
 
 
@@ -146,7 +147,7 @@ def _by_layer(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None:
-            raise WeightsRefused(f"{name!r} is no tensor of a LoRA adapter in peft's format")
+            raise WeightsRefused(f"{shown(name)} is no tensor of a LoRA adapter in peft's format")
         layers.setdefault(match["layer"], {})[match["half"]] = tensor
     if not layers:
         raise WeightsRefused("the adapter has no tensors")

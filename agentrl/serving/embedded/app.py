@@ -8,31 +8,35 @@ generate, so a pause does not fail it; a closed connection ends its generation; 
 from __future__ import annotations
 
 import asyncio
-import hmac
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
+import torch
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan
 
 from agentrl.errors import InfrastructureError
-from agentrl.serving.embedded.bodies import count_of, list_of, read_body, seconds_of, text_of, version_of
-from agentrl.serving.embedded.engine import EngineError
-from agentrl.serving.embedded.requests import BadRequest, Limits, parse_generate
-from agentrl.serving.embedded.service import Result, Service, WrongState
+from agentrl.serving.embedded.bodies import BadRequest, flag_of, integer_of, list_of, read_body, seconds_of, text_of, version_of
+from agentrl.serving.embedded.door import Door, json_response
+from agentrl.serving.embedded.engine import EngineError, NotFinite
+from agentrl.serving.embedded.groups import WrongState
+from agentrl.serving.embedded.requests import Limits, parse_generate
+from agentrl.serving.embedded.service import Result, Service
+from agentrl.serving.embedded.shown import shown
 from agentrl.serving.embedded.weights import WeightsRefused, parse_specs
 from agentrl.sglang.weight_changes import CHANGES_FORMAT
 
 Decode = Callable[[list[int], bool], str]
 """Token ids, whether to skip special tokens -> text; the empty text for a model without a tokenizer."""
 
-_OPEN_PATHS = frozenset({"/health", "/ready"})
-_ONLY_ABORT = "the embedded server pauses in mode `abort` only: running requests return what they have; got `{}`"
+_HOST = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
+_BACKENDS = ("gloo", "nccl") if torch.cuda.is_available() else ("gloo",)
+_ONLY_ABORT = "the embedded server pauses in mode `abort` only: running requests return what they have; got {}"
 
 
 class App:
@@ -49,12 +53,11 @@ class App:
     async def generate(self, request: Request) -> Response:
         requests, is_batch = parse_generate(await read_body(request), self._limits)
         self._service.check_rids(requests)
-        work = asyncio.gather(*(self._service.generate(each) for each in requests))
-        results = await _unless_disconnected(request, work)
+        results = await _unless_disconnected(request, [asyncio.ensure_future(self._service.generate(each)) for each in requests])
         if results is None:
-            return Response(status_code=499)  # nobody reads it
+            return _gone()
         answers = [self._answer(result) for result in results]
-        return _json(answers if is_batch else answers[0])
+        return json_response(answers if is_batch else answers[0])
 
     def _answer(self, result: Result) -> dict[str, Any]:
         request, ids = result.request, [token for token, _ in result.samples]
@@ -79,7 +82,7 @@ class App:
 
     async def abort(self, request: Request) -> Response:
         body = await read_body(request)
-        if body.get("abort_all") is True:
+        if flag_of(body, "abort_all", False):
             self._service.abort_all()
         else:
             self._service.abort(text_of(body, "rid", ""))
@@ -88,24 +91,24 @@ class App:
     async def pause(self, request: Request) -> Response:
         mode = (await read_body(request)).get("mode", "abort")
         if mode != "abort":
-            raise BadRequest(_ONLY_ABORT.format(mode))
+            raise BadRequest(_ONLY_ABORT.format(shown(mode)))
         self._service.pause()
-        return _json({"status": "ok", "message": "Generation paused successfully."})
+        return json_response({"status": "ok", "message": "Generation paused successfully."})
 
     async def resume(self, request: Request) -> Response:
         await read_body(request)
         self._service.resume()
-        return _json({"status": "ok", "message": "Generation continued successfully."})
+        return json_response({"status": "ok", "message": "Generation continued successfully."})
 
     async def release_memory(self, request: Request) -> Response:
         await read_body(request)
         await self._service.release_memory()
-        return _json(None)
+        return json_response(None)
 
     async def resume_memory(self, request: Request) -> Response:
         await read_body(request)
         self._service.resume_memory()
-        return _json(None)
+        return json_response(None)
 
     async def flush_cache(self, request: Request) -> Response:
         """No block outlives its request, so there is nothing to flush; running requests refuse it as in SGLang."""
@@ -133,14 +136,14 @@ class App:
             "max_running_requests": self._info["max_requests_per_batch"],
             "token_usage": used / self._limits.cache_tokens,
         }
-        return _json({"timestamp": time.time(), "version": self._info["version"], "loads": [load]})
+        return json_response({"timestamp": time.time(), "version": self._info["version"], "loads": [load]})
 
     async def server_info(self, request: Request) -> Response:
         state = {"is_paused": self._service.is_paused, "knows_changes": True}
-        return _json({**self._info, **self._model_info(), **state})
+        return json_response({**self._info, **self._model_info(), **state})
 
     async def model_info(self, request: Request) -> Response:
-        return _json(self._model_info())
+        return json_response(self._model_info())
 
     def _model_info(self) -> dict[str, Any]:
         path = self._service.model_path
@@ -149,13 +152,13 @@ class App:
     async def models(self, request: Request) -> Response:
         path = self._service.model_path
         card = {"id": path, "object": "model", "owned_by": "agentrl", "root": path, "max_model_len": self._limits.context_tokens}
-        return _json({"object": "list", "data": [card]})
+        return json_response({"object": "list", "data": [card]})
 
     async def check_weights(self, request: Request) -> Response:
         action = (await read_body(request)).get("action")
         if action != "checksum":
-            raise BadRequest(f"the embedded server's weights_checker knows the action `checksum` only, got {action!r}")
-        return _json({"success": True, "message": "", "ranks": [{"checksums": await self._service.checksums()}]})
+            raise BadRequest(f"the embedded server's weights_checker knows the action `checksum` only, got {shown(action)}")
+        return json_response({"success": True, "message": "", "ranks": [{"checksums": await self._service.checksums()}]})
 
     # ----------------------------------------------------------------------------------------------------- weights
 
@@ -163,9 +166,11 @@ class App:
         body = await read_body(request)
         version, load_format = version_of(body, "weight_version"), body.get("load_format")
         if load_format not in (None, "auto", "safetensors", CHANGES_FORMAT):
-            raise BadRequest(f"unknown load_format {load_format!r}; the embedded server knows null, auto, safetensors and {CHANGES_FORMAT}")
+            raise BadRequest(
+                f"unknown load_format {shown(load_format)}; the embedded server knows null, auto, safetensors and {CHANGES_FORMAT}"
+            )
         update = self._service.update_from_changes if load_format == CHANGES_FORMAT else self._service.update_from_disk
-        await update(text_of(body, "model_path"), version=version, abort_all=body.get("abort_all_requests") is True)
+        await update(text_of(body, "model_path"), version=version, abort_all=flag_of(body, "abort_all_requests", False))
         return _success(f"Succeeded to update model weights. Weight version updated to {self._service.version}.", num_paused_requests=0)
 
     async def load_adapter(self, request: Request) -> Response:
@@ -179,7 +184,7 @@ class App:
 
     def _adapters(self) -> Response:
         held = self._service.adapter
-        return _json({"success": True, "loaded_adapters": {held.name: held.folder} if held is not None else {}})
+        return json_response({"success": True, "loaded_adapters": {held.name: held.folder} if held is not None else {}})
 
     async def begin_update(self, request: Request) -> Response:
         await read_body(request)
@@ -188,20 +193,20 @@ class App:
 
     async def end_update(self, request: Request) -> Response:
         await read_body(request)
-        self._service.end_update()
+        await self._service.end_update()
         return _success("Weight update ended.")
 
     async def update_from_group(self, request: Request) -> Response:
         body = await read_body(request)
         load_format = body.get("load_format")
         if load_format not in (None, "flattened_bucket"):
-            raise BadRequest(f"unknown load_format {load_format!r}; the embedded server knows null and `flattened_bucket`")
+            raise BadRequest(f"unknown load_format {shown(load_format)}; the embedded server knows null and `flattened_bucket`")
         await self._service.update_from_group(
             parse_specs(list_of(body, "names"), list_of(body, "dtypes"), list_of(body, "shapes")),
             name=text_of(body, "group_name", "weight_update_group"),
             is_bucket=load_format is not None,
             version=version_of(body, "weight_version"),
-            abort_all=body.get("abort_all_requests") is True,
+            abort_all=flag_of(body, "abort_all_requests", False),
         )
         return _success("Succeeded to update parameter online.")
 
@@ -212,13 +217,19 @@ class App:
 
     async def init_group(self, request: Request) -> Response:
         body = await read_body(request)
-        await self._service.join_group(
-            address=text_of(body, "master_address"),
-            port=count_of(body, "master_port"),
-            rank=count_of(body, "rank_offset"),
-            world_size=count_of(body, "world_size"),
+        address, backend = text_of(body, "master_address"), text_of(body, "backend", "nccl")
+        if not _HOST.fullmatch(address):
+            raise BadRequest(f"`master_address` must be the name or address of the learner's machine, got {shown(address)}")
+        if backend not in _BACKENDS:
+            raise BadRequest(f"`backend` must be one of {', '.join(_BACKENDS)} on this machine, got {shown(backend)}")
+        rank = integer_of(body, "rank_offset", minimum=1)  # rank 0 is the learner, which listens
+        await self._service.groups.join(
+            address=address,
+            port=integer_of(body, "master_port", minimum=1, maximum=65535),
+            rank=rank,
+            world_size=integer_of(body, "world_size", minimum=rank + 1),
             name=text_of(body, "group_name", "weight_update_group"),
-            backend=text_of(body, "backend", "nccl"),
+            backend=backend,
         )
         return _success("Succeeded to initialize custom process group.")
 
@@ -231,10 +242,10 @@ class App:
         version = version_of(body, "new_version")
         if version is None:
             raise BadRequest("`new_version` is missing")
-        if body.get("abort_all_requests", True) is True:
+        if flag_of(body, "abort_all_requests", True):
             self._service.abort_all()
         self._service.rename(version)
-        return _json({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+        return json_response({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
 
     def routes(self) -> list[Route]:
         posts: Mapping[str, Callable[[Request], Awaitable[Response]]] = {
@@ -273,7 +284,7 @@ class App:
         ]
 
 
-def build_app(app: App, *, api_key: str | None, lifespan: Lifespan[Starlette]) -> ASGIApp:
+def build_app(app: App, *, api_key: str | None, is_on_loopback: bool, lifespan: Lifespan[Starlette]) -> ASGIApp:
     """Return the ASGI application; with `api_key` every route but the two of readiness asks for it."""
     starlette = Starlette(
         routes=app.routes(),
@@ -283,38 +294,28 @@ def build_app(app: App, *, api_key: str | None, lifespan: Lifespan[Starlette]) -
             WeightsRefused: _refused_update,
             WrongState: _refused_update,
             InfrastructureError: _refused_update,
-            EngineError: _engine_failed,
+            EngineError: _failed,
+            NotFinite: _failed,
+            ClientDisconnect: _disconnected_early,
         },
     )
-    return _KeyCheck(starlette, api_key) if api_key else starlette
+    return Door(starlette, api_key, is_on_loopback=is_on_loopback)
 
 
-class _KeyCheck:
-    """Answers 401 to requests without the right Authorization header."""
-
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app = app
-        self._expected = f"Bearer {api_key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                await _json({"error": "Unauthorized"}, status=401)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-async def _unless_disconnected(request: Request, work: asyncio.Future[list[Result]]) -> list[Result] | None:
-    """Await `work`; cancel it, and return None, when the client goes away first."""
+async def _unless_disconnected(request: Request, work: Sequence[asyncio.Future[Result]]) -> list[Result] | None:
+    """Await all of `work`; None when the client goes away first. None of it goes on afterwards, also when one failed."""
     gone = asyncio.ensure_future(_disconnected(request))
-    either: set[asyncio.Future[Any]] = {work, gone}
+    finished = asyncio.gather(*work)
     try:
+        either: set[asyncio.Future[Any]] = {finished, gone}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        return await work if work.done() else None
+        return await finished if finished.done() else None
     finally:
         gone.cancel()
-        work.cancel()
+        for each in work:
+            each.cancel()
+        # Waited for, or asyncio would log a traceback for each cancellation that nobody looked at.
+        await asyncio.gather(gone, finished, *work, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:
@@ -330,23 +331,28 @@ def _finish_reason(result: Result) -> dict[str, Any]:
     return {"type": "abort", "message": result.message, "status_code": None, "err_type": None}
 
 
-def _json(content: Any, *, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status_code=status, media_type="application/json")
-
-
 def _success(message: str, **more: Any) -> Response:
-    return _json({"success": True, "message": message, **more})
+    return json_response({"success": True, "message": message, **more})
 
 
 async def _bad_request(request: Request, error: Exception) -> Response:
-    message = str(error)
-    is_flat = isinstance(error, BadRequest) and error.is_flat
-    return _json({"error": message if is_flat else {"message": message, "type": "BadRequest", "code": 400}}, status=400)
+    assert isinstance(error, BadRequest)
+    message, status = str(error), error.status
+    return json_response({"error": message if error.is_flat else {"message": message, "type": "BadRequest", "code": status}}, status=status)
 
 
 async def _refused_update(request: Request, error: Exception) -> Response:
-    return _json({"success": False, "message": str(error)}, status=400)
+    return json_response({"success": False, "message": str(error)}, status=400)
 
 
-async def _engine_failed(request: Request, error: Exception) -> Response:
-    return _json({"error": {"message": f"the engine ended: {error}", "type": "InternalServerError", "code": 500}}, status=500)
+async def _failed(request: Request, error: Exception) -> Response:
+    message = f"the engine ended: {error}" if isinstance(error, EngineError) else str(error)
+    return json_response({"error": {"message": message, "type": "InternalServerError", "code": 500}}, status=500)
+
+
+async def _disconnected_early(request: Request, error: Exception) -> Response:
+    return _gone()
+
+
+def _gone() -> Response:
+    return Response(status_code=499)  # nobody reads it

@@ -1,19 +1,47 @@
-"""Fields of request bodies, read by type; what has another type is a BadRequest that names the field."""
+"""Fields of request bodies, read by type and bound; what has another type or size is a BadRequest that names the field."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from starlette.requests import Request
 
-from agentrl.serving.embedded.requests import BadRequest
+from agentrl.serving.embedded.shown import shown
+
+MAX_BODY_BYTES = 32 * 2**20
+"""Many times the longest batch of prompts that the limits let through."""
+MAX_TEXT = 4096
+"""Characters of a name, a version, or a path: what Linux allows for a path."""
+MAX_INTEGER = 2**31 - 1
+"""No count, port or id is larger; torch would refuse what has no 64 bits, in the thread that all requests share."""
+
+
+class BadRequest(Exception):
+    """The request is wrong: answered with `status` and the message. `is_flat` chooses SGLang's shape for unknown sampling parameters."""
+
+    def __init__(self, message: str, *, is_flat: bool = False, status: int = 400) -> None:
+        super().__init__(message)
+        self.is_flat = is_flat
+        self.status = status
 
 
 async def read_body(request: Request) -> Mapping[str, Any]:
+    """Return the JSON object of the body.
+
+    Raises:
+        BadRequest: it is longer than MAX_BODY_BYTES, or no JSON object.
+        ClientDisconnect: the client left before its end.
+    """
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_BODY_BYTES:
+            raise BadRequest(f"the body is longer than {MAX_BODY_BYTES} bytes", status=413)
     try:
-        body = orjson.loads(await request.body())
+        body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
@@ -25,29 +53,51 @@ def text_of(body: Mapping[str, Any], name: str, default: str | None = None) -> s
     value = body.get(name)
     if value is None and default is not None:
         return default
-    if not isinstance(value, str):
-        raise BadRequest(f"`{name}` must be a string, got {value!r}")
-    return value
+    return _text(value, name)
 
 
 def version_of(body: Mapping[str, Any], name: str) -> str | None:
     value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise BadRequest(f"`{name}` must be a string, got {value!r}")
-    return value
+    return None if value is None else _text(value, name)
 
 
-def count_of(body: Mapping[str, Any], name: str) -> int:
-    value = body.get(name)
-    if type(value) is not int or value < 0:
-        raise BadRequest(f"`{name}` must be an integer of at least 0, got {value!r}")
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or len(value) > MAX_TEXT or "\0" in value:
+        raise BadRequest(f"`{name}` must be a string of at most {MAX_TEXT} characters without NUL, got {shown(value)}")
     return value
 
 
 def list_of(body: Mapping[str, Any], name: str) -> list[Any]:
     value = body.get(name)
     if not isinstance(value, list):
-        raise BadRequest(f"`{name}` must be a list, got {value!r}")
+        raise BadRequest(f"`{name}` must be a list, got {shown(value)}")
+    return value
+
+
+def flag_of(body: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if type(value) is not bool:
+        raise BadRequest(f"`{name}` must be true or false, got {shown(value)}")
+    return value
+
+
+def number_of(body: Mapping[str, Any], name: str, default: float) -> float:
+    value = body.get(name)
+    if value is None:
+        return default
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise BadRequest(f"`{name}` must be a number, got {shown(value)}")
+    return float(value)
+
+
+def integer_of(body: Mapping[str, Any], name: str, default: int | None = None, *, minimum: int = 0, maximum: int = MAX_INTEGER) -> int:
+    value = body.get(name)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise BadRequest(f"`{name}` must be an integer from {minimum} to {maximum}, got {shown(value)}")
     return value
 
 
@@ -57,5 +107,5 @@ def seconds_of(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 86400:
-        raise BadRequest(f"timeout must be a number of seconds between 0 and 86400, got {text!r}")
+        raise BadRequest(f"`timeout` must be a number of seconds from 0 to 86400, got {shown(text)}")
     return value

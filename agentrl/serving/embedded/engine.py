@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,13 +28,21 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
 from agentrl.config.rollout import EmbeddedServerConfig
+from agentrl.serving.embedded.activations import Activations
 from agentrl.serving.embedded.adapter import AdapterSlot
 from agentrl.serving.embedded.attention import segment_attention
 from agentrl.serving.embedded.sampler import GREEDY, RowSampling, sample
+from agentrl.serving.embedded.threads import in_thread
+
+_PROBE_TOKENS = 8
 
 
 class EngineError(Exception):
     """The generation loop failed a request; it failed all others too, and the process must end."""
+
+
+class NotFinite(Exception):
+    """The weights make NaN or infinities of one prompt; other requests go on."""
 
 
 @dataclass(eq=False)
@@ -59,7 +69,7 @@ class Engine:
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._manager = self.model.init_continuous_batching(generation_config=greedy, continuous_batching_config=_batching(config))
         self.adapter_slot = AdapterSlot(model, max_rank=config.max_lora_rank)
-        self._manager.logit_processor = _Processors(_Sampling(self._jobs), self._jobs, self.adapter_slot)
+        self._manager.logit_processor = _Processors(_Sampling(self._jobs, self._fail), self._jobs, self.adapter_slot)
         if not _has_sliding_window(model):
             # After the manager was made, which knows transformers' own implementations only.
             self.model.set_attn_implementation(_ATTENTION)
@@ -80,7 +90,7 @@ class Engine:
     def submit(
         self, input_ids: list[int], *, max_new_tokens: int, stop_ids: frozenset[int], sampling: RowSampling, sees_adapter: bool = False
     ) -> Job:
-        """Queue a request and return it; its `finished` resolves at its last token, or raises EngineError.
+        """Queue a request and return it; its `finished` resolves at its last token, or raises EngineError or NotFinite.
 
         The caller has checked what would end the loop: ids within the vocabulary, at least one of them, and prompt plus
         max_new_tokens (>= 1) within `cache_tokens`.
@@ -97,19 +107,47 @@ class Engine:
         )
         return job
 
-    def cancel(self, job: Job) -> None:
-        """Take the request out; its `samples` stay as they are, its `finished` resolves."""
+    def cancel(self, job: Job, error: Exception | None = None) -> None:
+        """Take the request out; its `samples` stay as they are, its `finished` resolves, or raises `error`."""
         if self._jobs.pop(job.key, None) is None:
             return
         self._manager.cancel_request(job.key)
         self._manager.output_router.result_handlers.pop(job.key, None)
-        _resolve(job.finished, None)
+        _resolve(job.finished, error)
+
+    async def computes(self, *, with_adapter: bool) -> bool:
+        """Return whether the weights compute finite values for a few tokens from all over the vocabulary, while nothing else runs.
+
+        Raises:
+            EngineError: the loop ended.
+        """
+        probe = list(range(0, self.vocab_size, -(-self.vocab_size // _PROBE_TOKENS)))
+        activations = Activations(self.model)
+        await in_thread(partial(self._while_parked, activations.start))
+        job = self.submit(probe, max_new_tokens=1, stop_ids=frozenset(), sampling=GREEDY, sees_adapter=with_adapter)
+        try:
+            await job.finished
+        except NotFinite:
+            return False
+        finally:
+            self.cancel(job)
+            await in_thread(partial(self._while_parked, activations.stop))
+        return activations.are_finite
+
+    def _while_parked(self, work: Callable[[], None]) -> None:
+        with self.parked():
+            work()
 
     @contextmanager
     def parked(self) -> Iterator[None]:
         """Hold the generation loop between two forwards; blocks until it is there. For a worker thread."""
         with self._manager.pause():
             yield
+
+    def _fail(self, job: Job) -> None:
+        """End a job whose logits are not finite. Called in the engine's thread."""
+        error = NotFinite("the weights compute values that are not finite for this prompt")
+        job.finished.get_loop().call_soon_threadsafe(self.cancel, job, error)
 
     def _finish(self, job: Job, error: str | None) -> None:
         self._jobs.pop(job.key, None)
@@ -122,8 +160,9 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
     supported_kwargs: dict[str, type] = {}  # noqa: RUF012  (declared so by the base class)
     ignored_kwargs: tuple[str, ...] = ()
 
-    def __init__(self, jobs: dict[str, Job]) -> None:
+    def __init__(self, jobs: dict[str, Job], fail: Callable[[Job], None]) -> None:
         self._all_jobs = jobs
+        self._fail = fail
         self._row_jobs: list[Job | None] = []
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
@@ -141,7 +180,11 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
             tokens_B, logprobs_B = sample(scores[: len(jobs)], [job.sampling if job else GREEDY for job in jobs])
             one_hot[: len(jobs)].scatter_(1, tokens_B.unsqueeze(1), 1.0)
             for job, token, logprob in zip(jobs, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
-                if job is not None:
+                if job is None:
+                    continue
+                if math.isnan(logprob):
+                    self._fail(job)
+                else:
                     job.samples.append((token, logprob))
         return one_hot
 

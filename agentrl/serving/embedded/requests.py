@@ -7,16 +7,20 @@ Unknown keys at the top level are ignored, as SGLang does; unknown sampling para
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.serving.embedded.bodies import MAX_TEXT, BadRequest, flag_of, integer_of, number_of
 from agentrl.serving.embedded.sampler import RowSampling
+from agentrl.serving.embedded.shown import shown
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's, for requests that say nothing."""
+
+MAX_PROMPTS = 1024
+"""Of one body: each becomes a task and an entry of the engine, though the engine runs some hundred at once at most."""
 
 _GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature; dividing logits by less would overflow."""
@@ -42,14 +46,6 @@ _SAMPLING_OFF: Mapping[str, tuple[Any, ...]] = {
 }
 _SAMPLING_SUPPORTED = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos", "skip_special_tokens")
 _SAMPLING_WITHOUT_EFFECT = ("spaces_between_special_tokens", "no_stop_trim", "stream_interval")
-
-
-class BadRequest(Exception):
-    """The request is wrong: answered 400 with the message. `is_flat` chooses SGLang's shape for unknown sampling parameters."""
-
-    def __init__(self, message: str, *, is_flat: bool = False) -> None:
-        super().__init__(message)
-        self.is_flat = is_flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +89,8 @@ def parse_generate(body: Any, limits: Limits) -> tuple[list[GenerateRequest], bo
     if not isinstance(prompts, list) or not prompts:
         raise BadRequest("`input_ids` must be a list of token ids, or a list of such lists, and not empty")
     is_batch = isinstance(prompts[0], list)
+    if is_batch and len(prompts) > MAX_PROMPTS:
+        raise BadRequest(f"`input_ids` has {len(prompts)} prompts; send at most {MAX_PROMPTS} in one request")
     if not is_batch:
         prompts = [prompts]
     rids = _per_prompt(body.get("rid"), len(prompts), name="rid", is_batch=is_batch)
@@ -116,27 +114,28 @@ def _per_prompt(value: Any, count: int, *, name: str, is_batch: bool) -> Sequenc
 
 
 def _parse_one(prompt: Any, rid: Any, params: Any, return_logprob: Any, adapter: Any, limits: Limits) -> GenerateRequest:
-    if adapter is not None and not isinstance(adapter, str):
-        raise BadRequest(f"`lora_path` must be the name of a loaded adapter, not {adapter!r}")
-    if rid is not None and not (isinstance(rid, str) and rid):
-        raise BadRequest(f"`rid` must be a string that is not empty, not {rid!r}")
+    if adapter is not None and not (isinstance(adapter, str) and len(adapter) <= MAX_TEXT):
+        raise BadRequest(f"`lora_path` must be the name of a loaded adapter, not {shown(adapter)}")
+    if rid is not None and not (isinstance(rid, str) and 0 < len(rid) <= MAX_TEXT):
+        raise BadRequest(f"`rid` must be a string of 1 to {MAX_TEXT} characters, not {shown(rid)}")
     _check_prompt(prompt, limits)
     params = {} if params is None else params
     _check_names(params)
-    max_new_tokens = _integer(params, "max_new_tokens", DEFAULT_MAX_NEW_TOKENS, minimum=0)
+    max_new_tokens = integer_of(params, "max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
     _check_size(len(prompt), max_new_tokens, limits)
     stop_ids = params.get("stop_token_ids") or []
     if not isinstance(stop_ids, list) or not all(type(token) is int for token in stop_ids):
-        raise BadRequest(f"`stop_token_ids` must be a list of token ids, not {stop_ids!r}")
-    eos_ids = frozenset() if _flag(params, "ignore_eos", False) else limits.eos_ids
+        raise BadRequest(f"`stop_token_ids` must be a list of token ids, not {shown(stop_ids)}")
+    eos_ids = frozenset() if flag_of(params, "ignore_eos", False) else limits.eos_ids
     return GenerateRequest(
         rid=rid or uuid.uuid4().hex,
         input_ids=prompt,
         max_new_tokens=max_new_tokens,
         sampling=_parse_sampling(params),
-        stop_ids=frozenset(token for token in stop_ids if token >= 0) | eos_ids,
+        # An id that the vocabulary does not have is never sampled.
+        stop_ids=frozenset(token for token in stop_ids if 0 <= token < limits.vocab_size) | eos_ids,
         return_logprob=bool(return_logprob),
-        skip_special_tokens=_flag(params, "skip_special_tokens", True),
+        skip_special_tokens=flag_of(params, "skip_special_tokens", True),
         adapter=adapter or None,
     )
 
@@ -146,7 +145,7 @@ def _check_prompt(prompt: Any, limits: Limits) -> None:
         raise BadRequest("`input_ids` must be a list of token ids, and not empty")
     for token in prompt:
         if type(token) is not int or not 0 <= token < limits.vocab_size:
-            raise BadRequest(f"`input_ids` has {token!r}, which is no id of the vocabulary of {limits.vocab_size} tokens")
+            raise BadRequest(f"`input_ids` has {shown(token)}, which is no id of the vocabulary of {limits.vocab_size} tokens")
 
 
 def _check_size(prompt_tokens: int, max_new_tokens: int, limits: Limits) -> None:
@@ -160,21 +159,21 @@ def _check_size(prompt_tokens: int, max_new_tokens: int, limits: Limits) -> None
 
 def _check_names(params: Any) -> None:
     if not isinstance(params, Mapping):
-        raise BadRequest(f"`sampling_params` must be an object, not {params!r}")
+        raise BadRequest(f"`sampling_params` must be an object, not {shown(params)}")
     for name, value in params.items():
         if name in _SAMPLING_SUPPORTED or name in _SAMPLING_WITHOUT_EFFECT:
             continue
         if name not in _SAMPLING_OFF:
-            raise BadRequest(f"unknown field `{name}`, expected one of {_quoted(_SAMPLING_SUPPORTED)}", is_flat=True)
+            raise BadRequest(f"unknown field `{name[:MAX_TEXT]}`, expected one of {_quoted(_SAMPLING_SUPPORTED)}", is_flat=True)
         if value not in _SAMPLING_OFF[name]:
             raise BadRequest(f"`{name}` is not supported by the embedded server, which has {_quoted(_SAMPLING_SUPPORTED)}", is_flat=True)
 
 
 def _parse_sampling(params: Mapping[str, Any]) -> RowSampling:
-    temperature = _number(params, "temperature", 1.0)
-    top_p = _number(params, "top_p", 1.0)
-    min_p = _number(params, "min_p", 0.0)
-    top_k = _integer(params, "top_k", -1, minimum=-1)
+    temperature = number_of(params, "temperature", 1.0)
+    top_p = number_of(params, "top_p", 1.0)
+    min_p = number_of(params, "min_p", 0.0)
+    top_k = integer_of(params, "top_k", -1, minimum=-1)
     if temperature < 0:
         raise BadRequest(f"temperature must be non-negative, got {temperature}")
     if not 0 < top_p <= 1:
@@ -184,33 +183,6 @@ def _parse_sampling(params: Mapping[str, Any]) -> RowSampling:
     if top_k == 0:
         raise BadRequest("top_k must be -1 (off) or at least 1, got 0")
     return RowSampling(0.0 if temperature < _GREEDY_BELOW else temperature, top_p, top_k, min_p)
-
-
-def _number(params: Mapping[str, Any], name: str, default: float) -> float:
-    value = params.get(name)
-    if value is None:
-        return default
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise BadRequest(f"{name} must be a number, got {value!r}")
-    return float(value)
-
-
-def _integer(params: Mapping[str, Any], name: str, default: int, *, minimum: int) -> int:
-    value = params.get(name)
-    if value is None:
-        return default
-    if type(value) is not int or value < minimum:
-        raise BadRequest(f"{name} must be an integer of at least {minimum}, got {value!r}")
-    return value
-
-
-def _flag(params: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = params.get(name)
-    if value is None:
-        return default
-    if type(value) is not bool:
-        raise BadRequest(f"{name} must be true or false, got {value!r}")
-    return value
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -36,6 +36,9 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, Tens
     may be sampled but do not renormalise it. A greedy row takes the largest logit and reports its log-probability at
     temperature 1. All three are SGLang's meanings.
 
+    A row whose logits are not finite gets any token, with a log-probability of NaN: nothing can be sampled from it, and the rows of
+    others are none the worse.
+
     Args:
         logits_BV: f32[B, V].
         rows: B entries.
@@ -45,9 +48,12 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, Tens
     """
     temperatures = [row.temperature or 1.0 for row in rows]
     if any(temperature != 1.0 for temperature in temperatures):
+        # From the largest down, so that a small temperature makes nothing infinite but what has no chance.
+        logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
         logits_BV = logits_BV / torch.tensor(temperatures, dtype=logits_BV.dtype, device=logits_BV.device).unsqueeze(1)
     logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
-    probs_BV = logprobs_BV.exp()
+    # One NaN or positive infinity among the logits makes the whole row NaN.
+    probs_BV = logprobs_BV.exp().nan_to_num_(nan=1.0)
     if any(row.is_truncated and row.temperature > 0 for row in rows):
         probs_BV = truncate(probs_BV, rows)
     tokens_B = torch.multinomial(probs_BV, num_samples=1).squeeze(1)

@@ -23,8 +23,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.config.rollout import EmbeddedServerConfig, is_local
+from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
+from agentrl.loopback import is_local
 from agentrl.plugins.sources import import_source
 from agentrl.serving.embedded.app import App, Decode, build_app
 from agentrl.serving.embedded.engine import Engine
@@ -72,7 +73,7 @@ def serve(
     config: EmbeddedServerConfig | None = None,
     dtype: str = "float32",
     weight_version: str = DEFAULT_WEIGHT_VERSION,
-    api_key_env: str | None = None,
+    api_key: str | None = None,
     parent_pid: int | None = None,
     trust_remote_code: bool = False,
     external_lib: str | None = None,
@@ -82,16 +83,19 @@ def serve(
     Args:
         port: 0 takes a free one; the line "listening on http://..." names it.
         weight_version: what replies report until weights are published.
-        api_key_env: environment variable with the key that requests must carry; needed for any host but this machine.
+        api_key: what requests must carry; needed for any host but this machine.
         parent_pid: end when the process with this id is no longer the parent.
         trust_remote_code: run Python code that comes with the model.
         external_lib: `package.module` or `file.py` to import before the model is loaded.
 
     Raises:
-        UserError: no model there, the port is taken, or a key is missing.
+        UserError: no model there, the port is taken, or a key is missing for a host that others reach.
     """
     config = config or EmbeddedServerConfig()
-    api_key = _api_key(host, api_key_env)
+    if not api_key and not is_local(host):
+        raise UserError(
+            f"host {host} is open to other machines: name an environment variable with an API key (--api-key-env), or use 127.0.0.1"
+        )
     _check_model(model_path)
     listener = _bind(host, port)
     torch.set_num_threads(config.threads)
@@ -114,7 +118,8 @@ def serve(
 
     service = Service(engine, Weights(model), model_path=model_path, version=weight_version)
     info = {"version": _version(), "backend": "agentrl-embedded", "dtype": dtype, "enable_lora": True, **config.model_dump()}
-    app = build_app(App(service, limits, decode=_decoder(model_path), info=info), api_key=api_key, lifespan=lifespan)
+    routes = App(service, limits, decode=_decoder(model_path), info=info)
+    app = build_app(routes, api_key=api_key, is_on_loopback=is_local(host), lifespan=lifespan)
     settings = uvicorn.Config(
         app,
         log_level="warning",
@@ -147,15 +152,13 @@ async def _warm_up(service: Service) -> None:
     service.is_warm = True
 
 
-def _api_key(host: str, variable: str | None) -> str | None:
-    key = os.environ.get(variable) if variable else None
-    if variable and not key:
+def named_key(variable: str | None) -> str | None:
+    """Return the API key in an environment variable, None when none is named; raise UserError when it is not set."""
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
         raise UserError(f"the environment variable {variable} with the server's API key is not set")
-    if key is None and not is_local(host):
-        raise UserError(
-            f"host {host} is open to other machines: name an environment variable with an API key (--api-key-env), or use 127.0.0.1"
-        )
-    return key
+    return os.environ[variable]
 
 
 def _bind(host: str, port: int) -> socket.socket:

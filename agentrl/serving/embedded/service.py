@@ -10,24 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
-
-from torch import Tensor
-from torch.distributed import ProcessGroup
+from typing import Literal, TypeVar
 
 from agentrl.serving.embedded.adapter import Adapter
+from agentrl.serving.embedded.bodies import BadRequest
 from agentrl.serving.embedded.engine import Engine, Job
-from agentrl.serving.embedded.requests import BadRequest, GenerateRequest
-from agentrl.serving.embedded.weights import Weights, WeightSpec, WeightsRefused, name_of
-from agentrl.sglang.process_group import join_weights_group, leave_weights_group
+from agentrl.serving.embedded.groups import Groups, WrongState
+from agentrl.serving.embedded.requests import GenerateRequest
+from agentrl.serving.embedded.shown import shown
+from agentrl.serving.embedded.threads import in_thread
+from agentrl.serving.embedded.weights import Undo, Weights, WeightSpec, WeightsRefused, name_of
 from agentrl.sglang.protocol import adapter_tensor
 
-GROUP_TIMEOUT_S = 300.0
-"""A weights group that does not form, or a broadcast that does not come, by then failed."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +72,13 @@ class _Entry:
     starts: list[tuple[str, int]] = field(default_factory=list)
 
 
-class WrongState(Exception):
-    """A call came at a moment at which it has no meaning: an update outside of a session, a group that does not exist."""
+@dataclass(eq=False)
+class _Session:
+    """A bracket of updates from a process group: the version before it, what it overwrote, and how many updates are on their way."""
+
+    version: str
+    undo: Undo = field(default_factory=Undo)
+    num_coming: int = 0
 
 
 class Service:
@@ -94,10 +98,11 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         self._holds = 0  # updates that shut the gate
-        self._is_session = False
+        self._session: _Session | None = None
         self._is_released = False
         self._update_lock = asyncio.Lock()
-        self._groups: dict[str, ProcessGroup] = {}
+        self._disk_lock = asyncio.Lock()  # only one reader of a folder holds a second model in memory
+        self.groups = Groups()
 
     # ---------------------------------------------------------------------------------------------------- requests
 
@@ -156,7 +161,7 @@ class Service:
 
     def _check_adapter(self, request: GenerateRequest) -> None:
         if request.adapter is not None and (self.adapter is None or self.adapter.name != request.adapter):
-            raise BadRequest(f"no LoRA adapter {request.adapter!r} is loaded; {self._loaded_text()}")
+            raise BadRequest(f"no LoRA adapter {shown(request.adapter)} is loaded; {self._loaded_text()}")
 
     def _loaded_text(self) -> str:
         return f"loaded: {self.adapter.name!r}" if self.adapter is not None else "none is"
@@ -200,7 +205,7 @@ class Service:
 
     @property
     def _is_open(self) -> bool:
-        return not (self.is_paused or self._is_session or self._is_released or self._holds)
+        return not (self.is_paused or self._session or self._is_released or self._holds)
 
     def _open_if_free(self) -> None:
         if not self._is_open:
@@ -262,85 +267,146 @@ class Service:
     # ----------------------------------------------------------------------------------------------------- updates
 
     async def update_from_disk(self, folder: str, *, version: str | None, abort_all: bool) -> None:
-        """Replace all weights by those of `folder`; raise WeightsRefused, with nothing changed, when they do not fit."""
+        """Replace all weights by those of `folder`.
+
+        Raises:
+            WeightsRefused: they do not fit, or their forward is not finite; nothing is changed.
+        """
         # Read before the gate shuts: the server stands still only while the tensors are copied.
-        tensors = await asyncio.to_thread(self._weights.read_folder, folder)
-        async with self._exclusive(abort_all=abort_all):
-            await self._replace(tensors, version)
-            self.model_path = folder
-            self._weights_name = name_of(folder)
+        async with self._disk_lock:
+            tensors = await in_thread(partial(self._weights.read_folder, folder))
+            name = await in_thread(partial(name_of, folder))
+            async with self._exclusive(abort_all=abort_all):
+                await self._check(await self._changed(partial(self._weights.replace, tensors)))
+                self.model_path = folder
+                self._weights_name = name
+                if version is not None:
+                    self.rename(version)
 
     async def update_from_changes(self, folder: str, *, version: str | None, abort_all: bool) -> None:
-        """Change the weights by a folder of changes; raise WeightsRefused, with nothing changed, when it stands on other weights."""
-        changes = await asyncio.to_thread(self._weights.read_changes, folder)
-        async with self._exclusive(abort_all=abort_all):
-            if changes.base != self._weights_name:
-                raise WeightsRefused(f"{folder} changes weights called {changes.base!r}; this server has {self._weights_name!r}")
-            await asyncio.to_thread(self._while_parked, partial(self._weights.change, changes))
-            self._weights_name = changes.name
-            if version is not None:
-                self.rename(version)
+        """Change the weights by a folder of changes.
+
+        Raises:
+            WeightsRefused: it stands on other weights, or does not fit, or the forward is not finite; nothing is changed.
+        """
+        async with self._disk_lock:
+            changes = await in_thread(partial(self._weights.read_changes, folder))
+            async with self._exclusive(abort_all=abort_all):
+                if changes.base != self._weights_name:
+                    raise WeightsRefused(f"{folder} changes weights called {changes.base!r}; this server has {self._weights_name!r}")
+                await self._check(await self._changed(partial(self._weights.change, changes)))
+                self._weights_name = changes.name
+                if version is not None:
+                    self.rename(version)
 
     async def begin_update(self) -> None:
-        """Open a session of distributed updates: the gate stays shut until `end_update`. Again within one: start over."""
-        self._is_session = True
+        """Open a session of distributed updates: the gate stays shut until `end_update`. Again within one: go on with it."""
+        self._session = self._session or _Session(self.version)
         async with self._exclusive(abort_all=False):
             pass
 
-    def end_update(self) -> None:
-        self._is_session = False
-        self._open_if_free()
+    async def end_update(self) -> None:
+        """Close the session, if there is one.
+
+        Raises:
+            WeightsRefused: an update of it was still on its way, or the forward of what it brought is not finite. Weights and version are
+                again those from before it.
+        """
+        session, self._session = self._session, None
+        self._holds += 1
+        try:
+            if session is not None:
+                await self._close(session)
+        finally:
+            self._holds -= 1
+            self._open_if_free()
+
+    async def _close(self, session: _Session) -> None:
+        if session.num_coming:  # it may hang for long, and holds the lock
+            await self._changed(session.undo.restore)
+            self.rename(session.version)
+            raise WeightsRefused("the session ended while weights of it were on their way; the old weights are kept")
+        async with self._update_lock:
+            try:
+                await self._check(session.undo)
+            except WeightsRefused:
+                self.rename(session.version)
+                raise
 
     async def update_from_group(
         self, specs: Sequence[WeightSpec], *, name: str, is_bucket: bool, version: str | None, abort_all: bool
     ) -> None:
         """Receive weights from rank 0 of the group `name`; raise WrongState, WeightsRefused or InfrastructureError."""
-        if not self._is_session:
+        session = self._session
+        if session is None:
             raise WrongState("update_weights_from_distributed must run between begin_weight_update() and end_weight_update()")
-        group = self._groups.get(name)
-        if group is None:
-            raise WrongState(
-                f"Failed to receive weights: Group {name} not in {sorted(self._groups)}. Please call `init_weights_update_group` first."
-            )
-        async with self._exclusive(abort_all=abort_all):
-            await self._replace(await asyncio.to_thread(self._weights.receive, specs, group, is_bucket=is_bucket), version)
+        group = self.groups.get(name)
+        session.num_coming += 1
+        try:
+            async with self._exclusive(abort_all=abort_all):
+                tensors = await in_thread(partial(self._weights.receive, specs, group, is_bucket=is_bucket))
+                self._weights_name = None
+                if self._session is session:
+                    session.undo.extend(await self._changed(partial(self._weights.replace, tensors)))
+                if self._session is not session:
+                    await self._changed(session.undo.restore)
+                    raise WrongState("the session of this update ended while its weights were on their way; the old weights are kept")
+                if version is not None:
+                    self.rename(version)
+        finally:
+            session.num_coming -= 1
 
-    async def _replace(self, tensors: Mapping[str, Tensor], version: str | None) -> None:
-        self._weights_name = None
-        await asyncio.to_thread(self._while_parked, partial(self._weights.replace, tensors))
-        if version is not None:
-            self.rename(version)
+    async def _check(self, undo: Undo) -> None:
+        """Let the changed weights compute a little, with the adapter beside them and without; put the old ones back if they cannot.
+
+        Raises:
+            WeightsRefused: they cannot.
+        """
+        if not undo.is_needed:
+            return
+        for with_adapter in (False, True) if self.adapter is not None else (False,):
+            if not await self.engine.computes(with_adapter=with_adapter):
+                await self._changed(undo.restore)
+                raise WeightsRefused("a forward of these weights is not finite, so that nothing could be sampled; the old weights are kept")
+
+    async def _changed(self, change: Callable[[], T]) -> T:
+        """Return what `change` returns, called while no forward runs: a request that was cancelled a moment ago may be in a last one."""
+
+        def parked() -> T:
+            with self.engine.parked():
+                return change()
+
+        return await in_thread(parked)
 
     async def load_adapter(self, name: str, folder: str) -> None:
         """Put the LoRA adapter of `folder` beside the weights; raise WrongState or WeightsRefused, with nothing changed."""
-        adapter = await asyncio.to_thread(self.engine.adapter_slot.read, folder)
-        async with self._exclusive(abort_all=False):
-            if self.adapter is not None:
-                raise WrongState(f"the embedded server holds one LoRA adapter at a time; {self._loaded_text()}, unload it first")
-            await asyncio.to_thread(self._while_parked, partial(self.engine.adapter_slot.put, adapter))
-            self.adapter = LoadedAdapter(name, folder, adapter)
+        async with self._disk_lock:
+            adapter = await in_thread(partial(self.engine.adapter_slot.read, folder))
+            async with self._exclusive(abort_all=False):
+                if self.adapter is not None:
+                    raise WrongState(f"the embedded server holds one LoRA adapter at a time; {self._loaded_text()}, unload it first")
+                await self._changed(partial(self.engine.adapter_slot.put, adapter))
+                if not await self.engine.computes(with_adapter=True):
+                    await self._changed(partial(self.engine.adapter_slot.put, None))
+                    raise WeightsRefused("a forward with this adapter is not finite, so that nothing could be sampled; it is not loaded")
+                self.adapter = LoadedAdapter(name, folder, adapter)
 
     async def unload_adapter(self, name: str) -> None:
         """Take the LoRA adapter away when nothing runs any more; raise WrongState when there is none so called."""
         async with self._exclusive(abort_all=False):
             if self.adapter is None or self.adapter.name != name:
-                raise WrongState(f"no LoRA adapter {name!r} is loaded; {self._loaded_text()}")
-            await asyncio.to_thread(self._while_parked, partial(self.engine.adapter_slot.put, None))
+                raise WrongState(f"no LoRA adapter {shown(name)} is loaded; {self._loaded_text()}")
+            await self._changed(partial(self.engine.adapter_slot.put, None))
             self.adapter = None
 
     async def checksums(self) -> dict[str, str]:
         """Return {name: sha256} of all weights, and of the tensors of the adapter behind its name and a slash."""
         async with self._update_lock:
-            found = await asyncio.to_thread(self._weights.checksums)
+            found = await in_thread(self._weights.checksums)
             if self.adapter is not None:
-                own = await asyncio.to_thread(self.adapter.adapter.checksums)
+                own = await in_thread(self.adapter.adapter.checksums)
                 found |= {adapter_tensor(self.adapter.name, name): value for name, value in own.items()}
             return found
-
-    def _while_parked(self, action: Callable[[], None]) -> None:
-        # Nothing runs, but a request cancelled a moment ago may be in a last forward.
-        with self.engine.parked():
-            action()
 
     def rename(self, version: str) -> None:
         """Give the weights a version; tokens sampled from here on carry it."""
@@ -349,30 +415,10 @@ class Service:
             if entry.job is not None:
                 entry.starts.append((version, len(entry.job.samples)))
 
-    # ------------------------------------------------------------------------------------------------------ groups
-
-    async def join_group(self, *, address: str, port: int, rank: int, world_size: int, name: str, backend: str) -> None:
-        """Join a process group; generation goes on meanwhile. Raise InfrastructureError when it does not form."""
-        if name in self._groups:
-            raise WrongState(f"The group {name} exists already; destroy it first.")
-        join = partial(
-            join_weights_group,
-            address=address,
-            port=port,
-            rank=rank,
-            world_size=world_size,
-            name=name,
-            backend=backend,
-            timeout_s=GROUP_TIMEOUT_S,
-        )
-        self._groups[name] = await asyncio.to_thread(join)
-
     async def leave_group(self, name: str) -> None:
-        group = self._groups.pop(name, None)
-        if group is None:
-            raise WrongState("The group to be destroyed does not exist.")
+        """Leave a process group when no update uses it; raise WrongState when there is none so called."""
         async with self._update_lock:
-            await asyncio.to_thread(leave_weights_group, group)
+            await self.groups.leave(name)
 
 
 def _spans(starts: Sequence[tuple[str, int]], num_tokens: int) -> list[VersionSpan]:

@@ -1,26 +1,31 @@
 """The weights of the served model: checked as a whole, then replaced in place.
 
-Nothing is changed before every name and shape of an update was found right, and all its bytes are here.
+Nothing is changed before every name, shape and dtype of an update was found right, and all its bytes are here and finite. What was
+overwritten is kept until a forward of the new weights was seen to be finite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
+from agentrl.serving.embedded.shown import shown
 from agentrl.sglang.process_group import broadcast, tensor_bytes, tensor_checksum, unflatten
 from agentrl.sglang.weight_changes import CHANGES_FILE, NAME_FILE, NAME_KEY, POSITIONS, VALUES, changed_name
 
 _INDEX = "model.safetensors.index.json"
+_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+"""What weights may come in. Quantized ones would need their scales."""
 
 
 class WeightsRefused(Exception):
@@ -49,6 +54,46 @@ class Changes:
     elements: Mapping[str, tuple[Tensor, Tensor]]
 
 
+class Undo:
+    """What updates overwrote, so that it can be put back. Of a whole tensor, the memory is the one that the new values came in."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Tensor, Tensor | None, Tensor]] = []  # flat weight, the positions changed (None: all), old values
+
+    @torch.no_grad()
+    def swap(self, target: Tensor, new: Tensor) -> None:
+        """Give `target` the values of `new`, and keep the old ones in `new`, of the same dtype."""
+        old = target.clone()
+        target.copy_(new)
+        self._steps.append((target, None, new.copy_(old)))
+
+    @torch.no_grad()
+    def put(self, target: Tensor, positions: Tensor, values: Tensor) -> None:
+        """Give the elements of `target` at i64[n] flat `positions` the `values` [n]."""
+        flat = target.view(-1)
+        self._steps.append((flat, positions, flat[positions]))
+        flat[positions] = values.to(flat.device)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything was overwritten."""
+        return bool(self._steps)
+
+    def extend(self, later: Undo) -> None:
+        """Take over what an update after this one overwrote."""
+        self._steps += later._steps
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back, the last first: tied weights are one storage under two names."""
+        while self._steps:
+            target, positions, old = self._steps.pop()
+            if positions is None:
+                target.copy_(old)
+            else:
+                target[positions] = old
+
+
 class Weights:
     """All parameters of a model by their Hugging Face names; tied ones have two names and one storage."""
 
@@ -60,11 +105,11 @@ class Weights:
         """Refuse unknown names and wrong shapes."""
         unknown = sorted(set(shapes) - set(self._targets))
         if unknown:
-            raise WeightsRefused(f"{len(unknown)} names are no weights of this model, the first is {unknown[0]!r}")
+            raise WeightsRefused(f"{len(unknown)} names are no weights of this model, the first is {shown(unknown[0])}")
         for name, shape in shapes.items():
             expected = tuple(self._targets[name].shape)
             if tuple(shape) != expected:
-                raise WeightsRefused(f"{name!r} has shape {list(shape)}; this model's is {list(expected)}")
+                raise WeightsRefused(f"{name!r} has shape {shown(list(shape))}; this model's is {list(expected)}")
 
     def check_complete(self, names: Sequence[str]) -> None:
         """Refuse a set of weights that leaves any old one in place; of tied weights one is enough."""
@@ -74,53 +119,51 @@ class Weights:
             raise WeightsRefused(f"{len(missing)} weights are missing, the first is {missing[0]!r}")
 
     def read_folder(self, folder: str) -> dict[str, Tensor]:
-        """Read a complete set of weights from the safetensors of `folder`, checked."""
+        """Read a complete set of weights from the safetensors of `folder`: checked, and as this model holds them."""
         tensors: dict[str, Tensor] = {}
-        for file in _weight_files(Path(folder)):
-            try:
-                tensors.update(load_file(file))
-            except (OSError, SafetensorError) as error:
-                raise WeightsRefused(f"{file} cannot be read: {error}") from error
-        self.check({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        with reading(Path(folder)):
+            files = _weight_files(Path(folder))
+        for file in files:
+            with reading(file), safe_open(file, framework="pt") as opened:
+                names = list(opened.keys())
+                self.check({name: tuple(opened.get_slice(name).get_shape()) for name in names})
+                tensors |= {name: self._fitted(name, opened.get_tensor(name)) for name in names}
         self.check_complete(list(tensors))
-        check_finite(tensors)
         return tensors
 
     def read_changes(self, folder: str) -> Changes:
-        """Read the changes of `folder`, checked against their own name and against this model."""
+        """Read the changes of `folder`, checked against their own name and against this model, and as this model holds them."""
         file = Path(folder) / CHANGES_FILE
-        try:
-            with safe_open(file, framework="pt") as opened:
-                names = opened.metadata() or {}
-                parts = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  # not a mapping
-        except (OSError, SafetensorError) as error:
-            raise WeightsRefused(f"{file} cannot be read: {error}") from error
+        with reading(file), safe_open(file, framework="pt") as opened:
+            names = opened.metadata() or {}
+            parts = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  # not a mapping
         base, name = names.get("base", ""), names.get("name", "")
         if changed_name(base, {key: tensor_bytes(part) for key, part in parts.items()}) != name:
             raise WeightsRefused(f"the checksum of {file} does not agree with what is in it")
-        check_finite({key: part for key, part in parts.items() if not key.endswith(POSITIONS)})
-        changed = sorted(key.removesuffix(VALUES) for key in parts if key.endswith(VALUES))
-        elements = {key: (parts[key + POSITIONS].long(), parts[key + VALUES]) for key in changed}
         whole = {key: part for key, part in parts.items() if not key.endswith((POSITIONS, VALUES))}
         self.check({key: tuple(tensor.shape) for key, tensor in whole.items()})
-        for key, (positions, values) in elements.items():
-            self._check_elements(key, positions, values)
-        return Changes(base, name, whole, elements)
+        changed = sorted({key.removesuffix(VALUES).removesuffix(POSITIONS) for key in parts} - set(whole))
+        elements = {key: self._elements(key, parts.get(key + POSITIONS), parts.get(key + VALUES)) for key in changed}
+        return Changes(base, name, {key: self._fitted(key, part) for key, part in whole.items()}, elements)
 
-    def _check_elements(self, name: str, positions: Tensor, values: Tensor) -> None:
+    def _elements(self, name: str, positions: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor]:
         target = self._targets.get(name)
         if target is None:
-            raise WeightsRefused(f"{name!r} is no weight of this model")
-        if positions.shape != values.shape or not 0 <= int(positions.min()) <= int(positions.max()) < target.numel():
+            raise WeightsRefused(f"{shown(name)} is no weight of this model")
+        if positions is None or values is None or positions.dtype not in (torch.int32, torch.int64) or not positions.numel():
+            raise WeightsRefused(f"the changes of {name!r} must be integer positions and their values")
+        if positions.shape != values.shape or positions.ndim != 1 or not 0 <= int(positions.min()) <= int(positions.max()) < target.numel():
             raise WeightsRefused(f"the changes of {name!r} do not lie in its {target.numel()} elements")
+        return positions.long().to(self._device), self._fitted(name, values)
 
-    @torch.no_grad()
-    def change(self, changes: Changes) -> None:
-        """Copy checked changes over the model's own weights. The caller holds the engine parked."""
-        self.replace(changes.whole)
-        for name, (positions, values) in changes.elements.items():
-            target = self._targets[name]
-            target.view(-1)[positions.to(target.device)] = values.to(target.device, target.dtype)
+    def _fitted(self, name: str, tensor: Tensor) -> Tensor:
+        """Return values of a weight as this model holds them; refuse a dtype that is none of weights, and what is not finite then."""
+        target = self._targets[name]
+        if tensor.dtype not in _DTYPES and tensor.dtype != target.dtype:
+            raise WeightsRefused(f"{name!r} is of {tensor.dtype}; this server takes float32, bfloat16, float16 and float64")
+        fitted = tensor.to(target.dtype)  # on the host, if it comes from there: a GPU has no room for a second model
+        check_finite({name: fitted})
+        return fitted
 
     def receive(self, specs: Sequence[WeightSpec], group: ProcessGroup, *, is_bucket: bool) -> dict[str, Tensor]:
         """Receive the weights that rank 0 of `group` broadcasts, each by itself or all in one flat byte bucket."""
@@ -135,14 +178,21 @@ class Weights:
             for spec in specs:
                 tensors[spec.name] = torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
                 broadcast(tensors[spec.name], group)
-        check_finite(tensors)
-        return tensors
+        return {name: self._fitted(name, tensor) for name, tensor in tensors.items()}
 
-    @torch.no_grad()
-    def replace(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy checked tensors over the model's own. The caller holds the engine parked."""
+    def replace(self, tensors: Mapping[str, Tensor]) -> Undo:
+        """Take fitted tensors in place of the model's own; they hold the old values afterwards. The caller holds the engine parked."""
+        undo = Undo()
         for name, tensor in tensors.items():
-            self._targets[name].copy_(tensor)
+            undo.swap(self._targets[name], tensor)
+        return undo
+
+    def change(self, changes: Changes) -> Undo:
+        """Take checked changes into the model's own weights. The caller holds the engine parked."""
+        undo = self.replace(changes.whole)
+        for name, (positions, values) in changes.elements.items():
+            undo.put(self._targets[name], positions, values)
+        return undo
 
     def checksums(self) -> dict[str, str]:
         """Return {name: sha256 of the raw bytes, as stored in the served dtype}."""
@@ -152,32 +202,65 @@ class Weights:
 def name_of(folder: str) -> str | None:
     """Return how the learner called the weights of `folder`, by which it says later on what changes stand on; None: it did not."""
     file = Path(folder) / NAME_FILE
-    return str(orjson.loads(file.read_bytes())[NAME_KEY]) if file.is_file() else None
+    with reading(file):
+        if not file.is_file():
+            return None
+        name = orjson.loads(file.read_bytes())[NAME_KEY]
+    if not isinstance(name, str):
+        raise WeightsRefused(f"{file}: {NAME_KEY} must be a string, got {shown(name)}")
+    return name
 
 
-def parse_specs(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[WeightSpec]:
+def parse_specs(names: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[WeightSpec]:
     """Read the three parallel lists of SGLang's distributed update."""
     if not len(names) == len(dtypes) == len(shapes) or not names:
         raise WeightsRefused(
             f"names, dtypes and shapes must be as many, and at least one; they are {len(names)}, {len(dtypes)}, {len(shapes)}"
         )
-    return [WeightSpec(str(name), _dtype(dtype), tuple(map(int, shape))) for name, dtype, shape in zip(names, dtypes, shapes, strict=True)]
+    return [WeightSpec(_name(name), _dtype(dtype), _shape(shape)) for name, dtype, shape in zip(names, dtypes, shapes, strict=True)]
 
 
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, str(name).removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise WeightsRefused(f"unknown dtype {name!r}; write it like float32 or bfloat16")
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise WeightsRefused(f"the name of a weight must be a string, got {shown(name)}")
+    return name
+
+
+def _dtype(name: Any) -> torch.dtype:
+    dtype = getattr(torch, str(name).removeprefix("torch."), None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES:
+        raise WeightsRefused(f"unknown dtype {shown(name)} of a weight; write float32, bfloat16, float16 or float64")
     return dtype
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, (list, tuple)) or not all(type(size) is int and size >= 0 for size in shape):
+        raise WeightsRefused(f"the shape of a weight must be a list of sizes, got {shown(shape)}")
+    return tuple(shape)
 
 
 def _weight_files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / _INDEX
     if single.is_file():
         return [single]
-    if index.is_file():
-        return [folder / name for name in sorted(set(orjson.loads(index.read_bytes())["weight_map"].values()))]
-    raise WeightsRefused(f"{folder} has neither {single.name} nor {_INDEX}")
+    if not index.is_file():
+        raise WeightsRefused(f"{folder} has neither {single.name} nor {_INDEX}")
+    names = sorted(set(orjson.loads(index.read_bytes())["weight_map"].values()))
+    strange = [name for name in names if Path(name).name != name]
+    if strange:
+        raise WeightsRefused(f"{index} names {shown(strange[0])}, which is no file of its folder")
+    return [folder / name for name in names]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Refuse an update when `path`, a file or folder that anybody may have written, cannot be read as what it should be."""
+    try:
+        yield
+    except WeightsRefused:
+        raise
+    except Exception as error:  # boundary of a foreign file: OSError, SafetensorError, and whatever strange content makes of a parser
+        raise WeightsRefused(f"{shown(str(path))} cannot be read: {type(error).__name__}: {shown(str(error))}") from error
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

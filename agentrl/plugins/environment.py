@@ -1,0 +1,30 @@
+"""The environment of programs that are somebody else's: what they need to run, and none of the keys of this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from agentrl.errors import ConfigError
+
+PASSED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
+    *("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+)
+"""Variables that every program gets: where things are found, and how text is written."""
+
+
+def clean_environment(names: Iterable[str], *, key: str) -> dict[str, str]:
+    """Return the variables of PASSED that are set, and those called `names`.
+
+    Args:
+        key: the config key that has the names, for errors.
+
+    Raises:
+        ConfigError: one of `names` is not set.
+    """
+    wanted = tuple(names)
+    missing = [name for name in wanted if name not in os.environ]
+    if missing:
+        raise ConfigError(f"{key}: the environment variable {missing[0]!r} is not set; set it, or leave it out")
+    return {name: os.environ[name] for name in (*PASSED, *wanted) if name in os.environ}

@@ -1,0 +1,40 @@
+"""What a model computes inside, watched for overflows.
+
+Logits alone do not show them: a norm makes zeros of activations whose squares are infinite, and a model of zeros samples as if all were
+well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Activations:
+    """Watches the outputs of all modules of `model`, from `start` to `stop`. No forward may run while these two are called."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self.are_finite = True
+
+    def start(self) -> None:
+        self.are_finite = True
+        self._hooks = [module.register_forward_hook(self._look) for module in self._model.modules()]
+
+    def stop(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _look(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            self.are_finite &= bool(torch.isfinite(tensor.float().square()).all())
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    for part in output if isinstance(output, (tuple, list)) else (output,):
+        if isinstance(part, Tensor) and part.is_floating_point():
+            yield part
