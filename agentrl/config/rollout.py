@@ -93,7 +93,9 @@ class RolloutConfig(Section):
         description="SGLang's router, already running without workers: agents generate through it; the run's servers become its workers.",
     )
     api_key_env: str | None = Field(
-        None, description="Environment variable with the key of the servers, never the key itself; needed beyond this machine."
+        None,
+        description="Environment variable with the key of the servers, never the key itself; needed to attach to other machines; null: "
+        "servers that a run starts get a random one.",
     )
     num_servers: int | None = Field(None, ge=0, description="Servers to start, beside those at `urls`; null: 1, or none with `urls`.")
     num_actors: int = Field(1, ge=1, description="Rollout actors (processes that run agent loops).")
