@@ -424,7 +424,7 @@ def test_web_pages_and_strangers_are_refused_by_the_head_alone(stage):
 
 LARGE = {
     "messages": ({"messages": QUESTION * 5000}, "at most 4096 items"),
-    "brackets": ({"messages": QUESTION, "ignored": [[]] * 200_000}, "200002 opening brackets"),
+    "brackets": ({"messages": QUESTION, "ignored": [[]] * 200_000}, "200004 opening brackets"),
     "parts": ({"messages": [{"role": "user", "content": [0] * 2_000_000}]}, "content"),
     "keys": ({"messages": QUESTION, "tools": [{"type": "function", "function": {str(i): 0 for i in range(300_000)}}]}, "300000 keys"),
     "bytes": ({"messages": [{"role": "user", "content": "x" * (8 * 2**20)}]}, "longer than"),
@@ -472,7 +472,7 @@ def test_the_event_loop_goes_on_while_a_large_body_is_read_and_encoded(stage):
 
     world = stage.World(lambda turn, prompt: "#### 42", plugins=[Guest], agent={"tools": ()})
     [trajectory] = world.play(stage.task(agent="guest"), real_time=True)
-    assert trajectory.outcome is Outcome.TRUNCATED, trajectory.failure
+    assert "the prompt leaves no room" in (trajectory.failure or ""), trajectory.outcome
     assert num_ticks > 50, "encoding alone takes a second and more"
 
 

@@ -10,8 +10,10 @@ import pytest
 from agentrl.tools.calculator import Calculator
 
 import agentrl
+from agentrl.controller import servers
 from agentrl.data.arithmetic import write_arithmetic
 from agentrl.data.trajectories import decode, read_parquet
+from agentrl.rollout.limits import key_of_started
 from agentrl.types import NO_VERSION, SCORED_OUTCOMES, Outcome
 
 PROGRAM = '''
@@ -88,7 +90,14 @@ def trajectories_of(world, name: str):
     return [trajectory for path in paths for trajectory in decode(read_parquet(path))]
 
 
-def test_a_program_with_the_openai_client_is_trained_for_five_steps(world, program):
+def test_a_program_with_the_openai_client_is_trained_for_five_steps(world, program, monkeypatch):
+    keys = []
+
+    def seen(variable):
+        keys.append(key_of_started(variable))
+        return keys[-1]
+
+    monkeypatch.setattr(servers, "key_of_started", seen)
     result = train(
         world,
         program,
@@ -101,6 +110,10 @@ def test_a_program_with_the_openai_client_is_trained_for_five_steps(world, progr
     )
     assert result.step == 5
     assert result.counts.is_balanced
+    (key,) = keys
+    assert len(key) > 32
+    files = [path for path in (world.folder / "openai").rglob("*") if path.is_file()]
+    assert not [path for path in files if key.encode() in path.read_bytes()], "the key of the servers stands in a file of the run"
     assert result.counts.consumed == 20
 
     records = world.records(world.folder / "openai").train

@@ -6,6 +6,7 @@ import re
 import signal
 from collections import Counter
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -60,6 +61,10 @@ def test_servers_join_leave_and_hang_while_agents_go_on(world, elsewhere):
     table = agentrl("list", folder)
     assert re.search(rf"{re.escape(elsewhere)} +embedded \(attached\) +(ready|needs_weights)", table), table
     assert "embedded (started)" in table
+    (started,) = [server.url for server in servers().values() if server.origin == "started"]
+    body = {"model_path": "/nowhere"}
+    answers = {url: httpx.post(f"{url}/update_weights_from_disk", json=body, timeout=60).status_code for url in (started, elsewhere)}
+    assert answers == {started: 401, elsewhere: 400}, "the run's own asks for a key that nobody else has"
 
     assert "joins: once it generates it gets the weights, is checked, and serves" in agentrl("add", folder, "--start")
     with pytest.raises(ConfigError, match="serves this run already"):
