@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
-from agentrl.serving.embedded.shown import shown
+from agentrl.serving.embedded.shown import cut, shown
 from agentrl.sglang.process_group import broadcast, tensor_bytes, tensor_checksum, unflatten
 from agentrl.sglang.weight_changes import CHANGES_FILE, NAME_FILE, NAME_KEY, POSITIONS, VALUES, changed_name
 
@@ -260,7 +260,7 @@ def reading(path: Path) -> Iterator[None]:
     except WeightsRefused:
         raise
     except Exception as error:  # boundary of a foreign file: OSError, SafetensorError, and whatever strange content makes of a parser
-        raise WeightsRefused(f"{shown(str(path))} cannot be read: {type(error).__name__}: {shown(str(error))}") from error
+        raise WeightsRefused(f"{cut(str(path))} cannot be read: {type(error).__name__}: {cut(str(error))}") from error
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
