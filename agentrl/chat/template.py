@@ -15,6 +15,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from agentrl.chat.bounded import STEPS, BoundedEnvironment
 from agentrl.chat.codec import TURN
 from agentrl.errors import ConfigError
 from agentrl.plugins.sources import locate
@@ -23,6 +24,13 @@ TemplateMessage = dict[str, Any]
 
 NUM_KEPT_TOOLS = 8
 """Lists of tools whose JSON is kept."""
+
+
+_FAILURES = (
+    *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
+    *(RecursionError, MemoryError),
+)
+"""What Jinja and the values of a template raise."""
 
 
 class TemplateRefusal(ConfigError):
@@ -81,10 +89,10 @@ class ChatTemplate:
         shown = self._shown_tools(tools) or None
         given = [self._with_parts(message) for message in messages] if self._roles_with_parts else list(messages)
         names = {"messages": given, "tools": shown, "documents": None, "add_generation_prompt": add_generation_prompt}
-        context = compiled.new_context({**self.special_tokens, **names})
+        context = compiled.new_context({**self.special_tokens, **names, STEPS: [0]})
         try:
             return "".join(compiled.root_render_func(context))
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except _FAILURES as error:
             roles = " ".join(str(message["role"]) for message in messages)
             reason = f"{type(error).__name__}: {error}"
             raise TemplateRefusal(f"the chat template fails on the roles [{roles}]: {reason}", reason) from error
@@ -198,7 +206,7 @@ class _GenerationTag(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _Environment(BoundedEnvironment):
     """The sandbox of templates, with a short way for what they do most: `message.role` of a dictionary.
 
     A dictionary has no attribute of that name, so that Jinja's rules come to the same item, behind an exception and two checks.

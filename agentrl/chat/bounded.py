@@ -1,0 +1,129 @@
+"""Bounds of a chat template: steps of its loops and macros, and sizes of what it makes. They are counted, never timed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MAX_STEPS = 500_000
+"""Rounds of loops and calls of macros in one render; a conversation of a thousand messages needs some ten thousand."""
+MAX_SIZE = 10_000_000
+"""Characters of a text, or items of a list."""
+MAX_POWER_BITS = 10_000
+
+STEPS = "agentrl_steps"
+"""Name in a context of the list whose only item counts its steps."""
+_ROUNDS, _STEP, _SIZED = "agentrl_rounds", "agentrl_step", "agentrl_sized"
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox in which a render ends: every round of a loop, and every call of a macro, is a step of a bounded number."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        own: dict[str, Callable[..., Any]] = {_ROUNDS: _rounds, _STEP: _step, _SIZED: _checked}
+        self.filters = {**{name: _bounded(function) for name, function in self.filters.items()}, **own}
+
+    def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
+        for loop in source.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _ROUNDS, [], [], None, None, lineno=loop.lineno)
+            if loop.recursive:  # its further rounds are begun by `loop(...)`
+                loop.body.insert(0, _counted(loop.lineno))
+        for block in source.find_all(nodes.AssignBlock):
+            block.filter = nodes.Filter(block.filter, _SIZED, [], [], None, None, lineno=block.lineno)
+        _Sized().visit(source)
+        for macro in source.find_all(nodes.Macro):
+            macro.body.insert(0, _counted(macro.lineno))
+        for caller in source.find_all(nodes.CallBlock):
+            caller.body.insert(0, _counted(caller.lineno))
+        source.set_environment(self)
+        return super()._generate(source, *args, **options)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_POWER_BITS:
+            raise jinja2.TemplateRuntimeError(f"a power of more than {MAX_POWER_BITS:,} bits")
+        if operator == "*":
+            for text, times in ((left, right), (right, left)):
+                if isinstance(text, str | list | tuple) and isinstance(times, int):
+                    _check_size(len(text) * times)
+        if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+            _check_size(len(left) + len(right))
+        if operator == "%" and isinstance(left, str):
+            _check_width(left)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call what a template calls: a method of a text, a macro, a function."""
+        for value in (*args, *kwargs.values()):
+            _check_number(value)
+        return _checked(super().call(context, function, *args, **kwargs))
+
+
+class _Sized(NodeTransformer):
+    """Has what `~` makes be measured."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Filter(node, _SIZED, [], [], None, None, lineno=node.lineno)
+
+
+def _counted(lineno: int) -> nodes.Node:
+    return nodes.ExprStmt(nodes.Filter(nodes.Const(None), _STEP, [], [], None, None), lineno=lineno)
+
+
+@jinja2.pass_context
+def _rounds(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        _step(context)
+        yield item
+
+
+@jinja2.pass_context
+def _step(context: Context, value: object = None) -> None:
+    steps = context.get(STEPS)
+    if isinstance(steps, list):
+        steps[0] += 1
+        if steps[0] > MAX_STEPS:
+            raise jinja2.TemplateRuntimeError(f"it makes more than {MAX_STEPS:,} rounds of loops and calls of macros")
+
+
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            _check_number(value)
+        return _checked(function(*args, **kwargs))
+
+    return bounded
+
+
+def _checked(value: Any) -> Any:
+    if isinstance(value, str | list | tuple):
+        _check_size(len(value))
+    return value
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_SIZE:
+        raise jinja2.TemplateRuntimeError(f"it makes a text or list of {size:,}; at most {MAX_SIZE:,}")
+
+
+def _check_number(value: object) -> None:
+    """Refuse numbers that functions take for widths and counts."""
+    if isinstance(value, int) and abs(value) > MAX_SIZE:
+        raise jinja2.TemplateRuntimeError(f"it calls with the number {value if abs(value) < 10**18 else '10**18 or more'}")
+
+
+def _check_width(text: str) -> None:
+    digits = functools.reduce(lambda run, char: (run[0] + 1, max(run[1], run[0] + 1)) if char.isdigit() else (0, run[1]), text, (0, 0))[1]
+    if digits > 6:
+        raise jinja2.TemplateRuntimeError("it formats to a width of more than six digits")
