@@ -70,6 +70,11 @@ def test_every_help_has_an_example_that_could_be_run(path: tuple[str, ...]) -> N
     assert list(problems_of(example, PROJECT)) == []
 
 
+def test_the_table_of_the_readme_names_every_command() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [path for path in COMMANDS if path[0] not in ("data", "servers") and f"`agentrl {' '.join(path)}" not in readme] == []
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str) -> None:
     words = {"COMP_WORDS": "agentrl con", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "agentrl con"}

@@ -5,12 +5,16 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
 
+from rich.console import ConsoleRenderable
+from rich.control import Control
 from rich.live import Live
 from rich.panel import Panel
+from rich.segment import ControlType
 from rich.text import Text
 
 from agentrl.terminal_text import visible
@@ -20,6 +24,35 @@ from agentrl.tracking.panel import PanelState, draw_panel
 from agentrl.tracking.terminal import OutputCapture, TerminalConsole
 
 REFRESH_PER_S = 4
+MAX_REPEATED = 5
+"""Of what was said, so much is shown again when the screen had to be cleared; the log file has everything."""
+
+
+class ResizedLive(Live):
+    """A live display that begins on a cleared screen when the terminal becomes narrower.
+
+    The terminal has wrapped the old panel to more lines than were drawn, or has cut them: where the panel begins is not known any more.
+    `recent` are repeated above it.
+    """
+
+    def __init__(self, *, recent: Iterable[Text], console: TerminalConsole, get_renderable: Callable[[], Panel], redirects: bool) -> None:
+        self._recent = recent
+        self._width = console.size.width
+        super().__init__(
+            get_renderable=get_renderable,
+            console=console,
+            refresh_per_second=REFRESH_PER_S,
+            redirect_stdout=redirects,
+            redirect_stderr=redirects,
+        )
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        before, self._width = self._width, self.console.size.width
+        shown = super().process_renderables(renderables)
+        if self._width < before and self.console.is_interactive:
+            shown[0] = Control(ControlType.CLEAR, ControlType.HOME)  # in the place of the way back to the panel's first line
+            shown[1:1] = self._recent
+        return shown
 
 
 class LiveConsole:
@@ -43,19 +76,14 @@ class LiveConsole:
         self._logged_at = clock()
         self._capture = OutputCapture(log_file, self._show_foreign) if log_file is not None else None
         self._terminal = TerminalConsole(file=self._capture.terminal if self._capture else sys.stdout, highlight=False)
-        self._live = Live(
-            get_renderable=self._draw,
-            console=self._terminal,
-            refresh_per_second=REFRESH_PER_S,
-            redirect_stdout=self._capture is None,
-            redirect_stderr=self._capture is None,
-        )
+        self._recent: deque[Text] = deque(maxlen=MAX_REPEATED)
+        self._live = ResizedLive(recent=self._recent, console=self._terminal, get_renderable=self._draw, redirects=self._capture is None)
         self._is_closed = False
         self._live.start()
         atexit.register(self.close)  # a hidden cursor and a diverted output must not outlive the run
 
     def say(self, text: str) -> None:
-        self._terminal.print(Text(visible(text)))
+        self._print(Text(visible(text)))
 
     def log(self, record: StepRecord) -> None:
         with self._lock:
@@ -101,4 +129,8 @@ class LiveConsole:
             return draw_panel(self._state, since_log_s=self._clock() - self._logged_at)
 
     def _show_foreign(self, lines: Sequence[str]) -> None:
-        self._terminal.print(Text("\n").join(Text.from_ansi(line, style="dim") for line in lines))
+        self._print(Text("\n").join(Text.from_ansi(line, style="dim") for line in lines))
+
+    def _print(self, text: Text) -> None:
+        self._terminal.print(text)
+        self._recent.append(text)

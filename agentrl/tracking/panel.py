@@ -70,7 +70,7 @@ def draw_panel(state: PanelState, *, since_log_s: float) -> Panel:
     """Draw the panel as it stands `since_log_s` seconds after the last record."""
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(style="dim", no_wrap=True, width=10)
-    rows.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    rows.add_column(ratio=1, overflow="fold")  # wrapped at words: in a narrow terminal nothing is cut off
     for label, content in _rows(state):
         rows.add_row(label, content)
     return Panel(
