@@ -70,6 +70,7 @@ actor_rollout_ref.actor.fsdp_config.fsdp_size=-1 data.train_files=dapo.parquet d
 """
 MULTI_TURN = """
 algorithm.adv_estimator=grpo data.train_batch_size=256 actor_rollout_ref.model.path=model actor_rollout_ref.rollout.name=sglang
+actor_rollout_ref.rollout.n=4
 actor_rollout_ref.rollout.multi_turn.enable=True actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5
 actor_rollout_ref.rollout.multi_turn.max_user_turns=3 actor_rollout_ref.rollout.multi_turn.max_parallel_calls=2
 actor_rollout_ref.rollout.multi_turn.max_tool_response_length=2048 actor_rollout_ref.rollout.multi_turn.format=hermes
@@ -79,7 +80,7 @@ custom_reward_function.name=score +custom_reward_function.reward_kwargs.bonus=0.
 ~trainer.test_freq
 """
 FULLY_ASYNC = """
-algorithm.adv_estimator=grpo data.train_batch_size=0 data.gen_batch_size=1 actor_rollout_ref.model.path=model
+algorithm.adv_estimator=reinforce_plus_plus data.train_batch_size=0 data.gen_batch_size=1 actor_rollout_ref.model.path=model
 actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.actor.optim.lr_warmup_steps=10
 trainer.nnodes=1 trainer.n_gpus_per_node=4 rollout.nnodes=1 rollout.n_gpus_per_node=4
 actor_rollout_ref.rollout.tensor_model_parallel_size=2 rollout.total_rollout_steps=51200 async_training.staleness_threshold=0.5
@@ -220,7 +221,7 @@ def test_asynchronous_training():
     ],
 )
 def test_single_keys(override, key, value):
-    overrides = ["algorithm.adv_estimator=grpo", *override.split()]
+    overrides = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", *override.split()]
     found = {setting.key: setting.value for setting in translate(read_source(None, overrides)).mapped}
     assert found[key] == value
 
@@ -241,7 +242,7 @@ def test_single_keys(override, key, value):
     ],
 )
 def test_what_cannot_be_taken_over_says_why(override, reason):
-    dropped = translate(read_source(None, [override])).dropped
+    dropped = translate(read_source(None, ["actor_rollout_ref.rollout.n=4", override])).dropped
     assert next(finding.reason for finding in dropped if finding.old == override.partition("=")[0]).startswith(reason)
 
 
@@ -250,7 +251,7 @@ def test_a_file_its_interpolations_and_overrides_after_it(tmp_path):
     file.write_text(
         "hydra: {searchpath: ['file://verl/trainer/config']}\ndefaults: [ppo_trainer, mine, _self_]\n"
         "data: {max_response_length: 300, train_batch_size: 8}\nactor_rollout_ref:\n"
-        "  rollout: {response_length: '${data.max_response_length}'}\n"
+        "  rollout: {n: 4, response_length: '${data.max_response_length}'}\n"
         "  actor: {ppo_mini_batch_size: 4}\nalgorithm: {adv_estimator: grpo}\n"
         "trainer: {project_name: p, default_local_dir: 'runs/${trainer.project_name}', n_gpus_per_node: 1}\n"
     )
