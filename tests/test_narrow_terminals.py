@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import termios
 from collections.abc import Iterator
@@ -66,7 +67,7 @@ def resize(descriptor: int, columns: int) -> None:
 
 def written(reader: int, console: TerminalConsole) -> str:
     console.file.flush()
-    return os.read(reader, 65536).decode()
+    return re.sub(r"\x1b\[[0-9;]*m|\r", "", os.read(reader, 65536).decode())
 
 
 CLEARED = "\x1b[2J\x1b[H"
@@ -83,8 +84,8 @@ def test_a_terminal_that_becomes_narrower_is_cleared_and_shows_again_what_was_sa
         resize(reader, 60)
         live.refresh()
         said, _, shown = written(reader, console).partition(CLEARED)[2].partition("╭")
-        assert Text.from_ansi(said).plain.strip() == "said before"
-        assert max(len(Text.from_ansi(line)) for line in f"╭{shown}".splitlines()) == 60
+        assert said.strip() == "said before"
+        assert max(len(line) for line in f"╭{shown}".splitlines()) == 60
         live.refresh()
         resize(reader, 120)
         live.refresh()

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import failure_lines
@@ -118,7 +119,9 @@ def _table_of(folder: Path) -> ClosingTable:
 
 def _counts_at_the_end(file: Path, step: int) -> BufferCounts | None:
     """Return the groups by state at the end of the run; None if the run has not ended at this step."""
-    result = json.loads(file.read_text()) if file.is_file() else {"step": None}
+    if not file.is_file():
+        return None
+    result: dict[str, Any] = json.loads(file.read_text())
     return BufferCounts(**result["counts"]) if result["step"] == step else None
 
 
