@@ -88,6 +88,8 @@ class AnyReward(ABC):
     """
     max_concurrent: int | None = None
     """Calls at once per rollout actor; None: any number. Waiting for a free place does not count into the deadline."""
+    max_answer_cpu_s: int | None = None
+    """Of a `Reward` in a process that has `failed`: seconds of CPU after which the kernel ends a `score`, whatever it is doing."""
     has_own_deadlines: bool = False
     """Its calls end by deadlines of its own, whatever `reward.timeout_s` is."""
 
@@ -110,6 +112,16 @@ class Reward(AnyReward):
     @abstractmethod
     def score(self, attempt: Attempted) -> RewardResult | None:
         """Return the reward, or None when it does not apply to this attempt. Raise when it cannot tell."""
+
+    def rehearse(self, task: Task) -> None:
+        """Score what does not depend on any answer, as the ground truth against itself; called first, in the process of `score`.
+
+        What raises or ends the process here is no answer's fault, and a reward_error.
+        """
+
+    def failed(self, attempt: Attempted) -> RewardResult | None:
+        """Return what an answer is worth that made `score` cost more than `max_answer_cpu_s` or end its process; None: a reward_error."""
+        return None
 
 
 class TurnReward(AnyReward):

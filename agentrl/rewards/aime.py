@@ -10,28 +10,30 @@ from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.boxed import BoxOptions, last_boxed
+from agentrl.rewards.boxed import BoxOptions, answer_box
 from agentrl.rewards.gsm8k import parse_number
 from agentrl.rewards.readings import Readings, read_value
-from agentrl.rewards.stated import MAX_TAIL_CHARS, boxed_number, concluding_number, stated_number
+from agentrl.rewards.stated import MAX_TAIL_CHARS, boxed_number, concluding_number, is_contradicted, stated_number
+from agentrl.rewards.thoughts import without_thoughts
 from agentrl.types import JsonObject, Task
 
 MAX_ANSWER = 999
 
-_MODULUS = re.compile(r"\(?\\?[pb]?mod(?:ulo|ulus)?\b\s?\{?\s?[0-9]{1,5}\}?\)?|\bby \$?1,?000\b\$?")
+_MODULUS = re.compile(r"\\text\{\s?mod\s?\}\s?[0-9]{1,5}|\(?\\?[pb]?mod(?:ulo|ulus)?\b\s?\{?\s?[0-9]{1,5}\}?\)?|\bby \$?1,?000\b\$?")
 """What a remainder was taken of is not the answer: 42 (mod 1000)."""
 
 
 def extract_integer(text: str, *, strict: bool) -> int | None:
     r"""Return the answer in the last \boxed{...}; without it and unless `strict`, the number that the text concludes with.
 
-    None when what is found there is no integer from 0 to 999.
+    None when what is found there is no integer from 0 to 999, or more than one.
     """
-    tail = text[-MAX_TAIL_CHARS:]
-    boxed = last_boxed(tail)
+    tail = without_thoughts(text)[-MAX_TAIL_CHARS:]
+    boxed = answer_box(tail)
     if boxed is not None:
-        return _in_range(boxed_number(_MODULUS.sub("", boxed)))
-    return None if strict else _in_range(concluding_number(_MODULUS.sub("", tail)))
+        number = boxed_number(_MODULUS.sub(" modulus ", boxed))
+        return None if number is not None and is_contradicted(number, tail[tail.rfind("}") :]) else _in_range(number)
+    return None if strict else _in_range(concluding_number(_MODULUS.sub(" modulus ", tail)))
 
 
 def parse_integer(value: Any) -> int | None:
@@ -76,6 +78,6 @@ class Aime(Reward):
         flexible = extract_integer(text, strict=False)
         in_form = extract_integer(text, strict=True) if attempt.handed_in is None else flexible
         truth = parse_integer(attempt.task.ground_truth)
-        has_box = last_boxed(text[-MAX_TAIL_CHARS:]) is not None
+        has_box = bool(answer_box(without_thoughts(text)[-MAX_TAIL_CHARS:]))
         readings = Readings(read_value(in_form, truth), read_value(flexible, truth), counts_strict=options.strict, has_format=has_box)
         return readings.result(wrong=options.score_wrong(has_box=has_box))

@@ -3,10 +3,17 @@ r"""The answer that mathematical texts put into `\boxed{...}`."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from agentrl.plugins.options import Options
 
 _TOKENS = re.compile(r"(?P<box>\\(?:boxed|fbox)\s{0,10}\{)|\\.|(?P<brace>[{}])", re.DOTALL)  # \{ and \} are characters, not braces
+_ONLY_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s{0,10}\{(.*)\}\s*", re.DOTALL)
+_JOINT = re.compile(r"[\s$.]{0,6}(?:,|;|/|&|\\\\|\\text\{|\\quad|\bor\b|\band\b|\bund\b|[\s$}]|\\[,;:]){0,8}[\s$}]{0,6}")
+
+
+MAX_JOINED = 8
+"""Boxes that are read as one answer."""
 
 
 class BoxOptions(Options):
@@ -26,15 +33,48 @@ def last_boxed(text: str) -> str | None:
 
     Takes time linear in the text.
     """
-    opened: list[int | None] = []  # where the inside of an open box begins, None for any other open brace
-    last: tuple[int, int] | None = None
+    last = max((closed for closed in _boxes(text) if closed[2] is not None), key=lambda closed: closed[1], default=None)
+    return None if last is None else text[last[1] : last[2]]
+
+
+def answer_box(text: str) -> str | None:
+    r"""Return what a response states in its last box; None without a box, "" where that box is not closed: its answer is unfinished.
+
+    Boxes side by side (`\boxed{1} or \boxed{2}`) hold one answer together: "1, 2".
+    """
+    outermost: list[tuple[int, int, int | None]] = []
+    for begin, start, end in sorted(_boxes(text)):
+        if not outermost or (last := outermost[-1][2]) is None or begin > last:
+            outermost.append((begin, start, end))
+    if not outermost:
+        return None
+    insides: list[str] = []
+    following: int | None = None
+    for begin, start, end in outermost[: -MAX_JOINED - 1 : -1]:
+        if end is None or (following is not None and not _JOINT.fullmatch(text, end + 1, following)):
+            break
+        insides.insert(0, _unboxed(text[start:end]))
+        following = begin
+    return ", ".join(dict.fromkeys(inside.strip() for inside in insides))
+
+
+def _boxes(text: str) -> Iterator[tuple[int, int, int | None]]:
+    """Yield begin, and begin and end of the inside, of each box; the end of one that is not closed is None."""
+    opened: list[tuple[int, int] | None] = []  # None for any brace but a box's
     for token in _TOKENS.finditer(text):
         if token["box"]:
-            opened.append(token.end())
+            opened.append((token.start(), token.end()))
         elif token["brace"] == "{":
             opened.append(None)
-        elif token["brace"] and opened:
-            start = opened.pop()
-            if start is not None and (last is None or start > last[0]):
-                last = (start, token.start())
-    return text[slice(*last)] if last else None
+        elif token["brace"] and opened and (box := opened.pop()) is not None:
+            yield *box, token.start()
+    yield from ((*box, None) for box in opened if box is not None)
+
+
+def _unboxed(inside: str) -> str:
+    r"""Return what a box in a box holds: of \boxed{\boxed{5}} it is 5."""
+    for _ in range(3):
+        if (only := _ONLY_BOX.fullmatch(inside)) is None or only[1].count("{") != only[1].count("}"):
+            break
+        inside = only[1]
+    return inside

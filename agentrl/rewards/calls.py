@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import trio
 
 from agentrl.errors import LearnerError, RewardError
-from agentrl.plugins import AnyReward, Attempted, RewardResult
+from agentrl.plugins import AnyReward, Attempted, Reward, RewardResult
 from agentrl.plugins.blame import blaming
 from agentrl.plugins.contained import contained
 from agentrl.plugins.loops import foreign_loop
 from agentrl.plugins.rewards import Scope
 from agentrl.rewards.custom import is_finite_number
-from agentrl.rewards.pool import WorkerPool
+from agentrl.rewards.pool import AnswerDeathError, WorkerPool
 from agentrl.rewards.recipes import Recipe
 
 NUM_THREADS = 8
@@ -122,7 +122,14 @@ class RewardCalls:
         score = term.reward.score
         if term.reward.runs_in == "process":
             assert term.recipe is not None, term
-            return await self._processes.score(term.recipe, subject, begin=begin)
+            if not isinstance(term.reward, Reward) or not isinstance(subject, Attempted) or term.reward.max_answer_cpu_s is None:
+                return await self._processes.score(term.recipe, subject, begin=begin)
+            try:
+                return await self._processes.score(term.recipe, subject, begin=begin, rehearse=subject.task)
+            except AnswerDeathError:
+                if (failed := term.reward.failed(subject)) is None:
+                    raise
+                return failed
         if term.reward.runs_in == "thread":
 
             def work() -> Any:

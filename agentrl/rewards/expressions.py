@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 from sympy import latex
 
+from agentrl.errors import RewardError
+from agentrl.rewards.bounds import MAX_CHARS, check_prose, check_text, check_tree
+from agentrl.rewards.comparing import same
+from agentrl.rewards.cpu_limit import TooCostlyError
 from agentrl.rewards.number_words import number_in_words
 from agentrl.rewards.numbers import numbers_in, with_signs
 from agentrl.rewards.plain import plain
+from agentrl.rewards.readings import RELATIVE_TOLERANCE
 from agentrl.rewards.stated import answer_phrases
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time-outs are off: the deadline is ours
@@ -43,6 +51,11 @@ _SENTENCE = re.compile(r"[.!?;](?=\s|$)")
 _ROOT = re.compile(r"\bsqrt\(([^()]{1,40})\)")
 _THIN_SPACE = re.compile(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))")
 _IMAGINARY = re.compile(r"(?<=[0-9}])\s*i\b")
+_ABRIDGED = re.compile("[ƒ√]")
+"""Functions and roots as `plain` writes them, whichever they are."""
+_NO_VALUE = re.compile(
+    r"(?i)\\[lcv]?dots\b|\.\.\.|…|\b(?:less|more|fewer|greater|larger|smaller) than\b|\bat (?:least|most)\b|\bup to\b|\b(?:not|isn't|wrong|incorrect|or more|or less)\b"
+)
 _CHOICE = re.compile(r"(?:option |choice )?\(?([A-H])\)?(?=[\s:.,$)]|$)(?!\)?,? (?:or|and) )")
 _CLAUSE = re.compile(r"(?:[.,;](?=\s|$)|\s(?:because|since|as|and not|not|which)\b|\n)")
 
@@ -53,25 +66,72 @@ class _Number:
     is_percent: bool
 
 
-def equal(answer: str, truth: str) -> bool:
-    """Tell whether two answers, each as it would stand in a box, are the same: as numbers, as texts, or as expressions."""
-    if (verdict := _equal_at_sight(answer, truth)) is not None:
+def equal(answer: str, truth: str, *, tolerance: float = RELATIVE_TOLERANCE) -> bool:
+    """Tell whether two answers, each as it would stand in a box, are the same: as numbers, as texts, or as expressions.
+
+    `tolerance`: relative, where the truth is a decimal and no integer; everything else is compared exactly.
+
+    Raises:
+        TooCostlyError: finding out would take too long.
+    """
+    if (verdict := _equal_at_sight(answer, truth, tolerance)) is not None:
         return verdict
-    return equal_expressions(parse_boxed(answer), parse_boxed(truth))
+    return equal_expressions(parse_boxed(answer), parse_box_of_truth(truth), tolerance=tolerance)
 
 
-def equal_expressions(answer: list[Any], truth: list[Any]) -> bool:
-    """Tell whether parsed answers are equal. What raises inside of the library compares unlike things (a set and a number)."""
-    return bool(answer) and bool(truth) and verify(truth, answer, timeout_seconds=None, allow_set_relation_comp=True)
+@lru_cache(maxsize=1024)
+def rehearse(truth: str) -> None:
+    """Send a ground truth through all that reads and compares answers: what fails here fails without regard to any answer.
+
+    Raises:
+        RewardError: it does not equal itself.
+    """
+    parsed = parse_box_of_truth(truth)
+    if not (equal("\\frac{1}{2}", "0.5") and equal(truth, truth) and (not parsed or equal_expressions(parsed, parsed))):
+        raise RewardError(f"the ground truth {truth[:80]!r} does not equal itself")
 
 
-def parse_boxed(answer: str) -> list[Any]:
-    """Parse the inside of a box."""
-    return _parse(f"\\boxed{{{_cleaned(answer)}}}", LatexExtractionConfig())
+def parse_box_of_truth(truth: str) -> tuple[Any, ...]:
+    """Parse a ground truth; () where it is beyond the bounds, and can only be compared as text."""
+    try:
+        parsed = parse_boxed(truth)
+        for one in parsed:
+            check_tree(one)
+    except TooCostlyError:
+        return ()
+    return parsed
 
 
-def parse_prose(text: str) -> list[Any]:
-    """Parse the expression that a whole response ends with."""
+def is_relation_only(answer: str, truth: str) -> bool:
+    """Tell whether an answer only says what its value is not, or takes it back ("less than 5" for 5), or says nothing: 5 = 5."""
+    worded = plain(answer)
+    if any(one.strip(" $") == other.strip(" $") for one, other in pairwise(worded.split("="))):
+        return True
+    return bool(_NO_VALUE.search(worded)) and not _NO_VALUE.search(plain(truth))
+
+
+def equal_expressions(answer: Sequence[Any], truth: Sequence[Any], *, tolerance: float = RELATIVE_TOLERANCE) -> bool:
+    """Tell whether parsed answers are equal; each is (what was parsed, its text)."""
+    return any(same(one, other, tolerance=tolerance) for other in truth for one in answer)
+
+
+def parse_boxed(answer: str) -> tuple[Any, ...]:
+    """Parse the inside of a box.
+
+    Raises:
+        TooCostlyError: parsing it would take too long.
+    """
+    check_text(answer)
+    return _parse_box(f"\\boxed{{{_cleaned(answer)}}}")
+
+
+def parse_prose(text: str) -> tuple[Any, ...]:
+    """Parse the expression that a whole response ends with.
+
+    Raises:
+        TooCostlyError: parsing it would take too long.
+    """
+    check_prose(text)
     return _parse(text, LatexExtractionConfig(), ExprExtractionConfig())
 
 
@@ -114,20 +174,26 @@ def canonical(answer: str) -> str | None:
     """
     if not _normal_text(answer):
         return None
-    return _canonical_at_sight(answer) or canonical_expression(parse_boxed(answer), answer)
+    if (at_sight := _canonical_at_sight(answer)) is not None:
+        return at_sight
+    try:
+        return canonical_expression(parse_boxed(answer), answer)
+    except TooCostlyError:
+        return " ".join(answer.split())
 
 
-def canonical_expression(parsed: list[Any], written: str) -> str:
+def canonical_expression(parsed: Sequence[Any], written: str) -> str:
     """Return the one text for what was parsed; as it was written where it is no expression, or does not read back as itself."""
     if (at_sight := _canonical_at_sight(written)) is not None:
         return at_sight
     as_written = " ".join(written.split())
     if not parsed or isinstance(parsed[0], str):
         return as_written
+    check_tree(parsed[0])
     text = str(latex(parsed[0]))
     if (at_sight := _canonical_at_sight(text)) is not None:
         return at_sight
-    again = parse_boxed(text)
+    again = parse_boxed(text) if len(text) <= MAX_CHARS else ()
     return text if again and latex(again[0]) == text else as_written
 
 
@@ -138,23 +204,35 @@ def _canonical_at_sight(answer: str) -> str | None:
     return _normal_text(answer) if is_text(answer) else None
 
 
-def _equal_at_sight(answer: str, truth: str) -> bool | None:
+def _equal_at_sight(answer: str, truth: str, tolerance: float) -> bool | None:
     """Compare without an algebra system; None when these are no plain numbers or texts."""
     said, true = _normal_text(answer), _normal_text(truth)
-    if said == true:
+    if said == true and (not _ABRIDGED.search(said) or "".join(answer.split()) == "".join(truth.split())):
         return bool(true)
     based, digits = _IN_BASE.match(truth.strip()), _IN_BASE.match(answer.strip())
     if based and based[2] and digits:
         return digits[1] == based[1] and (not digits[2] or _base(digits[2]) == _base(based[2]))
+    if digits and digits[2] and not (based and based[2]):
+        return False  # a base that nobody asked for
     one, other = _whole_number(answer), _whole_number(truth)
     if (one is None) != (other is None):  # \text{5 apples} and 5
         one, other = one or _worded_number(answer), other or _worded_number(truth)
     if one and other and not _have_other_names(answer, truth):
-        values = {one.value, one.value / 100} if one.is_percent else {one.value}
-        return bool(values & ({other.value, other.value / 100} if other.is_percent else {other.value}))
+        return _equal_numbers(one, other, tolerance if "." in truth else 0.0)
     if is_text(truth) and is_text(answer) and "\\text" in answer + truth:
         return False
     return None
+
+
+def _equal_numbers(answer: _Number, truth: _Number, tolerance: float) -> bool:
+    """Compare numbers; 5 and 5% are the same where 5 may be what a question for percents asks for, 0.5 and 0.5% never."""
+    values, true = [answer.value], truth.value
+    if answer.is_percent != truth.is_percent:
+        bare = truth.value if answer.is_percent else answer.value
+        as_share = answer.value / 100 if answer.is_percent else answer.value * 100
+        values = [answer.value, as_share] if abs(bare) >= 1 or not bare else [as_share]
+    allowed = abs(true) * Fraction(str(tolerance)) if true.denominator > 1 else 0
+    return any(abs(value - true) <= allowed for value in values)
 
 
 def _normal_text(answer: str) -> str:
@@ -174,7 +252,7 @@ def _whole_number(answer: str) -> _Number | None:
     text = _UNIT.sub("", named["value"] if named else answer)
     if (repeating := _repeating(text)) is not None:
         return _Number(repeating, is_percent=False)
-    text = with_signs(plain(text).strip()).strip(" $").rstrip(".")
+    text = with_signs(plain(text).strip(), decimal_commas=False).strip(" $").rstrip(".")
     bare = re.sub(r"\s?(?:°|degrees|dollars|units)$", "", text)
     without_percent = re.sub(r"\s?(?:%|percent)$", "", bare)
     found = numbers_in(without_percent)
@@ -219,5 +297,10 @@ def _cleaned(answer: str) -> str:
     return _IMAGINARY.sub(" i", text.strip().removesuffix("."))
 
 
-def _parse(text: str, *kinds: Any) -> list[Any]:
-    return parse(text, kinds, parsing_timeout=None)
+@lru_cache(maxsize=1024)
+def _parse_box(text: str) -> tuple[Any, ...]:
+    return _parse(text, LatexExtractionConfig())
+
+
+def _parse(text: str, *kinds: Any) -> tuple[Any, ...]:
+    return tuple(parse(text, kinds, parsing_timeout=None))

@@ -11,10 +11,13 @@ from pydantic import model_validator
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options
 from agentrl.rewards.boxed import last_boxed
+from agentrl.rewards.cpu_limit import TooCostlyError, cpu_limit
 from agentrl.rewards.gsm8k import extract_answer
 from agentrl.rewards.stated import MAX_TAIL_CHARS
 from agentrl.types import JsonObject
 
+MAX_CPU_S = 0.8
+"""Of matching a pattern with one text: one that takes longer backtracks, and does not match."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
@@ -71,6 +74,7 @@ class Format(Reward):
         self._options = read_options(FormatOptions, self.config, plugin=f"reward {self.name!r}")
         # A pattern may backtrack for ever and never gives other threads a turn: only a process can be ended then.
         self.runs_in = "inline" if self._options.form else "process"
+        self.max_answer_cpu_s = None if self._options.form else 2
 
     def score(self, attempt: Attempted) -> RewardResult:
         texts = attempt.assistant_texts
@@ -78,8 +82,16 @@ class Format(Reward):
             texts = texts[-1:]
         return RewardResult(float(bool(texts) and all(map(self._has_form, texts))))
 
+    def failed(self, attempt: Attempted) -> RewardResult:
+        """Return 0: the text makes the pattern backtrack, so it was not matched."""
+        return RewardResult(0.0)
+
     def _has_form(self, text: str) -> bool:
         if self._options.form is not None:
             return FORMS[self._options.form](text)
         assert self._options.pattern is not None
-        return re.fullmatch(self._options.pattern, text, re.DOTALL) is not None
+        try:
+            with cpu_limit(MAX_CPU_S):
+                return re.fullmatch(self._options.pattern, text, re.DOTALL) is not None
+        except TooCostlyError:
+            return False

@@ -14,9 +14,12 @@ from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.boxed import last_boxed
-from agentrl.rewards.readings import Readings, read_value
-from agentrl.rewards.stated import MAX_TAIL_CHARS, boxed_number, concluding_number, stated_number
+from agentrl.rewards.boxed import answer_box
+from agentrl.rewards.numbers import has_number
+from agentrl.rewards.plain import plain
+from agentrl.rewards.readings import RELATIVE_TOLERANCE, Readings, read_value, relative_tolerance
+from agentrl.rewards.stated import MAX_LINE_CHARS, MAX_TAIL_CHARS, boxed_number, concluding_number, is_contradicted, stated_number
+from agentrl.rewards.thoughts import without_thoughts
 from agentrl.types import JsonObject, Task
 
 _MARK = "####"
@@ -26,18 +29,36 @@ MAX_HEADINGS = 20
 
 
 def extract_answer(text: str, *, strict: bool) -> Fraction | None:
-    r"""Return the final answer in `text`, or None when there is none.
+    r"""Return the final answer in `text`, or None when there is none, or more than one.
 
-    It is the number stated on the line of the last `####`; without such a number, and unless `strict`, that in the last
+    It is the number stated on the line of the last `####`; where nothing but words is marked, and unless `strict`, that in the last
     \boxed{...}; without a box the number that the last MAX_TAIL_CHARS conclude with. Thousands separators, signs, decimals,
-    fractions, currency, units, percent signs (50% is 50), LaTeX and Markdown are understood.
+    fractions, currency, units, percent signs (50% is 50), LaTeX, Markdown and the digits of all scripts are understood. What the
+    model only thought (`<think>`), took back or said otherwise behind its answer is none.
     """
-    if (marked := _marked_line(text)) is not None and (number := stated_number(marked)) is not None:
-        return number
-    if strict:
-        return None
-    boxed = last_boxed(text[-MAX_TAIL_CHARS:])
-    return concluding_number(text) if boxed is None else boxed_number(boxed)
+    text = without_thoughts(text)
+    if (marked := _marked_line(text)) is not None:
+        line, rest = marked
+        if (number := stated_number(line)) is not None:
+            return None if _is_contradicted(number, rest) else number
+        if strict or has_number(plain(line[:MAX_LINE_CHARS])):
+            return None
+        text = rest
+    return None if strict else _unmarked(text)
+
+
+def _unmarked(text: str) -> Fraction | None:
+    tail = text[-MAX_TAIL_CHARS:]
+    boxed = answer_box(tail)
+    if boxed is None:
+        return concluding_number(text)
+    number = boxed_number(boxed)
+    return None if number is not None and is_contradicted(number, tail[tail.rfind("}") :]) else number
+
+
+def _is_contradicted(number: Fraction, rest: str) -> bool:
+    boxed = answer_box(rest[:MAX_TAIL_CHARS])
+    return is_contradicted(number, rest) or (boxed is not None and boxed_number(boxed) != number)
 
 
 def canonical(text: str, *, strict: bool = False) -> str | None:
@@ -57,11 +78,12 @@ def parse_number(ground_truth: Any) -> Fraction | None:
 
 def is_correct(answer: Fraction | None, ground_truth: Any) -> bool:
     """Tell whether `answer` is the number that `ground_truth` stands for."""
-    return answer is not None and answer == parse_number(ground_truth)
+    return read_value(answer, parse_number(ground_truth), tolerance=RELATIVE_TOLERANCE).is_right
 
 
 def require_number(task: Task, reward: str) -> None:
-    """Raise DataError unless the task's ground truth is a number."""
+    """Raise DataError unless the task's ground truth is a number, and its tolerance, if it has one."""
+    relative_tolerance(task)
     if parse_number(task.ground_truth) is None:
         raise DataError(
             f"task {task.task_id}: reward {reward!r} needs a number as reward_model.ground_truth (got {str(task.ground_truth)[:80]!r})"
@@ -101,17 +123,26 @@ def read_number(attempt: Attempted, *, strict: bool) -> Readings:
     """Read the final number of an attempt in both ways; what was handed in by `finish` needs no `####`."""
     flexible = extract_answer(attempt.answer, strict=False)
     in_form = extract_answer(attempt.answer, strict=True) if attempt.handed_in is None else flexible
-    truth = parse_number(attempt.task.ground_truth)
-    return Readings(read_value(in_form, truth), read_value(flexible, truth), counts_strict=strict, has_format=in_form is not None)
+    truth, tolerance = parse_number(attempt.task.ground_truth), relative_tolerance(attempt.task)
+    in_form_reading, flexible_reading = (read_value(one, truth, tolerance=tolerance) for one in (in_form, flexible))
+    return Readings(in_form_reading, flexible_reading, counts_strict=strict, has_format=in_form is not None)
 
 
-def _marked_line(text: str) -> str | None:
-    """Return what follows the last `####` on its line (or on the next, when nothing does)."""
+def _marked_line(text: str) -> tuple[str, str] | None:
+    """Return what follows the last `####` on its line, and what follows that line.
+
+    Where nothing follows on the line it is the next line with text; where nothing follows at all, what stands before it (18 ####).
+    """
+    end = len(text)
     for _ in range(MAX_HEADINGS):
-        text, mark, tail = text.rpartition(_MARK)
-        if not mark:
+        start = text.rfind(_MARK, 0, end)
+        if start < 0:
             return None
-        line = tail[:MAX_TAIL_CHARS].lstrip().partition("\n")[0]
+        line, _, rest = text[start + len(_MARK) :].lstrip().partition("\n")
+        if not line:
+            before = text[:start].rstrip("# \t")[-MAX_TAIL_CHARS:].rpartition("\n")[2]
+            return before.lstrip("# "), ""
         if not _HEADING.match(line):
-            return line
+            return line, rest
+        end = start
     return None

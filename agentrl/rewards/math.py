@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from agentrl.errors import DataError, RewardError
@@ -10,12 +11,18 @@ from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards import expressions
-from agentrl.rewards.boxed import BoxOptions, last_boxed
-from agentrl.rewards.readings import Reading, Readings
-from agentrl.rewards.stated import answer_phrases, concluding_number, without_first_thoughts
+from agentrl.rewards.boxed import BoxOptions, answer_box, last_boxed
+from agentrl.rewards.cpu_limit import cpu_limit
+from agentrl.rewards.readings import Reading, Readings, relative_tolerance
+from agentrl.rewards.stated import answer_phrases, concluding_number, is_contradicted, without_first_thoughts
+from agentrl.rewards.thoughts import without_thoughts
 from agentrl.types import JsonObject, Task
 
 MAX_DETAIL_CHARS = 200
+MAX_ANSWER_TAIL_CHARS = 20_000
+"""How far from its end a response is searched for a box."""
+MAX_CPU_S = 0.8
+"""For what no bound foresees: an answer takes milliseconds, one at the bounds some tenths of a second."""
 MAX_BARE_CHARS = 100
 """A longer response is prose, whatever it holds."""
 
@@ -29,18 +36,19 @@ class Math(Reward):
     Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box). Details: answer, canonical.
     What was handed in by `finish` needs no box.
 
-    It runs in a process: comparing expressions may take forever, and the library's own time-outs need the main thread and
-    answer "wrong", where only the deadline is known to have passed.
+    It runs in a process of its own, where an answer at the bounds of what is evaluated (`agentrl.rewards.bounds`) stops nothing else.
     """
 
     name: ClassVar[str] = "math"
     runs_in: RunsIn = "process"
+    max_answer_cpu_s: int | None = 2
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
         self._options = read_options(BoxOptions, self.config, plugin=f"reward {self.name!r}")
 
     def check(self, task: Task) -> None:
+        relative_tolerance(task)
         if not _truth(task.ground_truth):
             raise DataError(
                 f"task {task.task_id}: reward {self.name!r} needs an expression (text or a number) as reward_model.ground_truth "
@@ -48,23 +56,57 @@ class Math(Reward):
             )
 
     def score(self, attempt: Attempted) -> RewardResult:
-        """Score; takes milliseconds, or for ever.
+        """Score. What fails because of the answer is a wrong answer: the ground truth went through the same code before.
 
         Raises:
-            RewardError: the ground truth is no expression.
+            RewardError: the ground truth is no expression, or cannot be compared with itself.
         """
-        options, text, truth = self._options, attempt.answer, _truth(attempt.task.ground_truth)
+        self.rehearse(attempt.task)
+        truth = _truth(attempt.task.ground_truth)
+        text = without_thoughts(attempt.answer)
+        boxed = answer_box(text[-MAX_ANSWER_TAIL_CHARS:])
+        try:
+            with cpu_limit(MAX_CPU_S):
+                in_form, flexible = self._read(attempt, text, boxed, truth)
+        except Exception:  # noqa: BLE001 - whatever an algebra system raises on what a model wrote
+            in_form = flexible = Reading(None, False)
+        return self._result(in_form, flexible, boxed)
+
+    def rehearse(self, task: Task) -> None:
+        """Compare the ground truth with itself.
+
+        Raises:
+            RewardError: it is no expression, or does not equal itself.
+        """
+        truth = _truth(task.ground_truth)
         if not truth:
-            raise RewardError(f"the ground truth {str(attempt.task.ground_truth)[:80]!r} is no mathematical expression")
-        boxed = last_boxed(text)
+            raise RewardError(f"the ground truth {str(task.ground_truth)[:80]!r} is no mathematical expression")
+        expressions.rehearse(truth)
+
+    def failed(self, attempt: Attempted) -> RewardResult:
+        """Return a wrong answer's score."""
+        return self._result(
+            Reading(None, False), Reading(None, False), answer_box(without_thoughts(attempt.answer)[-MAX_ANSWER_TAIL_CHARS:])
+        )
+
+    def _result(self, in_form: Reading, flexible: Reading, boxed: str | None) -> RewardResult:
+        readings = Readings(in_form, flexible, counts_strict=self._options.strict, has_format=bool(boxed))
+        return readings.result(wrong=self._options.score_wrong(has_box=bool(boxed)))
+
+    def _read(self, attempt: Attempted, text: str, boxed: str | None, truth: str) -> tuple[Reading, Reading]:
+        """Return the reading in the form that was asked for, and the one in any form."""
+        tolerance = relative_tolerance(attempt.task)
         if boxed is not None:
-            in_form = flexible = _read_box(boxed, truth)
-        else:
-            is_bare = attempt.handed_in is not None and not _PROSE.search(text)
-            flexible = _read_box(text, truth) if is_bare else _read_prose(text, truth)
-            in_form = flexible if attempt.handed_in is not None else Reading(None, False)
-        readings = Readings(in_form, flexible, counts_strict=options.strict, has_format=boxed is not None)
-        return readings.result(wrong=options.score_wrong(has_box=boxed is not None))
+            read = Reading(None, False) if _is_taken_back(boxed, text) else _read_box(boxed, truth, tolerance)
+            return read, read
+        is_bare = attempt.handed_in is not None and not _PROSE.search(text)
+        flexible = _read_box(text, truth, tolerance) if is_bare else _read_prose(text, truth, tolerance)
+        return flexible if attempt.handed_in is not None else Reading(None, False), flexible
+
+
+def _is_taken_back(boxed: str, text: str) -> bool:
+    number = expressions.number_of(boxed)
+    return is_contradicted(number, text[text.rfind("}") :])
 
 
 def canonical(text: str, *, strict: bool = False) -> str | None:
@@ -72,7 +114,15 @@ def canonical(text: str, *, strict: bool = False) -> str | None:
 
     It stands in the last \boxed{...}; without one, and unless `strict`, it is what a sentence states, or the bare answer itself.
     """
-    boxed = last_boxed(text)
+    try:
+        with cpu_limit(MAX_CPU_S):
+            return _canonical_answer(without_thoughts(text), strict=strict)
+    except Exception:  # noqa: BLE001 - whatever an algebra system raises on what a model wrote
+        return None
+
+
+def _canonical_answer(text: str, *, strict: bool) -> str | None:
+    boxed = answer_box(text[-MAX_ANSWER_TAIL_CHARS:])
     if boxed is not None or strict:
         return None if boxed is None else _canonical(boxed)
     text = without_first_thoughts(text[-expressions.MAX_PROSE_CHARS :])
@@ -81,7 +131,7 @@ def canonical(text: str, *, strict: bool = False) -> str | None:
     return _canonical_prose(expressions.parse_prose(text))
 
 
-def _canonical_prose(found: list[Any]) -> str | None:
+def _canonical_prose(found: Sequence[Any]) -> str | None:
     return expressions.canonical_expression(found, str(found[-1]))[:MAX_DETAIL_CHARS] if found else None
 
 
@@ -92,32 +142,37 @@ def _canonical(answer: str) -> str | None:
     return found[:MAX_DETAIL_CHARS] if found else None
 
 
-def _read_box(answer: str, truth: str) -> Reading:
+def _read_box(answer: str, truth: str, tolerance: float) -> Reading:
     found = _canonical(answer)
-    return Reading(found, found is not None and expressions.equal(answer, truth))
+    return Reading(
+        found,
+        found is not None and not expressions.is_relation_only(answer, truth) and expressions.equal(answer, truth, tolerance=tolerance),
+    )
 
 
-def _read_prose(text: str, truth: str) -> Reading:
+def _read_prose(text: str, truth: str, tolerance: float) -> Reading:
     """Read the words that a response calls its answer where the truth is words, else the expression that it ends with."""
     text = without_first_thoughts(text[-expressions.MAX_PROSE_CHARS :])
     if expressions.is_text(truth) and (words := expressions.stated_text(text)) is not None:
-        return _read_box(words, truth)
+        return _read_box(words, truth, tolerance)
     bare = text.strip(" \n$*.")
     phrase = next(answer_phrases(text), None)
     if phrase is None and len(bare) <= MAX_BARE_CHARS and not _PROSE.search(bare):
-        return _read_box(bare, truth)
+        return _read_box(bare, truth, tolerance)
     if phrase is not None and phrase.startswith("not "):
         return Reading(None, False)
     if not _LATEX.search(text):
-        return _read_plain_prose(text, truth)
+        return _read_plain_prose(text, truth, tolerance)
     found = expressions.parse_prose(text)
-    return Reading(_canonical_prose(found), expressions.equal_expressions(found, expressions.parse_boxed(truth)))
+    is_no_value = bool(found) and expressions.is_relation_only(str(found[-1]), truth)
+    is_right = not is_no_value and expressions.equal_expressions(found, expressions.parse_box_of_truth(truth), tolerance=tolerance)
+    return Reading(_canonical_prose(found), is_right)
 
 
-def _read_plain_prose(text: str, truth: str) -> Reading:
+def _read_plain_prose(text: str, truth: str, tolerance: float) -> Reading:
     number = concluding_number(text) if expressions.number_of(truth) is not None else None
     stated = str(number) if number is not None else expressions.stated_plainly(text)
-    return Reading(None, False) if stated is None else _read_box(stated, truth)
+    return Reading(None, False) if stated is None else _read_box(stated, truth, tolerance)
 
 
 def _truth(ground_truth: Any) -> str:

@@ -1,4 +1,4 @@
-"""Numbers in text, as exact values, whatever way they are written: 1,234.50, -$5, 1 1/2, 3/4, 50%, 1.5 million, 6 × 10^4."""
+"""Numbers in text, as exact values, whatever way they are written: 1,234.50, 1'234, -$5, 1 1/2, 3/4, 50%, 1.5 million, 6 × 10^4."""
 
 from __future__ import annotations
 
@@ -9,32 +9,77 @@ from fractions import Fraction
 MAX_DIGITS = 100
 """A longer run of digits is no answer, and converting it would be slow."""
 
-_SCALES = {"k": 10**3, "m": 10**6, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_GROUPED = r"[1-9][0-9]{0,2}(?:(?:,[0-9]{3})++|(?:\ [0-9]{3})++)(?![0-9]|[,\ ][0-9]{3})(?:\.[0-9]++)?"
+_SCALES = {
+    "k": 10**3, "m": 10**6, "b": 10**9, "bn": 10**9, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9,
+    "trillion": 10**12, "lakh": 10**5, "crore": 10**7,
+}  # fmt: skip
+_SCALE = rf"(?:{'|'.join(name for name in _SCALES if len(name) > 2)})"
+# Thousands: by commas, spaces, apostrophes or underscores; in the Indian way; by dots where a second group or a decimal comma
+# leaves no doubt. One comma with one or two digits behind it is a decimal comma only where that is no list (`_decimal_comma`).
+_GROUPED = (
+    r"[1-9][0-9]{0,2}(?:(?:,[0-9]{3})++|(?:\ [0-9]{3})++|(?:'[0-9]{3})++|(?:_[0-9]{3})++)(?![0-9]|[,\ '_][0-9]{3})(?:\.[0-9]++)?(?!,[0-9])"
+    r"|[1-9][0-9]?(?:,[0-9]{2}(?=,))++,[0-9]{3}(?![0-9]|,[0-9])(?:\.[0-9]++)?"
+    r"|[1-9][0-9]{0,2}(?:(?:\.[0-9]{3}){1,10}|(?:\ [0-9]{3}){1,10}|(?:'[0-9]{3}){1,10}),[0-9]{1,20}(?![0-9,])"
+    r"|[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,10}(?![0-9]|\.[0-9])"
+)
+_CURRENCY = r"(?:Rs\.?|USD|US\$|EUR|GBP|INR|CHF|[A-Z]{0,2}[$€£¥₹])"
 # A minus right after a word, a digit or a bracket subtracts. No number is a part of a word, an index, a power, a root, a time of
 # day, a date. What follows (a unit, a percent sign, a full stop) is not part of the number.
 _NUMBER = re.compile(
     rf"""
     (?:(?<![\w.)\]}}%])(?P<sign>[-+]))?
-    (?<![A-Za-z_^√ƒ{{0-9])(?<![0-9][.:/])(?<!mod\ )(?<!not\ )
-    (?:(?:Rs\.?|USD|EUR|GBP|INR|[A-Z]{{0,2}}[$€£¥₹])\s?)?+(?P<inner>(?<=[$€£¥₹])-)?
+    (?<![A-Za-z_^√ƒ{{0-9])(?<![0-9][.:/,'])(?<!mod\ )
+    (?:{_CURRENCY}\s?)?+(?P<inner>(?<=[$€£¥₹])-)?
     (?P<digits>{_GROUPED}|[0-9]++(?:\.[0-9]++)?|\.[0-9]++)
     (?: (?:\ and)?\ {{1,2}}(?P<part>[0-9]{{1,4}}+)/(?P<whole>[0-9]{{1,4}}+)
-      | \s?/\s?(?P<over>[0-9][0-9,]*+(?:\.[0-9]++)?)
+      | \s?/\s?{_CURRENCY}?(?P<over>[0-9]++(?:,[0-9]{{3}}(?![0-9]))*+(?:\.[0-9]++)?)
       | [eE](?P<e>[-+]?[0-9]{{1,2}}+)(?![\w.])
       | \s?[×x*]\s?10\s?(?:\^|\*\*)\s?\{{?(?P<power>[-+]?[0-9]{{1,2}}+)\}}?
       | :00(?![0-9:])
     )?+
-    (?:\s?(?P<scale>thousand|million|billion|trillion|(?<=[0-9])[kKM])(?![A-Za-z]))?+
-    (?!:?[0-9]|/[0-9]|\s?\^|\s?[π√]|[xyzn]\b)
+    (?:[\s-]?(?P<scale>{_SCALE}|(?<=[0-9])(?:[kKM]|(?<=[0-9])[bB]n?))s?(?![A-Za-z]))?+
+    (?!:?[0-9]|\.[0-9]|/[0-9]|\s?\^|\s?\*\*\s?[0-9]|\s?[π√ƒ∞]|[xyznijqrw]\b|h[0-9]|[.,][xX?]|_[0-9{{]|'[0-9]|,[0-9]{{1,3}}(?![0-9]))
     """,
     re.VERBOSE,
 )
+_TIMES = re.compile(r"(?<=[0-9])(?<!\b0)x(?=[0-9])")
 _SPACED_MINUS = re.compile(r"(\A|[=:≈][ \t]?)-[ \t](?=[$€£¥₹]?[0-9.])")
 _MINUS_WORD = re.compile(r"(?i)(?<![0-9] )\b(?:negative|minus) (?=[$€£¥₹]?[0-9.])")
 _BETWEEN = re.compile(r"(?i)\bbetween (\S{1,20}) and ")
 _DATE = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b")
-_PARTS = {" and a half": " 1/2", " and one half": " 1/2", " and a quarter": " 1/4", " and three quarters": " 3/4"}
+_DECIMAL_COMMA = re.compile(
+    r"(?<![0-9A-Za-z.,'/])(?<!\( )(?<!\()(?:(?P<whole>[1-9][0-9]{0,8}),(?P<part>[0-9]{1,2})|0,(?P<zero>[0-9]{1,9}))(?![0-9.,/]|\s?[,;]\s?[0-9])"
+)
+_PARTS = {
+    " and a half": " 1/2", " and one half": " 1/2", " and one-half": " 1/2", " and a quarter": " 1/4", " and one quarter": " 1/4",
+    " and three quarters": " 3/4", " and a third": " 1/3", " and one third": " 1/3", " and two thirds": " 2/3",
+}  # fmt: skip
+_PART = re.compile(rf"(?<=[0-9])(?:{'|'.join(_PARTS)})\b")
+_LARGER = r"dollars?|bucks|euros?|pounds?|rupees?|francs?"
+_SMALLER = r"cents?|pence|penny|pennies|p|paise|¢|c"
+_MONEY = re.compile(
+    rf"(?i)(?P<unit>[$€£₹]\s?)?(?P<whole>[0-9]{{1,9}}|[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,3}})(?(unit)(?:\s?(?:{_LARGER}))?|\s?(?:{_LARGER}))"
+    rf",?(?:\s(?:and\s)?|\s?&\s?)(?P<part>[0-9]{{1,2}})\s?(?:{_SMALLER})(?![A-Za-z0-9])"
+)
+_COMPOUND = re.compile(
+    r"(?<![0-9.,:/A-Za-z])(?P<whole>[0-9]{1,6})\s?(?P<larger>[A-Za-z]{1,11})\.?(?:,?\s(?:and\s)?|(?=[0-9]))"
+    r"(?P<part>[0-9]{1,4})\s?(?P<smaller>[A-Za-z]{1,11})(?![A-Za-z0-9])"
+)
+_UNITS = {
+    unit: name
+    for name, units in {
+        "hour": "hours hour hrs hr h", "minute": "minutes minute mins min m", "second": "seconds second secs sec s",
+        "foot": "feet foot ft", "inch": "inches inch in", "pound": "pounds pound lbs lb", "ounce": "ounces ounce oz",
+        "year": "years year yrs yr", "month": "months month", "week": "weeks week", "day": "days day",
+        "kg": "kilograms kilogram kg", "gram": "grams gram g", "meter": "meters meter metres metre", "cm": "centimeters centimeter cm",
+        "km": "kilometers kilometer km",
+    }.items()
+    for unit in units.split()
+}  # fmt: skip
+_FACTORS = {
+    ("hour", "minute"): 60, ("minute", "second"): 60, ("foot", "inch"): 12, ("pound", "ounce"): 16, ("year", "month"): 12,
+    ("week", "day"): 7, ("kg", "gram"): 1000, ("meter", "cm"): 100, ("km", "meter"): 1000,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +91,20 @@ class Found:
     end: int
 
 
-def with_signs(text: str) -> str:
-    """Return plain text with a minus right before its number, a half in digits, a range with its `to`, and without dates."""
-    for words, digits in _PARTS.items():
-        text = text.replace(words, digits)
+def with_signs(text: str, *, decimal_commas: bool = True) -> str:
+    """Return plain text with each quantity as one number.
+
+    A minus stands right before its number, a half is in digits, a range has its `to`; `2 dollars and 50 cents` is `2.50 dollars`,
+    `1 hour 30 minutes` is `3/2 hours`; dates are gone. With `decimal_commas`, `3,5` is 3.5: where numbers are looked for that
+    may come in lists, it is none.
+    """
+    text = _PART.sub(lambda found: _PARTS[found[0]], text)
+    text = _TIMES.sub("×", text)
     text = _DATE.sub(" ", _BETWEEN.sub(r"\1 to ", text))
-    return _MINUS_WORD.sub("-", _SPACED_MINUS.sub(r"\1-", text))
+    text = _MINUS_WORD.sub("-", _SPACED_MINUS.sub(r"\1-", text))
+    text = _MONEY.sub(lambda found: f"{found['whole']}.{int(found['part']):02d} dollars", text)
+    text = _COMPOUND.sub(_compound, text)
+    return _DECIMAL_COMMA.sub(_decimal_comma, text) if decimal_commas else text
 
 
 def numbers_in(text: str) -> list[Found]:
@@ -62,6 +115,17 @@ def numbers_in(text: str) -> list[Found]:
 def has_number(text: str) -> bool:
     """Tell whether there is a number in a plain text."""
     return _NUMBER.search(text) is not None
+
+
+def _compound(found: re.Match[str]) -> str:
+    units = (_UNITS.get(found["larger"].lower(), ""), _UNITS.get(found["smaller"].lower(), ""))
+    factor, whole, part = _FACTORS.get(units, 0), int(found["whole"]), int(found["part"])
+    return f"{whole * factor + part}/{factor} {found['larger']}" if part < factor else found[0]
+
+
+def _decimal_comma(found: re.Match[str]) -> str:
+    # 1,0 may be a list; 1,00 and 0,5 are no list that anybody writes
+    return found[0] if (found["part"] or found["zero"]) == "0" else found[0].replace(",", ".")
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
@@ -86,4 +150,10 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def _decimal(digits: str) -> Fraction:
-    return Fraction("0" + digits.replace(",", "").replace(" ", ""))
+    for separator in " '_":
+        digits = digits.replace(separator, "")
+    if digits.count(".") > 1 or digits.rfind(",") > digits.rfind(".") >= 0:  # 1.234.567 and 1.234,56
+        digits = digits.replace(".", "").replace(",", ".")
+    elif re.fullmatch(r"[0-9]+,[0-9]{1,20}", digits) and not re.fullmatch(r"[0-9]{1,3},[0-9]{3}", digits):  # 1 234,56
+        digits = digits.replace(",", ".")
+    return Fraction("0" + digits.replace(",", ""))

@@ -1,4 +1,4 @@
-r"""LaTeX, Markdown and typography as plain text, so that a number is written in one way: `\$1{,}234` and **$1,234** are $1,234.
+r"""LaTeX, Markdown, typography and scripts as plain text, so that a number is written in one way: `\$1{,}234` and **$1,234** are $1,234.
 
 Every pattern takes time linear in the text: the checkers that use it run in the event loop.
 """
@@ -6,73 +6,122 @@ Every pattern takes time linear in the text: the checkers that use it run in the
 from __future__ import annotations
 
 import re
+import unicodedata
 
-_CHARACTERS = str.maketrans(
+_SPACES_OF_WIDTH = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+_INVISIBLE = "\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\u20e3\ufe0f\ufeff"
+_CHARACTERS: dict[int, str | int | None] = str.maketrans(
     {
-        **dict.fromkeys("\u2212\u2013\u2010\u2011\uff0d", "-"),  # minus, en dash, hyphens
+        **dict.fromkeys("\u2212\u2013\u2010\u2011\uff0d\ufe63", "-"),  # minus, en dash, hyphens
         "\u2014": " - ",
-        **dict.fromkeys("\u00a0\u2009\u202f\u2007\u2008\u2002\u2003", " "),  # spaces of fixed width, between thousands too
-        **dict.fromkeys("\u200b\u2060\ufeff", None),
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},  # full-width digits
+        **dict.fromkeys(_SPACES_OF_WIDTH, " "),  # between thousands too
+        **dict.fromkeys(_INVISIBLE, None),
+        **dict.fromkeys("\u2018\u2019\u02bc\uff07", "'"),
+        "\u066a": "%",
+        "\u066b": ".",  # Arabic: decimal separator, thousands separator, comma
+        "\u066c": ",",
+        "\u060c": ", ",
         "\uff0c": ",",
+        "\uff0e": ".",
+        "\uff05": "%",
+        "\uff04": "$",
+        "\uff0b": "+",
+        "\uff0f": "/",
         "\uff1a": ":",
         "\uff1d": "=",
-        "½": " 1/2",
-        "¼": " 1/4",
-        "¾": " 3/4",
-        "⅓": " 1/3",
-        "⅔": " 2/3",
-        "⅕": " 1/5",
-        "⅖": " 2/5",
-        "⅗": " 3/5",
-        "⅘": " 4/5",
-        "⅛": " 1/8",
+        "\uff1c": "<",
+        "\uff1e": ">",
         "\u2044": "/",
+        "\u2215": "/",
         "÷": "/",
+        **dict.fromkeys("≦⩽⪅≲", "≤"),
+        **dict.fromkeys("≧⩾⪆≳", "≥"),
     }
 )
+_RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "₀₁₂₃₄₅₆₇₈₉"
+_RAISED_TO, _LOWERED_TO = str.maketrans(_RAISED, "0123456789+-"), str.maketrans(_LOWERED, "0123456789")
+_EXPONENT = re.compile(rf"[{_RAISED}]{{1,10}}")
+_INDEX = re.compile(rf"[{_LOWERED}]{{1,10}}")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _SYMBOLS = {
     "times": "×", "cdot": "×", "ast": "×", "div": "/", "approx": "≈", "pi": "π", "sqrt": "√", "circ": "°", "degree": "°", "pm": "±",
-    "neq": "≠", "ne": "≠", "pounds": "£", "euro": "€", "to": " to ", "rightarrow": "→", "Rightarrow": "⇒", "implies": "⇒",
+    "mp": "±", "neq": "≠", "ne": "≠", "pounds": "£", "euro": "€", "to": " to ", "rightarrow": "→", "Rightarrow": "⇒", "implies": "⇒",
+    "lt": "<", "gt": ">", "le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥", "ll": "<", "gg": ">", "in": "∈",
+    "cup": "∪", "sim": "≈", "simeq": "≈", "lesssim": "≤", "gtrsim": "≥", "infty": "∞", "dollar": "$", "textdollar": "$", "mid": "|",
 }  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]{1,20})\*?")
-_DROPPED = re.compile(r"(?:left|right|[bB]igg?|displaystyle|(?:black)?square|q?quad|boldsymbol|rm|bf)")
-_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|sf|tt)|operatorname|[mh]box|bm|boxed|fbox|underline)\*?\s?\{([^{}]*)\}")
+_DROPPED = re.compile(
+    r"(?:left|right|[bB]igg?|displaystyle|textstyle|(?:black)?square|q?quad|hfill|boldsymbol|rm|bf|sf|tt|it|large|Large|LARGE|huge|Huge|small)"
+)
+_WRAPPER = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|bb|cal|normal)|operatorname|emph|[mh]box|bm|boldsymbol|boxed|fbox|underline)\*?\s?\{([^{}]*)\}"
+)
 _OPEN_BOX = re.compile(r"\\?\b(?:boxed|fbox)\s?\{?")
-_FUNCTION = re.compile(r"\\(?:log|ln|lg|exp|sin|cos|tan|cot|[lr]floor|[lr]ceil)(?![a-zA-Z])(?:_\{?\w{1,4}\}?)?\s?")
+_FUNCTION = re.compile(
+    r"\\(?:log|ln|lg|exp|sin|cos|tan|cot|sec|csc|arc(?:sin|cos|tan)|sinh|cosh|tanh|[lr]floor|[lr]ceil|gcd|lcm|max|min|det|d?t?binom|sum|prod"
+    r"|int|lim|overline|bar|hat|vec)(?![a-zA-Z])(?:_\{?\w{1,4}\}?)?\s?"
+)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end|color|textcolor)\{[a-z*]{1,20}\}")
 _NUMERIC_FRACTION = re.compile(
     r"\\[dtc]?frac\s?(?:\{\s?(-?[0-9][0-9,.]{0,100})\s?\}\s?\{\s?([0-9][0-9,.]{0,100})\s?\}|([0-9])\s?([0-9])(?![0-9]))"
 )
-_GROUPED_COMMA = re.compile(r"(?<=[0-9])\{,\}(?=[0-9])|(?<=[0-9])\\!,(?=[0-9])|(?<=[0-9]),\\!(?=[0-9])")
+_GROUPED_COMMA = re.compile(r"(?<=[0-9])\{,\}(?=[0-9])|(?<=[0-9])\\!,(?=[0-9])|(?<=[0-9]),\\!(?=[0-9])|(?<=[0-9])\{,\}\\!(?=[0-9])")
+_DECIMAL_COMMA = re.compile(r"(?<=[0-9])\{,\}(?=[0-9]{1,20}(?![0-9{,]))(?![0-9]{3}(?![0-9]))")
+_NTH_ROOT = re.compile(r"\\sqrt\s?\[[^\[\]]{1,10}\]")
 _SPACING = re.compile(r"\\[,;:> ]|~")
 _GROUP = re.compile(r"(?<![\w^}])\{([^{}]*)\}")
 _DEGREE = re.compile(r"\^\s?(?:\{\s?°\s?\}|°)")
 _ITALIC = re.compile(r"(?<![\w*)])\*([^*\s][^*\n]{0,60})\*(?![\w*(])")
+_STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 _SPACES = re.compile(r"[ \t]{2,}")
 _MARKS = re.compile(
-    r"<<[^<>\n]{0,100}>>|(?<!\S)_(?=[0-9$])|(?<=[0-9])_(?!\w)|\*\*|__|`|(?m:^[ \t]{0,8}(?:>[ \t]?)*(?:#{1,6}[ \t]|[*+][ \t]))"
+    r"<<[^<>\n]{0,100}>>|(?<!\S)_(?=[0-9$])|(?<=[0-9])_(?!\w)|\*\*|__|`|(?m:^[ \t]{0,8}(?:>[ \t])*(?:#{1,6}[ \t]|[*+][ \t]))"
+    r"|</?[A-Za-z][\w:-]{0,30}>|<\|[^|<>\n]{1,40}\|>"
 )
+_IN_ANGLES = re.compile(r"<\s?([$€£]?[-+]?[0-9][0-9,.]{0,40}%?)\s?>")
 
 
 def plain(text: str) -> str:
-    """Return `text` without the marks of LaTeX, Markdown and GSM8K's calculator (<<9*2=18>>).
+    """Return `text` without the marks of LaTeX, Markdown, HTML and GSM8K's calculator (<<9*2=18>>); digits of any script as 0 to 9.
 
-    Roots are √, functions ƒ; commands that stand for no text stay as they are.
+    Roots are √, functions ƒ; what Markdown strikes out is gone; commands that stand for no text stay as they are.
     """
-    text = text.translate(_CHARACTERS)
+    if _NOT_ASCII.search(text):
+        text = _NOT_ASCII.sub(_in_ascii, _INDEX.sub(_index, _EXPONENT.sub(_power, text))).translate(_CHARACTERS)
+    if "=" in text:
+        text = text.replace(">=", "≥").replace("<=", "≤").replace("!=", "≠")
+    text = _STRUCK.sub(" ", text)
     if "\\" in text or "{" in text:
         text = _without_latex(text)
-    return _SPACES.sub(" ", _ITALIC.sub(r"\1", _MARKS.sub("", text)))
+    return _SPACES.sub(" ", _ITALIC.sub(r"\1", _IN_ANGLES.sub(r"\1", _MARKS.sub("", text))))
+
+
+def _power(found: re.Match[str]) -> str:
+    return "^" + found[0].translate(_RAISED_TO)
+
+
+def _index(found: re.Match[str]) -> str:
+    return "_" + found[0].translate(_LOWERED_TO)
+
+
+def _in_ascii(found: re.Match[str]) -> str:
+    """Return one character with digits and fractions of any script as ASCII."""
+    character = found[0]
+    if (digit := unicodedata.decimal(character, None)) is not None:
+        return str(digit)
+    if unicodedata.category(character) == "No" and "FRACTION" in unicodedata.name(character, ""):
+        return " " + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+    return character
 
 
 def _without_latex(text: str) -> str:
-    text = _GROUPED_COMMA.sub(",", text)
+    text = _GROUPED_COMMA.sub(",", _DECIMAL_COMMA.sub(".", text))
     text = _ENVIRONMENT.sub(" ", text.replace("\\\\", "\n"))
     text = _SPACING.sub(" ", text).replace("\\!", "")
     text = _NUMERIC_FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]}", text)
     for _ in range(3):  # \mathbf{\text{...}}: from the inside outwards
         text = _WRAPPER.sub(r"\1", text)
+    text = _NTH_ROOT.sub("√", text)
     text = _COMMAND.sub(_symbol, _FUNCTION.sub("ƒ", _OPEN_BOX.sub(" ", text)))
     for escaped in ("\\$", "\\%", "\\#", "\\&", "\\_"):
         text = text.replace(escaped, escaped[1])

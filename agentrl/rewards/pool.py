@@ -19,7 +19,8 @@ import trio
 from agentrl.errors import RewardError
 from agentrl.plugins.blame import RaisedElsewhere
 from agentrl.rewards.recipes import Recipe
-from agentrl.rewards.worker import HEADER, MakeRequest, Reply, ScoreRequest, frame
+from agentrl.rewards.worker import HEADER, MakeRequest, RehearseRequest, Reply, Request, ScoreRequest, frame
+from agentrl.types import Task
 
 START_TIMEOUT_S = 120.0
 """Starting an interpreter and importing what a reward needs: seconds, minutes on a machine under load."""
@@ -27,6 +28,22 @@ KILL_TIMEOUT_S = 5.0
 """A killed process is gone at once, but for one that the kernel keeps waiting."""
 MAX_BYTES = 2**30
 READ_BYTES = 2**16
+
+
+SIGNALS_OF_AN_ANSWER = frozenset({signal.SIGXCPU, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
+"""What a process dies of by what it computes. SIGKILL and SIGTERM come from outside: no answer sends them."""
+
+
+class DeathError(RewardError):
+    """A process ended in a call; `signal`: the signal that ended it, if one did."""
+
+    def __init__(self, message: str, ended_by: int | None) -> None:
+        super().__init__(message)
+        self.signal = ended_by
+
+
+class AnswerDeathError(RewardError):
+    """An answer, and nothing else, ended the process that scored it."""
 
 
 class WorkerPool:
@@ -39,12 +56,14 @@ class WorkerPool:
         self._recipes: list[Recipe] = []  # keeps them alive, so that no id is used twice
         self._is_closed = False
 
-    async def score(self, recipe: Recipe, subject: Any, *, begin: Callable[[], None]) -> Any:
+    async def score(self, recipe: Recipe, subject: Any, *, begin: Callable[[], None], rehearse: Task | None = None) -> Any:
         """Return what the reward's `score(subject)` returns; `begin` is called once a worker is ready for it.
 
-        A worker whose call is cancelled is killed, with all that it started.
+        A worker whose call is cancelled is killed, with all that it started. With `rehearse`, the reward is rehearsed on that
+        task there first.
 
         Raises:
+            AnswerDeathError: the process was rehearsed, and scoring ended it: it used up what an answer may cost, or crashed.
             RewardError: the reward cannot be made there, it raised, or its process died.
         """
         key = self._key(recipe)
@@ -56,7 +75,14 @@ class WorkerPool:
                 if starting.cancelled_caught:
                     raise RewardError(f"the reward's process was not ready within {START_TIMEOUT_S:g} s")
                 begin()
-                return await worker.ask(ScoreRequest(key, subject))
+                if rehearse is not None:
+                    await worker.ask(RehearseRequest(key, rehearse))
+                try:
+                    return await worker.ask(ScoreRequest(key, subject))
+                except DeathError as error:
+                    if rehearse is not None and error.signal in SIGNALS_OF_AN_ANSWER:
+                        raise AnswerDeathError(str(error)) from error
+                    raise
             finally:
                 if worker.is_usable and not self._is_closed:
                     self._idle.append(worker)
@@ -93,7 +119,7 @@ class _Worker:
             await self.ask(MakeRequest(key, recipe))
             self._known.add(key)
 
-    async def ask(self, request: MakeRequest | ScoreRequest) -> Any:
+    async def ask(self, request: Request) -> Any:
         assert self._process is not None, "prepare comes first"
         assert self._process.stdin is not None
         self.is_usable = False
@@ -104,7 +130,7 @@ class _Worker:
                 raise RewardError(f"the reward's result is longer than {MAX_BYTES} bytes")
             reply: Reply = pickle.loads(await self._read(length))
         except trio.BrokenResourceError as error:
-            raise RewardError(await self._death()) from error
+            raise await self._death() from error
         self.is_usable = True
         if reply.failure is not None:
             raise RewardError(reply.failure.text) from RaisedElsewhere(reply.failure)
@@ -117,17 +143,18 @@ class _Worker:
         while len(data) < count:
             piece = await self._process.stdout.receive_some(min(READ_BYTES, count - len(data)))
             if not piece:
-                raise RewardError(await self._death())
+                raise await self._death()
             data += piece
         return bytes(data)
 
-    async def _death(self) -> str:
+    async def _death(self) -> DeathError:
         assert self._process is not None
         status = None
         with trio.move_on_after(1.0):  # the pipe closes a moment before the status is there
             status = await self._process.wait()
         how = "closed its output" if status is None else f"ended by itself with status {status}"
-        return f"the reward's process {how}" + (f" ({signal.strsignal(-status)})" if status is not None and status < 0 else "")
+        ended_by = -status if status is not None and status < 0 else None
+        return DeathError(f"the reward's process {how}" + (f" ({signal.strsignal(ended_by)})" if ended_by else ""), ended_by)
 
     async def end(self) -> None:
         """Kill the process and all that it started."""

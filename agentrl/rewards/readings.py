@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from agentrl.errors import DataError
 from agentrl.plugins import RewardResult
+from agentrl.types import Task
+
+RELATIVE_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +20,28 @@ class Reading:
     is_right: bool
 
 
-def read_value(value: Fraction | int | None, truth: Fraction | int | None) -> Reading:
-    """Return the reading of a number, or of none, against the true one."""
-    return Reading(None, False) if value is None else Reading(str(value), value == truth)
+def relative_tolerance(task: Task) -> float:
+    """Return how far an answer may be from a true value that is a decimal and no integer: the row's `extra_info.tolerance`, else 1e-9.
+
+    Raises:
+        DataError: the row's is no number from 0 to below 1.
+    """
+    tolerance = task.extra_info.get("tolerance")
+    if tolerance is None:
+        return RELATIVE_TOLERANCE
+    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
+        raise DataError(
+            f"task {task.task_id}: extra_info.tolerance={tolerance!r} is no relative tolerance; give a number from 0 to below 1"
+        )
+    return float(tolerance)
+
+
+def read_value(value: Fraction | int | None, truth: Fraction | int | None, *, tolerance: float = 0.0) -> Reading:
+    """Return the reading of a number, or of none, against the true one; `tolerance`: relative, for a true one that is no integer."""
+    if value is None or truth is None:
+        return Reading(None if value is None else str(value), False)
+    allowed = abs(truth) * Fraction(str(tolerance)) if truth.denominator > 1 else 0
+    return Reading(str(value), abs(value - truth) <= allowed)
 
 
 @dataclass(frozen=True, slots=True)

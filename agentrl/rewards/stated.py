@@ -1,5 +1,9 @@
 """Which number of a text is its answer: the one that an answer states, or the one that a whole response concludes with.
 
+An answer states a number when that is all it can mean. Every other number in it must be accounted for: as part of a sum that comes
+to the answer, as a premise ("so", "which is"), as a detail ("18 dollars for 9 eggs"), or as the same value again. Several values,
+relations ("less than 18", "> 17"), equations that do not hold and what is withdrawn ("18 is wrong") state none.
+
 Every pattern is bounded, and so is the text: the checkers run in the event loop.
 """
 
@@ -13,6 +17,7 @@ from fractions import Fraction
 from agentrl.rewards.number_words import number_in_words
 from agentrl.rewards.numbers import Found, has_number, numbers_in, with_signs
 from agentrl.rewards.plain import plain
+from agentrl.rewards.sums import is_no_result, restated
 
 MAX_TAIL_CHARS = 2000
 """How far an answer is looked for: it bounds the time, for the rewards run in the event loop."""
@@ -20,15 +25,61 @@ MAX_LINE_CHARS = 300
 MAX_PHRASES = 5
 MAX_WORDS_CHARS = 60
 """A longer response is no number in words."""
+MAX_BARE_CHARS = 60
+"""A longer line is a sentence; a shorter one may be nothing but values."""
+MAX_NUMBERS = 40
+"""More numbers than these are no answer."""
 
 # Between two numbers: a unit, and what makes a sum, its result, or several answers of them.
 _WORDS = r"(?:\s?[A-Za-z%]{1,20}){0,2}"
 _SIGNS = r"(?:[-+*×·/±]|\b(?:times|plus|minus|multiplied by|divided by)\b)"
-_OPERATOR = re.compile(rf"{_WORDS}\s?{_SIGNS}\s?\$?")
+_OPERATOR = re.compile(rf"{_WORDS}\s?,?\s?{_SIGNS}\s?\$?")
 _COMES_TO = re.compile(rf"{_WORDS},?\s(?:which\s)?(?:is|equals|makes|gives)\s\$?")
 _EQUALS = re.compile(r"\s?[A-Za-z%$]{0,20}\s?[=≈]\s?[$€£¥₹]?")
 _ALTERNATIVE = re.compile(rf"{_WORDS}\s?(?:,?\s?\b(?:or|to|through|versus|vs\.?)\b|{_SIGNS})\s?(?:about\s|perhaps\s|maybe\s|even\s)?\$?")
 _LIST = re.compile(rf"\s?(?:,|;|&)\s?(?:and|or)?\s?\$?|{_WORDS},?\s(?:and|or)\s\$?")
+# How numbers beside the answer are accounted for.
+_PREMISE = re.compile(
+    r"(?i)\b(?:so|therefore|thus|hence|meaning|means|which (?:is|makes|gives|means)|that is|that's|i\.e|rounds (?:up |down )?to"
+    r"|rounded (?:up |down )?to|or rather|comes to|makes|gives|yields|leaves|leaving|total(?:ing|s)?|altogether|in all|in total)\b|→|⇒|->|=>"
+)
+_NAMED_SUM = re.compile(r"\s?[,;]\s?(?:and\s)?[A-Za-z][A-Za-z0-9_]{0,6}(?:\s?[-+×*/]\s?[A-Za-z][A-Za-z0-9_]{0,6}){1,5}\s?=\s?\$?")
+_UNIT = r"(?:[\s/-]{0,2}[$€£¥₹%°\"']?[A-Za-z%°$]{0,20}[.\"']?(?:\^[23])?){0,4}?"
+_DETAIL = re.compile(
+    rf"(?i){_UNIT},?\s?(?:[/@(\[]|\b(?:per|for|from|in|at|of|out of|by|after|with|on|during|within|if|when|where|than|given|"
+    r"assuming|using|including|before|until|since|as|because|among|across|every|each of)\b)(?:\s?[A-Za-z$€£'\"#(]{1,20}){0,6}\s?[$€£]?"
+)
+_REMAINDER = re.compile(r"(?i)\b(?:remainder|r|rem|mod|modulo|choose|base|point|squared|cubed|factorial)\b")
+# What makes a number no value, or takes it back.
+_BELOW_OR_ABOVE = re.compile(
+    r"(?i)(?:(?<![-=])>|[<≤≥≠≮≯∈∉∪±]|\b[b-hj-zB-HJ-Z]\s?[-+*×/]|\b(?:log|ln|lg|exp|sin|cos|tan|sqrt)|(?:\b(?:less|more|fewer|greater|larger|smaller|bigger|higher|lower|older|younger|longer|shorter|better)(?:\sor\s"
+    r"equal)?\s(?:than|to)|\bat (?:least|most)|\bup to|\b(?:under|over|above|below|beyond|exceed(?:s|ing)?|nearly|almost|barely|max|minimum|maximum"
+    r"|not exceeding|upwards? of|as (?:many|much|few|little) as|multiples? of|divisible by|half|twice|double|triple|thrice"
+    r"|third|square root of|sqrt|cube of|square of|root of|factorial of|except|excluding|anything but|other than|besides|anywhere (?:near|from)"
+    r"|between|within|neither|nor|either)(?:\s(?:of|or equal to|than|exactly|a|an))?))\s?(?:about\s)?[(\[]?[$€£¥₹]?\s?$"
+)
+_OR_MORE = re.compile(
+    rf"(?i)(?:\s?[-+*×]\s?\(?[b-hj-z]\b|\s?\\[lcv]?dots|ths\b|\s?(?:%|percent|per cent)?\s?of [$€£]?-?[0-9]|\s?mod(?:ulo)?\s?[0-9]|{_UNIT}\s?(?:(?<![-=])>|[<≤≥≠≮≯±+]|\b(?:or|and) (?:more|less|fewer|greater|above|below|up|upwards?|over|under|higher|lower|beyond)\b"
+    r"|\b(?:(?:at|or) (?:least|most)|minimum|max(?:imum)?|plus|tops|and counting|squared|cubed|factorial|point"
+    r"|and (?:a )?(?:bit|some|change|something)|something|odd|and (?:one|another)|too (?:many|much|few|little)|(?:ten|hundred|thousand)ths?|halves)\b|\bor (?!so\b|[$€£]?-?[0-9])[A-Za-z]))"
+)
+_WITHDRAWN = re.compile(
+    r"(?i)(?:\b(?:is|are|was|were|be|being|seems?|looks?|that's|it's|isn't|wasn't)\s(?:\w{1,15}\s)?(?:wrong|incorrect|mistaken|false|untrue|"
+    r"invalid|impossible|off|a mistake|an error|a typo|not right|not correct|not the (?:\w{1,10}\s)?(?:answer|result|solution)|not it|"
+    r"(?:right|correct|the (?:\w{1,10}\s)?answer)(?<=n't right)|not possible|not true|too (?:much|many|high|low|small|large|big|few|little))\b"
+    r"|\b(?:isn't|wasn't|is not|was not|cannot be|can't be)\s(?:right|correct|true|possible|it|the (?:\w{1,10}\s)?(?:answer|result|solution))\b"
+    r"|[-,:(]\s?(?:this is )?(?:wrong|incorrect|no|nope|not|false)\b(?=\s?[).,;:!?]|\s*$)|\?\s?(?:no|nope)\b|[✗✘❌✖]|\b(?:ignore|discard|scrap) (?:that|this|it)\b"
+    r"|\b(?:was|were) my (?:first|initial|old|previous) )"
+)
+_UNDECIDED = re.compile(
+    r"(?i)\b(?:no (?:answer|solution)|(?:can ?not|can't) be (?:determined|known|solved|found)|undefined|undetermined|depends|insufficient|not enough"
+    r"|unknown|unsolvable|impossible)\b"
+)
+_NEGATION = re.compile(
+    r"(?i)(?:,?\s?\b(?:and|but)\s)?(?:,\s?)?\b(?:not|never|no longer|rather than|instead of|(?:is|was|are|were|do|does|did|would|could|should|ca|wo)n't"
+    r"|cannot|as opposed to|unlike)\b"
+)
+_CLAUSE_END = re.compile(r",|;|:|\bbut\b|\brather\b|\binstead\b|[.!?](?=\s|$)|[-–—] ")
 # Where an answer stands.
 _ANSWER_IS = re.compile(
     r"(?i)\b(?:answer|correct (?:option|choice))(?:[ ](?:to|for|of)[ ][^\n.:=]{1,60}?)?[ ]?(?:\([^()\n]{1,40}\))?"
@@ -36,7 +87,8 @@ _ANSWER_IS = re.compile(
     r"\banswer[ ]?\n\s{0,10}|答案(?:是|为|:){1,2}\s?"
 )
 _SECOND_THOUGHT = re.compile(
-    r"(?i)\b(?:wait|actually|correction|hold on|scratch that|i made an? (?:mistake|error))\b|\bno,\s(?=[$\\]{0,3}[0-9])"
+    r"(?i)\b(?:wait|actually|correction|hold on|scratch that|i made an? (?:mistake|error)|on second thought|i meant?|let me correct)\b"
+    r"|\b(?:no|nope|sorry),?\s(?=(?:it's |it is |rather )?[$\\]{0,3}[0-9])|\b(?:oops|hmm+)\b"
 )
 _SENTENCE_END = re.compile(r"(?<!\bapprox)(?<!\bca)(?<!\bRs)[.!?](?=\s|$)")
 _INTRODUCTION = re.compile(
@@ -47,37 +99,74 @@ _LEAD = re.compile(
     r"[=≈]|(?P<colon>:(?=\s))|\brounds (?:up |down )?to\b|\bis\b(?=\s?\$?-?[0-9])|(?P<converted>\bwhich is\b)|"
     r"(?P<clause>,? so\b|\bmeaning\b|\bwhich means\b)"
 )
-_REASON = re.compile(r"(?<!\band)\s(?:because|since)\b|,\s?where\b|,\swhich is [$]?[0-9.,]{1,20} (?:more|less|fewer|times|older|younger)\b")
-_FACTORIAL = re.compile(r"(?<=[0-9])!")
+_REASON = re.compile(
+    r"(?<!\band)\s(?:because|since)\b|,\s?where\b|,?\swhich is [$]?[0-9.,]{1,20} \w{0,15}\s?(?:more|less|fewer|times|older|younger)\b"
+)
+_FACTORIAL = re.compile(r"(?<=[0-9])\s?!")
 _IS_THE_ANSWER = re.compile(r"(?i)\bis (?:the|our|my) (?:final |correct )?answer\b")
-_ASIDE = re.compile(r"\([^()\n]{0,200}\)")
+_ASIDE = re.compile(r"(?<![0-9)])\([^()\n]{0,200}\)|\[[^\[\]\n]{0,200}\]")
+_OTHER_ASIDE = re.compile(r"(?i)[(\[]\s?(?:or|maybe|perhaps|alternatively|possibly|could be|correction|actually)\b")
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*(?!\s?:)|\\(?:textbf|mathbf)\{([^{}\n]{1,200})\}")
-_LIST_MARK = re.compile(r"\A\s*(?:[0-9]{1,3}[.)]|[-*•])\s")
+_LIST_MARK = re.compile(r"\A\s*(?:\(?[0-9]{1,3}[.)]|[-*•]|>{3})\s")
 _BULLET = re.compile(r"\A[-•][ \t]")
 _UNFINISHED = re.compile(r"\s?[=+*×/-]\s*")
+_BARE = re.compile(rf"\s?[$€£¥₹]?\s?0{_UNIT}[.!?]?\s*")
+_VALUES = re.compile(
+    r"(?:\s?(?:and\s)?(?:[A-Za-z]\w{0,12}\s?(?:is|=|:)\s?)?[(\[{$]{0,2}0[)\]}$]{0,2}(?:\s[A-Za-z]{1,15}){0,2}\s?[,;.&|]?){2,20}"
+)
+_TAKEN_BACK = re.compile(
+    r"(?i)\s*(?:is|was|seems|looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|not right|not correct|not the answer)\b|\s*(?:no[,.;]?\s)?(?:wait[,.;]?\s|sorry[,.;]?\s|but\s)?(?:that|this|it|the (?:above|answer above)|my (?:answer|result))(?:'s| is| was|"
+    r" seems| looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|false|a mistake|an error|not right|not correct)\b"
+    r"|\s*\b(?:wrong|incorrect|scratch that|i was wrong|i made an? (?:mistake|error)|ignore that)\s*(?:[.!,]|$)"
+)
+_CONTEXT = re.compile(
+    r"(?i)\b(?:in|after|for|of|at|by|from|with|on|during|over|all|the|these|those|her|his|their|its|step|day|week|month|year|part|case|no\.|"
+    r"question|problem|option|since|every|per|if|when|given)\s?(?:\w{1,12}\s)?[$€£#]?$|\A\s*[(\[]$"
+)
+_MARK_AT_END = re.compile(r"[\s#*]+$")
 
 
 def stated_number(text: str) -> Fraction | None:
     """Return the number that a text given as the answer (behind `####`, in a box, after "the answer is") states, or None.
 
     It is the number at the beginning of its first sentence; of a sum that is worked out there (16 - 3 = 13) the result; else the
-    number behind the last equals sign or colon, else the last. Alternatives (72 or 73), ranges, lists and sums that are not
-    worked out state none.
+    number behind the last equals sign or colon, else the last. Alternatives (72 or 73), ranges, lists, relations, and sums that
+    are not worked out state none.
     """
-    line = with_signs(_first_sentence(plain(text[:MAX_LINE_CHARS])))
-    line = _without_reason(_without_asides(line))
+    whole = with_signs(without_first_thoughts(_MARK_AT_END.sub("", plain(text[:MAX_LINE_CHARS]))))
+    first, rest = _first_sentence(whole)
+    line = _what_is_meant(first)
     found = numbers_in(line)
     if not found:
         return number_in_words(line)
+    if len(found) > MAX_NUMBERS or _is_taken_back(rest, found):
+        return None
     start = 0 if _INTRODUCTION.fullmatch(line, 0, found[0].start) else _behind_last_lead(line, found, colons=True)
     if start == 0 and _end_of_sum(line, found, start):  # worked out in several steps: the last one's result
         start = _behind_last_lead(line, found, colons=True)
-    return _result(line, found, start, (_ALTERNATIVE, _LIST))
+    end = _end_of_sum(line, found, start)
+    if end is None:
+        return restated(line, found)
+    number = _result(line, found, start, (_ALTERNATIVE, _LIST))
+    return number if number is not None and _are_accounted_for(line, found, start, end) else None
 
 
 def boxed_number(inside: str) -> Fraction | None:
     """Return the number that the inside of a box states; there 5! is a factorial, no exclamation."""
     return stated_number(_FACTORIAL.sub("^", inside))
+
+
+def is_contradicted(number: Fraction | None, text: str) -> bool:
+    """Tell whether what follows a stated number takes it back: "that is wrong", or another number as the answer."""
+    tail = text[:MAX_TAIL_CHARS]
+    if _TAKEN_BACK.match(tail.lstrip("}$*.!) \n")):
+        return True
+    if number is None:
+        return False
+    others = [stated_number(stated) for stated in answer_phrases(tail)]
+    if (thought := without_first_thoughts(tail)) != tail:
+        others.append(_last_number(thought))
+    return any(other is not None and other != number for other in others)
 
 
 def concluding_number(text: str) -> Fraction | None:
@@ -88,7 +177,9 @@ def concluding_number(text: str) -> Fraction | None:
     tail = without_first_thoughts(text[-MAX_TAIL_CHARS:])
     for stated in answer_phrases(tail):
         if (number := stated_number(stated)) is not None:
-            return number
+            return None if is_contradicted(number, tail.rpartition(stated)[2]) else number
+    if _TAKEN_BACK.match(_last_sentence(tail)):
+        return None
     if named := _IS_THE_ANSWER.search(tail):  # "18 is the answer"
         tail = tail[: named.start()]
     return _last_number(tail) if len(tail) > MAX_WORDS_CHARS or has_number(plain(tail)) else stated_number(tail)
@@ -114,23 +205,117 @@ def _last_number(text: str) -> Fraction | None:
         line = with_signs(_LIST_MARK.sub("", plain(raw)))
         if not has_number(line):
             continue
+        if _are_several(line):
+            return None
         bold = [number for one, other in _BOLD.findall(raw) if (number := stated_number(one or other)) is not None]
         return bold[-1] if bold else next(_concluded(sentence) for sentence in _sentences_from_last(line) if has_number(sentence))
     return None
 
 
+def _are_several(line: str) -> bool:
+    """Tell whether a line is nothing but several values: "x is 17, y is 18", "18 apples 19 pears"."""
+    found = numbers_in(line) if len(line) <= MAX_BARE_CHARS else []
+    gaps = [line[one.end : other.start] for one, other in zip(found, found[1:], strict=False)]
+    if len({number.value for number in found}) < 2 or any(map(_OPERATOR.fullmatch, gaps)) or any(map(_EQUALS.fullmatch, gaps)):
+        return False
+    for number in reversed(found):
+        line = f"{line[: number.start]}0{line[number.end :]}"
+    return _VALUES.fullmatch(line) is not None
+
+
 def _concluded(sentence: str) -> Fraction | None:
     """Return the number behind the last equals sign of a sentence, else its last one; None when it is cut off or not worked out."""
-    sentence = _without_reason(_without_asides(sentence))
+    sentence = _what_is_meant(sentence)
     found = numbers_in(sentence)
+    if not found:
+        return None
     start = _behind_last_lead(sentence, found, colons=False)
     return None if _UNFINISHED.fullmatch(sentence, found[-1].end) else _result(sentence, found, start, (_ALTERNATIVE,))
 
 
-def _first_sentence(text: str) -> str:
+def _first_sentence(text: str) -> tuple[str, str]:
+    """Return the first sentence of a text, and what follows it."""
     text = text.strip()
     end = _SENTENCE_END.search(text)
-    return text[: end.start()] if end else text
+    return (text[: end.start()], text[end.end() :]) if end else (text, "")
+
+
+def _what_is_meant(sentence: str) -> str:
+    """Return a sentence without what it says is not so, without reasons and asides; "" when it says two things."""
+    for withdrawn in reversed(list(_WITHDRAWN.finditer(sentence))):
+        sentence = sentence[withdrawn.end() :]
+        break
+    other = _OTHER_ASIDE.search(sentence)
+    if _UNDECIDED.search(sentence) or (other and has_number(sentence[other.start() :])):
+        return ""
+    return _without_reason(_without_asides(_without_negations(sentence)))
+
+
+def _without_negations(sentence: str) -> str:
+    """Return a sentence without its clauses that deny something: "18, not 17" is "18"."""
+    for _ in range(MAX_PHRASES):
+        if not (denied := _NEGATION.search(sentence)):
+            break
+        end = _CLAUSE_END.search(sentence, denied.end())
+        sentence = sentence[: denied.start()] + " " + (sentence[end.start() :] if end else "")
+    return sentence
+
+
+def _is_taken_back(rest: str, found: Sequence[Found]) -> bool:
+    """Tell whether what follows the first sentence of an answer is another number, or says that the first was wrong."""
+    if _TAKEN_BACK.match(rest):
+        return True
+    others = numbers_in(rest)
+    if len(others) != 1 or not _BARE.fullmatch(rest[: others[0].start] + "0" + rest[others[0].end :]):
+        return False
+    return all(number.value != others[0].value for number in found)
+
+
+def _are_accounted_for(line: str, found: Sequence[Found], start: int, end: int) -> bool:
+    """Tell whether the numbers of an answer beside its sum start..end say nothing else: premises before it, details behind."""
+    value = found[end].value
+    for position in range(start):
+        gap = line[found[position].end : found[position + 1].start]
+        is_step = _are_same(line, found[position], found[position + 1]) or any(
+            joint.fullmatch(gap) for joint in (_OPERATOR, _EQUALS, _COMES_TO, _NAMED_SUM)
+        )
+        if not (is_step or _PREMISE.search(gap) or _CONTEXT.search(line[max(0, found[position].start - 40) : found[position].start])):
+            return False
+    others = [number.value for number in found[end + 1 :]]
+    if None in others or _is_breakdown(value, others):
+        return None not in others
+    is_detail = False
+    for position in range(end, len(found) - 1):
+        gap = line[found[position].end : found[position + 1].start]
+        if _are_same(line, found[end], found[position + 1]):
+            continue
+        if _REMAINDER.search(gap) or not (_DETAIL.fullmatch(gap) or (is_detail and (_OPERATOR.fullmatch(gap) or _EQUALS.fullmatch(gap)))):
+            return False
+        is_detail = True
+    return True
+
+
+def _are_same(line: str, one: Found, other: Found) -> bool:
+    """Tell whether two numbers are one value: 18 and 18.00, 1/4 and 25%."""
+    if one.value is None or other.value is None:
+        return False
+    return one.value == other.value or (line[other.end :].lstrip()[:1] == "%" and one.value == other.value / 100)
+
+
+def _is_breakdown(value: Fraction | None, parts: Sequence[Fraction | None]) -> bool:
+    """Tell whether the numbers behind an answer are its parts: 22 legs, 12 from dogs and 10 from birds."""
+    return len(parts) > 1 and value in (sum(part or 0 for part in parts), _product(parts))
+
+
+def _product(parts: Sequence[Fraction | None]) -> Fraction:
+    product = Fraction(1)
+    for part in parts[:6]:
+        product *= part or 0
+    return product
+
+
+def _last_sentence(text: str) -> str:
+    return next((sentence for sentence in _sentences_from_last(text.strip().rpartition("\n")[2]) if sentence.strip()), "")
 
 
 def _sentences_from_last(line: str) -> Iterator[str]:
@@ -174,7 +359,13 @@ def _result(line: str, found: Sequence[Found], start: int, joints: tuple[re.Patt
     end = _end_of_sum(line, found, start)
     if end is None or _is_joined(line, found, start, joints) or _is_joined(line, found, end + 1, joints):
         return None
-    return found[end].value
+    return None if _is_relation(line, found, start, end) or is_no_result(line, found, end) else found[end].value
+
+
+def _is_relation(line: str, found: Sequence[Found], start: int, end: int) -> bool:
+    """Tell whether the sum start..end is only a bound of the answer, or a part of what it says: "less than 18", "18 or more"."""
+    before = {line[max(0, found[position].start - 40) : found[position].start] for position in (start, end)}
+    return any(_BELOW_OR_ABOVE.search(text) for text in before) or _OR_MORE.match(line, found[end].end) is not None
 
 
 def _end_of_sum(line: str, found: Sequence[Found], start: int) -> int | None:

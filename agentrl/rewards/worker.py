@@ -7,23 +7,30 @@ Python code does not keep it.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import queue
+import resource
 import signal
 import struct
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from agentrl.plugins import AnyReward
+from agentrl.plugins import AnyReward, Reward
 from agentrl.plugins.blame import failure_of
 from agentrl.plugins.contained import contained
 from agentrl.rewards.recipes import Recipe
-from agentrl.types import Failure
+from agentrl.types import Failure, Task
 
 HEADER = struct.Struct("!Q")
+MAX_ANSWER_BYTES = 2**30
+"""Memory that scoring one answer may take where the reward bounds its answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +42,22 @@ class MakeRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RehearseRequest:
+    """Rehearse the reward `key` on a task: a failure here has nothing to do with any answer."""
+
+    key: int
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreRequest:
     """Score `subject` (an attempt, or several) with the reward `key`."""
 
     key: int
     subject: Any
+
+
+Request = MakeRequest | RehearseRequest | ScoreRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +79,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal is its owner's matter
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of a reward must not fall among the replies
-    requests: queue.SimpleQueue[MakeRequest | ScoreRequest] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin.buffer, requests), daemon=True).start()
     rewards: dict[int, AnyReward] = {}
     while True:
@@ -74,18 +92,50 @@ def main() -> None:
         out.flush()
 
 
-def _answer(request: MakeRequest | ScoreRequest, rewards: dict[int, AnyReward]) -> Reply:
+def _answer(request: Request, rewards: dict[int, AnyReward]) -> Reply:
     try:
         with contained():
             if isinstance(request, MakeRequest):
                 rewards[request.key] = request.recipe.make()
                 return Reply()
-            return Reply(rewards[request.key].score(request.subject))
+            reward = rewards[request.key]
+            if isinstance(request, RehearseRequest):
+                assert isinstance(reward, Reward), reward
+                reward.rehearse(request.task)
+                return Reply()
+            with _limits(reward.max_answer_cpu_s):
+                return Reply(reward.score(request.subject))
     except Exception as error:  # noqa: BLE001 - boundary of one score: a reward raised
         return Reply(failure=failure_of(error))
 
 
-def _read(source: BinaryIO, requests: queue.SimpleQueue[MakeRequest | ScoreRequest]) -> None:
+@contextmanager
+def _limits(max_cpu_s: int | None) -> Iterator[None]:
+    """Have the kernel end this process with SIGXCPU after `max_cpu_s` more seconds of CPU, and refuse it MAX_ANSWER_BYTES more memory."""
+    if max_cpu_s is None:
+        yield
+        return
+    soft_limits = [
+        (resource.RLIMIT_CPU, math.ceil(time.process_time()) + max_cpu_s),
+        (resource.RLIMIT_AS, _address_space_bytes() + MAX_ANSWER_BYTES),
+    ]
+    before = [(kind, resource.getrlimit(kind)) for kind, _ in soft_limits]
+    try:
+        for kind, limit in soft_limits:
+            _, hard = resource.getrlimit(kind)
+            resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+        yield
+    finally:
+        for kind, limits in before:
+            resource.setrlimit(kind, limits)
+
+
+def _address_space_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _read(source: BinaryIO, requests: queue.SimpleQueue[Request]) -> None:
     while len(header := source.read(HEADER.size)) == HEADER.size:
         requests.put(pickle.loads(source.read(HEADER.unpack(header)[0])))
     os._exit(0)  # the main thread may be deep in a reward

@@ -1,0 +1,151 @@
+r"""What an expression may cost: its text is bounded before the algebra system reads it, and its tree before that computes with it.
+
+Answers are written by a model that learns what is paid, also what stops the checker: `9^{9^{9^{9}}}`, `\binom{20000}{10000}`,
+`\prod_{n=1}^{10^9} n` and `((((2))))` are short to write, and for ever to evaluate.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import sympy
+
+from agentrl.rewards.cpu_limit import TooCostlyError
+
+MAX_CHARS = 400
+MAX_DEPTH = 6
+"""Brackets in brackets: the parser takes exponentially long in their depth."""
+MAX_DIGITS = 50
+MAX_NODES = 250
+MAX_BITS = 8192
+"""Bits of any number on the way to a value, 2,466 decimal digits: below what Python writes as text."""
+MAX_TERMS = 200
+MAX_SYMBOLIC_POWER = 64
+
+_OPENING = re.compile(r"[{(\[]|\\(?:lfloor|lceil|langle|lvert|begin)\b")
+_CLOSING = re.compile(r"[})\]]|\\(?:rfloor|rceil|rangle|rvert|end)\b")
+_BRACKET = re.compile(rf"(?P<opening>{_OPENING.pattern})|(?P<closing>{_CLOSING.pattern})")
+_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
+_EAGER = re.compile(r"\\?(?:gcd|lcm|max|min|[bp]?mod|det|trace|tr|rank|adj|inv|rref|ker|GramSchmidt|Gamma|zeta)(?![a-z])")
+_BINOMIAL = re.compile(
+    r"\\[dt]?binom|\\choose|\\(?:at)?over(?:withdelims)?\b|\bchoose\b|(?<![a-zA-Z])[CP]\(|_\{?[0-9]+\}?[CP]_|[CP]_\{?[0-9]"
+)
+_BINOMIAL_OF = re.compile(r"\\[dt]?binom\s?(?:\{[A-Za-z0-9+\- ]{1,12}\}\s?\{[A-Za-z0-9+\- ]{1,12}\}|[0-9a-z]\s?[0-9a-z])")
+_TOWER = re.compile(r"\^\s?\{[^{}]*\^\s?\{[^{}]*\^")
+_LONG_INTEGER = re.compile(r"[0-9]{4}")
+_MATRIX_POWER = re.compile(r"matrix\}\s?(?:\\right.)?\s?\^(?!\s?\{?\s?(?:T|-1|[0-9])\s?\}?(?![0-9]))|array\}\s?(?:\\right.)?\s?\^")
+_MATHEMATICS = re.compile(r"\$\$[^$]*(?:\$\$|\Z)|\$[^$]*(?:\$|\Z)|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\Z)", re.DOTALL)
+_PLAIN_POWER = re.compile(r"[0-9a-z)]\s?(?:\^|\*\*)\s?[({]?\s?-?(?:[0-9]{3}|[0-9(][^\s$]{0,20}(?:\^|\*\*))")
+_WHOLE = (sympy.Integral, sympy.Derivative, sympy.Limit)
+
+
+def check_text(text: str) -> None:
+    """Raise TooCostlyError unless the parser can read `text` in a fraction of a second."""
+    if len(text) > MAX_CHARS or _DIGITS.search(text):
+        raise TooCostlyError(f"longer than {MAX_CHARS} characters, or a number of more than {MAX_DIGITS} digits")
+    _check_depth(text)
+    binomials = _BINOMIAL_OF.findall(text)
+    # The parser evaluates these while it reads.
+    if len(_BINOMIAL.findall(text)) > len(binomials) or any(map(_LONG_INTEGER.search, binomials)):
+        raise TooCostlyError("a binomial of more than three digits")
+    if _EAGER.search(text) and ("^" in text or "!" in text or "**" in text or _LONG_INTEGER.search(text)):
+        raise TooCostlyError("a function of a power, a factorial or a number of more than three digits")
+    if _TOWER.search(text) or text.count("|") > MAX_DEPTH:
+        raise TooCostlyError("a tower of powers, or of absolute values")
+    if text.count("&") + text.count("\\\\") > MAX_TERMS // 4 or _MATRIX_POWER.search(text):
+        raise TooCostlyError("a large matrix, or a power of one")
+
+
+def check_prose(text: str) -> None:
+    """Raise TooCostlyError unless each piece of mathematics of a response can be read."""
+    for piece in _MATHEMATICS.finditer(text):
+        check_text(piece[0])
+    between = _MATHEMATICS.sub(" ", text)
+    _check_depth(between)
+    if _DIGITS.search(between) or _PLAIN_POWER.search(between):
+        raise TooCostlyError(f"a number of more than {MAX_DIGITS} digits")
+
+
+def _check_depth(text: str) -> None:
+    depth = 0
+    for bracket in _BRACKET.finditer(text):
+        depth = max(0, depth + (1 if bracket["opening"] else -1))
+        if depth > MAX_DEPTH:
+            raise TooCostlyError(f"brackets nested deeper than {MAX_DEPTH}")
+
+
+def check_tree(tree: Any) -> None:
+    """Raise TooCostlyError unless what was parsed can be evaluated, its powers, factorials and sums included."""
+    if isinstance(tree, sympy.MatrixBase):
+        for element in tree.flat():
+            check_tree(element)
+        return
+    if not isinstance(tree, sympy.Basic):
+        return
+    for count, node in enumerate(sympy.preorder_traversal(tree)):
+        if count > MAX_NODES:
+            raise TooCostlyError(f"more than {MAX_NODES} operations")
+        if isinstance(node, _WHOLE):
+            raise TooCostlyError(f"a {type(node).__name__.lower()} that is not worked out")
+    _bits(tree)
+
+
+def _bits(node: Any) -> float:
+    """Return how many bits a number of this size has, at most; symbols count as small."""
+    bits = _bits_of(node)
+    if bits > MAX_BITS:
+        raise TooCostlyError(f"a number of more than {MAX_BITS} bits")
+    return bits
+
+
+def _bits_of(node: Any) -> float:
+    if isinstance(node, sympy.Rational):
+        return float(max(int(node.p).bit_length(), int(node.q).bit_length()))
+    if isinstance(node, sympy.Float):
+        return float(abs(sympy.Float(node)._mpf_[2]) + node._prec) if node.is_finite else 1.0
+    if isinstance(node, sympy.Pow):
+        return _bits_of_power(*node.args)
+    if isinstance(node, sympy.exp):
+        return _bits_of_power(sympy.E, node.args[0])
+    if isinstance(node, sympy.factorial | sympy.factorial2 | sympy.gamma | sympy.subfactorial):
+        return _bits_of_factorial(node.args[0])
+    if isinstance(node, sympy.Sum | sympy.Product):
+        return _bits_of_terms(node)
+    sizes = [_bits(child) for child in getattr(node, "args", ()) if isinstance(child, sympy.Basic | sympy.MatrixBase)]
+    if isinstance(node, sympy.Mul):
+        return sum(sizes, 0.0)
+    return max(sizes, default=1.0) + len(sizes)
+
+
+def _bits_of_power(base: Any, exponent: Any) -> float:
+    size, power = _bits(base), _bits(exponent)
+    if exponent.free_symbols:
+        return size + power
+    if power > 14:  # the exponent itself has more than 14 bits
+        raise TooCostlyError("a power of more than 16,384")
+    largest = float(2**power) if not isinstance(exponent, sympy.Rational) else float(abs(exponent)) + 1
+    if isinstance(exponent, sympy.Rational) and exponent.q > MAX_TERMS:
+        raise TooCostlyError("a root of a high degree")
+    if base.free_symbols:
+        if not base.is_Symbol and largest > MAX_SYMBOLIC_POWER + 1:
+            raise TooCostlyError(f"a power of an expression of more than {MAX_SYMBOLIC_POWER}")
+        return size
+    return size * largest
+
+
+def _bits_of_factorial(argument: Any) -> float:
+    if argument.free_symbols:
+        return _bits(argument)
+    if _bits(argument) > 9:
+        raise TooCostlyError("a factorial of more than 512")
+    return 4096.0
+
+
+def _bits_of_terms(node: Any) -> float:
+    size = _bits(node.function)
+    for limit in node.limits:
+        ends = limit[1:]
+        if len(ends) != 2 or not all(isinstance(end, sympy.Integer) for end in ends) or ends[1] - ends[0] > MAX_TERMS:
+            raise TooCostlyError(f"a sum or product of more than {MAX_TERMS} terms")
+    return size * MAX_TERMS if isinstance(node, sympy.Product) else size + 8
