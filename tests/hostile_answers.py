@@ -14,14 +14,19 @@ TRUTH = "717"
 
 _OPEN_CLOSE = ["()", "[]", "{}", ("\\left(", "\\right)"), ("\\left[", "\\right]"), ("\\{", "\\}"), ("|", "|"), ("\\lfloor ", "\\rfloor ")]
 _PREFIXES = [
-    "\\sqrt{", "\\frac{9}{", "x^{", "9^{", "e^{", "\\text{", "\\mathbf{", "\\boxed{", "\\sin(", "\\log_{2", "-(", "\\overline{", "_{", "\\binom{9}{",
+    "\\sqrt{", "\\frac{9}{", "x^{", "9^{", "e^{", "\\text{", "\\mathbf{", "\\boxed{", "\\sin(", "\\log_{2", "-(", "\\overline{", "_{",
+    "\\binom{9}{",
     "\\sum_{n=2}^{9} (", "\\prod_{n=2}^{99} (", "\\left(", "\\begin{pmatrix}", "|", "{", "[", "**", "$", "\\cfrac{2}{2+",
 ]  # fmt: skip
 _PIECES = [
-    "1,", "9 ", "9.", "-", "- ", "=", "9=", "9+", "9/", "9^", "9!", "!", "(", "{", "\\", "\\\\", "$", "**", "####", "#### 9", "\n", "<think>",
-    "</think>", "\\boxed{9", "\\boxed{", "\\frac", "\\text{", "answer is ", "wait ", "not ", "9 or ", "9 and ", "a ", "x ", "π", "½", "²", "₂",
-    "٣", "\u200b", "\u202e", "\x00", "\ud800", "\U0001d7d7", "e9", "×10^9", "9:", ",999", " 999", "'999", ".999", "9%", "9 % of ", "9 dollars and ",
-    "9 hours ", "forty ", "and a half ", "\\left", "\\right)", "&", "\\\\ 9", "~~9~~", "<9>", "9<", "≤", "\\ldots", "9_9", "^{^{", "\\infty", "i",
+    "1,", "9 ", "9.", "-", "- ", "=", "9=", "9+", "9/", "9^", "9!", "!", "(", "{", "\\", "\\\\", "$", "**", "####", "#### 9", "\n",
+    "<think>",
+    "</think>", "\\boxed{9", "\\boxed{", "\\frac", "\\text{", "answer is ", "wait ", "not ", "9 or ", "9 and ", "a ", "x ", "π", "½",
+    "²", "₂",
+    "٣", "\u200b", "\u202e", "\x00", "\ud800", "\U0001d7d7", "e9", "×10^9", "9:", ",999", " 999", "'999", ".999", "9%", "9 % of ",
+    "9 dollars and ",
+    "9 hours ", "forty ", "and a half ", "\\left", "\\right)", "&", "\\\\ 9", "~~9~~", "<9>", "9<", "≤", "\\ldots", "9_9", "^{^{",
+    "\\infty", "i",
 ]  # fmt: skip
 
 
@@ -68,11 +73,14 @@ def _series(rng: random.Random) -> str:
 def _analysis(rng: random.Random) -> str:
     return rng.choice(
         [
-            "\\int_0^{9} x^{x^x} dx", "\\int e^{-x^2}\\sin(x^9) dx", "\\lim_{x\\to 0} \\frac{\\sin(x^{x})}{x^{9}}", "\\frac{d}{dx} x^{x^{x^x}}",
-            "\\int_0^\\infty \\frac{\\ln x}{x^{99}+2} dx", "\\sum_{n=2}^\\infty \\frac{2}{n^{9}}", "\\det(A^{99})", "\\sqrt[9999]{2}+\\sqrt[8888]{3}",
+            "\\int_0^{9} x^{x^x} dx", "\\int e^{-x^2}\\sin(x^9) dx", "\\lim_{x\\to 0} \\frac{\\sin(x^{x})}{x^{9}}",
+            "\\frac{d}{dx} x^{x^{x^x}}",
+            "\\int_0^\\infty \\frac{\\ln x}{x^{99}+2} dx", "\\sum_{n=2}^\\infty \\frac{2}{n^{9}}", "\\det(A^{99})",
+            "\\sqrt[9999]{2}+\\sqrt[8888]{3}",
             "\\log_{2}{9^{99999999}}", "\\arctan(\\tan(9^{99999}))", "(x+y+z)^{9999}", "\\frac{x^{9999}-2}{x-2}", "\\cos(9^{9^{9}})",
-            "\\zeta(9999)", "\\max(9^{9^9}, 2)", "9^{9^9} \\mod 8", "\\lfloor 9^{9^9} \\rfloor", "x^{9999} + x^{9998} = 2", "e^{e^{e^{e^{9}}}}",
-        ]  # fmt: skip
+            "\\zeta(9999)", "\\max(9^{9^9}, 2)", "9^{9^9} \\mod 8", "\\lfloor 9^{9^9} \\rfloor", "x^{9999} + x^{9998} = 2",
+            "e^{e^{e^{e^{9}}}}",
+        ]
     )  # fmt: skip
 
 
@@ -128,10 +136,12 @@ def _roots(rng: random.Random) -> str:
 
 
 _KINDS: list[Callable[[random.Random], str]] = [
-    _tower, _plain_tower, _binomial, _factorial, _series, _analysis, _eager, _nested, _nested_commands, _mixed_nest, _digits, _repeated, _soup,
+    _tower, _plain_tower, _binomial, _factorial, _series, _analysis, _eager, _nested, _nested_commands, _mixed_nest, _digits, _repeated,
+    _soup,
     _long_sum, _matrix, _roots,
 ]  # fmt: skip
 _FRAMES = [
-    "\\boxed{@}", "So the answer is $\\boxed{@}$.", "#### @", "The answer is $@$.", "@", "The answer is @", "$$@$$", "<think>so</think> \\boxed{@}",
+    "\\boxed{@}", "So the answer is $\\boxed{@}$.", "#### @", "The answer is $@$.", "@", "The answer is @", "$$@$$",
+    "<think>so</think> \\boxed{@}",
     "\\boxed{\\boxed{@}}", "\\boxed{2 + @}", "\\boxed{x = @}", "#### \\boxed{@}", "**Answer:** $@$", "\\[ @ \\]", "\\boxed{\\{@, 2\\}}",
 ]  # fmt: skip

@@ -24,7 +24,8 @@ from hostile_answers import TRUTH, hostile_answers
 MAX_CPU_S = 1.0
 CHECKERS = [Gsm8k(), Gsm8k({"strict": False}), Arithmetic(), Aime(), Math(), Math({"strict": True}), Format({"pattern": r"(?:a+)+7717"})]
 FROM_OUTSIDE = [
-    r"\boxed{\binom{20000}{10000}}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{\prod_{n=1}^{10^9} n}", *(rf"\boxed{{{'(' * n}2{')' * n}}}" for n in (20, 90, 300)),
+    r"\boxed{\binom{20000}{10000}}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{\prod_{n=1}^{10^9} n}",
+    *(rf"\boxed{{{'(' * n}2{')' * n}}}" for n in (20, 90, 300)),
 ]  # fmt: skip
 
 
@@ -97,7 +98,8 @@ class Endless(Reward):
 
 
 CALLS = [
-    ("endless", "right", 0.0), ("fine", "right", 1.0), ("crash", "right", 0.0), ("killed", "right", "Killed"), ("raises", "right", "raises"),
+    ("endless", "right", 0.0), ("fine", "right", 1.0), ("crash", "right", 0.0), ("killed", "right", "Killed"), ("raises", "right",
+    "raises"),
     ("fine", "broken", "the ground truth is broken"), ("fine", "dies", "Aborted"), ("fine", "right", 1.0),
 ]  # fmt: skip
 """An answer, a ground truth, and the value or what the error says."""

@@ -1,4 +1,4 @@
-"""Are two parsed expressions the same? Constants exactly, to 150 digits; expressions with variables at fixed points; all else structurally.
+"""Are two parsed expressions the same? Numbers exactly, to 150 digits; expressions with variables at fixed points; all else structurally.
 
 Nothing is simplified: what differs is seen at the first point, and what agrees at all of them is the same expression.
 """
@@ -156,8 +156,8 @@ def _value_of(equation: Any) -> Any:
     sides = [parts[0].lhs, *(part.rhs for part in parts)]
     if len(sides) == 2 and getattr(sides[1], "is_Symbol", False) and not getattr(sides[0], "is_Symbol", False):
         return sides[0]
-    constants = [side for side in sides if _is_constant(side)]
-    if any(not _same_values(_value(one), _value(other), 0.0) for one, other in pairwise(constants)):
+    fixed = [side for side in sides if _is_constant(side)]
+    if any(not _same_values(_value(one), _value(other), 0.0) for one, other in pairwise(fixed)):
         return None
     return sides[-1]
 

@@ -54,7 +54,8 @@ _IMAGINARY = re.compile(r"(?<=[0-9}])\s*i\b")
 _ABRIDGED = re.compile("[ƒ√]")
 """Functions and roots as `plain` writes them, whichever they are."""
 _NO_VALUE = re.compile(
-    r"(?i)\\[lcv]?dots\b|\.\.\.|…|\b(?:less|more|fewer|greater|larger|smaller) than\b|\bat (?:least|most)\b|\bup to\b|\b(?:not|isn't|wrong|incorrect|or more|or less)\b"
+    r"(?i)\\[lcv]?dots\b|\.\.\.|…|\b(?:less|more|fewer|greater|larger|smaller) than\b|\bat (?:least|most)\b|\bup to\b|\b(?:not"
+    r"|isn't|wrong|incorrect|or more|or less)\b"
 )
 _CHOICE = re.compile(r"(?:option |choice )?\(?([A-H])\)?(?=[\s:.,$)]|$)(?!\)?,? (?:or|and) )")
 _CLAUSE = re.compile(r"(?:[.,;](?=\s|$)|\s(?:because|since|as|and not|not|which)\b|\n)")

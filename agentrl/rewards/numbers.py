@@ -48,7 +48,8 @@ _MINUS_WORD = re.compile(r"(?i)(?<![0-9] )\b(?:negative|minus) (?=[$€£¥₹]?
 _BETWEEN = re.compile(r"(?i)\bbetween (\S{1,20}) and ")
 _DATE = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b")
 _DECIMAL_COMMA = re.compile(
-    r"(?<![0-9A-Za-z.,'/])(?<!\( )(?<!\()(?:(?P<whole>[1-9][0-9]{0,8}),(?P<part>[0-9]{1,2})|0,(?P<zero>[0-9]{1,9}))(?![0-9.,/]|\s?[,;]\s?[0-9])"
+    r"(?<![0-9A-Za-z.,'/])(?<!\( )(?<!\()(?:(?P<whole>[1-9][0-9]{0,8}),(?P<part>[0-9]{1,2})|0,(?P<zero>[0-9]{1,9}))(?![0-9.,/]"
+    r"|\s?[,;]\s?[0-9])"
 )
 _PARTS = {
     " and a half": " 1/2", " and one half": " 1/2", " and one-half": " 1/2", " and a quarter": " 1/4", " and one quarter": " 1/4",

@@ -40,8 +40,9 @@ def read_value(value: Fraction | int | None, truth: Fraction | int | None, *, to
     """Return the reading of a number, or of none, against the true one; `tolerance`: relative, for a true one that is no integer."""
     if value is None or truth is None:
         return Reading(None if value is None else str(value), False)
-    allowed = abs(truth) * Fraction(str(tolerance)) if truth.denominator > 1 else 0
-    return Reading(str(value), abs(value - truth) <= allowed)
+    expected = Fraction(truth)
+    allowed = abs(expected) * Fraction(str(tolerance)) if expected.denominator > 1 else Fraction(0)
+    return Reading(str(value), abs(Fraction(value) - expected) <= allowed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from agentrl.rewards.number_words import number_in_words
 from agentrl.rewards.numbers import Found, has_number, numbers_in, with_signs
@@ -41,7 +42,8 @@ _LIST = re.compile(rf"\s?(?:,|;|&)\s?(?:and|or)?\s?\$?|{_WORDS},?\s(?:and|or)\s\
 # How numbers beside the answer are accounted for.
 _PREMISE = re.compile(
     r"(?i)\b(?:so|therefore|thus|hence|meaning|means|which (?:is|makes|gives|means)|that is|that's|i\.e|rounds (?:up |down )?to"
-    r"|rounded (?:up |down )?to|or rather|comes to|makes|gives|yields|leaves|leaving|total(?:ing|s)?|altogether|in all|in total)\b|→|⇒|->|=>"
+    r"|rounded (?:up |down )?to|or rather|comes to|makes|gives|yields|leaves|leaving|total(?:ing|s)?|altogether|in all"
+    r"|in total)\b|→|⇒|->|=>"
 )
 _NAMED_SUM = re.compile(r"\s?[,;]\s?(?:and\s)?[A-Za-z][A-Za-z0-9_]{0,6}(?:\s?[-+×*/]\s?[A-Za-z][A-Za-z0-9_]{0,6}){1,5}\s?=\s?\$?")
 _UNIT = r"(?:[\s/-]{0,2}[$€£¥₹%°\"']?[A-Za-z%°$]{0,20}[.\"']?(?:\^[23])?){0,4}?"
@@ -52,31 +54,43 @@ _DETAIL = re.compile(
 _REMAINDER = re.compile(r"(?i)\b(?:remainder|r|rem|mod|modulo|choose|base|point|squared|cubed|factorial)\b")
 # What makes a number no value, or takes it back.
 _BELOW_OR_ABOVE = re.compile(
-    r"(?i)(?:(?<![-=])>|[<≤≥≠≮≯∈∉∪±]|\b[b-hj-zB-HJ-Z]\s?[-+*×/]|\b(?:log|ln|lg|exp|sin|cos|tan|sqrt)|(?:\b(?:less|more|fewer|greater|larger|smaller|bigger|higher|lower|older|younger|longer|shorter|better)(?:\sor\s"
-    r"equal)?\s(?:than|to)|\bat (?:least|most)|\bup to|\b(?:under|over|above|below|beyond|exceed(?:s|ing)?|nearly|almost|barely|max|minimum|maximum"
+    r"(?i)(?:(?<![-=])>|[<≤≥≠≮≯∈∉∪±]|\b[b-hj-zB-HJ-Z]\s?[-+*×/]|\b(?:log|ln|lg|exp|sin|cos|tan|sqrt)|(?:\b(?:less|more|fewer"
+    r"|greater|larger|smaller|bigger|higher|lower|older|younger|longer|shorter|better)(?:\sor\s"
+    r"equal)?\s(?:than|to)|\bat (?:least|most)|\bup to|\b(?:under|over|above|below|beyond|exceed(?:s|ing)?|nearly|almost|barely"
+    r"|max|minimum|maximum"
     r"|not exceeding|upwards? of|as (?:many|much|few|little) as|multiples? of|divisible by|half|twice|double|triple|thrice"
-    r"|third|square root of|sqrt|cube of|square of|root of|factorial of|except|excluding|anything but|other than|besides|anywhere (?:near|from)"
+    r"|third|square root of|sqrt|cube of|square of|root of|factorial of|except|excluding|anything but|other than|besides"
+    r"|anywhere (?:near|from)"
     r"|between|within|neither|nor|either)(?:\s(?:of|or equal to|than|exactly|a|an))?))\s?(?:about\s)?[(\[]?[$€£¥₹]?\s?$"
 )
 _OR_MORE = re.compile(
-    rf"(?i)(?:\s?[-+*×]\s?\(?[b-hj-z]\b|\s?\\[lcv]?dots|ths\b|\s?(?:%|percent|per cent)?\s?of [$€£]?-?[0-9]|\s?mod(?:ulo)?\s?[0-9]|{_UNIT}\s?(?:(?<![-=])>|[<≤≥≠≮≯±+]|\b(?:or|and) (?:more|less|fewer|greater|above|below|up|upwards?|over|under|higher|lower|beyond)\b"
+    rf"(?i)(?:\s?[-+*×]\s?\(?[b-hj-z]\b|\s?\\[lcv]?dots|ths\b|\s?(?:%|percent|per cent)?\s?of [$€£]?-?[0-9]"
+    rf"|\s?mod(?:ulo)?\s?[0-9]|{_UNIT}\s?(?:(?<![-=])>|[<≤≥≠≮≯±+]|\b(?:or|and) (?:more|less|fewer|greater|above|below|up"
+    rf"|upwards?|over|under|higher|lower|beyond)\b"
     r"|\b(?:(?:at|or) (?:least|most)|minimum|max(?:imum)?|plus|tops|and counting|squared|cubed|factorial|point"
-    r"|and (?:a )?(?:bit|some|change|something)|something|odd|and (?:one|another)|too (?:many|much|few|little)|(?:ten|hundred|thousand)ths?|halves)\b|\bor (?!so\b|[$€£]?-?[0-9])[A-Za-z]))"
+    r"|and (?:a )?(?:bit|some|change|something)|something|odd|and (?:one|another)|too (?:many|much|few|little)|(?:ten|hundred"
+    r"|thousand)ths?|halves)\b|\bor (?!so\b|[$€£]?-?[0-9])[A-Za-z]))"
 )
 _WITHDRAWN = re.compile(
-    r"(?i)(?:\b(?:is|are|was|were|be|being|seems?|looks?|that's|it's|isn't|wasn't)\s(?:\w{1,15}\s)?(?:wrong|incorrect|mistaken|false|untrue|"
+    r"(?i)(?:\b(?:is|are|was|were|be|being|seems?|looks?|that's|it's|isn't|wasn't)\s(?:\w{1,15}\s)?(?:wrong|incorrect|mistaken"
+    r"|false|untrue|"
     r"invalid|impossible|off|a mistake|an error|a typo|not right|not correct|not the (?:\w{1,10}\s)?(?:answer|result|solution)|not it|"
-    r"(?:right|correct|the (?:\w{1,10}\s)?answer)(?<=n't right)|not possible|not true|too (?:much|many|high|low|small|large|big|few|little))\b"
-    r"|\b(?:isn't|wasn't|is not|was not|cannot be|can't be)\s(?:right|correct|true|possible|it|the (?:\w{1,10}\s)?(?:answer|result|solution))\b"
-    r"|[-,:(]\s?(?:this is )?(?:wrong|incorrect|no|nope|not|false)\b(?=\s?[).,;:!?]|\s*$)|\?\s?(?:no|nope)\b|[✗✘❌✖]|\b(?:ignore|discard|scrap) (?:that|this|it)\b"
+    r"(?:right|correct|the (?:\w{1,10}\s)?answer)(?<=n't right)|not possible|not true|too (?:much|many|high|low|small|large|big"
+    r"|few|little))\b"
+    r"|\b(?:isn't|wasn't|is not|was not|cannot be|can't be)\s(?:right|correct|true|possible|it|the (?:\w{1,10}\s)?(?:answer"
+    r"|result|solution))\b"
+    r"|[-,:(]\s?(?:this is )?(?:wrong|incorrect|no|nope|not|false)\b(?=\s?[).,;:!?]|\s*$)|\?\s?(?:no|nope)\b|[✗✘❌✖]|\b(?:ignore"
+    r"|discard|scrap) (?:that|this|it)\b"
     r"|\b(?:was|were) my (?:first|initial|old|previous) )"
 )
 _UNDECIDED = re.compile(
-    r"(?i)\b(?:no (?:answer|solution)|(?:can ?not|can't) be (?:determined|known|solved|found)|undefined|undetermined|depends|insufficient|not enough"
+    r"(?i)\b(?:no (?:answer|solution)|(?:can ?not|can't) be (?:determined|known|solved|found)|undefined|undetermined|depends"
+    r"|insufficient|not enough"
     r"|unknown|unsolvable|impossible)\b"
 )
 _NEGATION = re.compile(
-    r"(?i)(?:,?\s?\b(?:and|but)\s)?(?:,\s?)?\b(?:not|never|no longer|rather than|instead of|(?:is|was|are|were|do|does|did|would|could|should|ca|wo)n't"
+    r"(?i)(?:,?\s?\b(?:and|but)\s)?(?:,\s?)?\b(?:not|never|no longer|rather than|instead of|(?:is|was|are|were|do|does|did"
+    r"|would|could|should|ca|wo)n't"
     r"|cannot|as opposed to|unlike)\b"
 )
 _CLAUSE_END = re.compile(r",|;|:|\bbut\b|\brather\b|\binstead\b|[.!?](?=\s|$)|[-–—] ")
@@ -115,12 +129,15 @@ _VALUES = re.compile(
     r"(?:\s?(?:and\s)?(?:[A-Za-z]\w{0,12}\s?(?:is|=|:)\s?)?[(\[{$]{0,2}0[)\]}$]{0,2}(?:\s[A-Za-z]{1,15}){0,2}\s?[,;.&|]?){2,20}"
 )
 _TAKEN_BACK = re.compile(
-    r"(?i)\s*(?:is|was|seems|looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|not right|not correct|not the answer)\b|\s*(?:no[,.;]?\s)?(?:wait[,.;]?\s|sorry[,.;]?\s|but\s)?(?:that|this|it|the (?:above|answer above)|my (?:answer|result))(?:'s| is| was|"
+    r"(?i)\s*(?:is|was|seems|looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|not right|not correct|not the answer)\b"
+    r"|\s*(?:no[,.;]?\s)?(?:wait[,.;]?\s|sorry[,.;]?\s|but\s)?(?:that|this|it|the (?:above|answer above)|my (?:answer"
+    r"|result))(?:'s| is| was|"
     r" seems| looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|false|a mistake|an error|not right|not correct)\b"
     r"|\s*\b(?:wrong|incorrect|scratch that|i was wrong|i made an? (?:mistake|error)|ignore that)\s*(?:[.!,]|$)"
 )
 _CONTEXT = re.compile(
-    r"(?i)\b(?:in|after|for|of|at|by|from|with|on|during|over|all|the|these|those|her|his|their|its|step|day|week|month|year|part|case|no\.|"
+    r"(?i)\b(?:in|after|for|of|at|by|from|with|on|during|over|all|the|these|those|her|his|their|its|step|day|week|month|year"
+    r"|part|case|no\.|"
     r"question|problem|option|since|every|per|if|when|given)\s?(?:\w{1,12}\s)?[$€£#]?$|\A\s*[(\[]$"
 )
 _MARK_AT_END = re.compile(r"[\s#*]+$")
@@ -215,7 +232,7 @@ def _last_number(text: str) -> Fraction | None:
 def _are_several(line: str) -> bool:
     """Tell whether a line is nothing but several values: "x is 17, y is 18", "18 apples 19 pears"."""
     found = numbers_in(line) if len(line) <= MAX_BARE_CHARS else []
-    gaps = [line[one.end : other.start] for one, other in zip(found, found[1:], strict=False)]
+    gaps = [line[one.end : other.start] for one, other in pairwise(found)]
     if len({number.value for number in found}) < 2 or any(map(_OPERATOR.fullmatch, gaps)) or any(map(_EQUALS.fullmatch, gaps)):
         return False
     for number in reversed(found):

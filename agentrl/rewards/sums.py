@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from agentrl.rewards.numbers import Found
 
@@ -26,7 +27,7 @@ def is_no_result(line: str, found: Sequence[Found], end: int) -> bool:
 
 def restated(line: str, found: Sequence[Found]) -> Fraction | None:
     """Return the number of a line like `18 = 9 * 2`: a number, and the sum that comes to it."""
-    gaps = [line[one.end : other.start] for one, other in zip(found, found[1:], strict=False)]
+    gaps = [line[one.end : other.start] for one, other in pairwise(found)]
     if len(found) < 3 or not _EQUALS.fullmatch(gaps[0]) or not all(map(_OPERATOR.fullmatch, gaps[1:])):
         return None
     return found[0].value if _come_to([number.value for number in found[1:]], [gap.strip() for gap in gaps[1:]]) == found[0].value else None
