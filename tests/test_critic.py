@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, Qwen2Config
 
 from agentrl.algorithms.aggregation import Aggregation
+from agentrl.algorithms.values import value_loss
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
@@ -431,3 +432,10 @@ def test_float16_is_not_trained_but_loaded(tmp_path):
     with pytest.raises(ConfigError, match=r"^model.dtype=float16 cannot be trained: .*; use bfloat16, or float32$"), critic(model=model):
         pass
     assert load_module(model, "sdpa", torch.float16, from_scratch=None).dtype == torch.float16
+
+
+def test_within_the_bound_nothing_is_clipped_by_rounding():
+    rng = np.random.default_rng(0)
+    old, returns = (torch.tensor(rng.normal(size=2000)) for _ in range(2))
+    loss = value_loss(old + torch.tensor(rng.choice([-1e-15, 1e-15, 1e-3], 2000)), old, returns, cliprange=0.2)
+    assert not loss.is_clipped_A.any()

@@ -32,7 +32,9 @@ def value_loss(values_A: Tensor, old_values_A: Tensor, returns_A: Tensor, *, cli
     plain = (values_A - returns_A).square() / 2
     if cliprange is None:
         return ValueLoss(plain, torch.zeros_like(plain, dtype=torch.bool))
-    bounded = old_values_A + (values_A - old_values_A).clamp(-cliprange, cliprange)
+    moved = values_A - old_values_A
+    # Within the bound the value itself: old + (value - old) is another number by rounding, and noise would say what was clipped.
+    bounded = torch.where(moved.abs() <= cliprange, values_A, old_values_A + moved.detach().clamp(-cliprange, cliprange))
     clipped = (bounded - returns_A).square() / 2
     return ValueLoss(torch.maximum(plain, clipped), clipped.detach() > plain.detach())
 
