@@ -317,7 +317,7 @@ def test_a_kl_that_is_not_finite_ends_the_run_as_the_learners_error(tmp_path):
     model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES))
     model.save_pretrained(tmp_path)
     kl = {"place": "reward", "coefficient": 0.1, "estimator": "k1"}
-    config = Config(model={"path": str(tmp_path)}, algorithm={"kl": kl}, rollout={"group_size": 1})
+    config = Config(model={"path": str(tmp_path)}, algorithm={"kl": kl, "singleton": "raw"}, rollout={"group_size": 1})
     groups = [Group(0, (trajectory(np.random.default_rng(4)),))]
     learner = open_local_learner(learner_spec(config, total_updates=1))
     with closing(learner.worker):
