@@ -9,12 +9,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 import agentrl
 from agentrl.cli import configs, models, pages, plugins, runs, training
+from agentrl.cli.disk import full_disk
 from agentrl.cli.options import Debug, show_tracebacks
 from agentrl.config.importing.cli import import_config
 from agentrl.data import commands as data
@@ -124,10 +125,18 @@ def main() -> None:
     try:
         app([_at_home(argument) for argument in sys.argv[1:]], standalone_mode=True)
     except AgentRLError as error:
-        if os.environ.get("AGENTRL_DEBUG"):
-            traceback.print_exc()
-        from agentrl.terminal_text import visible
+        _end(error, str(error), kind="" if isinstance(error, UserError) else " (infrastructure)", status=error.exit_code)
+    except (OSError, ExceptionGroup) as error:
+        line = full_disk(error, sys.argv[1:])
+        if line is None:
+            raise
+        _end(error, line, kind=" (infrastructure)", status=1)
 
-        kind = "" if isinstance(error, UserError) else " (infrastructure)"
-        typer.echo(f"error{kind}: {visible(str(error))}", err=True)
-        sys.exit(error.exit_code)
+
+def _end(error: Exception, line: str, *, kind: str, status: int) -> NoReturn:
+    from agentrl.terminal_text import visible
+
+    if os.environ.get("AGENTRL_DEBUG"):
+        traceback.print_exception(error)
+    typer.echo(f"error{kind}: {visible(line)}", err=True)
+    sys.exit(status)
