@@ -158,6 +158,30 @@ for module in {light!r}:
     assert run_fresh(code) == ""
 
 
+PICTURES = {
+    "agentrl.tracking.report",
+    "agentrl.tracking.report_panels",
+    "agentrl.evaluation.report_picture",
+    "agentrl.controller.compare_picture",
+}
+"""Modules that load matplotlib, for a second."""
+
+
+def test_pictures_are_loaded_only_when_they_are_drawn() -> None:
+    for module, path in SOURCES.items():
+        at_the_top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {name for node in at_the_top for name in imported_names(node)}
+        loads = {name for name in names if name.split(".")[0] == "matplotlib" or name in PICTURES}
+        assert not loads or module in PICTURES, f"{module} loads {sorted(loads)}: import it in the function that draws"
+
+
+def imported_names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    for alias in node.names:
+        yield alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
+    if isinstance(node, ast.ImportFrom):
+        yield str(node.module)
+
+
 def test_every_package_is_in_the_wheel() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     packages = {module for module, path in SOURCES.items() if path.name == "__init__.py"}

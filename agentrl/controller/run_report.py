@@ -17,7 +17,6 @@ from agentrl.errors import DataError
 from agentrl.tracking.attempts import ended_in
 from agentrl.tracking.closing import ClosingTable, closing_rows, closing_table, write_summary
 from agentrl.tracking.metrics import StepRecord, read_metrics
-from agentrl.tracking.report import draw_report
 from agentrl.types import BufferCounts
 
 END_TIMEOUT_S = 10.0
@@ -33,6 +32,8 @@ def report_run(folder: Path) -> list[Path]:
     """
     if not (folder / "metrics.jsonl").is_file():
         raise DataError(f"{str(folder)!r} is not the folder of a training run: it has no metrics.jsonl")
+    from agentrl.tracking.report import draw_report  # matplotlib loads for a second: only when a picture is drawn
+
     picture = draw_report(folder, max_staleness=_max_staleness(folder))
     summary = folder / "summary.md"
     write_summary(_table_of(folder), summary, title=str(folder))
