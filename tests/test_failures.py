@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from agentrl.config.schema import Config
 from agentrl.controller.failed_share import MIN_ATTEMPTS, FailedShare
-from agentrl.data.failures import FILE, FailureBook
-from agentrl.errors import InfrastructureError
+from agentrl.data.failures import FILE, FailureBook, failure_lines
+from agentrl.errors import CheckpointError, InfrastructureError
 from agentrl.rollout.attempt_log import MAX_REPORTED, AttemptLog
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
@@ -304,3 +304,11 @@ def test_servers_and_what_may_be_away_are_not_counted(outcome, rollout):
     watch = Watch(**rollout)
     for _ in range(5):
         watch.pass_time(20, **{outcome: 1000})
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 but not for long", b"\x00" * 400])
+def test_a_damaged_file_is_one_line_and_is_left_as_it_is(tmp_path: Path, content: bytes):
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{FILE} is damaged \(.+\); move it away to go on without its rows"):
+        failure_lines(tmp_path / FILE)
+    assert (tmp_path / FILE).read_bytes() == content

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.data.whole import appearing_whole
+from agentrl.errors import CheckpointError
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.failures import FailureTally
 from agentrl.tracking.redact import redact
@@ -50,6 +51,7 @@ class FailureTable:
         """Begin with the rows of the file, or remove it.
 
         Raises:
+            CheckpointError: the file is damaged.
             OSError: the file cannot be read or removed.
         """
         self._file = file
@@ -58,7 +60,7 @@ class FailureTable:
         if not keeps_earlier:
             file.unlink(missing_ok=True)
         elif file.exists():
-            self._table = pq.read_table(file).cast(SCHEMA)
+            self._table = _read(file)
 
     def earlier(self) -> Iterator[FailedAttempt]:
         """Yield the attempts of the rows that were read."""
@@ -81,6 +83,13 @@ class FailureTable:
         self._rows = []
         with appearing_whole(self._file) as partial:
             pq.write_table(self._table, partial, compression="zstd")
+
+
+def _read(file: Path) -> pa.Table:
+    try:
+        return pq.read_table(file).cast(SCHEMA)
+    except (pa.ArrowException, ValueError) as error:
+        raise CheckpointError(f"{file} is damaged ({str(error).splitlines()[0]}); move it away to go on without its rows") from error
 
 
 class FailureBook:
