@@ -68,6 +68,7 @@ class Standstill:
             model={"path": str(folder / "model")},
             agent={"plugins": [str(folder / "stuck.py")], "tools": ["stuck"], "tool_timeout_s": 600.0},
             rollout={"group_size": 1, "max_concurrent_trajectories": 2},
+            algorithm={"singleton": "raw"},
             buffer={"groups_per_step": 1, "max_staleness": 1},
             trainer={"steps": 4},
         )
