@@ -107,11 +107,15 @@ def test_intervals_of_failures_mirror_those_of_successes():
     np.testing.assert_allclose(high, 1 - mirrored_low, atol=1e-12)
 
 
-def test_means_without_bounds_have_students_interval():
-    values = np.array([100.0, 140.0, 90.0, 200.0])
-    expected = stats.t.interval(0.95, 3, loc=values.mean(), scale=stats.sem(values))
+@pytest.mark.parametrize("num", [2, 3, 4])
+def test_means_without_bounds_have_students_interval(num):
+    values = np.array([100.0, 140.0, 90.0, 200.0])[:num]
+    expected = stats.t.interval(0.95, num - 1, loc=values.mean(), scale=stats.sem(values))
     assert mean_interval(values) == pytest.approx(expected)
-    assert mean_interval(values[:1]) is None
+
+
+def test_one_value_has_no_interval():
+    assert mean_interval(np.array([100.0])) is None
 
 
 @pytest.mark.parametrize("n", [1, 8])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import struct
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import agentrl
 from agentrl.errors import InfrastructureError
 from agentrl.evaluation.contamination import find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
@@ -203,6 +206,39 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
         write_report(tmp_path, description(), gather(evaluation(n=1)))
 
 
-def test_the_commit_is_that_of_a_checkout():
-    commit = package_commit()
-    assert commit is None or re.fullmatch(r"[0-9a-f]{12}\+?", commit)
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=n@example.org"]
+    return subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository with one commit, from which this package seems to run."""
+    module = tmp_path / "checkout" / "agentrl" / "__init__.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("")
+    (tmp_path / "checkout" / "README.md").write_text("")
+    git(tmp_path / "checkout", "init", "--quiet")
+    git(tmp_path / "checkout", "add", ".")
+    git(tmp_path / "checkout", "commit", "--quiet", "-m", "all")
+    monkeypatch.setattr(agentrl, "__file__", str(module))
+    return tmp_path / "checkout"
+
+
+def test_the_commit_is_that_of_a_checkout(checkout):
+    commit = git(checkout, "rev-parse", "HEAD")[:12]
+    assert package_commit() == commit
+    (checkout / "README.md").write_text("changed")  # no code of ours
+    (checkout / "agentrl" / "notes.txt").write_text("untracked")
+    assert package_commit() == commit
+    (checkout / "agentrl" / "__init__.py").write_text("changed = True")
+    assert package_commit() == commit + "+"
+    git(checkout, "commit", "--quiet", "-a", "-m", "changed")
+    assert package_commit() == git(checkout, "rev-parse", "HEAD")[:12] != commit
+
+
+def test_a_package_outside_of_a_checkout_has_no_commit(checkout):
+    (checkout / ".git").rename(checkout.parent / ".git")  # a folder above is somebody else's repository
+    assert package_commit() is None
+    git(checkout, "init", "--quiet")  # no commit yet
+    assert package_commit() is None

@@ -123,8 +123,25 @@ def test_the_least_bound_wins_wherever_it_stands(quotas, limits, affinity, slurm
 
 @given(memory=st.integers(1, 256 * GIB), free=st.integers(0, 300 * GIB))
 def test_the_object_store_fits_into_what_is_granted(memory, free):
-    size = object_store_bytes(Granted(2, "machine", 2, memory, "cgroup", 256 * GIB), free)
+    size = store_of(memory, free)
     if memory == 256 * GIB:
         assert size is None
+    elif size == MIN_OBJECT_STORE_BYTES:
+        assert min(0.3 * memory, 0.95 * free) < size + 1
     else:
-        assert size == MIN_OBJECT_STORE_BYTES or (size <= 0.3 * memory and size < free)
+        assert size > MIN_OBJECT_STORE_BYTES
+        assert size <= 0.3 * memory
+        assert size < free
+        assert size > min(0.3 * memory, 0.95 * free) - 1, "what fits is used"
+
+
+def store_of(memory: int, free: int) -> int | None:
+    return object_store_bytes(Granted(2, "machine", 2, memory, "cgroup", 256 * GIB), free)
+
+
+def test_the_object_store_is_a_share_of_what_is_granted():
+    assert store_of(10 * GIB, 100 * GIB) == 3 * GIB
+    assert store_of(100 * GIB, 100 * GIB) == 30 * GIB
+    assert store_of(100 * GIB, 20 * GIB) == 19 * GIB
+    assert store_of(GIB // 8, 100 * GIB) == store_of(100 * GIB, 0) == MIN_OBJECT_STORE_BYTES
+    assert store_of(256 * GIB, 20 * GIB) is None

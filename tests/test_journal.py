@@ -285,6 +285,16 @@ def test_the_audit_finds_what_no_group_can_do(events, words):
     assert words is None or words in found.problems[0]
 
 
+@pytest.mark.parametrize("version", [0, 2, 3])
+def test_a_version_that_is_not_newer_than_the_last_is_refused(version):
+    lineage = Lineage.of([(0, 0), (3, 1)])
+    with pytest.raises(ValueError, match=f"version {version} was published after version 3"):
+        lineage.publish(version, 2)
+    assert [lineage.version, lineage.lag(0), lineage.lag(3)] == [3, 3, 0], "it was not added"
+    lineage.publish(4, 2)
+    assert [lineage.version, lineage.lag(0), lineage.lag(3)] == [4, 4, 1]
+
+
 @settings(deadline=None)
 @given(moves=st.lists(st.tuples(st.sampled_from(["learn", "learn", "back"]), st.integers(0, 4)), max_size=30))
 def test_the_lineage_told_by_versions_and_steps_is_the_one_that_was_lived(moves):

@@ -430,6 +430,20 @@ def test_without_staleness_leases_and_learning_alternate():
         ledger.advance(step + 1)
 
 
+def test_batches_that_name_no_step_are_of_the_next_one():
+    ledger = Ledger(groups_per_step=1, max_staleness=4, group_size=1)
+    ledger.advance(0)
+    groups = [ready(ledger, version=0) for _ in range(4)]
+    for step in (1, 2):
+        batch = ledger.take(1)
+        assert batch is not None
+        assert ledger.batch(step) == batch
+        assert [group.group_id for group in batch] == [groups[step - 1]]
+    ledger.take(1, 7)
+    ledger.take(1)
+    assert [[group.group_id for group in ledger.batch(step) or ()] for step in (0, 7, 8)] == [[], [groups[2]], [groups[3]]]
+
+
 def test_with_staleness_one_a_second_batch_is_played_while_the_first_is_learned():
     ledger = Ledger(groups_per_step=2, max_staleness=1, group_size=1)
     ledger.advance(0)

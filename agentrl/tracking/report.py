@@ -59,7 +59,7 @@ def draw_report(run_dir: Path, *, max_staleness: int | None = None, title: str |
     if not series.num_records:
         raise CheckpointError(f"{source} has no record; a report needs at least one step or validation")
     with matplotlib.rc_context(STYLE):
-        figure = _draw(series, title or run_dir.resolve().name, max_staleness)
+        figure = draw_figure(series, title or run_dir.resolve().name, max_staleness)
         path = run_dir / "report.png"
         try:
             partial = path.with_suffix(f".{os.getpid()}.png")
@@ -70,7 +70,8 @@ def draw_report(run_dir: Path, *, max_staleness: int | None = None, title: str |
     return path
 
 
-def _draw(series: Series, title: str, max_staleness: int | None) -> Figure:
+def draw_figure(series: Series, title: str, max_staleness: int | None) -> Figure:
+    """Draw all panels; `max_staleness` as `draw_report` has it."""
     figure = Figure(figsize=(19, 9.2))
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 4, left=0.045, right=0.985, top=0.865, bottom=0.07, hspace=0.36, wspace=0.22)
