@@ -10,7 +10,7 @@ SLOW_TEST_PROCESSES ?= 2
 BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logprob_memory learner_memory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow test-sglang lint type bench soak docs templates clean
+.PHONY: help setup quickstart test test-slow test-sglang lint type bench soak docs templates mutants clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ docs: setup ## write docs/config.md from the schema, and the tables of verl's ke
 
 templates: setup ## write the table of chat templates in docs/templates.md
 	$(BIN)/python tests/chat_templates/trl_templates.py
+
+mutants: setup ## change one thing at a time in the code that decides what is trained, and see which changes no test notices (ARGS="--sample 300 --seed 0")
+	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 clean: ## remove the environment and caches; runs/ stays
 	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache .hypothesis
