@@ -6,13 +6,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import ray
 import trio
 
-from agentrl.buffer.actor import BufferActor, BufferPlan, planned_steps
+from agentrl.buffer.actor import BufferActor, BufferPlan, TaskCheck, open_journal, planned_steps
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
 from agentrl.config.buffer import BufferConfig
@@ -26,7 +27,7 @@ from agentrl.data.dataset import DatasetReport
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ConfigError, DataError
 from agentrl.rollout.actor import RemoteBuffer
-from agentrl.types import BufferCounts, Lease, Message, Outcome, Trajectory
+from agentrl.types import BufferCounts, Lease, Message, Outcome, Task, Trajectory
 
 DEADLINE_S = 60.0
 LONG_POLL_S = 50.0  # a test that waits so long has failed
@@ -183,6 +184,7 @@ def test_a_curriculum_draws_rows_by_the_seed_and_travels_with_the_state(cluster,
     for actor in (buffer, resumed):
         assert call(actor.take, 2, 0.0) is not None
         call(actor.advance, 1)
+        assert (call(actor.lineage).version, call(actor.lineage).lag(0)) == (1, 1)
         assert [lease.group_id for lease in call(actor.lease, "b", 9, 0.0)] == order[2:4]
     assert call(buffer.curriculum)["never_passed"] == 1.0
 
@@ -202,6 +204,44 @@ def test_bad_data_is_the_users_error_with_its_type(cluster, folder):
     buffer = BufferActor.remote(config(folder, rows=1, ground_truth=None))
     with pytest.raises(DataError, match=r"1_None\.jsonl: row 0 \(line 1\): .*ground.truth"):
         call(buffer.open)
+
+
+def test_a_check_of_tasks_remembers_what_any_conversation_will_hold():
+    agents = {
+        "plain": SimpleNamespace(uses_tools=False, template_shows_tools=True),
+        "tools": SimpleNamespace(uses_tools=True, template_shows_tools=True),
+        "own": SimpleNamespace(uses_tools=True, template_shows_tools=False),
+    }
+    checked = []
+    check = TaskCheck(checked.append, SimpleNamespace(agents=agents))
+
+    def seen(agent, *roles, interaction=None):
+        check(Task("t", "s", tuple(Message(role, "x") for role in roles), agent, interaction_kwargs=interaction))
+        return check.has_user_turns, check.shows_tools, check.has_system
+
+    assert seen("plain", "user") == (False, False, False)
+    assert seen("plain", "system", "user") == (False, False, True)
+    assert seen("tools", "user") == (False, True, True)
+    assert seen("plain", "user", interaction={"name": "a"}) == (True, True, True)
+    assert seen("plain", "user") == (True, True, True), "what was seen once"
+    assert len(checked) == 5
+    check = TaskCheck(checked.append, SimpleNamespace(agents=agents))
+    assert seen("own", "user") == (True, False, False)
+
+
+@pytest.mark.parametrize(("promise", "level"), [("machine", 2), ("process", 1)])
+def test_a_journal_is_synced_to_the_disk_as_the_config_says(folder, tmp_path, promise, level):
+    """SQLite's levels: 2 waits for the disk at each transaction, 1 at its checkpoints."""
+    options = config(folder)
+    options = options.model_copy(update={"buffer": options.buffer.model_copy(update={"journal_sync": promise})})
+    for is_new in (True, False):
+        journal = open_journal(tmp_path, options, is_new=is_new)
+        assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
+        journal.close()
+    other = options.model_copy(update={"trainer": TrainerConfig(seed=options.trainer.seed + 1)})
+    journal = open_journal(tmp_path, other, is_new=False)  # of other data: put aside, and begun again
+    assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
+    journal.close()
 
 
 @pytest.mark.parametrize(("steps", "epochs", "planned"), [(None, 1, 3), (None, 3, 9), (7, 1, 7)])

@@ -285,6 +285,35 @@ def test_the_audit_finds_what_no_group_can_do(events, words):
     assert words is None or words in found.problems[0]
 
 
+def test_the_audit_counts_what_happened():
+    """A group that is played twice, one that is dropped, one whose step is undone."""
+    events = [
+        *LIFE,
+        Event(Kind.LEASED, 1, "a"),
+        Event(Kind.ADDED, 1, "a", 0, versions=(1,)),
+        Event(Kind.LEFT_OUT, 1, "a", 1, reason="retried"),
+        Event(Kind.QUEUED, 1, "a", reason="expired"),
+        Event(Kind.LEASED, 1, "b"),
+        Event(Kind.DROPPED, 1, "b", reason="reward_error"),
+        Event(Kind.LEASED, 2, "b"),
+        Event(Kind.ADDED, 2, "b", 0, versions=(0,)),
+        Event(Kind.DISCARDED, 2, "a", 0, reason="late"),
+        Event(Kind.CONSUMED, 2, step=2),
+        *UNDONE[:1],
+        Event(Kind.REQUEUED, 2, step=2, reason="rolled_back"),
+        Event(Kind.RETURNED, 0, step=1, reason="rolled_back"),
+    ]
+    found = audit(enumerate(events), max_staleness=1)
+    assert found.problems == []
+    assert (found.num_events, found.num_taken, found.num_rollbacks, found.max_lag, found.step) == (18, 2, 1, 1, 0)
+    assert found.counts() == {"queued": 1, "leased": 0, "ready": 1, "consumed": 0, "dropped": 1}
+    assert found.dropped() == {"reward_error": 1}
+    assert found.came_back() == {"expired": 1, "rolled_back": 2}
+    assert found.discarded == {"retried": 1, "expired": 1, "late": 1, "rolled_back": 1}
+    assert [life.num_leases for life in found.groups.values()] == [1, 2, 1]
+    assert found.batches() == {}
+
+
 @pytest.mark.parametrize("version", [0, 2, 3])
 def test_a_version_that_is_not_newer_than_the_last_is_refused(version):
     lineage = Lineage.of([(0, 0), (3, 1)])

@@ -272,6 +272,19 @@ def test_a_run_that_begins_anew_does_not_read_what_it_gives_up(written, tmp_path
     again.close()
 
 
+def test_a_journal_is_of_the_run_that_writes_it_also_where_one_before_wrote_no_event(tmp_path):
+    first, second = Config(), Config.model_validate({"trainer": {"seed": 7}})
+    for config in (first, second):
+        open_journal(tmp_path, config, is_new=False).close()
+    journal = open_journal(tmp_path, second, is_new=False)
+    write(journal, groups=range(5))
+    journal.close()
+    again = open_journal(tmp_path, second, is_new=False)
+    assert not again.is_empty
+    again.close()
+    assert open_journal(tmp_path, first, is_new=False).is_empty
+
+
 def test_a_write_that_failed_left_the_journal_whole(tmp_path):
     journal = Journal(tmp_path / FILE)
     write(journal, groups=range(5))

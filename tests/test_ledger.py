@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from agentrl.buffer.audit import audit
 from agentrl.buffer.curriculum import Curriculum
-from agentrl.buffer.events import Event
+from agentrl.buffer.events import Event, Kind
 from agentrl.buffer.ledger import Ledger
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.errors import CheckpointError, JournalError
@@ -372,6 +374,26 @@ class LedgerMachine(RuleBasedStateMachine):
         self.owners = [owner + "'" for owner in self.owners]
         self.settled = self.step
         self.published[self.step] = self.version
+
+    def teardown(self) -> None:
+        """The audit, which knows the events alone, comes to the same counts."""
+        if not hasattr(self, "journal"):
+            return
+        found, counts = audit(enumerate(self.journal), max_staleness=self.settings["max_staleness"]), self.ledger.counts()
+        assert found.is_balanced, found.problems
+        groups = found.counts()
+        assert (groups["queued"], groups["consumed"], groups["dropped"]) == (counts.queued, counts.consumed, sum(counts.dropped.values()))
+        assert groups["leased"] + groups["ready"] == counts.leased + counts.ready
+        assert {reason: count for reason, count in found.discarded.items() if count} == counts.discarded
+        kinds = Counter(event.kind for event in self.journal)
+        assert (found.num_events, found.num_rollbacks) == (len(self.journal), kinds[Kind.ROLLED_BACK])
+        assert (found.num_taken, sum(life.num_leases for life in found.groups.values())) == (kinds[Kind.CONSUMED], kinds[Kind.LEASED])
+        back = (Kind.QUEUED, Kind.REQUEUED, Kind.RETURNED)
+        assert found.came_back() == Counter(event.reason for event in self.journal if event.kind in back)
+        if not kinds[Kind.IMPORTED]:
+            assert found.dropped() == counts.dropped
+            assert found.batches() == {step: set(batch) for step, batch in self.batches.items()}
+            assert found.step == self.step
 
     # --------------------------------------------------------------------------------------------- invariants
 

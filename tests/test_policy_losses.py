@@ -242,6 +242,13 @@ def test_clip_masks_tell_where_a_bound_decided(seed):
     np.testing.assert_array_equal(loss.is_clipped_dual_A, (ratios > 3.0) & (advantages < 0))
 
 
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "gmpo"])
+def test_no_bound_decides_on_a_token_without_advantage(name):
+    for log_ratio in (-5.0, 5.0):
+        loss = loss_of(name, np.array([log_ratio]), np.array([0.0]), np.array([0.0]), np.array([0]), np.array([False]))
+        assert not (loss.is_clipped_low_A | loss.is_clipped_high_A | loss.is_clipped_dual_A).any()
+
+
 def test_dual_clip_may_be_off():
     tokens = tokens_of([0.0], [-2.0], [-1.0], np.array([0]), np.array([False]))
     assert ppo_clip(tokens, clip=ClipConfig(0.2, 0.2)).losses_A.item() == pytest.approx(math.exp(2))

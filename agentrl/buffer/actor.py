@@ -102,7 +102,7 @@ def open_journal(folder: Path, config: Config, *, is_new: bool) -> Journal:
     if is_new:  # unread: of a run that is given up, damage is no matter
         _put_aside(path)
     journal = Journal(path, is_synced=is_synced)
-    if not journal.is_empty and journal.fact("subject") != subject:
+    if journal.fact("subject") not in (None, subject):
         journal.close()
         _put_aside(path)
         journal = Journal(path, is_synced=is_synced)
