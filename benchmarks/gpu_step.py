@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
+from agentrl.ports import ReservedPort
 
 QWEN2_HALF_BILLION = {
     "vocab_size": 151_936,
@@ -96,13 +95,11 @@ def make_batch(vocabulary: int, *, num_tokens: int, mean_length: int) -> list[Sa
 
 
 def open_learner(sizes: dict[str, Any], options: LearnerConfig, *, dtype: str, attention: str) -> Learner:
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     model = ModelConfig.model_validate({"dtype": dtype, "attention": attention})
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=sizes)
     spec = LearnerSpec(model, options, AlgorithmConfig(), "decoupled", 0, 1.0, 1000, None, from_scratch)
-    return Learner(spec, rank=0, address="127.0.0.1", port=port)
+    with ReservedPort() as port:
+        return Learner(spec, rank=0, address="127.0.0.1", port=port.number)
 
 
 def seconds_of(work: Callable[[], object], *, warmups: int, repeats: int) -> float:

@@ -17,9 +17,9 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.ports import ReservedPort
 from agentrl.sglang.process_group import broadcast, join_weights_group, leave_weights_group
 from agentrl.weights.plan import plan_buckets
-from agentrl.workers.addresses import find_free_port
 
 TIMEOUT_S = 300.0
 
@@ -56,11 +56,12 @@ def main() -> None:
     scratch = ModelFromScratchConfig(architecture="qwen2", sizes=sizes)
     model = ModelConfig(path="benchmark", dtype="bfloat16")
     spec = LearnerSpec(model, LearnerConfig(), AlgorithmConfig(), "decoupled", 0, 1.0, 1, from_scratch=scratch)
-    learner = Learner(spec, rank=0, address="127.0.0.1", port=find_free_port())
+    meeting, transfer = ReservedPort(), ReservedPort()
+    learner = Learner(spec, rank=0, address="127.0.0.1", port=meeting.number)
     plan = plan_buckets(learner.tensor_specs(), max_bytes=options.bucket_mib * 2**20)
     buckets = [[s.name for s in bucket] for bucket in plan]
     bucket_bytes = [sum(s.num_bytes for s in bucket) for bucket in plan]
-    port, rounds = find_free_port(), 2 * options.repeats
+    port, rounds = transfer.number, 2 * options.repeats
     peer = multiprocessing.get_context("spawn").Process(target=receive, args=(port, bucket_bytes, rounds))
     peer.start()
     learner.join_weights_group("127.0.0.1", port, 2, "g", "gloo", TIMEOUT_S)

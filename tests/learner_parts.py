@@ -3,8 +3,7 @@
 This folder is on the import path of pytest, and of its files that are started as programs: the ranks of a world.
 """
 
-import socket
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import leave_ranks
+from agentrl.ports import ReservedPort
 
 
 def tiny_sizes(vocab_size, **changes):
@@ -53,23 +53,25 @@ def random_samples(count, vocabulary, *, length=None, seed=5):
 def lone_learner(spec):
     """Start the learner of `spec` as the only rank of its world, and leave that world in any case."""
     try:
-        with closing(Learner(spec, rank=0, address="127.0.0.1", port=free_port())) as learner:
+        with closing(Learner(spec, rank=0, address="127.0.0.1", port=reserved_port())) as learner:
             yield learner
     finally:
         if torch.distributed.is_initialized():  # a learner that could not be built closes nothing
             leave_ranks()
 
 
-def free_port():
-    """Return a port of this machine that nobody listens on."""
-    [port] = free_ports(1)
+def reserved_port():
+    """Return a port of this machine on which nobody listens; until this process ends, nobody else is given it."""
+    [port] = reserved_ports(1)
     return port
 
 
-def free_ports(count):
-    """Return different ports of this machine that nobody listens on."""
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
+def reserved_ports(count):
+    """Return different ports of this machine; see `reserved_port`."""
+    ports = [ReservedPort("127.0.0.1") for _ in range(count)]
+    RESERVED.extend(ports)
+    return [port.number for port in ports]
+
+
+RESERVED: list[ReservedPort] = []
+"""What this process holds: a port is free again when it ends."""

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import math
-import socket
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
@@ -34,6 +33,7 @@ from agentrl.learner.ranks import join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
 from agentrl.types import Group, Outcome, RewardEvent, Trajectory
 from agentrl.workers.workers import LocalWorker
+from learner_parts import reserved_port
 
 VOCABULARY = 61
 SIZES = {
@@ -45,12 +45,6 @@ SIZES = {
     "intermediate_size": 48,
     "initializer_range": 0.2,
 }
-
-
-def free_port():
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def spec(**changes):
@@ -65,7 +59,7 @@ def spec(**changes):
 @contextmanager
 def critic(**changes):
     one = spec(**changes)
-    place = join_ranks(one.learner, rank=0, address="127.0.0.1", port=free_port())
+    place = join_ranks(one.learner, rank=0, address="127.0.0.1", port=reserved_port())
     try:
         yield Critic(one, place)
     finally:
@@ -138,7 +132,7 @@ def test_the_folder_of_a_trained_reward_model_begins_a_critic(tmp_path):
         from_scratch=one.from_scratch,
         score_head=ScoreHead(pad_token_id=VOCABULARY - 1),
     )
-    with closing(Learner(judge, rank=0, address="127.0.0.1", port=free_port())) as learner:
+    with closing(Learner(judge, rank=0, address="127.0.0.1", port=reserved_port())) as learner:
         learner.export(str(tmp_path / "judge"))
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "judge", dtype=torch.float64).eval()
     samples = [replace(s, token_ids=np.minimum(s.token_ids, VOCABULARY - 2)) for s in batch(2)]  # padding is no part of a conversation

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 ROWS = [
-    {"types", "errors", "granted", "guard", "heap", "loopback", "terminal_text"},
+    {"types", "errors", "granted", "guard", "heap", "loopback", "ports", "terminal_text"},
     {"config", "plugins", "tracking", "http", "sandbox", "workers"},
     {"data", "chat", "sglang", "algorithms", "rewards", "adapters"},
     {"rollout", "serving", "buffer", "learner", "weights"},

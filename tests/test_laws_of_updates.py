@@ -5,8 +5,6 @@ is the algorithm, not attention, and the laws hold to rounding. Between trajecto
 """
 
 import re
-import socket
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from agentrl.learner.correction import Corrector
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
+from learner_parts import reserved_port
 
 VOCABULARY = 9
 TEMPERATURE = 0.8
@@ -38,9 +37,7 @@ seeds = st.integers(0, 2**31)
 
 @pytest.fixture(scope="module", autouse=True)
 def world_of_one():
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = reserved_port()
     join_ranks(LearnerConfig(), rank=0, address="127.0.0.1", port=port)
     yield
     leave_ranks()

@@ -27,7 +27,7 @@ from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.sharding import shard as shard_model
 from agentrl.sglang.process_group import broadcast, join_weights_group, leave_weights_group, tensor_checksum, unflatten
-from learner_parts import free_ports
+from learner_parts import reserved_ports
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -158,14 +158,14 @@ def send(learner, port):
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one_rank")
-    play(0, 1, free_ports(2), folder)
+    play(0, 1, reserved_ports(2), folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
-    ports = free_ports(3)
+    ports = reserved_ports(3)
     arguments = [sys.executable, __file__, str(folder), *map(str, ports)]
     ranks = [subprocess.Popen([*arguments, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     try:
@@ -255,7 +255,7 @@ def test_buckets_reach_a_peer_as_they_are(two_ranks):
 
 
 def test_one_rank_goes_on_from_a_checkpoint_of_two(one_rank, two_ranks, tmp_path):
-    learner = Learner(spec(1), rank=0, address="127.0.0.1", port=free_ports(1)[0])
+    learner = Learner(spec(1), rank=0, address="127.0.0.1", port=reserved_ports(1)[0])
     try:
         learner.load(str(two_ranks / "state"))
         learner.export(str(tmp_path / "policy"))

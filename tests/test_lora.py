@@ -23,7 +23,7 @@ from agentrl.learner.loss import SupervisedObjective
 from agentrl.learner.packing import pack
 from agentrl.learner.step import count_update
 from agentrl.sglang.process_group import tensor_checksum
-from learner_parts import free_port, lone_learner, random_samples, tiny_sizes
+from learner_parts import lone_learner, random_samples, reserved_port, tiny_sizes
 
 VOCABULARY = 61
 SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
@@ -257,8 +257,8 @@ def test_two_ranks_learn_as_one(tmp_path):
     one_rank, two_ranks = tmp_path / "one", tmp_path / "two"
     for folder in (one_rank, two_ranks):
         folder.mkdir()
-    play(0, 1, free_port(), one_rank)
-    port = str(free_port())
+    play(0, 1, reserved_port(), one_rank)
+    port = str(reserved_port())
     ranks = [
         subprocess.Popen([sys.executable, __file__, str(two_ranks), port, str(r)], stderr=subprocess.PIPE, text=True) for r in range(2)
     ]

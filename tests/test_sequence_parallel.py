@@ -28,7 +28,7 @@ from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.sequence_parallel import check_sequence_parallel
-from learner_parts import free_ports
+from learner_parts import reserved_ports
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -128,7 +128,7 @@ def run_rank(rank, world_size, sequence_parallel, ports, folder):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    play(0, 1, 1, free_ports(3), folder)
+    play(0, 1, 1, reserved_ports(3), folder)
     return folder
 
 
@@ -215,5 +215,5 @@ if __name__ == "__main__":
     for name, (world_size, sequence_parallel) in WORLDS.items():  # one process, so that the imports are paid for once
         folder = Path(sys.argv[1]) / name
         folder.mkdir()
-        arguments = (world_size, sequence_parallel, free_ports(3), folder)
+        arguments = (world_size, sequence_parallel, reserved_ports(3), folder)
         processes.start_processes(run_rank, arguments, nprocs=world_size, start_method="fork")

@@ -1,7 +1,6 @@
 """Reading SGLang's replies: what fits becomes arrays, what contradicts itself is refused."""
 
 import copy
-import socket
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from agentrl.errors import InfrastructureError, RequestRefused, ServerError
 from agentrl.serving.launch import as_options
 from agentrl.sglang.process_group import broadcast, flatten, join_weights_group, leave_weights_group, unflatten
 from agentrl.sglang.protocol import error_message, parse_generation, parse_load, parse_model_info, parse_versions
+from learner_parts import reserved_port
 
 REPLY = {
     "text": "",
@@ -138,18 +138,14 @@ def test_a_bucket_returns_what_went_in(specs):
 
 
 def test_a_group_whose_first_rank_never_comes_is_an_error():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = reserved_port()
     with pytest.raises(InfrastructureError, match="could not join"):
         join_weights_group(address="127.0.0.1", port=port, rank=1, world_size=2, name="g", backend="gloo", timeout_s=0.5)
 
 
 def test_a_group_of_one_broadcasts_and_can_be_made_again():
     for _ in range(2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = reserved_port()
         group = join_weights_group(address="127.0.0.1", port=port, rank=0, world_size=1, name="alone", backend="gloo", timeout_s=30)
         tensor = torch.arange(3.0)
         broadcast(tensor, group)

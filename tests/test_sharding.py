@@ -20,7 +20,7 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.offload import move_state, state_at_hand
 from agentrl.learner.packing import filler, pack
-from learner_parts import free_port, free_ports, random_samples, tiny_sizes
+from learner_parts import random_samples, reserved_port, reserved_ports, tiny_sizes
 
 SIZES = tiny_sizes(61, num_hidden_layers=3, intermediate_size=47)
 WORLD_SIZE = 4
@@ -36,7 +36,7 @@ def start(rank=0, port=None, *, world_size=1, from_sizes=None, **options):
     spec = LearnerSpec(
         ModelConfig(), LearnerConfig(**options), algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, master_dtype=torch.float64
     )
-    return Learner(spec, rank=rank, address="127.0.0.1", port=port or free_port())
+    return Learner(spec, rank=rank, address="127.0.0.1", port=port or reserved_port())
 
 
 def learn(learner, rank=0, world_size=1):
@@ -194,7 +194,7 @@ def play(rank, ports, folder):
 
 @pytest.mark.slow
 def test_copies_of_the_weights_learn_as_one(plain, tmp_path):
-    arguments = [sys.executable, __file__, str(tmp_path), *map(str, free_ports(3))]
+    arguments = [sys.executable, __file__, str(tmp_path), *map(str, reserved_ports(3))]
     ranks = [subprocess.Popen([*arguments, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(WORLD_SIZE)]
     try:
         errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]

@@ -1,8 +1,7 @@
 """A prompt computed once for all attempts of a group: the same losses and gradients, and fewer tokens."""
 
 import itertools
-import socket
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from agentrl.learner.attention import Segments, segment_sdpa
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
+from learner_parts import reserved_port
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -91,9 +91,7 @@ def test_a_prompt_stands_once_for_all_attempts_that_fit_beside_it():
 
 @contextmanager
 def learner(**changes):
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = reserved_port()
     options = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2), shared_prefix=True, **changes)
     algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1, estimator="k2"))
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)

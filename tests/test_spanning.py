@@ -1,7 +1,6 @@
 """A sequence whose rows stand in several microbatches is learned as if they stood in one: every loss, weight, rejection and scale."""
 
-import socket
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
+from learner_parts import reserved_port
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -34,9 +34,7 @@ COMPARED = ("loss", "policy_loss", "kl", "entropy", "grad_norm", "ratio_mean", "
 
 @contextmanager
 def learner(algorithm, mode="decoupled"):
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = reserved_port()
     options = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2))
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
     spec = LearnerSpec(ModelConfig(), options, algorithm, mode, 3, 0.8, 10, None, from_scratch, torch.float64)

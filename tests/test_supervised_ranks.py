@@ -23,7 +23,7 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
-from learner_parts import free_ports, tiny_sizes
+from learner_parts import reserved_ports, tiny_sizes
 
 VOCABULARY = 61
 SIZES = tiny_sizes(VOCABULARY, intermediate_size=47, tie_word_embeddings=False)
@@ -84,7 +84,7 @@ def fork_ranks(folder):
     """Play every world in processes forked from this one; return how many failed."""
     children = []
     scenes = [(kind, world_size) for kind in KINDS for world_size in WORLDS]
-    for (kind, world_size), port in zip(scenes, free_ports(len(scenes)), strict=True):
+    for (kind, world_size), port in zip(scenes, reserved_ports(len(scenes)), strict=True):
         for rank in range(world_size):
             child = os.fork()
             if child == 0:

@@ -26,7 +26,7 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.layout import check_layout
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
-from learner_parts import free_ports
+from learner_parts import reserved_ports
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -122,7 +122,7 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    play(0, 1, 1, free_ports(len(CONFIGS)), models, folder)
+    play(0, 1, 1, reserved_ports(len(CONFIGS)), models, folder)
     return folder
 
 
@@ -167,7 +167,7 @@ def test_one_rank_goes_on_from_a_checkpoint_of_many(alone, together, models, nam
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2, grad_clip=0.5))
     algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
     spec = LearnerSpec(ModelConfig(path=str(models / name)), config, algorithm, "decoupled", 3, 0.8, 10, master_dtype=torch.float64)
-    learner = Learner(spec, rank=0, address="127.0.0.1", port=free_ports(1)[0])
+    learner = Learner(spec, rank=0, address="127.0.0.1", port=reserved_ports(1)[0])
     try:
         learner.load(str(together / name / "state"))
         metrics = learner.update(learner.score(pack(BATCH, max_tokens=40, world_size=1)[0]))
@@ -221,5 +221,5 @@ if __name__ == "__main__":
     for name, world_size in WORLDS.items():  # one process, so that the imports are paid for once
         folder = worlds / name
         folder.mkdir()
-        arguments = (world_size, free_ports(len(CONFIGS)), models, folder)
+        arguments = (world_size, reserved_ports(len(CONFIGS)), models, folder)
         processes.start_processes(run_rank, arguments, nprocs=world_size, start_method="fork")

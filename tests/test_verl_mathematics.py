@@ -7,8 +7,6 @@ is a table of log-probabilities, one for each token of each row, so that its gra
 from __future__ import annotations
 
 import math
-import socket
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from agentrl.learner.correction import Corrector
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
+from learner_parts import reserved_port
 
 ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
@@ -41,9 +40,7 @@ SCRIPT = (
 
 @pytest.fixture(scope="module", autouse=True)
 def world_of_one():
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = reserved_port()
     join_ranks(LearnerConfig(), rank=0, address="127.0.0.1", port=port)
     yield
     leave_ranks()

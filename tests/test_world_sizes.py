@@ -25,7 +25,7 @@ from agentrl.learner.correction import Corrector
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
-from learner_parts import free_ports, random_samples
+from learner_parts import random_samples, reserved_ports
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -138,14 +138,14 @@ def fork_worlds(folder):
     """Play every world, then every loaded one; return how many processes failed."""
     children = []
     for world_size in WORLDS:
-        ports = free_ports(3)
+        ports = reserved_ports(3)
         children += [fork(play, rank, world_size, list(ports), folder) for rank in range(world_size)]
     failed = sum(os.waitpid(child, 0)[1] != 0 for child in children)
     if failed:
         return failed
     children = []
     for saved_by, world_size in LOADED:
-        [port] = free_ports(1)
+        [port] = reserved_ports(1)
         children += [fork(go_on, rank, world_size, port, folder, saved_by) for rank in range(world_size)]
     return sum(os.waitpid(child, 0)[1] != 0 for child in children)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -117,10 +116,3 @@ def as_options(values: Mapping[str, Any]) -> list[str]:
         if value is not True:
             words.extend(str(item) for item in (value if isinstance(value, (list, tuple)) else [value]))
     return words
-
-
-def free_port(host: str) -> int:
-    """Return a port of `host` that nothing listens on at this moment."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ServerError
+from agentrl.ports import ReservedPort
 from agentrl.serving.health import PROBE_TIMEOUT_S, ServerKind, ServerStatus, Watchdog, generates
-from agentrl.serving.launch import Launcher, free_port
+from agentrl.serving.launch import Launcher
 
 _POLL_S = 0.1
 _STOP_GRACE_S = 8.0
@@ -159,7 +160,11 @@ class Supervisor:
 
     def _launch(self) -> None:
         """Start a process on a fresh port (the old one may linger) and wait until it generates."""
-        port = free_port(self._host)
+        with ReservedPort(self._host) as port:
+            process, url = self._begin(port.number)
+            self._wait_until_it_generates(process, url)
+
+    def _begin(self, port: int) -> tuple[subprocess.Popen[bytes], str]:
         model_path, weight_version = self._model
         command = self._launcher.command(model_path, weight_version=weight_version, host=self._host, port=port)
         url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{port}"
@@ -179,8 +184,9 @@ class Supervisor:
             except OSError as error:
                 raise ServerError(f"cannot start {command[0]}: {error}") from error
             self._status = replace(self._status, url=url, pid=self._process.pid)
-        _hand_over(self._api_key, self._process)
-        self._wait_until_it_generates(self._process, url)
+            process = self._process
+        _hand_over(self._api_key, process)
+        return process, url
 
     def _wait_until_it_generates(self, process: subprocess.Popen[bytes], url: str) -> None:
         deadline = time.monotonic() + self._start_timeout_s

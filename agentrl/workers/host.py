@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from agentrl.workers.addresses import find_free_port
+from agentrl.ports import ReservedPort
 from agentrl.workers.dispatch import threads_of
 
 
@@ -16,8 +16,9 @@ class WorkerHost:
     """Synchronous: calls run one after the other, in the order in which the group sent them, but for methods with a thread of their own."""
 
     def find_address(self) -> tuple[str, int]:
-        """Return this host's address and a port that is free at this moment."""
-        return ray.util.get_node_ip_address(), find_free_port()
+        """Return this host's address and a free port, which is held until the next is found."""
+        self._meeting = ReservedPort()
+        return ray.util.get_node_ip_address(), self._meeting.number
 
     def pid(self) -> int:
         """Return the process id of this rank."""

@@ -8,7 +8,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from ray import ObjectRef
 
-from agentrl.workers.addresses import find_free_port
+from agentrl.ports import ReservedPort
 from agentrl.workers.dispatch import dispatch_of, join_results
 from agentrl.workers.starting import Readiness
 
@@ -100,6 +100,7 @@ class LocalWorker(Workers[W]):
     def __init__(self, worker: W, *, close: Callable[[W], None] | None = None) -> None:
         self.worker = worker
         self._close = close
+        self._meeting: ReservedPort | None = None
 
     @property
     def is_lost(self) -> bool:
@@ -128,7 +129,8 @@ class LocalWorker(Workers[W]):
         return self
 
     def find_address(self) -> tuple[str, int]:
-        return "127.0.0.1", find_free_port()
+        self._meeting = ReservedPort()
+        return "127.0.0.1", self._meeting.number
 
     def stop(self) -> None:
         if self._close is not None:

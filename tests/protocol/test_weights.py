@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from agentrl.errors import RequestRefused
 from agentrl.sglang.process_group import tensor_checksum
 from agentrl.types import SamplingParams, TensorSpec
-from learner_parts import free_port
+from learner_parts import reserved_port
 
 PROMPT = [5, 17, 42]
 GREEDY = SamplingParams(10, temperature=0.0)
@@ -156,7 +156,7 @@ def test_an_update_without_a_pause_waits_for_what_runs(server, talk, sample_on):
 
 @pytest.mark.parametrize("load_format", ["flattened_bucket", None])
 def test_distributed_update_from_a_trainer_process(server, talk, spawn, logprobs_of, load_format):
-    port = free_port()
+    port = reserved_port()
     specs = specs_of(server.other)
 
     async def script(client):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import threading
 import urllib.request
 from collections import Counter
@@ -26,6 +25,7 @@ from agentrl.evaluation.results import PRODUCERS
 from agentrl.http.server import HttpRequest, HttpResponse, serve_http
 from agentrl.rollout.openai_messages import ChatReply, read_request, write_models, write_reply
 from agentrl.types import Message, ToolCall
+from learner_parts import reserved_port
 from stored_attempts import stored_keys
 
 NUM_ROWS = 9
@@ -44,9 +44,7 @@ def results_of(folder: Path) -> dict:
 @pytest.fixture(scope="module")
 def server(world) -> Iterator[str]:
     """The URL of `agentrl serve`, as a user starts it: with weights that nobody published."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = reserved_port()
     command = world.start("serve", str(world.folder / "model"), "--port", str(port))
     url = f"http://127.0.0.1:{port}"
 
@@ -166,6 +164,7 @@ from pathlib import Path
 
 from agentrl.plugins import AgentLoop, Tool, ToolResult
 from agentrl.types import ToolCall
+from learner_parts import reserved_port
 
 
 class Sleeper(Tool):

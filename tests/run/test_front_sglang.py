@@ -12,7 +12,7 @@ from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.front import Front
-from learner_parts import free_port
+from learner_parts import reserved_port
 from sglang_cpu.environment import built_python
 
 pytestmark = pytest.mark.sglang
@@ -25,7 +25,7 @@ def fetch(url):
 
 class RouterProcess:
     def __init__(self, log):
-        self.url, self._metrics = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        self.url, self._metrics = (f"http://127.0.0.1:{reserved_port()}" for _ in range(2))
         port, metrics_port = self.url.rpartition(":")[2], self._metrics.rpartition(":")[2]
         command = [
             built_python(),

@@ -1,0 +1,94 @@
+"""A reserved port is given to nobody else, and its server listens on it all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import trio
+from torch.distributed import TCPStore
+
+from agentrl.ports import ReservedPort
+
+
+@pytest.fixture(params=["", "127.0.0.1", "::1"], ids=["any address", "IPv4", "IPv6"])
+def port(request):
+    with ReservedPort(request.param) as reserved:
+        yield reserved.number
+
+
+@pytest.fixture
+def host(request):
+    """From where the port is reached."""
+    return "::1" if "IPv6" in request.node.callspec.id else "127.0.0.1"
+
+
+def test_nobody_else_is_given_it():
+    """All free ports of this machine but one, whoever asks: as a server does, as a client does, and by this class."""
+    with ReservedPort("127.0.0.1") as reserved:
+        for reuse in (0, 1):
+            for _ in range(2000):
+                with socket.socket() as other:
+                    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                    other.bind(("127.0.0.1", 0))
+                    assert other.getsockname()[1] != reserved.number
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", reserved.number))
+        held = [ReservedPort("127.0.0.1") for _ in range(100)]
+        assert len({reserved.number, *(port.number for port in held)}) == 101
+        for port in held:
+            port.release()
+
+
+def test_who_connects_before_the_server_is_there_is_refused(port, host):
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, port), timeout=5)
+
+
+def test_torch_meets_there(port, host):
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    TCPStore(host, port, is_master=False, timeout=timedelta(seconds=20)).set("a", "b")
+    assert store.get("a") == b"b"
+
+
+def test_a_server_of_trio_listens_there(port, host):
+    async def play():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trio.serve_tcp, lambda stream: stream.send_all(b"hello"), port)
+            async with await trio.open_tcp_stream(host, port) as stream:
+                assert await stream.receive_some() == b"hello"
+            nursery.cancel_scope.cancel()
+
+    trio.run(play)
+
+
+def test_a_server_of_asyncio_listens_there(port, host):
+    async def play():
+        async with await asyncio.start_server(lambda _, writer: writer.close(), host, port):
+            reader, writer = await asyncio.open_connection(host, port)
+            assert await reader.read() == b""
+            writer.close()
+
+    asyncio.run(play())
+
+
+ANSWER = "import socket, sys; socket.create_server(('127.0.0.1', int(sys.argv[1]))).accept()[0].sendall(b'hello')"
+
+
+def test_a_process_that_is_told_the_number_listens_there_also_after_the_release():
+    with ReservedPort("127.0.0.1") as reserved:
+        process = subprocess.Popen([sys.executable, "-S", "-c", ANSWER, str(reserved.number)])
+        while True:
+            try:
+                connection = socket.create_connection(("127.0.0.1", reserved.number), timeout=60)
+            except ConnectionRefusedError:
+                assert process.poll() is None
+                continue
+            break
+    with connection:
+        assert connection.recv(5) == b"hello"
+    assert process.wait(timeout=60) == 0
