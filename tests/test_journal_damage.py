@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.buffer import checksums
 from agentrl.buffer.actor import open_journal
 from agentrl.buffer.checksums import boot_id, count_line
 from agentrl.buffer.events import Event, Kind
@@ -238,6 +239,13 @@ def cut_log_of_another_boot(folder: Path) -> None:
     number, boot, _ = count.read_text().split(" ")
     assert boot == boot_id()
     count.write_bytes(count_line(int(number) + 3, "00000000-0000-0000-0000-000000000000"))
+
+
+def test_where_the_system_tells_no_boot_all_are_one(tmp_path, monkeypatch):
+    for path, boot in ((tmp_path / "missing", "-"), (tmp_path / "boot", "a1-b2")):
+        (tmp_path / "boot").write_text("a1-b2\n")
+        monkeypatch.setattr(checksums, "_BOOT_ID", path)
+        assert boot_id.__wrapped__() == boot
 
 
 OLD = """
