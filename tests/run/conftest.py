@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,10 +77,14 @@ class Command:
         try:
             return self.process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            for process in self.processes():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+            self.kill()
             raise
+
+    def kill(self) -> None:
+        """kill -9 the command and all it started."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -132,6 +136,7 @@ class World:
 
     folder: Path
     config: Path
+    commands: list[Command] = field(default_factory=list)
 
     def start(self, *arguments: str) -> Command:
         """Start `agentrl ARGUMENTS` in the background."""
@@ -145,7 +150,8 @@ class World:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, MARK: mark},
             )
-        return Command(process, mark, log)
+        self.commands.append(Command(process, mark, log))
+        return self.commands[-1]
 
     def write_rows(self, folder: Path, agents: Mapping[int, str], *, default: str | None = None) -> Path:
         """Write the first training rows, some of them for other agents; `default`: of all others, None: each keeps its own."""
@@ -173,6 +179,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     config = folder / "config.yaml"
     config.write_text(CONFIG.format(folder=folder))
     return World(folder, config)
+
+
+@pytest.fixture(autouse=True)
+def no_run_outlives_its_test(world: World) -> Iterator[None]:
+    """End what a failed test had started: the tests after it need the cores."""
+    num_before = len(world.commands)
+    yield
+    for command in world.commands[num_before:]:
+        if command.process.poll() is None:
+            command.kill()
 
 
 @pytest.fixture(scope="session")
