@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar
 
 from agentrl.errors import ConfigError, DataError, RewardError, SandboxError
@@ -9,7 +10,7 @@ from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards.code_cases import Cases, extract_code, read_cases
 from agentrl.rewards.code_judge import Judge, Tally
-from agentrl.rewards.code_tests import read_tests
+from agentrl.rewards.code_tests import join_setups, read_tests
 from agentrl.sandbox import open_sandbox, read_options
 from agentrl.types import JsonObject, Task
 
@@ -86,5 +87,6 @@ def _read(task: Task) -> Cases:
     """Read the cases, and the tests among them. Raises ValueError."""
     cases = read_cases(task.ground_truth)
     if cases.asserts:
+        cases = dataclasses.replace(cases, asserts=join_setups(cases.asserts))
         read_tests(cases.asserts)
     return cases

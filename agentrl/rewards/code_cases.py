@@ -107,8 +107,8 @@ def _as_text(value: Any) -> str:
 
 
 def equal_texts(printed: str, expected: str, tolerance: float | None = None) -> bool:
-    """Tell whether two outputs agree: the words of each line, numbers by their value; blank lines at the end do not count."""
-    ours, theirs = ([line.split() for line in text.rstrip().split("\n")] for text in (printed, expected))
+    """Tell whether two outputs agree: the words of each line, numbers by their value; blank lines around them do not count."""
+    ours, theirs = ([line.split() for line in text.strip().split("\n")] for text in (printed, expected))
     if len(ours) != len(theirs):
         return False
     return all(

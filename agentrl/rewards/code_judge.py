@@ -25,6 +25,7 @@ from agentrl.sandbox import Limits, Program, Sandbox, SandboxResult
 
 INSIDE = "agentrl_inside"
 COMPILE = 'compile(open("program.py", encoding="utf-8").read(), "program.py", "exec")'
+RUN = f'from {INSIDE}.usual import run\nrun("program.py")'
 CHECK = f"from {INSIDE}.checker import main\nmain()"
 JUDGE_S = 2.0
 """What the test's side may take longer than the program's."""
@@ -112,7 +113,8 @@ class Judge:
                 return
             own = self._sandbox.options.limits
             limits = dataclasses.replace(own, output_kib=own.output_kib + 2 * len(wanted) // 1024)
-            result = await self._sandbox.run(Program(self._source, stdin=given, limits=limits))
+            files = {**_inside("usual"), "program.py": self._file}
+            result = await self._sandbox.run(Program(RUN, stdin=given, files=files, limits=limits))
             self._note(result, tally)
             is_passed = result.is_ok and equal_texts(result.stdout, wanted, cases.tolerance)
             tally.add(is_passed)
@@ -151,8 +153,9 @@ class Judge:
 
     def _program(self, reads: int, writes: int, limits: Limits, stdin: bytes = b"") -> Program:
         own = self._sandbox.options.limits
-        start = f"from {INSIDE}.program import main\nmain({reads}, {writes}, cpu_s={own.cpu_s!r}, wall_s={own.wall_s!r})"
-        return Program(start, stdin=stdin, files={**_inside("plain", "program"), "program.py": self._file}, limits=limits)
+        clocks = f"cpu_s={own.cpu_s!r}, wall_s={own.wall_s!r}"
+        start = f"from {INSIDE}.program import main\nmain({reads}, {writes}, is_heard={reads > 0}, {clocks})"
+        return Program(start, stdin=stdin, files={**_inside("plain", "usual", "program"), "program.py": self._file}, limits=limits)
 
     async def _make_calls(self, calls: list[Call], is_right: Callable[[Any, Any], bool], tally: Tally, first: int) -> Verdicts:
         rest = calls[first:]

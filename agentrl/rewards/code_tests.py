@@ -77,8 +77,22 @@ def read_tests(texts: tuple[str, ...]) -> tuple[Call, ...] | Suite:
     return calls if len(calls) == len(texts) else read_suite(texts)
 
 
+@functools.lru_cache(maxsize=256)
+def join_setups(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Put pieces that run nothing, imports and data, in front of the next one that does: they are no cases. Raises ValueError."""
+    joined, waiting = [], ""
+    for place, text in enumerate(texts, start=1):
+        is_last = place == len(texts)
+        if _runs_nothing(_parse(text)) and not is_last:
+            waiting += f"{text}\n"
+        else:
+            joined.append(waiting + text)
+            waiting = ""
+    return tuple(joined)
+
+
 def read_suite(texts: Sequence[str]) -> Suite:
-    """Prepare pieces of test.
+    """Prepare pieces of test, of which each sees what the earlier ones defined.
 
     Raises:
         ValueError: one is no Python, or runs nothing.
@@ -86,16 +100,18 @@ def read_suite(texts: Sequence[str]) -> Suite:
     names: dict[str, None] = {}
     modules: dict[str, None] = {}
     sources: dict[str, None] = {}
+    bound: set[str] = set()
     cases = []
     for text in texts:
         tree = _parse(text)
         taken = _take_imports(tree)
         classes = _take_classes(tree)
         functions, test_cases = _uncalled(tree, text)
-        free = _free_names(ast.unparse(tree))
+        free, own = _names(ast.unparse(tree))
         used = set(_modules(tree, free))
-        needed = [name for name in (*free, *taken, *classes) if name not in used]
-        names.update(dict.fromkeys([*needed, *_hidden_entry(tree, is_alone=not needed)]))
+        needed = [*(name for name in free if name not in used | bound), *taken, *classes]  # no program replaces what a test bound
+        names.update(dict.fromkeys([*needed, *_hidden_entry(tree, is_alone=not needed and bound.isdisjoint(free))]))
+        bound |= own
         modules.update(dict.fromkeys(sorted(used)))
         if classes:
             sources.update(dict.fromkeys(_imports(tree)))
@@ -160,12 +176,9 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 def _uncalled(tree: ast.Module, text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return functions and classes of tests that a text defines and leaves to a runner. Raises ValueError when nothing runs."""
-    silent = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
-    acts = [node for node in tree.body if not isinstance(node, silent) and not _is_text(node)]
-    if acts:
+    if _acts(tree):
         return (), ()
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
-    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and _is_test_class(node) and node.bases]
+    functions, classes = _left_to_a_runner(tree)
     free = [node for node in functions if len(node.args.args) <= len(node.args.defaults) and not node.decorator_list]
     if len(free) < len(functions):
         raise ValueError(f"function {next(node.name for node in functions if node not in free)} of a test needs pytest: {text[:80]!r}")
@@ -174,12 +187,30 @@ def _uncalled(tree: ast.Module, text: str) -> tuple[tuple[str, ...], tuple[str, 
     return tuple(node.name for node in functions), tuple(classes)
 
 
+def _runs_nothing(tree: ast.Module) -> bool:
+    return not _acts(tree) and not any(_left_to_a_runner(tree))
+
+
+def _acts(tree: ast.Module) -> bool:
+    silent = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+    return any(not isinstance(node, silent) and not _is_text(node) for node in tree.body)
+
+
+def _left_to_a_runner(tree: ast.Module) -> tuple[list[ast.FunctionDef], list[str]]:
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and _is_test_class(node)]
+    return _tests_of(tree.body), [node.name for node in classes if node.bases or _tests_of(node.body)]
+
+
+def _tests_of(body: list[ast.stmt]) -> list[ast.FunctionDef]:
+    return [node for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+
+
 def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _free_names(text: str) -> list[str]:
-    """Return the names that a text takes from elsewhere, builtins left out."""
+def _names(text: str) -> tuple[list[str], set[str]]:
+    """Return the names that a text takes from elsewhere, builtins left out, and those that it binds."""
     top = symtable.symtable(text, "test", "exec")
     bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()}
     free: dict[str, None] = {}
@@ -193,7 +224,7 @@ def _free_names(text: str) -> list[str]:
                 bound.add(symbol.get_name())
             elif is_global and symbol.is_referenced():
                 free[symbol.get_name()] = None
-    return [name for name in free if name not in bound and name not in _BUILTIN]
+    return [name for name in free if name not in bound and name not in _BUILTIN], bound
 
 
 def _modules(tree: ast.Module, free: list[str]) -> list[str]:

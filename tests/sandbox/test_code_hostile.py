@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,12 +14,20 @@ from agentrl.plugins import Attempted
 from agentrl.rewards.code import Code
 from agentrl.types import Message, Outcome, Task
 
-spec = importlib.util.spec_from_file_location("hostile_answers", Path(__file__).parent / "hostile_answers.py")
-assert spec is not None
-assert spec.loader is not None
-hostile_answers = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(hostile_answers)
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hostile_answers, hostile_further = load("hostile_answers"), load("hostile_further")
 HOSTILE: dict[str, str] = hostile_answers.HOSTILE
+FURTHER: dict[str, str] = hostile_further.FURTHER
+SLOW = (*hostile_answers.SLOW, *hostile_further.SLOW)
 
 WANTED = {3: 71284, 10: 791913, 21: 3492292}
 SOLUTION = "def f(x): return x * x * 7919 + 13"
@@ -59,6 +68,19 @@ if __name__ == "__main__":
     unittest.main()
 """
     },
+    "methods": {
+        "assert_case": [
+            "assert abs(Solution().f(3) - 71284) < 1e-6",
+            """s = Solution()
+assert 791912 < s.f(10) < 791914""",
+            "assert Solution().f(21) == 3492292",
+            """import unittest
+class TestF(unittest.TestCase):
+    def test_f(self):
+        self.assertAlmostEqual(Solution().f(3), 71284)
+        self.assertGreaterEqual(Solution().f(3), 71284)""",
+        ]
+    },
     "functions_of_tests": {
         "test": """from solution import f
 
@@ -69,47 +91,63 @@ def test_more():
     assert f(10) == 791913"""
     },
 }
-SAMPLE = (
-    *("eq", "mock_any", "universal", "class_named_f", "raises_stop", "own_file", "constants", "except_hook", "trace"),
-    *("exit_later", "patched_modules", "verdicts_to_all", "forged_reference", "deep_list", "deep_line"),
-)
+SAMPLE = {
+    "stdin": ("except_hook", "exit_later"),
+    "function": ("eq", "own_file", "deep_list", "deep_line", "collisions", "fraction_of_text"),
+    "asserts": ("mock_any", "constants"),
+    "statements": ("eq", "universal", "raises_stop", "trace", "verdicts_to_all", "forged_reference", "exception_as_class"),
+    "check": ("class_named_f", "except_hook", "patched_modules"),
+    "methods": ("returns_itself", "returns_another"),
+}
+"""Of each way in which a program meets its test, those that try it."""
+FORMS_OF_FURTHER = ("stdin", "function", "statements", "unittest", "methods")
+"""The others differ in how the test is written alone."""
 
 
 def attempt(source: str, form: str) -> Attempted:
     code = f"{source}\nprint(f(int(input())))" if form == "stdin" else source
+    if form == "methods" and "class Solution" not in source:
+        code = f"{source}\nclass Solution:\n    def f(self, x): return f(x)"
     messages = (Message("user", "Write f."), Message("assistant", f"```python\n{code}\n```"))
     task = Task("t:0", "code", messages[:1], "single_turn_agent", ground_truth=FORMS[form])
     return Attempted(task, messages, Outcome.COMPLETED, 1, 10, 10, 100)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", SAMPLE)
 def test_the_solution_earns_one(form: str) -> None:
     assert trio.run(Code({"wall_s": 60.0, "total_s": 200.0}).score, attempt(SOLUTION, form)).value == 1.0
 
 
-@pytest.mark.parametrize("form", ["stdin", "function", "asserts", "statements", "check"])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_the_solution_earns_one_in_every_form(form: str) -> None:
+    test_the_solution_earns_one(form)
+
+
+@pytest.mark.parametrize("form", SAMPLE)
 def test_a_hostile_program_earns_nothing(form: str) -> None:
     reward = Code({"wall_s": 60.0, "total_s": 200.0, "continuous": False})
     values = {}
 
     async def score(name: str) -> None:
-        values[name] = (await reward.score(attempt(HOSTILE[name], form))).value
+        values[name] = (await reward.score(attempt((HOSTILE | FURTHER)[name], form))).value
 
     async def score_all() -> None:
         async with trio.open_nursery() as nursery:
-            for name in SAMPLE:
+            for name in SAMPLE[form]:
                 nursery.start_soon(score, name)
 
     trio.run(score_all)
-    assert values == dict.fromkeys(SAMPLE, 0.0)
+    assert values == dict.fromkeys(SAMPLE[form], 0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_no_hostile_program_gains_or_breaks_the_reward(form: str) -> None:
-    assert len(HOSTILE) >= 60
-    for name, source in HOSTILE.items():
-        slow = name in hostile_answers.SLOW
+    programs = HOSTILE | (FURTHER if form in FORMS_OF_FURTHER else {})
+    assert len(programs) >= 60
+    for name, source in programs.items():
+        slow = name in SLOW
         reward = Code({"cpu_s": 1.0, "wall_s": 2.0, "total_s": 2.0} if slow else {"wall_s": 60.0, "total_s": 200.0})
         began = time.process_time()
         result = trio.run(reward.score, attempt(source, form))

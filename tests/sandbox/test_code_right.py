@@ -615,15 +615,226 @@ for l in sys.stdin: print(int(l)*2)""",
     def f(self, x: 'List[int]') -> 'int': return x[0]""",
         {"fn_name": "f", "inputs": [[[1]]], "outputs": [1]},
     ),
+    "shared_state": (
+        """class Stack:
+    def __init__(self): self.a = []
+    def push(self, x): self.a.append(x)
+    def pop(self): return self.a.pop()""",
+        asserts(
+            "s = Stack()",
+            "s.push(1)",
+            """s.push(2)
+assert s.pop() == 2""",
+            "assert s.pop() == 1",
+        ),
+    ),
+    "setup": (
+        "def f(p): return sum(p)",
+        asserts(
+            """import math
+data = [1, 2, 3]""",
+            "assert f(data) == 6",
+            "assert math.isclose(f([0.1, 0.2]), 0.3)",
+        ),
+    ),
+    "typing_names": (
+        """def f(a: List[int]) -> Optional[int]:
+    return a[0] if a else None""",
+        asserts(
+            "assert f([1]) == 1",
+            "assert f([]) is None",
+        ),
+    ),
+    "check_of_typing_names": (
+        """def has_close(numbers: List[float], threshold: float) -> bool:
+    return any(abs(a-b) < threshold for i, a in enumerate(numbers) for b in numbers[i+1:])""",
+        {
+            "test": """METADATA = {}
+def check(candidate):
+    assert candidate([1.0, 2.0, 3.9], 0.3) == False
+    assert candidate([1.0, 1.1], 0.3) == True
+""",
+            "entry_point": "has_close",
+        },
+    ),
+    "check_with_a_loop": (
+        "def f(x): return x * 0.1",
+        {
+            "test": """def check(candidate):
+    def is_floats(x): return isinstance(x, float)
+    inputs = [[1], [2], [3]]
+    results = [0.1, 0.2, 0.3]
+    for i, (inp, exp) in enumerate(zip(inputs, results)):
+        out = candidate(*inp)
+        assert out == exp or abs(out - exp) < 1e-6, f'{i}'
+""",
+            "entry_point": "f",
+        },
+    ),
+    "check_of_copies": (
+        """def f(a):
+    a.append(1)
+    return a""",
+        {
+            "test": """import copy
+import numpy as np
+def assertion(out, exp, atol):
+    exact = out == exp
+    if atol == 0 and isinstance(exp, float): atol = 1e-6
+    if not exact and atol != 0: assert np.allclose(out, exp, atol=atol)
+    else: assert exact
+def check(candidate):
+    for inp, exp in [([[0]], [0, 1]), ([[]], [1])]:
+        assertion(candidate(*copy.deepcopy(inp)), exp, 0)
+""",
+            "entry_point": "f",
+        },
+    ),
+    "tests_of_helpers": (
+        """def helper(x): return x + 1
+def f(x): return helper(x) * 2""",
+        {
+            "test": """from solution import f, helper
+def test_helper():
+    assert helper(1) == 2
+def test_f():
+    assert f(1) == 2 * helper(1)
+class TestAll:
+    pass"""
+        },
+    ),
+    "test_class": (
+        "def f(x): return x + 1",
+        {
+            "test": """from solution import f
+class TestF:
+    def test_a(self):
+        assert f(1) == 2
+    def test_b(self):
+        assert f(2) == 3
+"""
+        },
+    ),
+    "unittest_with_setup": (
+        """class Bank:
+    def __init__(self): self.b = 0
+    def deposit(self, x):
+        if x <= 0: raise ValueError('bad amount')
+        self.b += x
+        return self.b""",
+        {
+            "test": """import unittest
+class TestBank(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): cls.rate = 2
+    def setUp(self): self.bank = Bank()
+    def test_deposit(self):
+        self.assertEqual(self.bank.deposit(5), 5)
+        self.assertEqual(self.bank.b, 5)
+    def test_bad(self):
+        with self.assertRaisesRegex(ValueError, 'bad'):
+            self.bank.deposit(0)
+    def test_sub(self):
+        for x in (1, 2):
+            with self.subTest(x=x): self.assertGreater(self.bank.deposit(x), 0)
+"""
+        },
+    ),
+    "captured_output": (
+        """def hello(n):
+    print('hello', n)""",
+        {
+            "test": """import unittest, io
+from contextlib import redirect_stdout
+class TestHello(unittest.TestCase):
+    def test_it(self):
+        out = io.StringIO()
+        with redirect_stdout(out): hello('x')
+        self.assertEqual(out.getvalue(), 'hello x\\n')
+"""
+        },
+    ),
+    "fluent": (
+        """class Q:
+    def __init__(self, n=0): self.n = n
+    def add(self, x):
+        self.n += x
+        return self
+    def __str__(self): return f'Q{self.n}'
+    def __len__(self): return self.n
+    def __int__(self): return self.n""",
+        asserts(
+            "assert str(Q().add(1).add(2)) == 'Q3'",
+            "assert len(Q().add(4)) == 4",
+            """q = Q()
+q.add(1)
+assert f'{q}' == 'Q1' and str(q) == 'Q1' and int(q.add(1)) == 2""",
+        ),
+    ),
+    "ops": (
+        """class M:
+    def __init__(self, n): self.n = n
+    def __sub__(self, o): return M(self.n - (o.n if isinstance(o, M) else o))
+    def __gt__(self, o): return self.n > (o.n if isinstance(o, M) else o)
+    def __eq__(self, o): return self.n == o.n
+    def double(self): return M(2 * self.n)""",
+        asserts(
+            "assert M(5) - M(2) == M(3)",
+            "assert (M(5) - 2) == M(3)",
+            "assert M(5) > 3",
+            "assert M(3).double() - M(1) == M(5)",
+            "assert M(3).double() > M(5)",
+        ),
+    ),
+    "nested_class": (
+        """class Node:
+    def __init__(self, v): self.v = v; self.kids = []
+class Tree:
+    def __init__(self): self.root = Node(1)
+    def add(self, v):
+        n = Node(v)
+        self.root.kids.append(n)
+        return n""",
+        asserts(
+            """t = Tree()
+n = t.add(3)
+assert t.root is not None""",
+            """t = Tree()
+assert t.root.v == 1 and t.add(3).v == 3 and t.root.kids[0].v == 3""",
+        ),
+    ),
+    "iter_protocol": (
+        """def f(n): return iter(range(n))
+def g(n): return zip(range(n), range(n))
+def h(d): return d.items()""",
+        asserts(
+            "assert list(f(3)) == [0, 1, 2]",
+            "assert dict(g(2)) == {0: 0, 1: 1}",
+            "assert sorted(h({'a': 1})) == [('a', 1)]",
+            "assert [x for x in f(2)] == [0, 1] and max(f(5)) == 4",
+        ),
+    ),
+    "much_noise": (
+        """def f(x):
+    print('x' * 10**6)
+    return x""",
+        asserts(
+            "assert f(1) == 1 and f(2) == 2",
+            "assert f(3) == 3",
+            "assert f(4) != 5",
+            "assert f(4) != 5",
+            "assert f(4) != 5",
+        ),
+    ),
 }
 SAMPLE = (
-    *("float", "raises_try", "custom_exc", "class", "vector", "inplace_check", "inplace_nested", "generator", "closure", "callback"),
-    *("set_tuple", "big", "sum_name", "helper", "listnode", "enum", "unittest", "pytest_fns", "nan", "fn_tuple", "fn_lcb", "fn_tol"),
+    *("raises_try", "custom_exc", "vector", "inplace_nested", "generator", "callback", "set_tuple", "sum_name", "helper", "listnode"),
+    *("enum", "unittest", "pytest_fns", "fn_lcb", "shared_state", "captured_output", "fluent", "ops", "nested_class", "test_class"),
 )
 
 
 def values(names) -> dict[str, float]:
-    reward = Code({"wall_s": 60.0, "total_s": 300.0})
+    reward = Code({"wall_s": 60.0, "total_s": 200.0})
     found = {}
 
     async def score(name: str) -> None:

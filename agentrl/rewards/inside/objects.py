@@ -1,7 +1,8 @@
 """What a test holds in place of the program's objects. None of them says that it equals plain data: only data does that.
 
-An operator reaches the program where the test made the object itself, by calling a class that it names. What a function returned
-answers calls and attributes, if it belongs to such a class, else nothing: it would be asked whether it is right.
+What an object is asked for must be data, which the test compares: its attributes, its text, its number. An operator with the test's own
+data on the other side asks whether something is right, so it reaches the program only where the test made the object itself, by calling
+a class that it names; what a function returned, be it the same object, does not answer it. Only objects of named classes have methods.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ if TYPE_CHECKING:
         def call(self, target: Any, args: Any, kwargs: Any) -> Any: ...
         def apply(self, function: str, *args: Any) -> Any: ...
         def iterate(self, target: Any) -> Iterator[Any]: ...
+        def made(self, value: Any) -> Any: ...
         def wait(self, target: Any) -> Any: ...
 
 
+UNARY = ("neg", "pos", "abs", "invert", "round")
+
+
 class Opaque:
-    """Anything without plain data: it is itself, and true or false."""
+    """Anything without plain data: it is itself, true or false, and has attributes that are data or the like of it."""
 
     _asker: Asker
     _number: int
@@ -36,6 +41,13 @@ class Opaque:
 
     def __repr__(self) -> str:
         return f"<{self._class_name} of the program>"
+
+    def __getattr__(self, name: str) -> Any:
+        _refuse(name)
+        value = self._asker.apply("getattr", self, name)
+        if isinstance(value, Function):  # a method would be asked whether something is right
+            raise AttributeError(name)
+        return value
 
 
 class Function(Opaque):
@@ -75,7 +87,7 @@ class Iterable(Opaque):
 
 
 class Instance(Opaque):
-    """An object of a class that the test names. It is compared with others of the program, and with nothing else."""
+    """An object of a class that the test names. Its operators take others of the program, and nothing else."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._asker.call(self, args, kwargs)
@@ -102,19 +114,6 @@ class Instance(Opaque):
     def __hash__(self) -> int:
         return _whole(self._asker.apply("hash", self))
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Instance) and self._asker.apply("eq", self, other) is True)
-
-    def __enter__(self) -> Any:
-        return self._asker.call(self._asker.apply("getattr", self, "__enter__"), (), {})
-
-    def __exit__(self, *error: object) -> bool:
-        return self._asker.call(self._asker.apply("getattr", self, "__exit__"), (None, None, None), {}) is True
-
-
-class OwnInstance(Instance):
-    """An object that the test made: its operators are a part of what is tested."""
-
     def __next__(self) -> Any:
         for item in self._asker.iterate(self):
             return item
@@ -135,6 +134,19 @@ class OwnInstance(Instance):
     def __int__(self) -> int:
         return _whole(self._asker.apply("int", self))
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Instance) and self._asker.apply("eq", self, other) is True)
+
+    def __enter__(self) -> Any:
+        return self._asker.call(self._asker.apply("getattr", self, "__enter__"), (), {})
+
+    def __exit__(self, *error: object) -> bool:
+        return self._asker.call(self._asker.apply("getattr", self, "__exit__"), (None, None, None), {}) is True
+
+
+class OwnInstance(Instance):
+    """An object as the test made it: its operators are a part of what is tested, also with data."""
+
 
 class Class(Function):
     """A class that the test names, or a class whose objects it made."""
@@ -147,10 +159,7 @@ class Class(Function):
         self._asker.apply("setattr", self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        made = self._asker.call(self, args, kwargs)
-        if type(made) is Instance:
-            object.__setattr__(made, "__class__", OwnInstance)
-        return made
+        return self._asker.made(self._asker.call(self, args, kwargs))
 
     def __getitem__(self, key: Any) -> Any:
         return self._asker.apply("getitem", self, key)
@@ -178,23 +187,22 @@ def coroutine(asker: Asker, number: int) -> Coroutine[Any, Any, Any]:
 
 
 def _operator(name: str, *, is_reflected: bool = False) -> Any:
-    def apply(self: Any, *others: Any) -> Any:
-        return _owned(self._asker.apply(name, *((*others, self) if is_reflected else (self, *others))))
+    def apply(self: Any, other: Any, *modulus: Any) -> Any:
+        is_own = type(self) is OwnInstance or type(other) is OwnInstance
+        if not is_own and not isinstance(other, Instance):
+            return NotImplemented
+        value = self._asker.apply(name, *((other, self) if is_reflected else (self, other, *modulus)))
+        return self._asker.made(value) if is_own else value
 
     return apply
 
 
-def _comparison(name: str) -> Any:
-    def compare(self: Any, other: Any) -> Any:
-        return self._asker.apply(name, self, other) is True if isinstance(other, Instance) else NotImplemented
+def _request(name: str) -> Any:
+    def apply(self: Any, *details: Any) -> Any:
+        value = self._asker.apply(name, self, *details)
+        return self._asker.made(value) if type(self) is OwnInstance and name in UNARY else value
 
-    return compare
-
-
-def _owned(value: Any) -> Any:
-    if type(value) is Instance:
-        object.__setattr__(value, "__class__", OwnInstance)
-    return value
+    return apply
 
 
 def _whole(value: Any) -> int:
@@ -214,14 +222,13 @@ def _refuse(name: str) -> None:
         raise AttributeError(name)
 
 
-for _name in ("getitem", "setitem", "delitem", "contains"):
-    setattr(Instance if _name != "contains" else OwnInstance, f"__{_name}__", _operator(_name))
+for _name in ("getitem", "setitem", "delitem", *UNARY):
+    setattr(Instance, f"__{_name}__", _request(_name))
 for _name in ("lt", "le", "gt", "ge"):
-    setattr(Instance, f"__{_name}__", _comparison(_name))
-    setattr(OwnInstance, f"__{_name}__", _operator(_name))
-for _name in ("neg", "pos", "abs", "invert", "round"):
-    setattr(OwnInstance, f"__{_name}__", _operator(_name))
+    setattr(Instance, f"__{_name}__", _operator(_name))
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor", "divmod"):
     _function = f"{_name}_" if hasattr(operator, f"{_name}_") else _name
-    setattr(OwnInstance, f"__{_name}__", _operator(_function))
-    setattr(OwnInstance, f"__r{_name}__", _operator(_function, is_reflected=True))
+    setattr(Instance, f"__{_name}__", _operator(_function))
+    setattr(Instance, f"__r{_name}__", _operator(_function, is_reflected=True))
+for _name in ("contains",):
+    setattr(OwnInstance, f"__{_name}__", _request(_name))

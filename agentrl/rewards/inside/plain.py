@@ -18,6 +18,9 @@ MAX_BYTES = 8 * 2**20
 """Of one line."""
 MAX_HEX_DIGITS = 10**6
 MAX_EXPONENT = 10**5
+MAX_FRACTION_BITS = 10**4
+MAX_ALIKE = 64
+"""Keys with the same hash: multiples of 2**61 - 1 all have the same, and a set of n of them takes n * n steps."""
 LARGE = 2**63
 UNREADABLE = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError)
 """What reading raises for a text that is not of this form, or too large."""
@@ -88,7 +91,24 @@ def _pairs(value: Any, other: Callable[[Any], Any]) -> list[Any]:
 
 
 def _mapping(content: Any, extra: Any) -> dict[Any, Any]:
-    return {decode(key, extra): decode(item, extra) for key, item in content}
+    pairs = [(decode(key, extra), decode(item, extra)) for key, item in content]
+    _spread([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _keys(content: Any, extra: Any) -> list[Any]:
+    return _spread([decode(item, extra) for item in content])
+
+
+def _spread(keys: list[Any]) -> list[Any]:
+    """Return keys that can be hashed in linear time. Raises ValueError."""
+    if len(keys) > MAX_ALIKE:
+        counts: dict[int, int] = {}
+        for number in map(hash, keys):
+            counts[number] = counts.get(number, 0) + 1
+        if max(counts.values()) > MAX_ALIKE:
+            raise ValueError("too many keys with the same hash")
+    return keys
 
 
 def _integer(text: str) -> int:
@@ -106,6 +126,10 @@ def _decimal(text: str) -> Any:
 
 def _fraction(content: Any, extra: Any) -> Any:
     numerator, denominator = decode(content, extra)
+    if type(numerator) is not int or type(denominator) is not int:  # of a text, the exponent would be computed
+        raise TypeError("no fraction")
+    if max(numerator.bit_length(), denominator.bit_length()) > MAX_FRACTION_BITS:  # their common divisor takes n * n steps
+        raise ValueError("too large a number")
     return importlib.import_module("fractions").Fraction(numerator, denominator)
 
 
@@ -133,8 +157,8 @@ _READERS: dict[str, Callable[[Any, Any], Any]] = {
     "int": lambda content, extra: _integer(content),
     "dict": _mapping,
     "tuple": lambda content, extra: tuple([decode(item, extra) for item in content]),
-    "set": lambda content, extra: {decode(item, extra) for item in content},
-    "frozenset": lambda content, extra: frozenset([decode(item, extra) for item in content]),
+    "set": lambda content, extra: set(_keys(content, extra)),
+    "frozenset": lambda content, extra: frozenset(_keys(content, extra)),
     "bytes": lambda content, extra: bytes.fromhex(content),
     "bytearray": lambda content, extra: bytearray.fromhex(content),
     "complex": lambda content, extra: complex(*content),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import _signal as signal  # `signal` itself loads enum
 import builtins
+import io
 import operator
 import os
 import sys
 
 from .plain import array, decode, dump, encode, load
+from .usual import prepare
 
 TYPE_CHECKING = False  # typing's own costs milliseconds at every start
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 MODULE = "solution"
+MAX_PRINTED = 2**16
+"""Characters of an answer; none of them is printed anywhere unless the test captures it."""
 BASES = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 
 
@@ -89,7 +93,7 @@ class Program:
         self._cpu_s, self._wall_s = cpu_s, wall_s
         self._space: dict[str, Any] = {}
         self._objects = Objects(self._call_back)
-        self._entries: dict[str, Any] = {}
+        self._printed = io.StringIO()
 
     def load(self, path: str) -> bool:
         """Run the program as a module; tell, as do the first two lines of the answer, whether it is Python and came to its end."""
@@ -107,6 +111,7 @@ class Program:
             return False
         self._write({"compiles": True})
         try:
+            prepare(code, self._space)
             exec(code, self._space)
         except BaseException:  # noqa: BLE001 - boundary: the program's own code
             self._write({"loaded": False})
@@ -115,8 +120,10 @@ class Program:
         self._write({"loaded": True})
         return True
 
-    def serve(self) -> None:
+    def serve(self, *, is_heard: bool) -> None:
         """Answer until nothing more is asked."""
+        if is_heard:
+            sys.stdout = self._printed
         while line := self._lines.readline():
             self._answer(load(line))
 
@@ -147,12 +154,11 @@ class Program:
         return tree
 
     def _entry(self, function: str, args: Any, kwargs: Any) -> Any:
-        """Call a function, or a method of `class Solution`, by its name."""
-        if function not in self._entries:
-            space = self._space
-            is_method = function not in space and "Solution" in space
-            self._entries[function] = getattr(space["Solution"](), function) if is_method else space[function]
-        value = self._entries[function](*self._objects.decode(args), **self._objects.decode(kwargs))
+        """Call a function, or a method of a new `Solution`, by its name."""
+        space = self._space
+        is_method = function not in space and "Solution" in space
+        entry = getattr(space["Solution"](), function) if is_method else space[function]
+        value = entry(*self._objects.decode(args), **self._objects.decode(kwargs))
         return {"value": self._objects.encode(value)}
 
     def _call(self, target: Any, args: Any, kwargs: Any, keeps: bool) -> Any:
@@ -220,6 +226,10 @@ class Program:
         return tree
 
     def _write(self, answer: Any) -> None:
+        if printed := self._printed.getvalue()[:MAX_PRINTED]:
+            answer["printed"] = printed
+            self._printed.seek(0)
+            self._printed.truncate()
         line = dump(answer)
         while line:
             line = line[os.write(self._out, line) :]
@@ -233,15 +243,18 @@ class Program:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def main(reads: int, writes: int, *, cpu_s: float, wall_s: float) -> None:
-    """Serve one program, whose own standard streams lead nowhere: what it prints is no answer."""
+def main(reads: int, writes: int, *, is_heard: bool, cpu_s: float, wall_s: float) -> None:
+    """Serve one program, whose own standard streams lead nowhere: what it prints is no answer.
+
+    is_heard: what it prints while it is asked goes beside the answers, for a test that captures it.
+    """
     reads, writes = os.dup(reads), os.dup(writes)
     nowhere = os.open("/dev/null", os.O_RDWR)
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
     program = Program(reads, writes, cpu_s=cpu_s, wall_s=wall_s)
     if program.load("program.py"):
-        program.serve()
+        program.serve(is_heard=is_heard)
     os._exit(0)  # without waiting for what the program left running
 
 
