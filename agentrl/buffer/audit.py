@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from agentrl.buffer.events import Event, Kind
 from agentrl.buffer.lineage import Lineage
-from agentrl.types import NO_VERSION
 
 QUEUED, LEASED, READY, CONSUMED, DROPPED = "queued", "leased", "ready", "consumed", "dropped"
 MAX_PROBLEMS = 20
@@ -183,7 +182,7 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: int) -> N
 def _consume(found: Audit, life: GroupLife, seq: int, event: Event, max_staleness: int) -> None:
     if event.step not in (found.step, found.step + 1):
         found.complain(f"event {seq}: group {event.group_id} was taken for step {event.step} after step {found.step}")
-    lag = max((found.lineage.lag(version) for version in life.versions if version != NO_VERSION), default=0)
+    lag = max(map(found.lineage.lag, life.versions), default=0)
     if lag > max_staleness:
         found.complain(f"event {seq}: group {event.group_id} was taken with a token {lag} versions old; the bound is {max_staleness}")
     found.max_lag = max(found.max_lag, lag)

@@ -125,6 +125,10 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         "surprise_CV = torch.where(p_CV > 0, torch.log_softmax(scaled_CV, dim=(1)) + entropies_C[:, None], 0.0)",
     ): "of two dimensions, 1 is the last",
     (
+        "agentrl/algorithms/policy_losses.py",
+        "taus = torch.where(tokens.advantages >= 0, tau_positive, tau_negative).to(ratios)",
+    ): "without an advantage the loss is 0 and has no gradient, whatever tau is",
+    (
         "agentrl/buffer/actor.py",
         "pass  # Arrow's own keeps for each of the many threads what that thread has freed",
     ): "what a process keeps of freed memory shows in a run of hours: benchmarks/soak.py",
