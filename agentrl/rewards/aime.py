@@ -20,6 +20,7 @@ from agentrl.types import JsonObject, Task
 MAX_ANSWER = 999
 
 _MODULUS = re.compile(r"\\text\{\s?mod\s?\}\s?[0-9]{1,5}|\(?\\?[pb]?mod(?:ulo|ulus)?\b\s?\{?\s?[0-9]{1,5}\}?\)?|\bby \$?1,?000\b\$?")
+_MODULI = re.compile(r"mod(?:ulo|ulus)?\b[\s{}]{0,3}([0-9]{1,5})")
 """What a remainder was taken of is not the answer: 42 (mod 1000)."""
 
 
@@ -32,6 +33,8 @@ def extract_integer(text: str, *, strict: bool) -> int | None:
     boxed = answer_box(tail)
     if boxed is not None:
         number = boxed_number(_MODULUS.sub(" modulus ", boxed))
+        if number is not None and any(number >= int(modulus) for modulus in _MODULI.findall(boxed)):
+            return None  # a remainder is below what it is taken of
         return None if number is not None and is_contradicted(number, tail[tail.rfind("}") :]) else _in_range(number)
     return None if strict else _in_range(concluding_number(_MODULUS.sub(" modulus ", tail)))
 

@@ -119,6 +119,8 @@ def _bits_of(node: Any) -> float:
 
 
 def _bits_of_power(base: Any, exponent: Any) -> float:
+    if isinstance(exponent, sympy.Float):  # 3^{0.5}: its digits are no size
+        exponent = sympy.Rational(str(exponent))
     size, power = _bits(base), _bits(exponent)
     if exponent.free_symbols:
         return size + power

@@ -9,8 +9,19 @@ from agentrl.plugins.options import Options
 
 _TOKENS = re.compile(r"(?P<box>\\(?:boxed|fbox)\s{0,10}\{)|\\.|(?P<brace>[{}])", re.DOTALL)  # \{ and \} are characters, not braces
 _ONLY_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s{0,10}\{(.*)\}\s*", re.DOTALL)
-_JOINT = re.compile(r"[\s$.]{0,6}(?:,|;|/|&|\\\\|\\text\{|\\quad|\bor\b|\band\b|\bund\b|[\s$}]|\\[,;:]){0,8}[\s$}]{0,6}")
+_JOINT = re.compile(
+    r"(?i)[\s$.]{0,6}(?:,|;|/|&|\\\\|\\text\{|\\quad|%|\b(?:and/or|or|and|und|oder|alternatively|otherwise|maybe|perhaps|possibly)\b|[\s$}]|\\[,;:]){0,8}[\s$}]{0,6}"
+)
 
+
+_HIDDEN = re.compile(r"<!--.{0,2000}?-->|\\[hv]?phantom\s?\{(?:[^{}]|\{[^{}]{0,100}\}){0,100}\}", re.DOTALL)
+"""What no reader sees."""
+_DENIED = re.compile(
+    r"(?i)(?:\b(?:not|isn't|wasn't|never|neither|nor|cannot|can't|couldn't|shouldn't|don't|wrong|incorrect|mistaken|false|unlike)"
+    r"(?:\s(?:answer|result|value|be|equal(?:s| to)?|just|simply|the|is|was|write|say|box|put|claim))*|\b(?:rather than|instead of"
+    r"|anything but|other than))\s?[:=]?[\s$\\(\[{}*]*\Z"
+)
+MAX_DENIAL_CHARS = 60
 
 MAX_JOINED = 8
 """Boxes that are read as one answer."""
@@ -42,12 +53,17 @@ def answer_box(text: str) -> str | None:
 
     Boxes side by side (`\boxed{1} or \boxed{2}`) hold one answer together: "1, 2".
     """
+    text = _HIDDEN.sub("", text)
     outermost: list[tuple[int, int, int | None]] = []
     for begin, start, end in sorted(_boxes(text)):
         if not outermost or (last := outermost[-1][2]) is None or begin > last:
             outermost.append((begin, start, end))
     if not outermost:
         return None
+    while len(outermost) > 1 and _is_denied(text, outermost[-1][0]):
+        outermost.pop()
+    if _is_denied(text, outermost[-1][0]):
+        return ""
     insides: list[str] = []
     following: int | None = None
     for begin, start, end in outermost[: -MAX_JOINED - 1 : -1]:
@@ -56,6 +72,11 @@ def answer_box(text: str) -> str | None:
         insides.insert(0, _unboxed(text[start:end]))
         following = begin
     return ", ".join(dict.fromkeys(inside.strip() for inside in insides))
+
+
+def _is_denied(text: str, begin: int) -> bool:
+    r"""Tell whether the words before a box say that it is not the answer: "it is not \boxed{5}"."""
+    return _DENIED.search(text[max(0, begin - MAX_DENIAL_CHARS) : begin]) is not None
 
 
 def _boxes(text: str) -> Iterator[tuple[int, int, int | None]]:

@@ -13,6 +13,7 @@ import sympy
 from latex2sympy2_extended.logic import And
 from math_verify import verify
 from sympy.core.function import AppliedUndef
+from sympy.functions.elementary.trigonometric import TrigonometricFunction
 
 from agentrl.rewards.bounds import check_tree
 
@@ -61,7 +62,8 @@ def _same_scalars(answer: Any, truth: Any, tolerance: float) -> bool:
     symbols = answer.free_symbols | truth.free_symbols
     if answer == truth:
         return True
-    if answer.free_symbols != truth.free_symbols and (not answer.free_symbols or answer.free_symbols - truth.free_symbols):
+    has_other_symbols = bool(answer.free_symbols - truth.free_symbols) or bool(truth.free_symbols and not answer.free_symbols)
+    if has_other_symbols and (truth.free_symbols or not _is_trigonometric(answer)):  # but sin^2 x + cos^2 x is 1
         return False
     if not symbols:
         return _same_values(_value(answer), _value(truth), tolerance)
@@ -108,15 +110,26 @@ def _same_elements(answers: Sequence[Any], truths: Sequence[Any], *, is_ordered:
 def _same_values(one: Any, other: Any, tolerance: float) -> bool:
     if one is None or other is None:
         return False
-    scale = max(abs(one), abs(other))
-    return bool(abs(one - other) <= (tolerance * abs(other) if tolerance else scale * sympy.Float(10, 20) ** -_NUM_AGREEING))
+    if tolerance:
+        return bool(abs(one - other) <= tolerance * abs(other))
+    if one.is_Rational and other.is_Rational:
+        return bool(one == other)
+    scale = min(max(abs(one), abs(other)), sympy.Integer(1))
+    return bool(abs(one - other) <= scale * sympy.Float(10, 20) ** -_NUM_AGREEING)
 
 
 def _value(constant: Any) -> Any:
     """Return a constant to _NUM_DIGITS digits, real or complex; None when it has no finite value."""
     if isinstance(constant, sympy.Rational):
         return constant
-    value = constant.doit().evalf(_NUM_DIGITS, maxn=2 * _NUM_DIGITS, chop=False)
+    worked_out = constant.doit()
+    if isinstance(worked_out, sympy.Rational):
+        return worked_out
+    num_digits = _NUM_DIGITS
+    value = worked_out.evalf(num_digits, maxn=2 * num_digits, chop=False)
+    if value.is_Float and abs(value) > 1:  # of large numbers the digits behind the point count as well
+        num_digits += int(sympy.log(abs(value), 10).evalf(5))
+        value = worked_out.evalf(num_digits, maxn=2 * num_digits, chop=False)
     parts = value.as_real_imag()
     if not all(part.is_number and part.is_finite and (part.is_Float or part.is_Rational) for part in parts):
         return None
@@ -138,7 +151,27 @@ def _exact(tree: Any) -> Any:
         return tree
     values: dict[Any, Any] = {number: sympy.Rational(str(number)) for number in tree.atoms(sympy.Float)}
     values |= {symbol: sympy.I for symbol in tree.atoms(sympy.Symbol) if symbol.name in _IMAGINARY}
-    return tree.xreplace(values) if values else tree
+    tree = tree.xreplace(values) if values else tree
+    roots = {power: _real_root(power) for power in tree.atoms(sympy.Pow) if _is_odd_root(power)}
+    return tree.xreplace(roots) if roots else tree
+
+
+def _is_odd_root(power: Any) -> bool:
+    """Tell whether a power is an odd root of a negative number, like (-8)^(1/3): competition problems mean the real one."""
+    base, exponent = power.args
+    return bool(base.is_Rational and base < 0 and exponent.is_Rational and exponent.q > 1 and exponent.q % 2)
+
+
+def _real_root(power: Any) -> Any:
+    base, exponent = power.args
+    return (-1) ** exponent.p * sympy.Pow(-base, exponent)
+
+
+def _is_trigonometric(tree: Any) -> bool:
+    """Tell whether the variables of an expression stand in trigonometric functions only."""
+    functions = tree.atoms(TrigonometricFunction)
+    hidden = tree.xreplace({function: sympy.Integer(1) for function in functions})
+    return bool(functions) and not hidden.free_symbols
 
 
 def _is_equation(tree: Any) -> bool:

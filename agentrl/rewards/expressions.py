@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
-from sympy import latex
+from sympy import Expr, latex
 
 from agentrl.errors import RewardError
 from agentrl.rewards.bounds import MAX_CHARS, check_prose, check_text, check_tree
@@ -37,19 +37,36 @@ MAX_PROSE_CHARS = 4000
 
 _UNIT = re.compile(
     r"(?:~|\\[ ,;]|\s)*\\(?:text|textrm|mathrm|mbox|hbox|operatorname)\s?\{(?:~|\\ |\s)*"
-    r"(?!(?:or|and|hundred|thousand|million|billion)\b)[A-Za-z][A-Za-z .]{0,40}\}\s?(?:\^\s?\{?[23]\}?)?\s*$"
+    r"(?!(?:or|and|hundred|thousand|million|billion|dozens?|[kKM])\b)[A-Za-z][A-Za-z .]{0,40}\}\s?(?:\^\s?\{?[23]\}?)?\s*$"
 )
 _NAMED = re.compile(r"\s*(?P<name>[A-Za-z](?:_\w)?)\s*=(?P<value>[^=]*)$", re.DOTALL)
 _IN_BASE = re.compile(r"\(?([0-9A-F]{1,100})\)?(?:_\s?\{?\s?(?:\\text\{)?\s?([0-9]{1,2}|two|three|eight)\s?\}{0,2})?$")
 _WORDED = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
 _ALTERNATIVES = re.compile(r"\b(?:or|and|to)\b|%|percent|-|:")
 _REPEATING = re.compile(r"([0-9]{0,20})\.([0-9]{0,20})\\(?:overline|bar)\s?\{([0-9]{1,20})\}")
+_PLUS_MINUS = re.compile(r"\\[pm]{2}(?![a-z])|±|\+/-")
 _BASES = {"two": "2", "three": "3", "eight": "8"}
 _WORDS = re.compile(r"[a-z]{2}[a-z ,'-]*|[a-z](?:,[a-z])*|[0-9]{1,3}:[0-9]{1,3}")
 _IS = re.compile(r"\bis\b|=")
 _SENTENCE = re.compile(r"[.!?;](?=\s|$)")
 _ROOT = re.compile(r"\bsqrt\(([^()]{1,40})\)")
 _THIN_SPACE = re.compile(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))")
+_INVISIBLE = re.compile(r"\\[hv]?phantom\s?\{[^{}]{0,100}\}")
+_LEAD_IN = re.compile(
+    r"(?i)\s*\\(?:text|textbf|mathrm|mbox)\s?\{\s*(?:the (?:final )?answer is|answer|it is|option|choice)\s?:?\s*(?P<end>\}?)"
+)
+_OF_WHAT = re.compile(r"\s*(?:P|E|Pr|\\(?:Pr|mathbb\{[PE]\}|mathrm\{[PE]\}|text\{P\}))\s?\([^()=]{1,20}\)\s*=(?=[^=]*\Z)")
+_FOR_ALL = re.compile(r"\s*\\text\{\s?for (?:all|every|any)[^{}]{0,20}\}\s*[a-zA-Z]?\s*\Z")
+_SUCH_THAT = re.compile(r"\s*\\\{\s*([a-z])\s*(?::|\\mid|\||\\colon)\s*(?P<condition>[^{}]*?)\\\}\s*")
+_OVER = re.compile(r"\{+\s?([0-9a-z]{1,20})\s?\}?\s?\\over\s?\{?\s?([0-9a-z]{1,20})\s?\}+")
+_FRACTION = re.compile(r"\\[dt]?frac\s?(\\[a-z]{2,8})\s?([0-9])(?![0-9])")
+_BIG = re.compile(r"\\[bB]igg?[lrm]?(?![a-z])")
+_IN_DEGREES = re.compile(r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*([0-9]{1,4}(?:\.[0-9]{1,4})?)\s*(?:\^\s?\{?\s?\\circ\s?\}?|°)\s*[)}]?")
+_ROOT_SIGN = re.compile(r"√\s?(?:\(([^()]{1,20})\)|([0-9]{1,20}|[a-z]))")
+_RATIO = re.compile(r"[0-9]{1,9}\s*:\s*[0-9]{1,9}")
+_PRIME = re.compile(r"[0-9]\s?'(?![0-9'])|[0-9]\s?\^\s?\{?\s?\\prime")
+_OTHERWISE = re.compile(r"(?i)\(\s?(?:or|maybe|perhaps|alternatively|possibly)\b([^()]{0,60})\)")
+_RATIO_SIGN = re.compile(r"\s*(?:\\colon|\\text\{\s*to\s*\})\s*")
 _IMAGINARY = re.compile(r"(?<=[0-9}])\s*i\b")
 _ABRIDGED = re.compile("[ƒ√]")
 """Functions and roots as `plain` writes them, whichever they are."""
@@ -57,7 +74,12 @@ _NO_VALUE = re.compile(
     r"(?i)\\[lcv]?dots\b|\.\.\.|…|\b(?:less|more|fewer|greater|larger|smaller) than\b|\bat (?:least|most)\b|\bup to\b|\b(?:not"
     r"|isn't|wrong|incorrect|or more|or less)\b"
 )
-_CHOICE = re.compile(r"(?:option |choice )?\(?([A-H])\)?(?=[\s:.,$)]|$)(?!\)?,? (?:or|and) )")
+_BOUND = re.compile(r"(?i)\s*(?:less|more|fewer|greater|larger|smaller) than\b|\s*(?:at (?:least|most)|up to|between|either|neither)\b")
+_CHOICE = re.compile(
+    r"(?:option |choice )?\(?([A-H])\)?(?=[\s:.,$)]|$)(?!\)?[\s$]{0,3}(?:[,/;&?]|,? ?\b(?:or|and"
+    r"|no)\b)[\s$]{0,3}(?:no,? |maybe |or |and )*\(?[A-H]\b)(?!\)?,? (?:or|and) )"
+)
+_CHOICES = re.compile(r"(?:option |choice )?\(?[A-H]\)?\s?(?:[,/;&?]|,? (?:or|and)\b)")
 _CLAUSE = re.compile(r"(?:[.,;](?=\s|$)|\s(?:because|since|as|and not|not|which)\b|\n)")
 
 
@@ -77,7 +99,14 @@ def equal(answer: str, truth: str, *, tolerance: float = RELATIVE_TOLERANCE) -> 
     """
     if (verdict := _equal_at_sight(answer, truth, tolerance)) is not None:
         return verdict
-    return equal_expressions(parse_boxed(answer), parse_box_of_truth(truth), tolerance=tolerance)
+    parsed = parse_box_of_truth(truth)
+    if _PLUS_MINUS.search(answer) and not _PLUS_MINUS.search(truth) and _are_single(parsed):
+        return False  # 5 ± 0 states two values
+    return equal_expressions(parse_boxed(answer), parsed, tolerance=tolerance)
+
+
+def _are_single(parsed: Sequence[Any]) -> bool:
+    return any(isinstance(one, Expr) for one in parsed)
 
 
 @lru_cache(maxsize=1024)
@@ -108,7 +137,16 @@ def is_relation_only(answer: str, truth: str) -> bool:
     worded = plain(answer)
     if any(one.strip(" $") == other.strip(" $") for one, other in pairwise(worded.split("="))):
         return True
+    if _PRIME.search(answer) and not _PRIME.search(truth):  # minutes of arc, or a derivative
+        return True
+    if (other := _OTHERWISE.search(worded)) and (number := number_of(truth)) is not None:
+        return any(found.value not in (number, number * 100) for found in numbers_in(other[1]))
     return bool(_NO_VALUE.search(worded)) and not _NO_VALUE.search(plain(truth))
+
+
+def opens_with_bound(phrase: str, truth: str) -> bool:
+    """Tell whether what is called the answer is only a bound of it: "at least 2"."""
+    return _BOUND.match(phrase) is not None and not _BOUND.search(plain(truth))
 
 
 def equal_expressions(answer: Sequence[Any], truth: Sequence[Any], *, tolerance: float = RELATIVE_TOLERANCE) -> bool:
@@ -122,8 +160,11 @@ def parse_boxed(answer: str) -> tuple[Any, ...]:
     Raises:
         TooCostlyError: parsing it would take too long.
     """
-    check_text(answer)
-    return _parse_box(f"\\boxed{{{_cleaned(answer)}}}")
+    if len(answer) > MAX_CHARS:
+        raise TooCostlyError(f"longer than {MAX_CHARS} characters")
+    cleaned = _cleaned(answer)
+    check_text(cleaned)
+    return _parse_box(f"\\boxed{{{cleaned}}}")
 
 
 def parse_prose(text: str) -> tuple[Any, ...]:
@@ -141,6 +182,8 @@ def stated_text(text: str) -> str | None:
     for stated in answer_phrases(text):
         if choice := _CHOICE.match(stated.strip(" $")):
             return choice[1]
+        if _CHOICES.match(stated.strip(" $")):
+            return stated.strip(" $")
         clause = _CLAUSE.split(stated.strip(), maxsplit=1)[0].strip(" $")
         if is_text(clause):
             return clause
@@ -207,6 +250,9 @@ def _canonical_at_sight(answer: str) -> str | None:
 
 def _equal_at_sight(answer: str, truth: str, tolerance: float) -> bool | None:
     """Compare without an algebra system; None when these are no plain numbers or texts."""
+    answer, truth = (_LEAD_IN.sub(lambda found: "" if found["end"] else "\\text{", _INVISIBLE.sub("", one)) for one in (answer, truth))
+    if _RATIO.fullmatch(truth.strip()):
+        answer = _RATIO_SIGN.sub(":", answer)
     said, true = _normal_text(answer), _normal_text(truth)
     if said == true and (not _ABRIDGED.search(said) or "".join(answer.split()) == "".join(truth.split())):
         return bool(true)
@@ -294,7 +340,13 @@ def _base(text: str) -> str:
 
 def _cleaned(answer: str) -> str:
     r"""Return LaTeX as the parser wants it: 1\,234 without its space, ° as a command, 4i with its i apart."""
-    text = _THIN_SPACE.sub("", answer).replace("~", " ").replace("°", "^{\\circ}").replace("\u2212", "-")
+    text = _LEAD_IN.sub(lambda found: "" if found["end"] else "\\text{", _OF_WHAT.sub("", _INVISIBLE.sub("", answer)), count=1)
+    if such := _SUCH_THAT.fullmatch(text):
+        text = such["condition"]
+    text = _OVER.sub(r"\\frac{\1}{\2}", _FRACTION.sub(r"\\frac{\1}{\2}", _BIG.sub("", _FOR_ALL.sub("", text))))
+    text = _IN_DEGREES.sub(r"\\\1\\left(\\frac{\2\\pi}{180}\\right)", text.replace("{\\text{o}}", "\\circ"))
+    text = _ROOT_SIGN.sub(lambda found: f"\\sqrt{{{found[1] or found[2]}}}", text)
+    text = _THIN_SPACE.sub("", text).replace("~", " ").replace("°", "^{\\circ}").replace("\u2212", "-")
     return _IMAGINARY.sub(" i", text.strip().removesuffix("."))
 
 

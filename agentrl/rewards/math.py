@@ -159,7 +159,7 @@ def _read_prose(text: str, truth: str, tolerance: float) -> Reading:
     phrase = next(answer_phrases(text), None)
     if phrase is None and len(bare) <= MAX_BARE_CHARS and not _PROSE.search(bare):
         return _read_box(bare, truth, tolerance)
-    if phrase is not None and phrase.startswith("not "):
+    if phrase is not None and (phrase.startswith("not ") or expressions.opens_with_bound(phrase, truth)):
         return Reading(None, False)
     if not _LATEX.search(text):
         return _read_plain_prose(text, truth, tolerance)

@@ -8,7 +8,7 @@ from fractions import Fraction
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 _VALUES = {word: value for value, word in enumerate(_ONES.split())} | {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
-_SCALES = {"thousand": 1000, "million": 1_000_000, "billion": 1_000_000_000}
+_SCALES = {"thousand": 1000, "million": 1_000_000, "billion": 1_000_000_000, "dozen": 12}
 _PARTS = {
     "half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4, "fifth": 5, "fifths": 5,
     "sixths": 6, "eighth": 8, "eighths": 8, "tenths": 10,
@@ -17,7 +17,27 @@ _SKIPPED = frozenset(
     "a an the is it its exactly approximately about only just total of equal equals to therefore so answer final be are there has she "  # noqa: SIM905
     "he they makes gets we have".split()
 )
-_UNSURE = frozenset(["of", "or", "to", "and", "half", "point", "dozen", "hundred", "minus", "plus", "times", "hundredths", "thousandths"])
+_UNSURE = frozenset(
+    [
+        "of",
+        "or",
+        "to",
+        "and",
+        "half",
+        "point",
+        "hundred",
+        "minus",
+        "plus",
+        "times",
+        "hundredths",
+        "thousandths",
+        "squared",
+        "cubed",
+        "factorial",
+        "dozens",
+        *_SCALES,
+    ]
+)
 """Behind number words these say that there is more to come: `one of them`, `six or seven`, `two and a half`."""
 _CENTS = frozenset(["cents", "cent", "pence"])
 MAX_CHARS = 100
@@ -30,7 +50,7 @@ def number_in_words(text: str) -> Fraction | None:
     if words[start : start + 1] in (["minus"], ["negative"]):
         value, end = _read(words, start + 1)
         return None if value is None or not _is_alone(words[end:]) else -value
-    if words[max(0, start - 1) : start] == ["a"] and words[start : start + 1] in (["hundred"], ["thousand"], ["million"]):
+    if words[max(0, start - 1) : start] == ["a"] and words[start : start + 1] in (["hundred"], ["thousand"], ["million"], ["dozen"]):
         words, start = [*words[:start], "one", *words[start:]], start
     value, end = _read(words, start)
     if value is None:
@@ -60,13 +80,16 @@ def _read(words: list[str], start: int) -> tuple[Fraction | None, int]:
             current += _VALUES[word]
         elif word == "hundred" and 0 < current < 100:
             current *= 100
-        elif word in _SCALES and current:
+        elif word in _SCALES and current and words[position - 1] not in _SCALES:
             total, current = total + current * _SCALES[word], 0
         elif not (word == "and" and words[position - 1] in ("hundred", "thousand") and words[position + 1 : position + 2][:1] != ["a"]):
             break
         position += 1
     if position == start:
         is_half = words[start : start + 1] in (["half"], ["quarter"])
+        if is_half and words[start + 1 : start + 2] in (["a"], ["of"]) and words[start + 2 : start + 3]:
+            scale = _SCALES.get(words[start + 2])  # half a dozen
+            return (Fraction(scale, _PARTS[words[start]]), start + 3) if scale else (Fraction(1, _PARTS[words[start]]), start + 1)
         return (Fraction(1, _PARTS[words[start]]), start + 1) if is_half else (None, start)
     return _with_part(words, position, Fraction(total + current))
 

@@ -11,9 +11,9 @@ MAX_DIGITS = 100
 
 _SCALES = {
     "k": 10**3, "m": 10**6, "b": 10**9, "bn": 10**9, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9,
-    "trillion": 10**12, "lakh": 10**5, "crore": 10**7,
+    "trillion": 10**12, "lakh": 10**5, "crore": 10**7, "dozen": 12, "mn": 10**6, "mln": 10**6,
 }  # fmt: skip
-_SCALE = rf"(?:{'|'.join(name for name in _SCALES if len(name) > 2)})"
+_SCALE = rf"(?:{'|'.join(name for name in _SCALES if len(name) > 3)})"
 # Thousands: by commas, spaces, apostrophes or underscores; in the Indian way; by dots where a second group or a decimal comma
 # leaves no doubt. One comma with one or two digits behind it is a decimal comma only where that is no list (`_decimal_comma`).
 _GROUPED = (
@@ -27,7 +27,7 @@ _CURRENCY = r"(?:Rs\.?|USD|US\$|EUR|GBP|INR|CHF|[A-Z]{0,2}[$€£¥₹])"
 # day, a date. What follows (a unit, a percent sign, a full stop) is not part of the number.
 _NUMBER = re.compile(
     rf"""
-    (?:(?<![\w.)\]}}%])(?P<sign>[-+]))?
+    (?:(?<![-\w.)\]}}%])(?P<sign>[-+]))?
     (?<![A-Za-z_^√ƒ{{0-9])(?<![0-9][.:/,'])(?<!mod\ )
     (?:{_CURRENCY}\s?)?+(?P<inner>(?<=[$€£¥₹])-)?
     (?P<digits>{_GROUPED}|[0-9]++(?:\.[0-9]++)?|\.[0-9]++)
@@ -37,8 +37,9 @@ _NUMBER = re.compile(
       | \s?[×x*]\s?10\s?(?:\^|\*\*)\s?\{{?(?P<power>[-+]?[0-9]{{1,2}}+)\}}?
       | :00(?![0-9:])
     )?+
-    (?:[\s-]?(?P<scale>{_SCALE}|(?<=[0-9])(?:[kKM]|(?<=[0-9])[bB]n?))s?(?![A-Za-z]))?+
-    (?!:?[0-9]|\.[0-9]|/[0-9]|\s?\^|\s?\*\*\s?[0-9]|\s?[π√ƒ∞]|[xyznijqrw]\b|h[0-9]|[.,][xX?]|_[0-9{{]|'[0-9]|,[0-9]{{1,3}}(?![0-9]))
+    (?:[\s-]?(?P<scale>(?i:{_SCALE})|(?<=[0-9]\s)(?:[kK]|[bB]n|mln|mn)|(?<=[0-9])(?:[kKM]|[bB]n?|mln|mn))s?(?![A-Za-z&]))?+
+    (?!:?[0-9]|\.[0-9]|/[0-9]|\s?\^|\s?\*\*\s?[0-9]|\s?[π√ƒ∞]|(?:[eijnqruwxyz]|a(?!\.?m)|o(?!'))\b|\s(?![xo]\b)[aeijnoqruwxyz]\s?(?:\Z|[-+*/^=])
+      |\s?/\s?[xyzn]\b|h[0-9]|[.,][xX?]|_[0-9{{]|'[0-9]|,[0-9]{{1,3}}(?![0-9]))
     """,
     re.VERBOSE,
 )
@@ -46,6 +47,8 @@ _TIMES = re.compile(r"(?<=[0-9])(?<!\b0)x(?=[0-9])")
 _SPACED_MINUS = re.compile(r"(\A|[=:≈][ \t]?)-[ \t](?=[$€£¥₹]?[0-9.])")
 _MINUS_WORD = re.compile(r"(?i)(?<![0-9] )\b(?:negative|minus) (?=[$€£¥₹]?[0-9.])")
 _BETWEEN = re.compile(r"(?i)\bbetween (\S{1,20}) and ")
+_NEGATED = re.compile(r"(\A|[=:≈]\s?)-\s?\(\s?([$€£¥₹]?[0-9][0-9.,]{0,20})\s?\)")
+_POWER_OF_TEN = re.compile(r"(?<![\w.,×*^/{(\\])(?<![×*x]\s)10\s?\^\s?(?:\{([0-9]{1,2})\}|([0-9]{1,2}))(?![\w^.!/])")
 _DATE = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b")
 _DECIMAL_COMMA = re.compile(
     r"(?<![0-9A-Za-z.,'/])(?<!\( )(?<!\()(?:(?P<whole>[1-9][0-9]{0,8}),(?P<part>[0-9]{1,2})|0,(?P<zero>[0-9]{1,9}))(?![0-9.,/]"
@@ -73,23 +76,28 @@ _UNITS = {
         "foot": "feet foot ft", "inch": "inches inch in", "pound": "pounds pound lbs lb", "ounce": "ounces ounce oz",
         "year": "years year yrs yr", "month": "months month", "week": "weeks week", "day": "days day",
         "kg": "kilograms kilogram kg", "gram": "grams gram g", "meter": "meters meter metres metre", "cm": "centimeters centimeter cm",
-        "km": "kilometers kilometer km",
+        "km": "kilometers kilometer km", "dollar": "dollars dollar bucks $", "euro": "euros euro €", "cent": "cents cent ¢",
     }.items()
     for unit in units.split()
 }  # fmt: skip
 _FACTORS = {
     ("hour", "minute"): 60, ("minute", "second"): 60, ("foot", "inch"): 12, ("pound", "ounce"): 16, ("year", "month"): 12,
-    ("week", "day"): 7, ("kg", "gram"): 1000, ("meter", "cm"): 100, ("km", "meter"): 1000,
+    ("week", "day"): 7, ("dollar", "cent"): 100, ("euro", "cent"): 100, ("kg", "gram"): 1000, ("meter", "cm"): 100, ("km", "meter"): 1000,
 }  # fmt: skip
+_UNIT_BEHIND = re.compile(r"\s?([A-Za-z]{1,11}|[%¢$€])")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A number in a text, at text[start:end]; `value` None: one that is no answer (too long, or divided by zero)."""
+    """A number in a text, at text[start:end]; `value` None: one that is no answer (too long, or divided by zero).
+
+    `scale`: what its last word multiplied it by: 1000 of "3 thousand".
+    """
 
     value: Fraction | None
     start: int
     end: int
+    scale: int = 1
 
 
 def with_signs(text: str, *, decimal_commas: bool = True) -> str:
@@ -102,6 +110,7 @@ def with_signs(text: str, *, decimal_commas: bool = True) -> str:
     text = _PART.sub(lambda found: _PARTS[found[0]], text)
     text = _TIMES.sub("×", text)
     text = _DATE.sub(" ", _BETWEEN.sub(r"\1 to ", text))
+    text = _POWER_OF_TEN.sub(lambda found: f"1e{found[1] or found[2]}", _NEGATED.sub(r"\1-\2", text))
     text = _MINUS_WORD.sub("-", _SPACED_MINUS.sub(r"\1-", text))
     text = _MONEY.sub(lambda found: f"{found['whole']}.{int(found['part']):02d} dollars", text)
     text = _COMPOUND.sub(_compound, text)
@@ -110,12 +119,27 @@ def with_signs(text: str, *, decimal_commas: bool = True) -> str:
 
 def numbers_in(text: str) -> list[Found]:
     """Return the numbers of a plain text (`plain`, `with_signs`), in their order."""
-    return [Found(_value(found), found.start(), found.end()) for found in _NUMBER.finditer(text)]
+    return [Found(_value(found), found.start(), found.end(), _scale(found)) for found in _NUMBER.finditer(text)]
 
 
 def has_number(text: str) -> bool:
     """Tell whether there is a number in a plain text."""
     return _NUMBER.search(text) is not None
+
+
+def unit_of(text: str, number: Found) -> tuple[str, bool]:
+    """Return the unit of a number by the one name of it ("minute" for 5 mins, "" for 5 apples), and whether it is a percentage."""
+    found = _UNIT_BEHIND.match(text, number.end)
+    unit = found[1].lower() if found else ""
+    before = text[max(0, number.start - 1) : number.start + 2]
+    currency = next((sign for sign in "$€" if sign in before), "")
+    return _UNITS.get(unit) or _UNITS.get(currency, ""), unit in ("%", "percent")
+
+
+def in_smaller_unit(value: Fraction, unit: str, other: str) -> Fraction | None:
+    """Return a quantity in another, smaller unit: 1.5 hours in minutes is 90; None where that is no unit of the same kind."""
+    factor = _FACTORS.get((unit, other))
+    return None if factor is None else value * factor
 
 
 def _compound(found: re.Match[str]) -> str:
@@ -145,9 +169,12 @@ def _value(found: re.Match[str]) -> Fraction | None:
         value /= divisor
     if exponent := found["e"] or found["power"]:
         value *= Fraction(10) ** int(exponent)
-    if scale := found["scale"]:
-        value *= _SCALES[scale.lower()]
+    value *= _scale(found)
     return -value if found["sign"] == "-" or found["inner"] else value
+
+
+def _scale(found: re.Match[str]) -> int:
+    return _SCALES[found["scale"].lower()] if found["scale"] else 1
 
 
 def _decimal(digits: str) -> Fraction:

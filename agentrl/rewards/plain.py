@@ -47,21 +47,25 @@ _SYMBOLS = {
     "times": "×", "cdot": "×", "ast": "×", "div": "/", "approx": "≈", "pi": "π", "sqrt": "√", "circ": "°", "degree": "°", "pm": "±",
     "mp": "±", "neq": "≠", "ne": "≠", "pounds": "£", "euro": "€", "to": " to ", "rightarrow": "→", "Rightarrow": "⇒", "implies": "⇒",
     "lt": "<", "gt": ">", "le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥", "ll": "<", "gg": ">", "in": "∈",
-    "cup": "∪", "sim": "≈", "simeq": "≈", "lesssim": "≤", "gtrsim": "≥", "infty": "∞", "dollar": "$", "textdollar": "$", "mid": "|",
+    "cup": "∪", "sim": "≈", "simeq": "≈", "lesssim": "≤", "gtrsim": "≥", "infty": "∞", "dollar": "$", "textdollar": "$", "mid": "|", "equiv": "≡",
+    "lor": " or ", "vee": " or ", "Longrightarrow": "⇒", "longrightarrow": "→", "iff": "⇒",
 }  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]{1,20})\*?")
 _DROPPED = re.compile(
-    r"(?:left|right|[bB]igg?|displaystyle|textstyle|(?:black)?square|q?quad|hfill|boldsymbol|rm|bf|sf|tt|it|large|Large|LARGE|huge|Huge|small)"
+    r"(?:left|right|[bB]igg?[lrm]?|therefore|because|item|bullet|centering|hline|star|normalsize|displaystyle"
+    r"|textstyle|(?:black)?square|q?quad|hfill|boldsymbol|rm|bf|sf|tt|it|large|Large|LARGE|huge|Huge|small)"
 )
 _WRAPPER = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|bb|cal|normal)|operatorname|emph|[mh]box|bm|boldsymbol|boxed|fbox|underline)\*?\s?\{([^{}]*)\}"
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|bb|cal|normal)|operatorname|emph|[mh]box|bm"
+    r"|boldsymbol|boxed|fbox|underline)\*?\s?\{([^{}]*)\}"
 )
 _OPEN_BOX = re.compile(r"\\?\b(?:boxed|fbox)\s?\{?")
 _FUNCTION = re.compile(
-    r"\\(?:log|ln|lg|exp|sin|cos|tan|cot|sec|csc|arc(?:sin|cos|tan)|sinh|cosh|tanh|[lr]floor|[lr]ceil|gcd|lcm|max|min|det|d?t?binom|sum|prod"
+    r"\\(?:log|ln|lg|exp|sin|cos|tan|cot|sec|csc|arc(?:sin|cos|tan)|sinh|cosh|tanh|[lr]floor|[lr]ceil|gcd|lcm|max"
+    r"|min|det|d?t?binom|sum|prod"
     r"|int|lim|overline|bar|hat|vec)(?![a-zA-Z])(?:_\{?\w{1,4}\}?)?\s?"
 )
-_ENVIRONMENT = re.compile(r"\\(?:begin|end|color|textcolor)\{[a-z*]{1,20}\}")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end|color|textcolor|colorbox|[hv]space\*?)\{[a-z0-9.*-]{1,20}\}")
 _NUMERIC_FRACTION = re.compile(
     r"\\[dtc]?frac\s?(?:\{\s?(-?[0-9][0-9,.]{0,100})\s?\}\s?\{\s?([0-9][0-9,.]{0,100})\s?\}|([0-9])\s?([0-9])(?![0-9]))"
 )
@@ -72,10 +76,13 @@ _SPACING = re.compile(r"\\[,;:> ]|~")
 _GROUP = re.compile(r"(?<![\w^}])\{([^{}]*)\}")
 _DEGREE = re.compile(r"\^\s?(?:\{\s?°\s?\}|°)")
 _ITALIC = re.compile(r"(?<![\w*)])\*([^*\s][^*\n]{0,60})\*(?![\w*(])")
-_STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
+_STRUCK = re.compile(r"~~[^~\n]{1,200}~~|\\(?:cancel|[bx]cancel|sout|st)\{[^{}]{0,100}\}")
+_HIDDEN = re.compile(r"<!--.{0,300}?-->|<(del|s|strike)>[^<>\n]{0,200}</\1>|\\[hv]?phantom\s?\{[^{}]{0,100}\}", re.DOTALL)
+_POWER = re.compile(r"(?<=[0-9])(?:\*\*| \*\* )(?=[0-9])")
 _SPACES = re.compile(r"[ \t]{2,}")
 _MARKS = re.compile(
-    r"<<[^<>\n]{0,100}>>|(?<!\S)_(?=[0-9$])|(?<=[0-9])_(?!\w)|\*\*|__|`|(?m:^[ \t]{0,8}(?:>[ \t])*(?:#{1,6}[ \t]|[*+][ \t]))"
+    r"<<[^<>\n]{0,100}>>|(?<!\S)_(?=[0-9$])|(?<=[0-9])_(?![\w{])|(?<=[0-9])_(?:10|\{10\})(?![\w{])|\*\*|__|`"
+    r"|(?m:^[ \t]{0,8}(?:>[ \t])*(?:#{1,6}[ \t]|[*+][ \t]))"
     r"|</?[A-Za-z][\w:-]{0,30}>|<\|[^|<>\n]{1,40}\|>"
 )
 _IN_ANGLES = re.compile(r"<\s?([$€£]?[-+]?[0-9][0-9,.]{0,40}%?)\s?>")
@@ -90,7 +97,7 @@ def plain(text: str) -> str:
         text = _NOT_ASCII.sub(_in_ascii, _INDEX.sub(_index, _EXPONENT.sub(_power, text))).translate(_CHARACTERS)
     if "=" in text:
         text = text.replace(">=", "≥").replace("<=", "≤").replace("!=", "≠")
-    text = _STRUCK.sub(" ", text)
+    text = _STRUCK.sub(" ", _HIDDEN.sub(" ", _POWER.sub("^", text.replace("+/-", "±"))))
     if "\\" in text or "{" in text:
         text = _without_latex(text)
     return _SPACES.sub(" ", _ITALIC.sub(r"\1", _IN_ANGLES.sub(r"\1", _MARKS.sub("", text))))

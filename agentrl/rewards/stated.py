@@ -10,15 +10,16 @@ Every pattern is bounded, and so is the text: the checkers run in the event loop
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from fractions import Fraction
 from itertools import pairwise
 
 from agentrl.rewards.number_words import number_in_words
-from agentrl.rewards.numbers import Found, has_number, numbers_in, with_signs
+from agentrl.rewards.numbers import Found, has_number, in_smaller_unit, numbers_in, unit_of, with_signs
 from agentrl.rewards.plain import plain
-from agentrl.rewards.sums import is_no_result, restated
+from agentrl.rewards.sums import is_false, is_no_result, worked_out
 
 MAX_TAIL_CHARS = 2000
 """How far an answer is looked for: it bounds the time, for the rewards run in the event loop."""
@@ -36,9 +37,12 @@ _WORDS = r"(?:\s?[A-Za-z%]{1,20}){0,2}"
 _SIGNS = r"(?:[-+*×·/±]|\b(?:times|plus|minus|multiplied by|divided by)\b)"
 _OPERATOR = re.compile(rf"{_WORDS}\s?,?\s?{_SIGNS}\s?\$?")
 _COMES_TO = re.compile(rf"{_WORDS},?\s(?:which\s)?(?:is|equals|makes|gives)\s\$?")
-_EQUALS = re.compile(r"\s?[A-Za-z%$]{0,20}\s?[=≈]\s?[$€£¥₹]?")
-_ALTERNATIVE = re.compile(rf"{_WORDS}\s?(?:,?\s?\b(?:or|to|through|versus|vs\.?)\b|{_SIGNS})\s?(?:about\s|perhaps\s|maybe\s|even\s)?\$?")
-_LIST = re.compile(rf"\s?(?:,|;|&)\s?(?:and|or)?\s?\$?|{_WORDS},?\s(?:and|or)\s\$?")
+_EQUALS = re.compile(r"\s?[A-Za-z%$]{0,20}\s?[=≈≡]\s?[$€£¥₹]?")
+_ALTERNATIVE = re.compile(
+    rf"{_WORDS}\s?(?:,?\s?\b(?:and/or|or|to|through|versus|vs\.?)\b|{_SIGNS})\s?(?:about\s|perhaps\s|maybe\s|even\s)?\$?"
+)
+_LIST = re.compile(rf"\s?(?:,|;|&|//)\s?(?:and|or)?\s?\$?|{_WORDS},?\s(?:and|or)\s\$?")
+_BARE_LIST = re.compile(r"\s?(?:,|;|&|//)\s?(?:and|or)?\s?\$?")
 # How numbers beside the answer are accounted for.
 _PREMISE = re.compile(
     r"(?i)\b(?:so|therefore|thus|hence|meaning|means|which (?:is|makes|gives|means)|that is|that's|i\.e|rounds (?:up |down )?to"
@@ -54,17 +58,23 @@ _DETAIL = re.compile(
 _REMAINDER = re.compile(r"(?i)\b(?:remainder|r|rem|mod|modulo|choose|base|point|squared|cubed|factorial)\b")
 # What makes a number no value, or takes it back.
 _BELOW_OR_ABOVE = re.compile(
-    r"(?i)(?:(?<![-=])>|[<≤≥≠≮≯∈∉∪±]|\b[b-hj-zB-HJ-Z]\s?[-+*×/]|\b(?:log|ln|lg|exp|sin|cos|tan|sqrt)|(?:\b(?:less|more|fewer"
+    r"(?i)(?:(?<![-=])>|[<≤≥≠≮≯∈∉∪±]|\b[b-hj-zB-HJ-Z]\s?[-+*×/]|\b(?:log|ln|lg|exp|sin|cos|tan|sqrt)|[√ƒ∞π]\s?[-+*×/]?"
+    r"|\b(?:wrong|incorrect|false|mistaken|bad)(?:\s\w{1,12})?\s?(?::|is|was|would be|=)|(?:\b(?:less|more|fewer"
     r"|greater|larger|smaller|bigger|higher|lower|older|younger|longer|shorter|better)(?:\sor\s"
-    r"equal)?\s(?:than|to)|\bat (?:least|most)|\bup to|\b(?:under|over|above|below|beyond|exceed(?:s|ing)?|nearly|almost|barely"
+    r"equal)?\s(?:than|to)|\bat (?:least|most)|\bup to|\b(?:under|over|above|below|beyond|exceed(?:s|ing)?|nearly"
+    r"|almost|barely|(?:close|next|near) to"
     r"|max|minimum|maximum"
-    r"|not exceeding|upwards? of|as (?:many|much|few|little) as|multiples? of|divisible by|half|twice|double|triple|thrice"
-    r"|third|square root of|sqrt|cube of|square of|root of|factorial of|except|excluding|anything but|other than|besides"
+    r"|not exceeding|upwards? of|as (?:many|much|few|little) as|multiples? of|divisible by|half|third|twice|double|triple|thrice"
+    r"|(?:halves|quarter|fourth|fifth|sixth|eighth|tenth|percent|per cent|multiple|factor|divisor|power|root|square|cube"
+    r"|factorial|reciprocal|inverse|opposite|complement)s? of|sqrt|without|except|excluding|(?:all|every(?:thing"
+    r"|one)|any(?:thing|one)?) but|other than|besides|apart from"
+    r"|aside from|different (?:from|than|to)|(?:far|away|off) from|unequal(?:\sto)?|unlike"
     r"|anywhere (?:near|from)"
     r"|between|within|neither|nor|either)(?:\s(?:of|or equal to|than|exactly|a|an))?))\s?(?:about\s)?[(\[]?[$€£¥₹]?\s?$"
 )
 _OR_MORE = re.compile(
-    rf"(?i)(?:\s?[-+*×]\s?\(?[b-hj-z]\b|\s?\\[lcv]?dots|ths\b|\s?(?:%|percent|per cent)?\s?of [$€£]?-?[0-9]"
+    rf"(?i)(?:\s?[-+*×]\s?\(?[b-hj-z]\b|\s?\\[lcv]?dots|ths\b|\s?(?:‰|%%|per mille\b|basis points\b|half[- ]dozens?\b)|\s?!!+"
+    rf"|,?\s(?:plus or minus|give or take|plus/minus)\b|\swithin\s[0-9.]{{1,9}}\s?%?\s*\Z|\s?(?:%|percent|per cent)?\s?of [$€£]?-?[0-9]"
     rf"|\s?mod(?:ulo)?\s?[0-9]|{_UNIT}\s?(?:(?<![-=])>|[<≤≥≠≮≯±+]|\b(?:or|and) (?:more|less|fewer|greater|above|below|up"
     rf"|upwards?|over|under|higher|lower|beyond)\b"
     r"|\b(?:(?:at|or) (?:least|most)|minimum|max(?:imum)?|plus|tops|and counting|squared|cubed|factorial|point"
@@ -83,13 +93,15 @@ _WITHDRAWN = re.compile(
     r"|discard|scrap) (?:that|this|it)\b"
     r"|\b(?:was|were) my (?:first|initial|old|previous) )"
 )
+_THAT = re.compile(r"(?i)\s?(?:that|to say)\b")
 _UNDECIDED = re.compile(
     r"(?i)\b(?:no (?:answer|solution)|(?:can ?not|can't) be (?:determined|known|solved|found)|undefined|undetermined|depends"
     r"|insufficient|not enough"
     r"|unknown|unsolvable|impossible)\b"
 )
 _NEGATION = re.compile(
-    r"(?i)(?:,?\s?\b(?:and|but)\s)?(?:,\s?)?\b(?:not|never|no longer|rather than|instead of|(?:is|was|are|were|do|does|did"
+    r"(?i)(?:,?\s?\b(?:and|but)\s)?(?:,\s?)?\b(?:not|never|no longer|nobody|no one|hardly|rather than|instead of"
+    r"|(?:is|was|are|were|do|does|did"
     r"|would|could|should|ca|wo)n't"
     r"|cannot|as opposed to|unlike)\b"
 )
@@ -104,22 +116,27 @@ _SECOND_THOUGHT = re.compile(
     r"(?i)\b(?:wait|actually|correction|hold on|scratch that|i made an? (?:mistake|error)|on second thought|i meant?|let me correct)\b"
     r"|\b(?:no|nope|sorry),?\s(?=(?:it's |it is |rather )?[$\\]{0,3}[0-9])|\b(?:oops|hmm+)\b"
 )
-_SENTENCE_END = re.compile(r"(?<!\bapprox)(?<!\bca)(?<!\bRs)[.!?](?=\s|$)")
+_SENTENCE_END = re.compile(r"(?<!\bapprox)(?<!\bca)(?<!\bRs)(?<!\bi\.e)(?<!\be\.g)[.!?](?=\s|$)(?!\s?[=+*×/^])")
 _INTRODUCTION = re.compile(
     r"(?i)(?:\s|[$€£¥₹≈~=:(\[\"']|\b(?:a|an|the|is|it|exactly|approximately|about|around|roughly|approx\.|only|just|simply|total|of|"
     r"equal|to|be|therefore|so|thus|indeed|still|then|also|again)(?!\w))*+"
 )
 _LEAD = re.compile(
-    r"[=≈]|(?P<colon>:(?=\s))|\brounds (?:up |down )?to\b|\bis\b(?=\s?\$?-?[0-9])|(?P<converted>\bwhich is\b)|"
+    r"[=≈≡]|(?P<colon>:(?=\s))|\brounds (?:up |down )?to\b|\bis\b(?=\s?\$?-?[0-9])|(?P<converted>\bwhich is\b)|"
     r"(?P<clause>,? so\b|\bmeaning\b|\bwhich means\b)"
 )
 _REASON = re.compile(
     r"(?<!\band)\s(?:because|since)\b|,\s?where\b|,?\swhich is [$]?[0-9.,]{1,20} \w{0,15}\s?(?:more|less|fewer|times|older|younger)\b"
 )
 _FACTORIAL = re.compile(r"(?<=[0-9])\s?!")
+_FACTORIAL_IN_LATEX = re.compile(r"(?<=[0-9])!(?=\s?(?:\$|\\[)\]]))")
+_MACRO = re.compile(r"\\(?:def|let|(?:re)?newcommand|providecommand|input|include|write)(?![a-z])")
 _IS_THE_ANSWER = re.compile(r"(?i)\bis (?:the|our|my) (?:final |correct )?answer\b")
-_ASIDE = re.compile(r"(?<![0-9)])\([^()\n]{0,200}\)|\[[^\[\]\n]{0,200}\]")
-_OTHER_ASIDE = re.compile(r"(?i)[(\[]\s?(?:or|maybe|perhaps|alternatively|possibly|could be|correction|actually)\b")
+_ASIDE = re.compile(r"(?<![0-9)+*×/^=-])(?<![+*×/^=-]\s)\([^()\n]{0,200}\)(?!\s?[+*×/^(]|-|\s-\s?[0-9])|\[[^\[\]\n]{0,200}\]")
+_OTHER_ASIDE = re.compile(
+    r"(?i)[(\[]\s?(?:or|maybe|perhaps|alternatively|possibly|could be|might be|may be|should be"
+    r"|correction|corrected|edit|typo|actually|instead|i mean|rather|else)\b"
+)
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*(?!\s?:)|\\(?:textbf|mathbf)\{([^{}\n]{1,200})\}")
 _LIST_MARK = re.compile(r"\A\s*(?:\(?[0-9]{1,3}[.)]|[-*•]|>{3})\s")
 _BULLET = re.compile(r"\A[-•][ \t]")
@@ -129,17 +146,25 @@ _VALUES = re.compile(
     r"(?:\s?(?:and\s)?(?:[A-Za-z]\w{0,12}\s?(?:is|=|:)\s?)?[(\[{$]{0,2}0[)\]}$]{0,2}(?:\s[A-Za-z]{1,15}){0,2}\s?[,;.&|]?){2,20}"
 )
 _TAKEN_BACK = re.compile(
-    r"(?i)\s*(?:is|was|seems|looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|not right|not correct|not the answer)\b"
+    r"(?i)\s*(?:is|was|seems|looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|not right|not correct|not the answer)\b|\s*\?\s*no\b"
+    r"|[.;\s]*(?:but\s)?(?:this|that|it)(?:'s| is)\s(?:only|just)\s(?:an? |the )?(?:half|part|first|intermediate)"
     r"|\s*(?:no[,.;]?\s)?(?:wait[,.;]?\s|sorry[,.;]?\s|but\s)?(?:that|this|it|the (?:above|answer above)|my (?:answer"
     r"|result))(?:'s| is| was|"
     r" seems| looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|false|a mistake|an error|not right|not correct)\b"
     r"|\s*\b(?:wrong|incorrect|scratch that|i was wrong|i made an? (?:mistake|error)|ignore that)\s*(?:[.!,]|$)"
+)
+_OFFER = re.compile(
+    r"(?i)[\s.,;*)}$\\]*(?:or|alternatively|otherwise|perhaps|maybe|possibly|edit|update|correction|corrected|revised|instead|ou|oder"
+    r"|或)\b(?:\s*[:,-])?"
 )
 _CONTEXT = re.compile(
     r"(?i)\b(?:in|after|for|of|at|by|from|with|on|during|over|all|the|these|those|her|his|their|its|step|day|week|month|year"
     r"|part|case|no\.|"
     r"question|problem|option|since|every|per|if|when|given)\s?(?:\w{1,12}\s)?[$€£#]?$|\A\s*[(\[]$"
 )
+_LAST_MARK = re.compile(r"(\\[A-Za-z]{1,20}|[^\w\s])[\s{(\[$€£¥₹\"'*]{0,5}\Z")
+_NEXT_MARK = re.compile(r"[\s})\]$€£¥₹%\"'*]{0,5}([^\w\s!])")
+_HARMLESS_SIGNS = "=≈~≡+×/|→⇒<>±≤≥∴∵"  # those that relate are judged by what they relate
 _MARK_AT_END = re.compile(r"[\s#*]+$")
 
 
@@ -150,20 +175,23 @@ def stated_number(text: str) -> Fraction | None:
     number behind the last equals sign or colon, else the last. Alternatives (72 or 73), ranges, lists, relations, and sums that
     are not worked out state none.
     """
-    whole = with_signs(without_first_thoughts(_MARK_AT_END.sub("", plain(text[:MAX_LINE_CHARS]))))
+    text = _FACTORIAL_IN_LATEX.sub("^", text[:MAX_LINE_CHARS])
+    whole = "" if _MACRO.search(text) else with_signs(without_first_thoughts(_MARK_AT_END.sub("", plain(text))))
     first, rest = _first_sentence(whole)
     line = _what_is_meant(first)
     found = numbers_in(line)
     if not found:
         return number_in_words(line)
-    if len(found) > MAX_NUMBERS or _is_taken_back(rest, found):
+    if len(found) > MAX_NUMBERS or _is_taken_back(rest, found) or is_false(line):
         return None
+    if (value := worked_out(line)) is not None:
+        return value
     start = 0 if _INTRODUCTION.fullmatch(line, 0, found[0].start) else _behind_last_lead(line, found, colons=True)
     if start == 0 and _end_of_sum(line, found, start):  # worked out in several steps: the last one's result
         start = _behind_last_lead(line, found, colons=True)
     end = _end_of_sum(line, found, start)
     if end is None:
-        return restated(line, found)
+        return None
     number = _result(line, found, start, (_ALTERNATIVE, _LIST))
     return number if number is not None and _are_accounted_for(line, found, start, end) else None
 
@@ -180,6 +208,8 @@ def is_contradicted(number: Fraction | None, text: str) -> bool:
         return True
     if number is None:
         return False
+    if _offers_another(tail, {number}):
+        return True
     others = [stated_number(stated) for stated in answer_phrases(tail)]
     if (thought := without_first_thoughts(tail)) != tail:
         others.append(_last_number(thought))
@@ -195,11 +225,22 @@ def concluding_number(text: str) -> Fraction | None:
     for stated in answer_phrases(tail):
         if (number := stated_number(stated)) is not None:
             return None if is_contradicted(number, tail.rpartition(stated)[2]) else number
+        if _states_too_much(stated):
+            return None
     if _TAKEN_BACK.match(_last_sentence(tail)):
         return None
     if named := _IS_THE_ANSWER.search(tail):  # "18 is the answer"
         tail = tail[: named.start()]
     return _last_number(tail) if len(tail) > MAX_WORDS_CHARS or has_number(plain(tail)) else stated_number(tail)
+
+
+def _states_too_much(stated: str) -> bool:
+    """Tell whether what is called the answer begins with several values, or with a sum that is false."""
+    line, _ = _first_sentence(with_signs(stated))
+    found = numbers_in(line)
+    if not found or not _INTRODUCTION.fullmatch(line, 0, found[0].start):
+        return False
+    return is_false(line) or _is_joined(line, found, 1, (_ALTERNATIVE, _BARE_LIST))
 
 
 def without_first_thoughts(text: str) -> str:
@@ -219,7 +260,7 @@ def answer_phrases(text: str) -> Iterator[str]:
 def _last_number(text: str) -> Fraction | None:
     """Return what the last line with a number concludes with: its last number in bold, else that of its last sentence with one."""
     for raw in reversed(text.splitlines()):
-        line = with_signs(_LIST_MARK.sub("", plain(raw)))
+        line = with_signs(_LIST_MARK.sub("", plain(_FACTORIAL_IN_LATEX.sub("^", raw))))
         if not has_number(line):
             continue
         if _are_several(line):
@@ -246,6 +287,10 @@ def _concluded(sentence: str) -> Fraction | None:
     found = numbers_in(sentence)
     if not found:
         return None
+    if is_false(sentence):
+        return None
+    if (value := worked_out(sentence)) is not None:
+        return value
     start = _behind_last_lead(sentence, found, colons=False)
     return None if _UNFINISHED.fullmatch(sentence, found[-1].end) else _result(sentence, found, start, (_ALTERNATIVE,))
 
@@ -261,6 +306,8 @@ def _what_is_meant(sentence: str) -> str:
     """Return a sentence without what it says is not so, without reasons and asides; "" when it says two things."""
     for withdrawn in reversed(list(_WITHDRAWN.finditer(sentence))):
         sentence = sentence[withdrawn.end() :]
+        if _THAT.match(sentence):  # "it is not true that it is 18"
+            return ""
         break
     other = _OTHER_ASIDE.search(sentence)
     if _UNDECIDED.search(sentence) or (other and has_number(sentence[other.start() :])):
@@ -280,12 +327,23 @@ def _without_negations(sentence: str) -> str:
 
 def _is_taken_back(rest: str, found: Sequence[Found]) -> bool:
     """Tell whether what follows the first sentence of an answer is another number, or says that the first was wrong."""
-    if _TAKEN_BACK.match(rest):
+    if _TAKEN_BACK.match(rest) or _offers_another(rest, {number.value for number in found}):
         return True
     others = numbers_in(rest)
     if len(others) != 1 or not _BARE.fullmatch(rest[: others[0].start] + "0" + rest[others[0].end :]):
         return False
     return all(number.value != others[0].value for number in found)
+
+
+def _offers_another(rest: str, values: Set[Fraction | None]) -> bool:
+    """Tell whether a text goes on with another number in place of the first: "or maybe 17", "Edit: it should be 20"."""
+    if not (offer := _OFFER.match(rest)):
+        return False
+    line = with_signs(plain(rest[offer.end() : offer.end() + MAX_BARE_CHARS].partition("\n")[0]))
+    other = next(iter(numbers_in(line)), None)
+    if other is None or other.value is None:
+        return False
+    return other.value not in values and not (unit_of(line, other)[1] and other.value / 100 in values)
 
 
 def _are_accounted_for(line: str, found: Sequence[Found], start: int, end: int) -> bool:
@@ -313,10 +371,15 @@ def _are_accounted_for(line: str, found: Sequence[Found], start: int, end: int) 
 
 
 def _are_same(line: str, one: Found, other: Found) -> bool:
-    """Tell whether two numbers are one value: 18 and 18.00, 1/4 and 25%."""
+    """Tell whether two numbers are one value: 18 and 18.00, 1/4 and 25%, 90 minutes and 1.5 hours."""
     if one.value is None or other.value is None:
         return False
-    return one.value == other.value or (line[other.end :].lstrip()[:1] == "%" and one.value == other.value / 100)
+    if one.value == other.value:
+        return True
+    (unit, is_share), (other_unit, is_other_share) = unit_of(line, one), unit_of(line, other)
+    if is_share != is_other_share:
+        return one.value == other.value / 100 if is_other_share else one.value / 100 == other.value
+    return other.value == in_smaller_unit(one.value, unit, other_unit) or one.value == in_smaller_unit(other.value, other_unit, unit)
 
 
 def _is_breakdown(value: Fraction | None, parts: Sequence[Fraction | None]) -> bool:
@@ -382,7 +445,18 @@ def _result(line: str, found: Sequence[Found], start: int, joints: tuple[re.Patt
 def _is_relation(line: str, found: Sequence[Found], start: int, end: int) -> bool:
     """Tell whether the sum start..end is only a bound of the answer, or a part of what it says: "less than 18", "18 or more"."""
     before = {line[max(0, found[position].start - 40) : found[position].start] for position in (start, end)}
-    return any(_BELOW_OR_ABOVE.search(text) for text in before) or _OR_MORE.match(line, found[end].end) is not None
+    if any(_BELOW_OR_ABOVE.search(text) or _is_modified(_LAST_MARK.search(text)) for text in before):
+        return True
+    return _OR_MORE.match(line, found[end].end) is not None or _is_modified(_NEXT_MARK.match(line, found[end].end))
+
+
+def _is_modified(mark: re.Match[str] | None) -> bool:
+    """Tell whether the mark beside a number is a sign that makes another value of it: a mathematical sign or command."""
+    sign = mark[1] if mark else ""
+    if len(sign) > 1:  # a command of LaTeX that `plain` does not know may mean anything
+        return True
+    is_arrow = "\u2190" <= sign <= "\u21ff" or "\u27f0" <= sign <= "\u27ff"
+    return bool(sign) and sign not in _HARMLESS_SIGNS and not is_arrow and (sign in "!¬‰" or unicodedata.category(sign) == "Sm")
 
 
 def _end_of_sum(line: str, found: Sequence[Found], start: int) -> int | None:
@@ -401,7 +475,7 @@ def _end_of_sum(line: str, found: Sequence[Found], start: int) -> int | None:
 
 def _is_joined(line: str, found: Sequence[Found], position: int, joints: tuple[re.Pattern[str], ...]) -> bool:
     """Tell whether number `position` is only one of several on offer together with a different one before it."""
-    if not 0 < position < len(found) or found[position - 1].value == found[position].value:
+    if not 0 < position < len(found) or _are_same(line, found[position - 1], found[position]):
         return False
     gap = line[found[position - 1].end : found[position].start]
     is_subtracted = gap.isspace() and line[found[position].start] in "+-"
