@@ -47,8 +47,8 @@ _SYMBOLS = {
     "times": "×", "cdot": "×", "ast": "×", "div": "/", "approx": "≈", "pi": "π", "sqrt": "√", "circ": "°", "degree": "°", "pm": "±",
     "mp": "±", "neq": "≠", "ne": "≠", "pounds": "£", "euro": "€", "to": " to ", "rightarrow": "→", "Rightarrow": "⇒", "implies": "⇒",
     "lt": "<", "gt": ">", "le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥", "ll": "<", "gg": ">", "in": "∈",
-    "cup": "∪", "sim": "≈", "simeq": "≈", "lesssim": "≤", "gtrsim": "≥", "infty": "∞", "dollar": "$", "textdollar": "$", "mid": "|", "equiv": "≡",
-    "lor": " or ", "vee": " or ", "Longrightarrow": "⇒", "longrightarrow": "→", "iff": "⇒",
+    "cup": "∪", "sim": "≈", "simeq": "≈", "lesssim": "≤", "gtrsim": "≥", "infty": "∞", "dollar": "$", "textdollar": "$", "mid": "|",
+    "equiv": "≡", "lor": " or ", "vee": " or ", "Longrightarrow": "⇒", "longrightarrow": "→", "iff": "⇒",
 }  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]{1,20})\*?")
 _DROPPED = re.compile(
