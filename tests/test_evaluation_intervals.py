@@ -127,6 +127,16 @@ def test_differences_are_covered(n):
     assert 0.93 <= ((low <= 0.1) & (high >= 0.1)).mean() <= 0.97
 
 
+def test_intervals_of_differences_mirror_and_allow_for_an_unseen_problem():
+    differences = np.array([0.25, -0.5, 0.5, 0.125])
+    low, high = difference_interval(differences)
+    mirrored_low, mirrored_high = difference_interval(-differences)
+    assert (low, high) == pytest.approx((-mirrored_high, -mirrored_low))
+    # A tenth of a problem at the far end adds to the variance between the four.
+    variance = differences.var(ddof=1) + 0.1 * (differences.mean() + 1) ** 2 / 4
+    assert low == pytest.approx(differences.mean() - stats.t.ppf(0.975, 3) * np.sqrt(variance / 4))
+
+
 def test_equal_evaluations_are_not_surely_equal():
     low, high = difference_interval(np.zeros(30))
     assert low < -0.03 < 0.03 < high

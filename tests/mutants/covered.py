@@ -14,7 +14,7 @@ ADVANTAGES = (
     "test_coming_from_verl.py",
     "test_verl_mathematics.py",
 )
-LEARNER = ("test_learner.py", "test_lora.py", *ALGORITHMS, "test_world_sizes.py", "test_learner_ranks.py")
+LEARNER = ("test_learner.py", "test_lora.py", "test_spanning.py", *ALGORITHMS, "test_world_sizes.py", "test_learner_ranks.py")
 JOURNAL = ("test_journal.py", "test_journal_damage.py", "test_buffer.py", "test_buffer_actor.py", "test_audit_run.py")
 LEDGER = ("test_ledger.py", "test_buffer.py", "test_curriculum_buffer.py", "test_samplers.py", "test_journal.py")
 CHECKERS = (
