@@ -25,6 +25,7 @@ PASSING_ON = {"abs", "float", "int", "max", "min", "round"}
 ALLOWED = {
     "agentrl/buffer/journal.py:Journal.append": "the time of an event, for people",
     "agentrl/chat/template.py:_environment": "the date that a template writes",
+    "agentrl/config/importing/shell.py:_printed": "what `date` would print in a script",
     "agentrl/controller/control.py:ask": "requests are served in the order of their names; nothing hangs on it",
     "agentrl/controller/control.py:ControlDesk.show": "when the table was written",
     "agentrl/controller/run_dir.py:RunDir.journal_version": "when a version was published, for people",
@@ -32,6 +33,7 @@ ALLOWED = {
     "agentrl/rollout/openai_messages.py:_head": "OpenAI's field `created`",
     "agentrl/sandbox/probe.py:changes": "is it the same file? Only equality",
     "agentrl/serving/embedded/app.py:App.loads": "SGLang's field `timestamp`",
+    "agentrl/tracking/attempts.py:FailedAttempt.of": "when an attempt failed, for people",
     "agentrl/tracking/tensorboard_tracker.py:TensorboardTracker.go_back": "the axis of time in TensorBoard",
     "agentrl/tracking/tensorboard_tracker.py:TensorboardTracker._add": "the axis of time in TensorBoard",
     "tools/search.py:open_index": "is it the same file? A key of a cache",

@@ -171,7 +171,7 @@ def test_an_unknown_key_names_file_and_line(write: Write) -> None:
         ("trainer.steps=1.5", "a whole number"),
         ("trainer.steps=many", 'trainer.steps: "many" is wrong; it must be a whole number'),
         ("learner.optimizer.lr=0", "greater than 0"),
-        ("algorithm.clip_low=1", "less than 1"),
+        ("algorithm.clip_low=1.5", "at most 1"),
         ("eval.top_p=2", "at most 1"),
         ("data.shuffle=maybe", "true or false"),
         ("data.train_files=a.parquet", "a list, as in [a, b]"),

@@ -506,6 +506,14 @@ def test_advantages_of_gae_are_whitened_as_verl_does_in_any_case(estimator, whit
         assert translate(Source({})).values["algorithm"]["whiten"], "gae is what verl does where nothing is written"
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_a_group_of_one_learns_from_its_reward_as_in_verl(estimator):
+    """verl's default is one attempt per prompt; its estimators of groups then take the reward as it is."""
+    options = {"algorithm.adv_estimator": estimator, "data.train_batch_size": 8}
+    assert translate(Source(options)).values["algorithm"]["singleton"] == "raw"
+    assert "singleton" not in translate(Source({**options, "actor_rollout_ref.rollout.n": 4})).values["algorithm"]
+
+
 @pytest.mark.parametrize("section", ["reward_model.reward_kwargs", "reward.reward_kwargs", "reward_model"])
 def test_scores_for_the_form_reach_the_rewards_that_score_the_rows(section):
     options = {f"{section}.format_score": 0.1, "data.train_batch_size": 8}

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.cli import data_app
 from agentrl.config.data import DataConfig
 from agentrl.config.reward import REWARD_PRESETS
 from agentrl.config.supervised import RMDataConfig
 from agentrl.controller.supervised_data import read_pairs
-from agentrl.data.commands import data_app
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.data.trajectories import encode, write_parquet

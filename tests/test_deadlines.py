@@ -30,6 +30,7 @@ ALLOWED = {
     "agentrl/rewards/worker.py:main": "a worker's whole life: it ends with the pipe to its parent",
     "agentrl/sandbox/launcher/main.py:Inside._run_program": "the launcher outside kills it at the program's deadline",
     "agentrl/serving/supervisor.py:Supervisor._wait_until_it_ends": "a server's whole life, which `stop` ends",
+    "agentrl/sandbox/process.py:LauncherPair.run": "the launcher that it waits for was stopped in the line before",
     "agentrl/sglang/process_group.py:Broadcast.wait": "the process group has a time-out",
     "agentrl/workers/workers.py:Workers.run": "a Handle: Patience bounds it",
 }

@@ -25,7 +25,7 @@ from agentrl.rollout.sampling import GreedySampling
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.types import Failure, Message, Outcome, Task, Trajectory
 
-SERVERS = RunningServers(("http://a",))
+SERVERS = RunningServers(("http://a",), None)
 Outcomes = Callable[[Attempt, int], Outcome]
 
 

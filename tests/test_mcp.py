@@ -90,7 +90,8 @@ def play(config: dict, main, **servers) -> None:
 
 def started_servers() -> list[psutil.Process]:
     """Return the stdio servers (and their guards) that this process has."""
-    return [child for child in psutil.Process().children(recursive=True) if child.cmdline()[-2:] == [SERVER, "stdio"]]
+    living = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if child.cmdline()[-2:] == [SERVER, "stdio"]]
 
 
 def wait_until_gone(pid: int, timeout_s: float = 10.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from types import BuiltinMethodType
 from typing import Any
 
 import jinja2
@@ -17,6 +18,8 @@ MAX_STEPS = 500_000
 MAX_SIZE = 10_000_000
 """Characters of a text, or items of a list."""
 MAX_POWER_BITS = 10_000
+WIDTH_FILTERS = frozenset({"batch", "center", "indent", "slice", "truncate", "wordwrap"})
+"""Filters that take numbers for widths and counts."""
 
 STEPS = "agentrl_steps"
 """Name in a context of the list whose only item counts its steps."""
@@ -31,7 +34,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         own: dict[str, Callable[..., Any]] = {_ROUNDS: _rounds, _STEP: _step, _SIZED: _checked}
-        self.filters = {**{name: _bounded(function) for name, function in self.filters.items()}, **own}
+        self.filters = {**{name: _bounded(function, name in WIDTH_FILTERS) for name, function in self.filters.items()}, **own}
 
     def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
         for loop in source.find_all(nodes.For):
@@ -62,9 +65,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call what a template calls: a method of a text, a macro, a function."""
-        for value in (*args, *kwargs.values()):
-            _check_number(value)
+        """Call what a template calls: a method of a text, a macro, a function. For the latter two a number is data, as in messages."""
+        if isinstance(function, BuiltinMethodType):
+            for value in (*args, *kwargs.values()):
+                _check_number(value)
         return _checked(super().call(context, function, *args, **kwargs))
 
 
@@ -96,11 +100,12 @@ def _step(context: Context, value: object = None) -> None:
             raise jinja2.TemplateRuntimeError(f"it makes more than {MAX_STEPS:,} rounds of loops and calls of macros")
 
 
-def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+def _bounded(function: Callable[..., Any], takes_widths: bool) -> Callable[..., Any]:
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        for value in (*args, *kwargs.values()):
-            _check_number(value)
+        if takes_widths:
+            for value in (*args, *kwargs.values()):
+                _check_number(value)
         return _checked(function(*args, **kwargs))
 
     return bounded
@@ -118,7 +123,7 @@ def _check_size(size: int) -> None:
 
 
 def _check_number(value: object) -> None:
-    """Refuse numbers that functions take for widths and counts."""
+    """Refuse a number that is taken for a width or a count."""
     if isinstance(value, int) and abs(value) > MAX_SIZE:
         raise jinja2.TemplateRuntimeError(f"it calls with the number {value if abs(value) < 10**18 else '10**18 or more'}")
 

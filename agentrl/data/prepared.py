@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.data.model_source import is_hub_id
 from agentrl.errors import ConfigError
 
+Split = Literal["train_files", "val_files"]
 
-def check_prepared(config: Config | SFTConfig | RMConfig) -> None:
+
+def check_prepared(config: Config | SFTConfig | RMConfig, *, splits: Sequence[Split] = ("train_files", "val_files")) -> None:
     """Raise ConfigError with the commands of `trainer.prepared_by` if a file or folder that the config reads is missing.
 
-    A config that names no such commands is left to the readers of its files, whose errors say more about each.
+    `splits`: those that are read. A config that names no such commands is left to the readers of its files, whose errors say more.
     """
     commands = config.trainer.prepared_by
-    missing = [f"{key}={path!r}" for key, path in _inputs(config) if not Path(path).exists()]
+    missing = [f"{key}={path!r}" for key, path in _inputs(config, splits) if not Path(path).exists()]
     if commands and missing:
         made_by = "this command makes" if len(commands) == 1 else "these commands make"
         raise ConfigError("\n  ".join([f"{missing[0]} does not exist yet; {made_by} what is missing:", *commands]))
 
 
-def _inputs(config: Config | SFTConfig | RMConfig) -> Iterator[tuple[str, str]]:
+def _inputs(config: Config | SFTConfig | RMConfig, splits: Sequence[Split]) -> Iterator[tuple[str, str]]:
     """Yield key and path of the local files that are read; a hub id is no path."""
     if config.model.path and not is_hub_id(config.model.path):
         yield "model.path", config.model.path
-    yield from (("data.train_files", path) for path in config.data.train_files)
-    yield from (("data.val_files", path) for path in config.data.val_files)
+    for split in splits:
+        files: Sequence[str] = getattr(config.data, split)
+        yield from ((f"data.{split}", path) for path in files)

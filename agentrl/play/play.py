@@ -46,7 +46,7 @@ def play_row(
         UserError: the config, the row or what it needs is wrong.
         ServerError: no server answers.
     """
-    check_prepared(config)
+    check_prepared(config, splits=["val_files" if is_validation else "train_files"])
     config = config.model_copy(update={"model": resolve_model(config.model, with_weights=starts_server)})
     folder = config.model.tokenizer_path or config.model.path
     chat = Chat.load(folder, template_file=config.model.chat_template, tool_format=config.model.tool_format)

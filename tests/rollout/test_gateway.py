@@ -472,7 +472,7 @@ def test_the_event_loop_goes_on_while_a_large_body_is_read_and_encoded(stage):
 
     world = stage.World(lambda turn, prompt: "#### 42", plugins=[Guest], agent={"tools": ()})
     [trajectory] = world.play(stage.task(agent="guest"), real_time=True)
-    assert "the prompt leaves no room" in (trajectory.failure or ""), trajectory.outcome
+    assert "the prompt leaves no room" in str(trajectory.failure), trajectory.outcome
     assert num_ticks > 50, "encoding alone takes a second and more"
 
 

@@ -538,8 +538,8 @@ def test_an_async_function_scores_a_batch(tmp_path):
     assert [t.extra_info[DETAILS] for t in scored] == [{"custom": {"source": "s"}}] * 2
 
 
-def test_an_expression_that_never_ends_is_an_error_not_a_wrong_answer(stage):
-    """The tower of nines has more digits than there are atoms; the process is killed, and the next attempt gets a fresh one."""
+def test_an_expression_that_never_ends_is_a_wrong_answer(stage):
+    """The tower of nines has more digits than there are atoms: what fails because of the answer is no failure of the reward."""
     said = {"How?": r"\boxed{9^{9^{9^{9}}}}", "And 8*9?": r"\boxed{\frac{144}{2}}"}
     world = stage.World(lambda _, text: next(answer for question, answer in said.items() if question in text), reward={"timeout_s": 3.0})
 
@@ -548,6 +548,5 @@ def test_an_expression_that_never_ends_is_an_error_not_a_wrong_answer(stage):
         return [t for row in rows for t in await manager.play([Lease(0, row, 1, 0)], EvalConfig())]
 
     endless, right = world.run(main, real_time=True)
-    assert (endless.outcome, endless.rewards) == (Outcome.REWARD_ERROR, ())
-    assert "reward 'math': timed out after 3 s" in str(endless.failure)
+    assert (endless.outcome, endless.reward, endless.failure) == (Outcome.COMPLETED, 0.0, None)
     assert (right.reward, right.metrics["accuracy"]) == (1.0, 1.0)

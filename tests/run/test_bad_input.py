@@ -96,6 +96,7 @@ def test_a_run_in_which_nothing_finishes_says_so(world):
         str(world.config),
         "agent.trajectory_timeout_s=0.001",
         "buffer.stall_timeout_s=3",
+        "rollout.max_failed_share=null",
         f"trainer.run_dir={world.folder}/stalled",
         code=1,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl.config.algorithm import ADVANTAGES, POLICY_LOSSES, SEQUENCE_LOSSES
+from agentrl.config.algorithm import ADVANTAGES, GROUP_ADVANTAGES, POLICY_LOSSES, SEQUENCE_LOSSES
 from agentrl.config.importing.findings import Dropped, Finding, Setting
 from agentrl.config.importing.rules_data import ACTOR
 from agentrl.config.importing.source import Source
@@ -51,6 +51,9 @@ OLD_CAP = f"{ACTOR}.tis_imp_ratio_cap"
 REUSED = "async_training.use_rollout_log_probs"
 
 
+ROLLOUT_N = "actor_rollout_ref.rollout.n"
+
+
 def advantages(source: Source) -> Iterator[Finding]:
     """GRPO without the division by the standard deviation is an estimator of its own here."""
     key, by_std = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
@@ -63,6 +66,9 @@ def advantages(source: Source) -> Iterator[Finding]:
     else:
         why = f"there is no {name}; choose algorithm.advantage among {', '.join(ADVANTAGES)}, or write your own"
         yield Dropped(key, why, is_decisive=True)
+    compares = name in GROUP_ADVANTAGES or name not in ADVANTAGES  # the default, which takes the place of an unknown one, compares too
+    if compares and source.get(ROLLOUT_N) == 1:
+        yield Setting("algorithm.singleton", "raw", (key, ROLLOUT_N), "verl learns from the reward of a group of one as it is")
     if name == "gae":
         yield Setting("algorithm.whiten", True, (key,), "verl whitens the advantages of gae in any case")
 
