@@ -12,7 +12,7 @@ HOSTILE = {
     "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "endless macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "times": "{{ ('x' * 9999999999)|length }}",
-    "power": "{{ (7 ** 7 ** 7 ** 7)|string|length }}",
+    "power": "{{ (7 ** 7 ** 7 ** 7 ** 7 ** 7)|string|length }}",
     "doubling": "{% set n = namespace(s='xxxxxxxxxx') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
     "doubling by ~": "{% set n = namespace(s='xxxxxxxxxx') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
     "a block": "{% set n = namespace(s='xx') %}{% for i in range(60) %}{% set n.s %}{{ n.s * 2 }}{% endset %}{% endfor %}",

@@ -35,6 +35,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonu
         raise ValueError(f"cannot read {solution_str!r}")
     if solution_str == "leave":
         raise SystemExit(3)
+    if solution_str == "die":
+        __import__("os")._exit(3)
     if solution_str == "text":
         return "right"
     if solution_str == "skip":
@@ -144,15 +146,15 @@ def test_a_thought_is_no_answer(tmp_path):
 
 
 def test_what_hangs_raises_or_dies_is_counted_with_its_reason_and_never_zero(tmp_path, function):
-    path = write(tmp_path / "in.parquet", row("hang", "raise", "leave", "text", "skip", "4", None))
+    path = write(tmp_path / "in.parquet", row("hang", "raise", "leave", "die", "text", "skip", "4", None))
     scored = score_file(path, tmp_path / "out.parquet", with_function(function, timeout_s=5.0), num_processes=2)
-    assert [one.score for one in scored] == [None, None, None, None, None, 1.0, None]
+    assert [one.score for one in scored] == [None, None, None, None, None, None, 1.0, None]
     failures = [one.failure for one in scored]
-    assert failures[:2] == ["timed out after 5 s", "ValueError"]
-    assert str(failures[2]).startswith("the reward's process ")
-    assert failures[3:] == ["RewardError", "does not apply", None, "no response"]
+    assert failures[:3] == ["timed out after 5 s", "ValueError", "PluginQuit"]
+    assert str(failures[3]).startswith("the reward's process ")
+    assert failures[4:] == ["the custom reward function returned no score", "does not apply", None, "no response"]
     assert "cannot read 'raise' (my_reward.py:9)" in str(scored[1].message)
-    assert pq.read_table(tmp_path / "out.parquet").column("scores").to_pylist() == [[None, None, None, None, None, 1.0, None]]
+    assert pq.read_table(tmp_path / "out.parquet").column("scores").to_pylist() == [[None, None, None, None, None, None, 1.0, None]]
 
 
 def test_a_function_gets_what_verl_gives_it_and_its_own_arguments(tmp_path, function):

@@ -24,6 +24,7 @@ from agentrl.data.whole import appearing_whole
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
 from agentrl.evaluation.attempts import Attempt
 from agentrl.evaluation.responses import ResponseFile, StoredRow
+from agentrl.plugins.blame import failure_of
 from agentrl.plugins.rewards import RewardResult
 from agentrl.plugins.sources import Reference
 from agentrl.rewards.calls import RewardCalls, Term
@@ -203,7 +204,7 @@ class _Scorer:
             async with self._places.get(term.reward.runs_in) or nullcontext():
                 result = await self._calls.call(term, row.attempted(response))
         except RewardError as error:
-            return ScoredResponse(*identity, None, failure=_kind(term, error), message=str(error))
+            return ScoredResponse(*identity, None, failure=_kind(term, error), message=str(failure_of(error)))
         if result is None:
             return ScoredResponse(*identity, None, failure="does not apply", message=f"reward {term.name!r} does not apply")
         assert isinstance(result, RewardResult), term
@@ -234,5 +235,7 @@ _UNSCORED = ScoredResponse("", "", 0, None)
 
 
 def _kind(term: Term, error: RewardError) -> str:
-    """Return the beginning of an error's text, which is the same for all errors of its kind."""
-    return str(error).removeprefix(f"reward {term.name!r}").lstrip(": ").partition(":")[0]
+    """Return the beginning of an error's text, which is the same for all errors of its kind: without the value that was returned."""
+    text = str(error).removeprefix(f"reward {term.name!r}").lstrip(": ").partition(":")[0]
+    subject, returned, _ = text.partition(" returned ")
+    return f"{subject} returned no score" if returned else text
