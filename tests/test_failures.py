@@ -263,6 +263,13 @@ class Watch:
         self.outcomes.update({Outcome(name): count for name, count in ended.items()})
         self.share.check(AttemptCounts(Counter(self.outcomes)), most_common=lambda: str(BOOM))
 
+    def goes_on(self, seconds: float, **ended: int) -> bool:
+        try:
+            self.pass_time(seconds, **ended)
+        except InfrastructureError:
+            return False
+        return True
+
 
 def test_a_run_whose_attempts_fail_ends_with_what_they_fail_with():
     watch = Watch()
@@ -274,18 +281,18 @@ def test_a_run_whose_attempts_fail_ends_with_what_they_fail_with():
 def test_a_bound_of_none_or_a_higher_one_lets_it_go_on():
     for bound in (None, 1.0):
         watch = Watch(max_failed_share=bound)
-        watch.pass_time(20, aborted=95, completed=5)
-        watch.pass_time(20, aborted=95, completed=5)
+        assert watch.goes_on(20, aborted=95, completed=5)
+        assert watch.goes_on(20, aborted=95, completed=5)
 
 
 def test_few_attempts_a_short_fault_and_one_that_is_over_end_nothing():
     watch = Watch()
-    watch.pass_time(1000, aborted=MIN_ATTEMPTS - 1)
+    assert watch.goes_on(1000, aborted=MIN_ATTEMPTS - 1)
     watch = Watch()
-    watch.pass_time(100, completed=1000)
-    watch.pass_time(9, aborted=900)
-    watch.pass_time(1, completed=200)
-    watch.pass_time(1000, completed=200)
+    assert watch.goes_on(100, completed=1000)
+    assert watch.goes_on(9, aborted=900)
+    assert watch.goes_on(1, completed=200)
+    assert watch.goes_on(1000, completed=200)
 
 
 def test_a_fault_that_comes_after_hours_is_seen_as_soon_as_one_at_the_start():
@@ -303,7 +310,7 @@ def test_a_fault_that_comes_after_hours_is_seen_as_soon_as_one_at_the_start():
 def test_servers_and_what_may_be_away_are_not_counted(outcome, rollout):
     watch = Watch(**rollout)
     for _ in range(5):
-        watch.pass_time(20, **{outcome: 1000})
+        assert watch.goes_on(20, **{outcome: 1000})
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 but not for long", b"\x00" * 400])
