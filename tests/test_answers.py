@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from agentrl.rewards.math import Math
 from agentrl.rewards.plain import plain
 from agentrl.rewards.stated import MAX_TAIL_CHARS
 from agentrl.types import Message, Outcome, Task, ToolCall
+from cpu_time import cpu_s
 
 ANSWERS = Path(__file__).parent / "answers"
 VERDICTS = {"strict": (1.0, 1.0), "flexible": (0.0, 1.0), "wrong": (0.0, 0.0)}
@@ -234,7 +235,7 @@ ADVERSARIAL = [
 
 
 def test_no_text_takes_long():
-    """The checkers run in the event loop. 100 ms of CPU allow for a slow machine; a pattern that backtracks takes seconds."""
+    """The checkers run in the event loop. 300 ms of CPU allow for a slow machine; a pattern that backtracks takes seconds."""
     for piece in ADVERSARIAL:
         for text in (
             piece * (2 * MAX_TAIL_CHARS // len(piece)),
@@ -242,10 +243,8 @@ def test_no_text_takes_long():
             f"The answer is {piece * 700}",
             f"\\boxed{{{piece * 300}}}",
         ):
-            started = time.process_time()
-            score(Gsm8k({"strict": False}), text, "72")
-            score(Aime(), text, "72")
-            assert time.process_time() - started < 0.1, piece
+            for checker in (Gsm8k({"strict": False}), Aime()):
+                assert cpu_s(partial(score, checker, text, "72"), below=0.1) < 0.3, (checker.name, text[:20])
 
 
 # ---------------------------------------------------------------------------------------------------- reference data

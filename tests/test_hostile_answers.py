@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
@@ -19,6 +18,7 @@ from agentrl.rewards.math import Math
 from agentrl.rewards.recipes import Recipe
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.types import Message, Outcome, Task
+from cpu_time import cpu_s
 from hostile_answers import TRUTH, hostile_answers
 
 MAX_CPU_S = 1.0
@@ -39,9 +39,9 @@ def judge(reward: Reward, texts: list[str]) -> Counter[str]:
     reward.score(attempt("\\boxed{2}"))  # the first call imports and compiles
     found: Counter[str] = Counter()
     for text in texts:
-        started = time.process_time()
-        result = reward.score(attempt(text))
-        seconds = time.process_time() - started
+        results: list[RewardResult] = []
+        seconds = cpu_s(lambda text=text, results=results: results.append(reward.score(attempt(text))), below=MAX_CPU_S)
+        result = results[0]
         assert isinstance(result, RewardResult)
         if result.value or result.metrics.get("accuracy_flexible"):
             found[f"paid: {text[:100]!r}"] += 1

@@ -30,7 +30,7 @@ _TOKEN = re.compile(
     rf"(?P<equals>{_EQUALS.pattern})"
     r"|(?P<operator>[-+*×·/()]|\b(?:times|plus|minus|multiplied by|divided by|of)\b)"
     r"|(?P<clause>\b(?:and|but|so|then|or|thus|hence|therefore|because|since|when|if|where|with)\b)"
-    r"|(?P<other>\.\.+|…|\bmod(?:ulus|ulo)?\b|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}(?![A-Za-z]))|(?P<word>[A-Za-z][A-Za-z']+)|(?P<end>[,;:→⇒?]|[.!](?=\s|$))|[\s$€£¥₹%.°\"']|(?P<unknown>.)",
+    r"|(?P<other>\.\.+|…|\bmod(?:ulus|ulo)?\b|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}(?![A-Za-z]))|(?P<word>[A-Za-z][A-Za-z']+)|(?P<end>[,;:→⇒?]|[.!](?=\s|$)(?!\s[+*×·/=]))|[\s$€£¥₹%.°\"']|(?P<unknown>.)",
     re.DOTALL,
 )
 _MEANING = {"times": "*", "×": "*", "·": "*", "multiplied by": "*", "divided by": "/", "plus": "+", "minus": "-"}

@@ -184,7 +184,7 @@ def test_a_long_generation_blocks_no_update(server, talk, logprobs_of):
     versions = generation.versions.tolist()
     assert versions == sorted(versions)
     assert len(set(versions)) >= 4
-    assert len(published) >= len(set(versions)) - 1  # each was over before the generation was
+    assert len(published) >= len(set(versions)) - 2  # each but perhaps the last was over before the generation was
     error = np.abs(generation.logprobs - of_versions(server, logprobs_of, PROMPT, generation))
     assert error.max() < 1e-4
 
