@@ -158,6 +158,12 @@ for module in {light!r}:
     assert run_fresh(code) == ""
 
 
+def test_the_controller_loads_no_model_code() -> None:
+    """It names what ranks do without doing it: transformers and peft take seconds of the start of every run."""
+    code = "import sys, agentrl.controller.placement; print(sorted({'transformers', 'peft', 'scipy.special'} & set(sys.modules)))"
+    assert run_fresh(code) == "[]"
+
+
 PICTURES = {
     "agentrl.tracking.report",
     "agentrl.tracking.report_panels",

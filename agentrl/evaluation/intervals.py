@@ -7,8 +7,8 @@ benchmarks/coverage.py measures how often these intervals hold the truth (docs/r
 from __future__ import annotations
 
 import numpy as np
+import scipy  # its parts are loaded when they are first used
 from numpy.typing import NDArray
-from scipy.special import bdtr, ndtri, stdtrit
 
 Floats = NDArray[np.float64]
 
@@ -41,9 +41,9 @@ def share_interval(values: Floats) -> tuple[Floats, Floats]:
     mean = values.mean(axis=-1)
     if num == 1:
         # One problem says nothing of how much problems differ: it counts as one attempt.
-        low, high = _wilson(mean, np.ones_like(mean), float(ndtri(1 - _TAIL)))
+        low, high = _wilson(mean, np.ones_like(mean), float(scipy.special.ndtri(1 - _TAIL)))
     else:
-        quantile = float(stdtrit(num - 1, 1 - _TAIL))
+        quantile = float(scipy.special.stdtrit(num - 1, 1 - _TAIL))
         low, _ = _wilson(mean, _effective_number(values, mean, far_end=0.0), quantile)
         _, high = _wilson(mean, _effective_number(values, mean, far_end=1.0), quantile)
     is_count = ((values == 0) | (values == 1)).all(axis=-1)
@@ -78,7 +78,7 @@ def mean_interval(values: Floats) -> tuple[float, float] | None:
     num = len(values)
     if num < 2:
         return None
-    half = float(stdtrit(num - 1, 1 - _TAIL)) * float(values.std(ddof=1)) / num**0.5
+    half = float(scipy.special.stdtrit(num - 1, 1 - _TAIL)) * float(values.std(ddof=1)) / num**0.5
     return float(values.mean()) - half, float(values.mean()) + half
 
 
@@ -100,11 +100,11 @@ def difference_interval(differences: Floats) -> tuple[Floats, Floats]:
     # One problem more that is won and one that is lost.
     adjusted = total / (num + 2)
     spread = ((differences**2).sum(axis=-1) + 2) / (num + 2) - adjusted**2
-    half = float(ndtri(1 - _TAIL)) * np.sqrt(spread / (num + 2))
+    half = float(scipy.special.ndtri(1 - _TAIL)) * np.sqrt(spread / (num + 2))
     low, high = adjusted - half, adjusted + half
     if num > 1:
         mean, variance = differences.mean(axis=-1), differences.var(axis=-1, ddof=1)
-        quantile = float(stdtrit(num - 1, 1 - _TAIL))
+        quantile = float(scipy.special.stdtrit(num - 1, 1 - _TAIL))
         is_count = np.isin(differences, (-1, 0, 1)).all(axis=-1)
         low = np.where(is_count, low, mean - quantile * np.sqrt((variance + UNSEEN * (mean + 1) ** 2 / num) / num))
         high = np.where(is_count, high, mean + quantile * np.sqrt((variance + UNSEEN * (mean - 1) ** 2 / num) / num))
@@ -134,7 +134,7 @@ def _midp_low(successes: Floats, num: int) -> Floats:
     below = np.maximum(successes - 1, 0)
     for _ in range(60):  # to the last bit of a float
         middle = (low + high) / 2
-        at_most, less = bdtr(successes, num, middle), bdtr(below, num, middle)
+        at_most, less = scipy.special.bdtr(successes, num, middle), scipy.special.bdtr(below, num, middle)
         is_small = 1 - (at_most + less) / 2 < _TAIL
         low, high = np.where(is_small, middle, low), np.where(is_small, high, middle)
     return np.where(successes == 0, 0.0, low)

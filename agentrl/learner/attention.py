@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.errors import ConfigError
 from agentrl.learner.sequence_parallel import heads_to_tokens, tokens_to_heads
+
+if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+    from transformers import PreTrainedModel
 
 SEGMENT_SDPA = "segment_sdpa"
 _FLASH = "flash_attention_2"
@@ -42,6 +44,10 @@ def choose_attention(requested: str, *, device: str, dtype: str, shares_rows: bo
     Raises:
         ConfigError: flash attention is asked for, and it is not installed, or knows no such device or dtype.
     """
+    from transformers import AttentionInterface
+
+    # Not compiled: its shapes are those of each segment, a graph of its own for every packing.
+    AttentionInterface.register(SEGMENT_SDPA, torch.compiler.disable(segment_sdpa))
     if shares_prefixes or shares_rows:
         return SEGMENT_SDPA
     has_flash = importlib.util.find_spec("flash_attn") is not None
@@ -102,7 +108,6 @@ def attention_parity(module: PreTrainedModel) -> float:
     return module.num_parameters() / (config.num_hidden_layers * width)
 
 
-@torch.compiler.disable  # its shapes are those of each segment: a graph of its own for every packing
 def segment_sdpa(
     module: nn.Module,
     query: Tensor,
@@ -156,6 +161,3 @@ def _causal(query: Tensor, key: Tensor, sliding_window: int | None) -> dict[str,
     ends = torch.arange(num_keys - length, num_keys, device=query.device)
     distance = ends[:, None] - torch.arange(num_keys, device=query.device)[None, :]
     return {"attn_mask": (distance >= 0) & (distance < window)}
-
-
-AttentionInterface.register(SEGMENT_SDPA, segment_sdpa)

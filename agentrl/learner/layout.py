@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transformers import AutoConfig, PretrainedConfig
+from typing import TYPE_CHECKING
 
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
@@ -10,6 +10,9 @@ from agentrl.errors import ConfigError
 from agentrl.learner.attention import SEGMENT_SDPA
 from agentrl.learner.sequence_parallel import check_sequence_parallel
 from agentrl.learner.tensor_parallel import check_tensor_parallel
+
+if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+    from transformers import PretrainedConfig
 
 
 def check_layout(config: PretrainedConfig, model: ModelConfig, learner: LearnerConfig) -> None:
@@ -40,6 +43,8 @@ def check_folder(model: ModelConfig, learner: LearnerConfig) -> None:
     """
     if learner.num_replicas == 1:
         return
+    from transformers import AutoConfig
+
     try:
         config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:

@@ -12,18 +12,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 from agentrl.config.model import LoRAConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.score_head import SCORE_HEAD
+
+if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraLayer
+    from transformers import PreTrainedModel
 
 _ADAPTER = "default"
 _ALL_LINEAR = "all-linear"
@@ -61,6 +64,8 @@ def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dty
     Raises:
         ConfigError: no linear layer of the model has such a name.
     """
+    from peft import inject_adapter_in_model
+
     described = _peft_config(config)
     described.exclude_modules = [SCORE_HEAD] if hasattr(module, SCORE_HEAD) else None
     try:
@@ -128,6 +133,8 @@ def write_adapter(tensors: Mapping[str, Tensor], config: LoRAConfig, base: str, 
 
 
 def _peft_config(config: LoRAConfig) -> LoraConfig:
+    from peft import LoraConfig
+
     return LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft divides by the rank, fractions are as good
@@ -138,4 +145,6 @@ def _peft_config(config: LoRAConfig) -> LoraConfig:
 
 
 def _layers(module: nn.Module) -> list[tuple[str, LoraLayer]]:
+    from peft.tuners.lora import LoraLayer
+
     return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, LoraLayer)]

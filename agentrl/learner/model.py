@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel, Qwen2Config
 
 from agentrl.algorithms.logprob_kernels import choose_kernels
 from agentrl.config.learner import LearnerConfig
@@ -37,6 +36,9 @@ from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
 from agentrl.learner.tensor_parallel import cut_layers
 from agentrl.plugins.sources import import_source
+
+if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,6 +169,8 @@ def load_module(
 
 
 def _load_model(model: ModelConfig, attention: str, dtype: torch.dtype, *, has_score_head: bool) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": model.trust_remote_code}
     is_new_head = has_score_head and find_own_head(model) is None
     kind: Any = AutoModelForSequenceClassification if has_score_head else AutoModelForCausalLM
@@ -206,6 +210,8 @@ def _is_no_report(record: logging.LogRecord) -> bool:
 def _new_model(
     model: ModelConfig, from_scratch: ModelFromScratchConfig, attention: str, dtype: torch.dtype, *, has_score_head: bool
 ) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
+
     sizes = dict(from_scratch.sizes)
     unknown = sorted(set(sizes) - set(Qwen2Config().to_dict()))
     if unknown:

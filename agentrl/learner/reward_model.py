@@ -7,13 +7,12 @@ conversation the score that transformers gives it alone: the number behind its l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
 
 from agentrl.config.model import ModelConfig
 from agentrl.config.reward_model import RewardModelConfig
@@ -27,10 +26,8 @@ from agentrl.learner.score_head import answer_with_scores, segment_ends
 from agentrl.plugins.sources import import_source
 from agentrl.workers.dispatch import dispatch
 
-_CLASSIFIERS = {
-    "ForSequenceClassification": AutoModelForSequenceClassification,
-    "ForTokenClassification": AutoModelForTokenClassification,
-}
+if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+    from transformers import PreTrainedModel
 
 
 class RewardModel:
@@ -108,6 +105,8 @@ def find_classifier(model: ModelConfig) -> Any:
         ConfigError: it is no classifier, or has another number of labels than one.
         PluginError: `model.external_lib` cannot be imported.
     """
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
     if model.external_lib is not None:
         import_source(model.external_lib)
     try:
@@ -115,7 +114,11 @@ def find_classifier(model: ModelConfig) -> Any:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{_named(model)} cannot be loaded: {error}") from error
     architectures = config.architectures or []
-    kind = next((kind for suffix, kind in _CLASSIFIERS.items() for name in architectures if name.endswith(suffix)), None)
+    classifiers = {
+        "ForSequenceClassification": AutoModelForSequenceClassification,
+        "ForTokenClassification": AutoModelForTokenClassification,
+    }
+    kind = next((kind for suffix, kind in classifiers.items() for name in architectures if name.endswith(suffix)), None)
     if kind is None:
         raise ConfigError(
             f"{_named(model)} is no reward model: its config names {', '.join(architectures) or 'no architecture'}; "

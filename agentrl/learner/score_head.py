@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Microbatch
+
+if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+    from transformers import PreTrainedModel
 
 SCORE_HEAD = "score"
 """How transformers calls the head of a sequence classifier on a causal model."""

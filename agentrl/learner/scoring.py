@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from agentrl.algorithms.logprob_kernels import EAGER, ChunkKernels, HeadForm
 from agentrl.algorithms.logprobs import linear_logprobs_and_entropy, logprobs_and_entropy
+
+if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,13 +84,14 @@ def _forward_around(module: PreTrainedModel, products: Tensor) -> Tensor | None:
     """Return the model's logits if its head gave `products`; None if its head is not given the hidden states as they are."""
     head, base = module.get_output_embeddings(), module.base_model
     hidden = torch.linspace(-1.0, 1.0, head.in_features)[None, None]
+    output = _hidden_states(hidden)
     seen: list[Tensor] = []
 
     def stand_in_head(given: Tensor) -> Tensor:
         seen.append(given)
         return products.clone()  # some models scale in place
 
-    head.forward, base.forward = stand_in_head, lambda *_, **__: _HiddenStates(last_hidden_state=hidden)  # type: ignore[assignment, method-assign]
+    head.forward, base.forward = stand_in_head, lambda *_, **__: output  # type: ignore[assignment, method-assign]
     try:
         with torch.no_grad():
             logits = module(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
@@ -98,12 +100,16 @@ def _forward_around(module: PreTrainedModel, products: Tensor) -> Tensor | None:
     return logits if len(seen) == 1 and torch.equal(seen[0], hidden) else None
 
 
-class _HiddenStates(BaseModelOutputWithPast):
-    """Output of layers that tell of nothing but hidden states: what a family's own output class has beside them is None."""
+def _hidden_states(hidden: Tensor) -> Any:
+    """Return the output of layers that tell of nothing but hidden states: what a family's own output class has beside them is None."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
 
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("_"):
-            raise AttributeError(name)
+    class HiddenStates(BaseModelOutputWithPast):
+        def __getattr__(self, name: str) -> None:
+            if name.startswith("_"):
+                raise AttributeError(name)
+
+    return HiddenStates(last_hidden_state=hidden)  # type: ignore[arg-type]
 
 
 def _softcap(module: PreTrainedModel) -> float | None:

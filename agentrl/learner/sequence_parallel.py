@@ -12,15 +12,17 @@ Source: Jacobs et al. 2023 (DeepSpeed-Ulysses), arXiv:2309.14509.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from transformers import PretrainedConfig
 
 from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+    from transformers import PretrainedConfig
 
 _PER_TOKEN_LAYERS = {"full_attention", "sliding_attention"}
 _LENGTH_BOUND_ROPES = {"dynamic", "longrope"}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from fnmatch import fnmatch
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,11 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.func import functional_call
-from transformers import PretrainedConfig, PreTrainedModel
 
 from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+    from transformers import PretrainedConfig, PreTrainedModel
 
 _STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _WHOLE = "replicated_with_grad_allreduce"
