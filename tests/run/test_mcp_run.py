@@ -100,6 +100,7 @@ def check(trajectories: list, calls: Path) -> None:
     assert calls.read_text().splitlines().count("6*7") >= len(served)
 
 
+@pytest.mark.slow
 def test_over_stdio(world, policy, tmp_path):
     calls = tmp_path / "calls"
     check(train(world, policy, "stdio", stdio(calls)), calls)

@@ -23,8 +23,8 @@ from agentrl.controller.cluster import ray_session
 from agentrl.data.prepare import write_aime, write_gsm8k
 
 RECIPES = sorted(file.stem for file in (Path(__file__).parents[2] / "configs" / "recipes").glob("*.yaml"))
-ALWAYS = {"gsm8k_ppo", "gsm8k_tools"}
-"""With a critic; with several turns. The others are slow tests."""
+ALWAYS = {"gsm8k_tools"}
+"""With several turns. The others are slow tests."""
 AGENTS = {"gsm8k_tools": "tool_agent", "gsm8k_feedback": "interaction_agent"}
 LENGTHS = (
     *("data.max_prompt_tokens=2048", "agent.max_response_tokens=192", "learner.microbatch_tokens=2304", "rollout.num_actors=1"),
