@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from machine import write_result
 from numpy.typing import NDArray
 
 from agentrl.algorithms.advantages import ESTIMATORS
@@ -165,9 +166,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     result = compare(args.peers)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(args.out, result)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from machine import facts
 from scipy import optimize, special
 
 from agentrl.evaluation.intervals import share_interval
@@ -61,13 +61,13 @@ def main() -> int:
     for cell in measure([int(number) for number in args.problems.split(",")], args.evaluations, args.seed):
         cells.append(cell)
         print(*asdict(cell).values(), "" if cell.is_met else "MISSED", sep="\t", flush=True)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    facts = {"commit": commit, "evaluations": args.evaluations, "seed": args.seed, "missed": sum(not cell.is_met for cell in cells)}
-    head = json.dumps({"what": "python benchmarks/coverage.py", **facts}, indent=1).removesuffix("\n}")
+    num_missed = sum(not cell.is_met for cell in cells)
+    settings = {"evaluations": args.evaluations, "seed": args.seed, "missed": num_missed}
+    head = json.dumps({"what": "python benchmarks/coverage.py", **facts(), **settings}, indent=1).removesuffix("\n}")
     rows = ",\n".join(f"  {json.dumps(asdict(cell))}" for cell in cells)  # one line each
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(f'{head},\n "cells": [\n{rows}\n ]\n}}\n')
-    return int(facts["missed"] > 0)
+    return int(num_missed > 0)
 
 
 def measure(numbers: list[int], num_evaluations: int, seed: int) -> Iterator[Cell]:

@@ -14,7 +14,6 @@ backward pass. Recomputed activations and logits are not counted, so gradient ch
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from machine import write_result
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
@@ -185,9 +185,7 @@ def main() -> None:
         )
     if result["gpu_bytes_max"] is not None:
         print(f"at most {result['gpu_bytes_max'] / 2**30:.1f} GiB of the GPU")
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(arguments.out, result)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 import trio
+from machine import write_result
 from paced_server import Workload, paced_servers, set_version
 
 from agentrl.chat.chat import Chat
@@ -265,9 +266,7 @@ def main() -> None:
     print(f"\na trajectory in flight: {beyond / KIB:.1f} KiB beyond its tokens (wanted: below 32), and {per_token:.0f} bytes per token")
     p999, longest = (1e3 * max(run[f"steady_gap_{name}_s"] for run in runs) for name in ("p999", "max"))
     print(f"CPU time between two checkpoints: p99.9 {p999:.1f} ms (wanted: below 50), max {longest:.0f} ms")
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({"runs": runs, "kib_beyond_tokens": beyond / KIB, "bytes_per_token": per_token}, indent=1) + "\n")
+    write_result(args.out, {"runs": runs, "kib_beyond_tokens": beyond / KIB, "bytes_per_token": per_token})
 
 
 if __name__ == "__main__":

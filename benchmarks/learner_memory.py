@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import psutil
 import torch
+from machine import write_result
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
@@ -118,9 +119,7 @@ def main() -> None:
         command = [sys.executable, __file__, "--way", way, *sys.argv[1:]]
         results[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         print(f"{way:22} {results[way]['peak_bytes'] / 2**20:8,.0f} MiB  {results[way]['seconds']:6.1f} s", flush=True)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({"tokens": arguments.tokens, "sizes": sizes, "ways": results}, indent=1))
+    write_result(arguments.out, {"tokens": arguments.tokens, "sizes": sizes, "ways": results})
 
 
 if __name__ == "__main__":

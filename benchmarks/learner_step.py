@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from machine import write_result
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.algorithm import AlgorithmConfig
@@ -147,9 +148,7 @@ def main() -> None:
     result = compare(arguments)
     result["shared_prefix"] = compare_prefixes(arguments)
     result["trl"] = compare_trl(arguments.trl, arguments.repeats)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(arguments.out, result)
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import time
 import types
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import write_result
 
 from agentrl.algorithms.logprob_kernels import EAGER, ChunkKernels, HeadForm, compiled
 
@@ -91,9 +91,7 @@ def main() -> None:
             f"logprob {found['logprob_error']:.1e}, entropy {found['entropy_error']:.1e}, gradient {found['gradient_error']:.1e} relative"
         )
         print(f"{name:8} {num_tokens:5} x {arguments.vocabulary} {form}: {errors}; {found['seconds'] * 1e3:.1f} ms", flush=True)
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    write_result(arguments.out, {"results": results})
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from machine import write_result
 from torch.nn.functional import linear
 
 from agentrl.algorithms.logprobs import linear_logprobs_and_entropy, logprobs_and_entropy
@@ -104,10 +105,8 @@ def main() -> None:
     results = compare(arguments.tokens, arguments.vocabulary, arguments.device)
     share = results["chunked"]["peak_bytes"] / results["plain"]["peak_bytes"]
     print(f"chunked / plain: {share:.3f} of the memory, {results['chunked']['seconds'] / results['plain']['seconds']:.2f} of the time")
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        sizes = {"tokens": arguments.tokens, "vocabulary": arguments.vocabulary, "device": arguments.device}
-        arguments.out.write_text(json.dumps({**sizes, "share": share, **results}, indent=1))
+    sizes = {"tokens": arguments.tokens, "vocabulary": arguments.vocabulary, "device": arguments.device}
+    write_result(arguments.out, {**sizes, "share": share, **results})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -18,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from machine import cpu_name, current_commit, write_whole
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "runs" / "quickstart" / "data"
@@ -59,6 +60,7 @@ class Figures:
     entropy_last: float
     num_skipped_updates: int
     counts: dict[str, Any]
+    cpu: str = "not recorded"
 
     @property
     def accuracy(self) -> float:
@@ -82,14 +84,6 @@ class Results:
     def add(self, figures: Figures) -> None:
         self.runs.append(figures)
         write_whole(self._file, {"what": self._what, "runs": [asdict(run) for run in self.runs]})
-
-
-def write_whole(file: Path, content: object) -> None:
-    """Write JSON so that the file is the old one or the new one, whenever this is interrupted."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_suffix(".tmp")
-    beside.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(beside, file)
 
 
 def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
@@ -164,6 +158,7 @@ def read_figures(plan: Plan, run_dir: Path, *, commit: str, wall_s: float) -> Fi
         entropy_last=round(train[-1]["learner/entropy"], 4),
         num_skipped_updates=sum(r["learner/is_skipped"] > 0 for r in train),
         counts=result["counts"],
+        cpu=cpu_name(),
     )
 
 
@@ -194,14 +189,6 @@ def command(arguments: Sequence[str], *, log: Path | None = None) -> None:
             output.close()
     if code != 0:
         raise RunFailed(f"`{' '.join(arguments[1:4])} ...` ended with exit code {code}" + (f"; see {log}" if log else ""))
-
-
-def current_commit() -> str:
-    """Return the short hash of what is checked out, with `+` where files of it are changed."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--exclude=*", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return described.stdout.strip()
 
 
 def line(figures: Figures) -> str:

@@ -32,7 +32,8 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from quickstart_runs import AGENTRL, ROOT, TRAIN, RunFailed, add_arguments, prepare, write_whole
+from machine import cpu_name, write_whole
+from quickstart_runs import AGENTRL, ROOT, TRAIN, RunFailed, add_arguments, prepare
 from ray.cluster_utils import Cluster
 
 SIGNALS = {"ctrl_c": signal.SIGINT, "sigterm": signal.SIGTERM, "kill_9": signal.SIGKILL}
@@ -71,6 +72,7 @@ class Curve:
     audit: int
     audit_says: str
     wall_s: float
+    cpu: str = "not recorded"
 
     @property
     def name(self) -> str:
@@ -181,6 +183,7 @@ def read_curve(way: str, seed: int, args: argparse.Namespace, run_dir: Path, *, 
         audit=audit.returncode,
         audit_says="balanced" if audit.returncode == 0 else audit.stdout[-500:],
         wall_s=round(wall_s, 1),
+        cpu=cpu_name(),
     )
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import trio
+from machine import write_result
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentrl.chat.chat import Chat
@@ -284,9 +285,7 @@ def compare(args: argparse.Namespace) -> None:
             print(f"{ours} against {peer}: {ratio:.1f} times" + (f" (wanted: at least {wanted:g})" if wanted else ""))
         else:
             print(f"{ours} against {peer}: no figure, the peer is {results[peer][-1] if results[peer] else 'absent'}")
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({"results": results, "ratios": ratios}, indent=1) + "\n")
+    write_result(args.out, {"results": results, "ratios": ratios})
 
 
 def _shown(result: dict[str, Any] | str) -> str:

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import ray
 import trio
+from machine import write_result
 from paced_server import Workload, set_version, start_server, url_of
 from ray.actor import ActorHandle
 from soak_samples import Sample, Verdict, draw, judge, look_at_buffer, look_at_rollouts, sample_of
@@ -303,10 +304,9 @@ def main() -> int:
     print("\n" + ", ".join(f"{name} {count:g}" for name, count in samples[-1].counts.items()))
     print("\n".join(verdict.lines))
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         settings = {name: str(value) for name, value in vars(args).items()}
         record = {"settings": settings, "verdict": asdict(verdict), "totals": asdict(totals), "samples": [asdict(s) for s in samples]}
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_result(args.out, record)
         draw(samples, args.out.with_suffix(".png"), warm_up_s=60 * args.warm_up)
     return int(not verdict.has_passed)
 

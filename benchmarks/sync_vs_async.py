@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from machine import write_result
 from paced_server import Workload, paced_servers, read_load
 from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -263,10 +264,8 @@ def main() -> int:
                 print(line_of(results[-1]), flush=True)
     ratios = ratios_of(results)
     print("\n" + "\n".join(f"{name}: {ratio:.2f}" for name, ratio in ratios.items()))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        record = {"workload": asdict(workload), "results": [asdict(f) for f in results], "ratios": ratios}
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    record = {"workload": asdict(workload), "results": [asdict(f) for f in results], "ratios": ratios}
+    write_result(args.out, record)
     has_passed = ratios.get("synchronous", MIN_SPEEDUP) >= MIN_SPEEDUP and ratios.get("asynchronous_over_work", 1.0) <= MAX_OVERHEAD
     print(f"wanted: synchronous at least {MIN_SPEEDUP}, asynchronous_over_work at most {MAX_OVERHEAD}: {'yes' if has_passed else 'NO'}")
     return int(not has_passed)
