@@ -9,6 +9,9 @@ TEST_PROCESSES ?= 3
 SLOW_TEST_PROCESSES ?= 2
 BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logprob_memory learner_memory
 
+# Each test process starts many others that import the same modules: their bytecode is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-slow test-sglang lint type bench soak docs templates mutants clean
 

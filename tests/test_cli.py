@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -35,7 +36,8 @@ def leaves(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
         yield from leaves(one, (*path, name))
 
 
-PROJECT = read_project()
+project = functools.cache(read_project)
+"""Read by the tests that ask for it: it takes seconds, and this file is imported by every process of the tests."""
 COMMANDS = dict(leaves(typer.main.get_command(app)))
 
 
@@ -67,7 +69,7 @@ def test_every_help_has_an_example_that_could_be_run(path: tuple[str, ...]) -> N
     example = text.rpartition("Example:")[2].strip()
     assert status == 0
     assert example.split()[: len(path) + 1] == ["agentrl", *path]
-    assert list(problems_of(example, PROJECT)) == []
+    assert list(problems_of(example, project())) == []
 
 
 def test_the_table_of_the_readme_names_every_command() -> None:
@@ -112,7 +114,7 @@ def test_a_packaged_config_says_which_commands_make_what_it_needs(tmp_path: Path
     first, *commands = str(done.exception).splitlines()
     assert first == "model.path='runs/quickstart/warm_start' does not exist yet; these commands make what is missing:"
     assert commands == ["  agentrl data arithmetic runs/quickstart/data", "  agentrl sft quickstart_sft"]
-    assert all(list(problems_of(line, PROJECT)) == [] for line in commands)
+    assert all(list(problems_of(line, project())) == [] for line in commands)
     assert not any(tmp_path.iterdir())
     with pytest.raises(ConfigError, match=rf"this command makes what is missing:\n{commands[0]}$"):
         check_prepared(load_sft_config("quickstart_sft"))

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import trio
@@ -58,7 +59,7 @@ def test_torch_meets_there(port, host):
 def test_a_server_of_trio_listens_there(port, host):
     async def play():
         async with trio.open_nursery() as nursery:
-            await nursery.start(trio.serve_tcp, lambda stream: stream.send_all(b"hello"), port)
+            await nursery.start(partial(trio.serve_tcp, host=host), lambda stream: stream.send_all(b"hello"), port)
             async with await trio.open_tcp_stream(host, port) as stream:
                 assert await stream.receive_some() == b"hello"
             nursery.cancel_scope.cancel()

@@ -48,6 +48,8 @@ learner:
   microbatch_tokens: 512
   optimizer:
     lr: 1.0e-3
+tracking:
+  report: false
 """
 MARK = "AGENTRL_TEST_MARK"
 """Environment variable by which the processes that a command started are found, wherever they went."""

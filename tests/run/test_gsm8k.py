@@ -21,6 +21,7 @@ def gsm8k_folder() -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_three_steps_on_real_questions(world):
     data = world.folder / "gsm8k"
     write_gsm8k(data, gsm8k_folder(), agent="mixed")

@@ -34,6 +34,7 @@ def agentrl(*arguments):
     return CliRunner().invoke(app, ["servers", *map(str, arguments)], catch_exceptions=False).output
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_servers_join_leave_and_hang_while_agents_go_on(world, elsewhere):
     """Colocated: the same path of pause, release, learn, resume, publish runs in every step, whoever is there."""

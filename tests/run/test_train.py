@@ -27,6 +27,7 @@ def test_on_policy_run_with_two_ranks_and_the_process_group(world):
             "rollout.weights.verify=true",
             "trainer.profile_steps=[2]",
             "trainer.logger=[console,wandb,tensorboard]",
+            "tracking.report=true",
             f"tracking.baselines={{untrained: {world.folder}/model}}",
         ],
     )
