@@ -21,6 +21,7 @@ SHORT: dict[str, str] = {
     "advantages": "--out {out} --peers {none}",
     "coverage": "--evaluations 20 --problems 30 --out {out}",
     "gpu_step": "--tokens 256 --microbatch-tokens 256 --warmups 1 --repeats 1 --out {out}",
+    "house": "--out {out}",
     "in_flight": "--in-flight 50 --servers 1 --seconds 4 --seconds-per-token 0.005 --mean-tokens 20 --prompts 50,150 --out {out}",
     "lag": f"--rows on_policy --seeds 0 --steps 2 --eval-n 1 --out {{out}} --runs {{runs}} {QUICK_RUN}",
     "learner_memory": "--tokens 512 --hidden 64 --layers 2 --vocabulary 256 --out {out}",

@@ -1,0 +1,178 @@
+"""How large the program is, and how far one has to walk in it: counted from the sources alone, in seconds.
+
+A module counts as one-importer when exactly one other module of the program imports it. A method forwards when all it does is to call a
+method of a part of itself with its own arguments. A circle is a set of modules that import each other, also within functions.
+
+Usage: python benchmarks/house.py [--out docs/results/house.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from machine import ROOT, write_result
+
+PLUGINS = ("agents", "tools", "interactions")
+"""Folders at the root that are packages of `agentrl`."""
+SHORT_LINES = 60
+TAKE_THE_WHOLE = {"agentrl.controller.train", "agentrl.controller.run", "agentrl.controller.placement", "agentrl.controller.start"}
+"""Modules that the whole config belongs to, beside those of `agentrl.config`."""
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    tree: ast.Module
+    num_lines: int
+    num_code_lines: int
+
+    @property
+    def package(self) -> str:
+        return self.name.rpartition(".")[0]
+
+
+def read_modules(root: Path = ROOT) -> dict[str, Module]:
+    """Return every module of the program by its name."""
+    folders = [("agentrl", "agentrl"), *((name, f"agentrl.{name}") for name in PLUGINS)]
+    found = {}
+    for folder, package in folders:
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = [*package.split("."), *path.relative_to(root / folder).with_suffix("").parts]
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            text = path.read_text()
+            tree = ast.parse(text)
+            found[name] = Module(name, tree, text.count("\n"), count_code(text, tree))
+    return found
+
+
+def count_code(text: str, tree: ast.Module) -> int:
+    """Return the lines that hold code: no blank ones, comments or docstrings."""
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def imports_of(module: Module, modules: Mapping[str, Module]) -> set[str]:
+    """Return the modules of the program that a module imports, wherever in its file."""
+    found = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            below = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (below & modules.keys()) or {node.module}
+    return found & modules.keys() - {module.name}
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the sets of two or more modules that reach each other (Tarjan 1972, strongly connected components)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found = []
+
+    def visit(name: str) -> None:
+        order[name] = lowest[name] = len(order)
+        path.append(name)
+        for other in graph[name]:
+            if other not in order:
+                visit(other)
+            if other in path:
+                lowest[name] = min(lowest[name], lowest[other])
+        if lowest[name] == order[name]:
+            own = path[path.index(name) :]
+            del path[path.index(name) :]
+            if len(own) > 1:
+                found.append(sorted(own))
+
+    for name in graph:
+        if name not in order:
+            visit(name)
+    return found
+
+
+def classes(module: Module) -> Iterator[ast.ClassDef]:
+    return (node for node in module.tree.body if isinstance(node, ast.ClassDef))
+
+
+def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def forwards(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Tell whether a method does nothing but to call a method of a part of itself with its own arguments."""
+    body = [node for node in method.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr) or method.name.startswith("__"):
+        return False
+    call = body[0].value
+    call = call.value if isinstance(call, ast.Await) else call
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Attribute)):
+        return False
+    part = call.func.value.value
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    own = {argument.arg for argument in [*method.args.args, *method.args.kwonlyargs]}
+    return isinstance(part, ast.Name) and part.id == "self" and all(isinstance(value, ast.Name) and value.id in own for value in given)
+
+
+def takes_the_whole(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    arguments = [*function.args.args, *function.args.kwonlyargs]
+    return any(isinstance(argument.annotation, ast.Name) and argument.annotation.id == "Config" for argument in arguments)
+
+
+def measure(modules: Mapping[str, Module]) -> dict[str, object]:
+    """Return the counts, with the names behind those that should be small."""
+    graph = {name: imports_of(module, modules) for name, module in modules.items()}
+    importers = Counter(imported for imports in graph.values() for imported in imports)
+    alone = [name for name in modules if importers[name] == 1 and not name.endswith("__init__")]
+    named: defaultdict[str, list[str]] = defaultdict(list)
+    for module in modules.values():
+        for found in classes(module):
+            if not found.name.startswith("_"):
+                named[found.name].append(module.name)
+    methods = [(m, c, f) for m in modules.values() for c in classes(m) for f in c.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)]
+    plugins = tuple(f"agentrl.{name}" for name in (*PLUGINS, "rewards"))
+    return {
+        "files": len(modules),
+        "lines": sum(module.num_lines for module in modules.values()),
+        "lines_of_code": sum(module.num_code_lines for module in modules.values()),
+        "one_importer_modules": len(alone),
+        "one_importer_modules_below_60_lines": sorted(name for name in alone if modules[name].num_lines < SHORT_LINES),
+        "forwarding_methods": sorted(f"{m.name}.{c.name}.{f.name}" for m, c, f in methods if forwards(f)),
+        "signatures_with_the_whole_config": sorted(
+            f"{module.name}.{function.name}"
+            for module in modules.values()
+            if not module.name.startswith("agentrl.config") and module.name not in TAKE_THE_WHOLE
+            for function in functions(module)
+            if takes_the_whole(function)
+        ),
+        "public_class_names_twice": {
+            name: places for name, places in sorted(named.items()) if len([p for p in places if not p.startswith(plugins)]) > 1
+        },
+        "import_circles": circles(graph),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    result = measure(read_modules())
+    for name, value in result.items():
+        print(f"{name:40} {value if isinstance(value, int) else len(value)}")  # type: ignore[arg-type]
+    write_result(arguments.out, result)
+
+
+if __name__ == "__main__":
+    main()
