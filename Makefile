@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 QUICKSTART := runs/quickstart
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 SLOW_TEST_PROCESSES ?= 2
 BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logprob_memory learner_memory
 
@@ -51,7 +51,7 @@ $(QUICKSTART)/data/.done: | setup
 	@$(BIN)/agentrl data arithmetic $(@D)
 	@touch $@
 
-# Much of the time goes into waiting for servers and for Ray to start: three processes keep two cores busy. A file's tests stay together,
+# Much of the time goes into waiting for servers and for Ray to start: four processes keep two cores busy. A file's tests stay together,
 # for they share what it started; the files keep their order, in which the long ones are not the last.
 test: setup ## run the tests that need no GPU, no network and no patience (TEST_PROCESSES=0: in one process, as --pdb needs)
 	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not sglang" $(ARGS)

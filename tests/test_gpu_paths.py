@@ -51,6 +51,11 @@ def test_flash_attention_is_taken_and_refused_by_device_and_dtype(monkeypatch):
 # --------------------------------------------------------------------------------------------------- the step's benchmark
 
 
+@pytest.fixture(autouse=True)
+def modules_beside_the_benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+
+
 def test_the_operations_counted_are_those_of_torch():
     """torch counts dense attention, so one sequence has twice ours there."""
     benchmark = runpy.run_path(str(BENCHMARK))
