@@ -141,7 +141,9 @@ def measure(modules: Mapping[str, Module]) -> dict[str, object]:
         for found in classes(module):
             if not found.name.startswith("_"):
                 named[found.name].append(module.name)
-    methods = [(m, c, f) for m in modules.values() for c in classes(m) for f in c.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)]
+    methods = [
+        (m, c, f) for m in modules.values() for c in classes(m) for f in c.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     plugins = tuple(f"agentrl.{name}" for name in (*PLUGINS, "rewards"))
     return {
         "files": len(modules),

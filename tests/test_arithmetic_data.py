@@ -16,7 +16,7 @@ from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.data import DataConfig
 from agentrl.data import arithmetic
 from agentrl.data.arithmetic import ArithmeticMix, normalize, split_of, write_arithmetic
-from agentrl.data.rows import AgentChoice, Place, read_row
+from agentrl.data.rows import AgentChoice, RowPlace, read_row
 from agentrl.errors import DataError
 from agentrl.rewards.gsm8k import extract_answer, is_correct
 from agentrl.types import Message, ToolCall
@@ -37,7 +37,7 @@ def rows(folder, name: str) -> list[dict]:
 
 def tasks(folder, name: str):
     agents = AgentChoice(resolve=lambda agent: agent, default="single_turn_agent")
-    return [read_row(row, Place(name, name, index), DataConfig(), agents) for index, row in enumerate(rows(folder, name))]
+    return [read_row(row, RowPlace(name, name, index), DataConfig(), agents) for index, row in enumerate(rows(folder, name))]
 
 
 def test_no_validation_expression_is_trained_on_in_whatever_order(folder):

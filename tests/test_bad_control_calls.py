@@ -12,7 +12,7 @@ import trio
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import ServerError
 from agentrl.rollout.router import Router
-from agentrl.serving.health import Watchdog, generates, kind_of
+from agentrl.serving.health import ServerWatchdog, generates, kind_of
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams, TensorSpec
 from agentrl.weights.publish import Publisher
@@ -160,7 +160,7 @@ def test_a_publish_names_who_is_broken_and_reaches_the_others_in_time(fault, tmp
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_watchdog_calls_it_hanging_and_returns_from_every_look(fault):
     server, now = Faulty(), [0.0]
-    watchdog = Watchdog(timeout_s=1.0, api_key=None, clock=lambda: now[0])
+    watchdog = ServerWatchdog(timeout_s=1.0, api_key=None, clock=lambda: now[0])
     with serving(server) as [url]:
         watchdog.begin(url)
         server.fault = fault

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.check import TemplateReport
-from agentrl.chat.probes import PROBE_TOOLS, Scope, generate
+from agentrl.chat.probes import PROBE_TOOLS, ProbeScope, generate
 from agentrl.chat.replay import replay_steps
 from agentrl.chat.shrink import shrink
 from agentrl.chat.template import ChatTemplate
@@ -178,7 +178,9 @@ def test_prefix_and_mask_hold_for_any_generated_conversation(name, seed):
     chat = STYLES[name]
     renderer = chat._renderer
     control = (*renderer.codec.special_tokens, "</think>", "<tool_call>")
-    scope = Scope(PROBE_TOOLS, thinks=name == "thinking", has_user_turns=name != "brackets", has_system=name != "brackets", control=control)
+    scope = ProbeScope(
+        PROBE_TOOLS, thinks=name == "thinking", has_user_turns=name != "brackets", has_system=name != "brackets", control=control
+    )
     messages = generate(random.Random(seed), scope)
     row, said = [], []
     for step in replay_steps(renderer, messages, scope.tools):
@@ -200,7 +202,7 @@ def test_prefix_and_mask_hold_for_any_generated_conversation(name, seed):
 
 @given(st.integers(0, 2**32), st.sampled_from(["now", "look_up"]))
 def test_shrinking_keeps_what_it_is_asked_to_keep_and_no_more(seed, name):
-    scope = Scope(PROBE_TOOLS, thinks=True, has_user_turns=True, has_system=True, control=())
+    scope = ProbeScope(PROBE_TOOLS, thinks=True, has_user_turns=True, has_system=True, control=())
     messages = generate(random.Random(seed), scope)
 
     def calls(candidate) -> bool:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.formats import NO_FORMAT
-from agentrl.chat.probes import PROBE_TOOLS, Scope, generate
-from agentrl.chat.replay import Step, replay_steps
+from agentrl.chat.probes import PROBE_TOOLS, ProbeScope, generate
+from agentrl.chat.replay import ReplayedStep, replay_steps
 from agentrl.chat.template import TemplateRefusal
 
 FILE = Path(__file__).parent / "chat_templates" / "trl_templates.py"
@@ -53,14 +53,14 @@ def chat_of(name: str) -> Chat:
     return trl_templates.chat_for(trl_templates.sources()[name])
 
 
-def scope_of(chat: Chat) -> Scope:
+def scope_of(chat: Chat) -> ProbeScope:
     tools = PROBE_TOOLS if chat.tool_format != NO_FORMAT else ()
     renderer = chat._renderer
     thinks, control = renderer.style.knows_thoughts, renderer.codec.special_tokens
-    return Scope(tools, thinks=thinks, has_user_turns=True, has_system=True, control=control)
+    return ProbeScope(tools, thinks=thinks, has_user_turns=True, has_system=True, control=control)
 
 
-def until_refused(steps: Iterator[Step]) -> Iterator[Step]:
+def until_refused(steps: Iterator[ReplayedStep]) -> Iterator[ReplayedStep]:
     try:
         yield from steps
     except TemplateRefusal:

@@ -12,7 +12,7 @@ from agentrl.cli import app
 from agentrl.config.compose import load_config
 from agentrl.config.fields import iter_keys
 from agentrl.config.importing.docs import insert
-from agentrl.config.importing.source import Source, read_source
+from agentrl.config.importing.source import WrittenConfig, read_source
 from agentrl.config.importing.translate import Translation, translate
 from agentrl.config.importing.values import NOT_TAKEN, VALUES
 from agentrl.config.schema import Config
@@ -108,7 +108,7 @@ def places(translation: Translation, key: str) -> int:
 def test_every_key_of_verl_is_mapped_dropped_with_a_reason_or_without_meaning(key):
     for value in SAMPLES[KEYS[key]]:
         try:
-            translation = translate(Source({key: value}))
+            translation = translate(WrittenConfig({key: value}))
         except ConfigError as error:
             assert key in str(error), error  # noqa: PT017 - a value that no key takes is refused by its name
             continue

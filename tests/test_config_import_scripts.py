@@ -17,7 +17,7 @@ from agentrl.config.compose import load_config, load_sft_config
 from agentrl.config.importing.launches import source_of
 from agentrl.config.importing.script import launch_of, read_launch
 from agentrl.config.importing.shell import Shell
-from agentrl.config.importing.source import Source
+from agentrl.config.importing.source import WrittenConfig
 from agentrl.config.importing.supervised_defaults import OF_COLUMNS
 from agentrl.config.importing.translate import translate
 from agentrl.errors import ConfigError
@@ -124,7 +124,7 @@ torchrun --standalone --nnodes=1 --nproc_per_node=$ranks \\
 """
 
 
-def written(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -> Source:
+def written(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -> WrittenConfig:
     file = tmp_path / name
     file.write_text(text)
     return source_of(read_launch(str(file), arguments))
@@ -213,7 +213,7 @@ def test_columns_within_a_struct_and_an_adapter(tmp_path):
 
 @pytest.mark.parametrize("truncation", ["error", "right", "left"])
 def test_what_becomes_of_long_conversations_is_said(truncation):
-    source = Source({"data.truncation": truncation, "model.partial_pretrain": "m"}, defaults=OF_COLUMNS, is_supervised=True)
+    source = WrittenConfig({"data.truncation": truncation, "model.partial_pretrain": "m"}, defaults=OF_COLUMNS, is_supervised=True)
     translation = translate(source)
     assert translation.values.get("data", {}).get("overlong") == {"error": "drop", "right": "truncate"}.get(truncation)
     assert bool(translation.obstacles) is (truncation == "left")
@@ -500,27 +500,27 @@ def test_servers_with_gpus_of_their_own_may_have_several_each():
 @pytest.mark.parametrize(("estimator", "whitens"), [("gae", True), ("grpo", False), ("rloo", False), ("reinforce_plus_plus", False)])
 def test_advantages_of_gae_are_whitened_as_verl_does_in_any_case(estimator, whitens):
     """Estimators of the REINFORCE family whiten by themselves, here as there."""
-    algorithm = translate(Source({"algorithm.adv_estimator": estimator, "data.train_batch_size": 8})).values["algorithm"]
+    algorithm = translate(WrittenConfig({"algorithm.adv_estimator": estimator, "data.train_batch_size": 8})).values["algorithm"]
     assert algorithm.get("whiten", False) is whitens
     if whitens:
-        assert translate(Source({})).values["algorithm"]["whiten"], "gae is what verl does where nothing is written"
+        assert translate(WrittenConfig({})).values["algorithm"]["whiten"], "gae is what verl does where nothing is written"
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo"])
 def test_a_group_of_one_learns_from_its_reward_as_in_verl(estimator):
     """verl's default is one attempt per prompt; its estimators of groups then take the reward as it is."""
     options = {"algorithm.adv_estimator": estimator, "data.train_batch_size": 8}
-    assert translate(Source(options)).values["algorithm"]["singleton"] == "raw"
-    assert "singleton" not in translate(Source({**options, "actor_rollout_ref.rollout.n": 4})).values["algorithm"]
+    assert translate(WrittenConfig(options)).values["algorithm"]["singleton"] == "raw"
+    assert "singleton" not in translate(WrittenConfig({**options, "actor_rollout_ref.rollout.n": 4})).values["algorithm"]
 
 
 @pytest.mark.parametrize("section", ["reward_model.reward_kwargs", "reward.reward_kwargs", "reward_model"])
 def test_scores_for_the_form_reach_the_rewards_that_score_the_rows(section):
     options = {f"{section}.format_score": 0.1, "data.train_batch_size": 8}
-    translation = translate(Source(options))
+    translation = translate(WrittenConfig(options))
     assert translation.values["reward"]["reward_config"] == {"gsm8k": {"format_score": 0.1}, "math": {"format_score": 0.1}}
     assert translation.unknown == ()
-    strict = translate(Source({f"{section}.method": "flexible", "data.train_batch_size": 8})).values["reward"]["reward_config"]
+    strict = translate(WrittenConfig({f"{section}.method": "flexible", "data.train_batch_size": 8})).values["reward"]["reward_config"]
     assert strict == {"gsm8k": {"strict": False}}
 
 
@@ -536,8 +536,8 @@ def test_a_launch_is_told_from_other_programs():
 
 def test_a_whole_config_of_verl_may_name_columns_that_no_row_has():
     media = {"data.image_key": "images", "data.video_key": "videos", "data.train_batch_size": 8}
-    assert translate(Source(media)).obstacles == ()
-    assert len(translate(Source(media | {"data.image_key": "pictures"})).obstacles) == 2
+    assert translate(WrittenConfig(media)).obstacles == ()
+    assert len(translate(WrittenConfig(media | {"data.image_key": "pictures"})).obstacles) == 2
 
 
 @pytest.mark.parametrize(

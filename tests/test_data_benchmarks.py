@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.config.reward import REWARD_PRESETS
 from agentrl.data.benchmarks import BENCHMARKS, FOLDER_VARIABLE, find, write_benchmark
-from agentrl.data.originals import Source
+from agentrl.data.originals import OriginalSource
 from agentrl.data.task_rows import RowStyle
 from agentrl.errors import DataError
 from agentrl.rewards.aime import parse_integer
@@ -59,9 +59,9 @@ def test_where_a_benchmark_is_not(tmp_path, monkeypatch):
         find("gms8k")
     with pytest.raises(DataError, match=r"^benchmark math_500: '.*' has none of math_500/test\.jsonl, "):
         find("math_500", tmp_path)
-    asked: list[Source] = []
+    asked: list[OriginalSource] = []
 
-    def no_network(source: Source):
+    def no_network(source: OriginalSource):
         asked.append(source)
         raise DataError("no network")
 
@@ -73,7 +73,7 @@ def test_where_a_benchmark_is_not(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     with pytest.raises(DataError, match=re.escape(f"({str(tmp_path)!r} does not hold it)")):
         find("gsm8k")
-    assert asked == [Source("openai/gsm8k", subset="main", split="test")] * 2
+    assert asked == [OriginalSource("openai/gsm8k", subset="main", split="test")] * 2
 
 
 def test_the_page_names_all_benchmarks_and_their_files():

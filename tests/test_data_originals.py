@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.data.code_problems import read_code
-from agentrl.data.originals import Original, Source, open_originals, read_originals, split_of
+from agentrl.data.originals import Original, OriginalSource, open_originals, read_originals, split_of
 from agentrl.data.problems import Columns, boxed_answer, read_aime, read_gsm8k, read_math
-from agentrl.data.rows import Place
+from agentrl.data.rows import RowPlace
 from agentrl.errors import DataError
 from agentrl.rewards.boxed import last_boxed
 from agentrl.rewards.code_cases import Cases, read_cases
 
 
 def original(**raw) -> Original:
-    return Original(raw, Place("f.jsonl", "f", 4, 5), "train", 4)
+    return Original(raw, RowPlace("f.jsonl", "f", 4, 5), "train", 4)
 
 
 def write_lines(path: Path, *rows: dict) -> Path:
@@ -59,36 +59,36 @@ def test_shards_of_a_split_follow_one_another_and_descriptions_are_no_data(tmp_p
     write_lines(tmp_path / "main" / "test.jsonl", {"n": 0}, {"n": 1})
     write_lines(tmp_path / "other" / "test.jsonl", {"n": 7})
     (tmp_path / "dataset_infos.json").write_text("{}")
-    rows = list(read_originals(open_originals(Source(tmp_path, subset="main"))))
+    rows = list(read_originals(open_originals(OriginalSource(tmp_path, subset="main"))))
     assert [(row.index, row.raw["n"]) for row in rows if row.split == "train"] == [(n, n) for n in range(9)]
     assert [(row.index, row.place.line) for row in rows if row.split == "test"] == [(0, 1), (1, 2)]
-    assert len(list(read_originals(open_originals(Source(tmp_path, split="test"))))) == 3
+    assert len(list(read_originals(open_originals(OriginalSource(tmp_path, split="test"))))) == 3
 
 
 def test_a_folder_with_data_at_its_top_is_read_alone(tmp_path):
     write_lines(tmp_path / "train.jsonl", {"n": 1})
     write_lines(tmp_path / "backup" / "train.jsonl", {"n": 2})
-    assert [row.raw["n"] for row in read_originals(open_originals(Source(tmp_path)))] == [1]
+    assert [row.raw["n"] for row in read_originals(open_originals(OriginalSource(tmp_path)))] == [1]
 
 
 def test_json_comes_as_lines_as_a_list_and_as_one_object(tmp_path):
     (tmp_path / "lines.json").write_text('{"n": 1}\n{"n": 2}\n')
     (tmp_path / "list.json").write_text('[\n {"n": 3},\n {"n": 4}\n]')
     (tmp_path / "one.json").write_text('{\n "n": 5\n}')
-    assert [row.raw["n"] for row in read_originals(open_originals(Source(tmp_path)))] == [1, 2, 3, 4, 5]
+    assert [row.raw["n"] for row in read_originals(open_originals(OriginalSource(tmp_path)))] == [1, 2, 3, 4, 5]
     (tmp_path / "list.json").write_text("[3]")
     with pytest.raises(DataError, match=r"list\.json: row 0: must be a JSON object, is int"):
-        list(read_originals(open_originals(Source(tmp_path))))
+        list(read_originals(open_originals(OriginalSource(tmp_path))))
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Source("./nowhere"), "there is no such file or folder, and it is no name of the hub"),
-        (Source("a/b/c"), "it is no name of the hub either"),
-        (Source("here"), "'here' has no data: no .parquet, .jsonl, .json file"),
-        (Source("filled", subset="main"), "'filled' has no subset 'main', a folder of that name"),
-        (Source("filled", split="dev"), "'filled' has no split 'dev'; it has train, test"),
+        (OriginalSource("./nowhere"), "there is no such file or folder, and it is no name of the hub"),
+        (OriginalSource("a/b/c"), "it is no name of the hub either"),
+        (OriginalSource("here"), "'here' has no data: no .parquet, .jsonl, .json file"),
+        (OriginalSource("filled", subset="main"), "'filled' has no subset 'main', a folder of that name"),
+        (OriginalSource("filled", split="dev"), "'filled' has no split 'dev'; it has train, test"),
     ],
 )
 def test_what_is_not_there_is_one_line(tmp_path, monkeypatch, source, message):

@@ -13,12 +13,12 @@ from agentrl.config.data import DataConfig
 from agentrl.data.build import agent_choice
 from agentrl.data.files import open_rows
 from agentrl.data.reader import task_reader
-from agentrl.data.rows import AgentChoice, Place, read_row, without_nulls
+from agentrl.data.rows import AgentChoice, RowPlace, read_row, without_nulls
 from agentrl.errors import DataError, PluginError
 from agentrl.plugins.registry import load_plugins
 from agentrl.types import Message, Task
 
-PLACE = Place("train.parquet", "train", 7)
+PLACE = RowPlace("train.parquet", "train", 7)
 KNOWN = {"single_turn_agent", "tool_agent", "interaction_agent", "mine"}
 
 

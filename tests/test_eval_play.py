@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from agentrl.errors import InfrastructureError, ServerError
 from agentrl.evaluation.concurrency import Concurrency
-from agentrl.evaluation.data_sets import Problem
+from agentrl.evaluation.data_sets import EvaluationProblem
 from agentrl.evaluation.model_place import RunningServers, Servers
 from agentrl.evaluation.play import MAX_FAILURES_IN_A_ROW, AttemptPlayer, Counts
 from agentrl.evaluation.progress import EvalProgress
@@ -93,9 +93,9 @@ class LostServers:
         raise ServerError("a server failed for good")
 
 
-def problems(num: int, n: int) -> list[Problem]:
+def problems(num: int, n: int) -> list[EvaluationProblem]:
     tasks = [Task(f"t:{number}", "s", (Message("user", str(number)),), "a") for number in range(num)]
-    return [Problem(number, task, tuple(f"{number}/{member}" for member in range(n))) for number, task in enumerate(tasks)]
+    return [EvaluationProblem(number, task, tuple(f"{number}/{member}" for member in range(n))) for number, task in enumerate(tasks)]
 
 
 class Scene:

@@ -18,18 +18,18 @@ from typer.testing import CliRunner, Result
 from agentrl.cli import app
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import DataError
-from agentrl.evaluation.attempts import Attempt
+from agentrl.evaluation.attempts import EvaluatedAttempt
 from agentrl.evaluation.compare import compare
 from agentrl.evaluation.paired import sign_flip_test
 from agentrl.types import Outcome, RewardEvent, Trajectory
 
 
-def attempt(problem: str, member: int, accuracy: float | None, *, source: str = "gsm8k") -> Attempt:
+def attempt(problem: str, member: int, accuracy: float | None, *, source: str = "gsm8k") -> EvaluatedAttempt:
     failure = None if accuracy is not None else "no server answered"
-    return Attempt(source, problem, member, accuracy, accuracy, None, None, False, 1, 1, 0, 0, failure, None, "tool_agent")
+    return EvaluatedAttempt(source, problem, member, accuracy, accuracy, None, None, False, 1, 1, 0, 0, failure, None, "tool_agent")
 
 
-def evaluation(rows: dict[str, list[float | None]], **fields: Any) -> list[Attempt]:
+def evaluation(rows: dict[str, list[float | None]], **fields: Any) -> list[EvaluatedAttempt]:
     return [attempt(problem, member, value, **fields) for problem, row in rows.items() for member, value in enumerate(row)]
 
 

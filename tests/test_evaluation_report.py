@@ -16,7 +16,7 @@ import agentrl
 from agentrl.errors import InfrastructureError
 from agentrl.evaluation.contamination import find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
-from agentrl.evaluation.evidence import Kind, gather
+from agentrl.evaluation.evidence import ExampleKind, gather
 from agentrl.evaluation.report import write_report
 from agentrl.evaluation.thresholds import parse_threshold
 from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall, Trajectory
@@ -156,7 +156,7 @@ def test_the_report_says_all_that_a_reader_must_know(written):
 def test_examples_show_one_attempt_of_each_kind_and_cannot_end_their_fence(written):
     _, evidence, _, text = written
     gsm8k = [example.kind for example in evidence.examples if example.attempt.source == "openai/gsm8k"]
-    assert gsm8k == [Kind.SOLVED, Kind.WRONG, Kind.TRUNCATED, Kind.FAILED]
+    assert gsm8k == [ExampleKind.SOLVED, ExampleKind.WRONG, ExampleKind.TRUNCATED, ExampleKind.FAILED]
     assert text.count("<details>") == text.count("</details>") == len(evidence.examples) + 1
     first = text[text.index("<details>") :].partition("</details>")[0]
     assert first.count("````") == 2, "the text has a fence of three"

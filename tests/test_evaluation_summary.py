@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import DataError
-from agentrl.evaluation.attempts import Attempt, attempt_of, attempts_of, read_attempts
+from agentrl.evaluation.attempts import EvaluatedAttempt, attempt_of, attempts_of, read_attempts
 from agentrl.evaluation.summary import FEW, OVERALL, SourceSummary, summarise
 from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall, Trajectory
 
@@ -47,7 +47,7 @@ def trajectory(*, value: float | None = 1.0, outcome: Outcome = Outcome.COMPLETE
     )
 
 
-def attempt(problem: str, member: int, accuracy: float | None = 1.0, **fields: Any) -> Attempt:
+def attempt(problem: str, member: int, accuracy: float | None = 1.0, **fields: Any) -> EvaluatedAttempt:
     values: dict[str, Any] = {
         "source": "gsm8k",
         "problem": problem,
@@ -65,10 +65,10 @@ def attempt(problem: str, member: int, accuracy: float | None = 1.0, **fields: A
         "difficulty": None,
         "agent": "tool_agent",
     }
-    return Attempt(**{**values, **fields})
+    return EvaluatedAttempt(**{**values, **fields})
 
 
-def attempts(rows: Sequence[Sequence[float | None]], **fields: Any) -> list[Attempt]:
+def attempts(rows: Sequence[Sequence[float | None]], **fields: Any) -> list[EvaluatedAttempt]:
     """One row of accuracies per problem."""
     return [attempt(f"p{i}", member, value, **fields) for i, row in enumerate(rows) for member, value in enumerate(row)]
 
@@ -77,7 +77,7 @@ def attempts(rows: Sequence[Sequence[float | None]], **fields: Any) -> list[Atte
 
 
 def test_an_attempt_by_hand():
-    assert attempt_of(trajectory()) == Attempt(
+    assert attempt_of(trajectory()) == EvaluatedAttempt(
         source="openai/gsm8k",
         problem="test/7",
         member=2,

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.evaluation.attempts import Attempt
+from agentrl.evaluation.attempts import EvaluatedAttempt
 from agentrl.evaluation.summary import summarise
 from agentrl.evaluation.thresholds import Threshold, failed_thresholds, parse_threshold, refuse_unknown
 
 
-def attempts(source: str, right: dict[str, int], n: int = 4) -> list[Attempt]:
+def attempts(source: str, right: dict[str, int], n: int = 4) -> list[EvaluatedAttempt]:
     """n attempts per problem, of which `right[problem]` are right."""
     return [
-        Attempt(
+        EvaluatedAttempt(
             source=source,
             problem=problem,
             member=member,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentrl.buffer.audit import audit
 from agentrl.buffer.buffer import ReplayBuffer
-from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.lineage import Lineage
 from agentrl.buffer.records import Records
@@ -252,13 +252,13 @@ def test_a_foreign_or_damaged_file_is_told(tmp_path):
 
 
 LIFE = [
-    Event(Kind.PUBLISHED, version=0, step=0),
-    Event(Kind.LEASED, 0, "a"),
-    Event(Kind.ADDED, 0, "a", 0, versions=(0,)),
-    Event(Kind.CONSUMED, 0, step=1),
-    Event(Kind.PUBLISHED, version=1, step=1),
+    Event(EventKind.PUBLISHED, version=0, step=0),
+    Event(EventKind.LEASED, 0, "a"),
+    Event(EventKind.ADDED, 0, "a", 0, versions=(0,)),
+    Event(EventKind.CONSUMED, 0, step=1),
+    Event(EventKind.PUBLISHED, version=1, step=1),
 ]
-UNDONE = [Event(Kind.ROLLED_BACK, step=0), Event(Kind.RETURNED, 0, step=1), Event(Kind.PUBLISHED, version=2, step=0)]
+UNDONE = [Event(EventKind.ROLLED_BACK, step=0), Event(EventKind.RETURNED, 0, step=1), Event(EventKind.PUBLISHED, version=2, step=0)]
 
 
 @pytest.mark.parametrize(
@@ -267,16 +267,22 @@ UNDONE = [Event(Kind.ROLLED_BACK, step=0), Event(Kind.RETURNED, 0, step=1), Even
         ([*LIFE, LIFE[3]], "is consumed and cannot be consumed"),
         ([*LIFE[:3], LIFE[1]], None),
         ([*LIFE, LIFE[1]], "is consumed and cannot be leased"),
-        ([*LIFE[:2], Event(Kind.RELEASED, owner="a"), Event(Kind.QUEUED, 0, "a", reason="owner_lost"), LIFE[1]], "which is dead"),
+        ([*LIFE[:2], Event(EventKind.RELEASED, owner="a"), Event(EventKind.QUEUED, 0, "a", reason="owner_lost"), LIFE[1]], "which is dead"),
         ([*LIFE, LIFE[4]], "version 1 was published after 1"),
-        ([*LIFE[:3], Event(Kind.CONSUMED, 0, step=5)], "for step 5 after step 0"),
-        ([LIFE[0], Event(Kind.PUBLISHED, version=4, step=0), *LIFE[1:4]], "4 versions old"),
-        ([Event(Kind.DROPPED, 7, reason="stale")], "is queued and cannot be dropped"),
+        ([*LIFE[:3], Event(EventKind.CONSUMED, 0, step=5)], "for step 5 after step 0"),
+        ([LIFE[0], Event(EventKind.PUBLISHED, version=4, step=0), *LIFE[1:4]], "4 versions old"),
+        ([Event(EventKind.DROPPED, 7, reason="stale")], "is queued and cannot be dropped"),
         (
-            [*LIFE, Event(Kind.ROLLED_BACK, step=0), Event(Kind.RETURNED, 0, step=1), Event(Kind.PUBLISHED, version=2, step=0), LIFE[3]],
+            [
+                *LIFE,
+                Event(EventKind.ROLLED_BACK, step=0),
+                Event(EventKind.RETURNED, 0, step=1),
+                Event(EventKind.PUBLISHED, version=2, step=0),
+                LIFE[3],
+            ],
             None,
         ),
-        ([*LIFE, Event(Kind.SETTLED, step=1), Event(Kind.ROLLED_BACK, step=0)], "was settled"),
+        ([*LIFE, Event(EventKind.SETTLED, step=1), Event(EventKind.ROLLED_BACK, step=0)], "was settled"),
     ],
 )
 def test_the_audit_finds_what_no_group_can_do(events, words):
@@ -289,19 +295,19 @@ def test_the_audit_counts_what_happened():
     """A group that is played twice, one that is dropped, one whose step is undone."""
     events = [
         *LIFE,
-        Event(Kind.LEASED, 1, "a"),
-        Event(Kind.ADDED, 1, "a", 0, versions=(1,)),
-        Event(Kind.LEFT_OUT, 1, "a", 1, reason="retried"),
-        Event(Kind.QUEUED, 1, "a", reason="expired"),
-        Event(Kind.LEASED, 1, "b"),
-        Event(Kind.DROPPED, 1, "b", reason="reward_error"),
-        Event(Kind.LEASED, 2, "b"),
-        Event(Kind.ADDED, 2, "b", 0, versions=(0,)),
-        Event(Kind.DISCARDED, 2, "a", 0, reason="late"),
-        Event(Kind.CONSUMED, 2, step=2),
+        Event(EventKind.LEASED, 1, "a"),
+        Event(EventKind.ADDED, 1, "a", 0, versions=(1,)),
+        Event(EventKind.LEFT_OUT, 1, "a", 1, reason="retried"),
+        Event(EventKind.QUEUED, 1, "a", reason="expired"),
+        Event(EventKind.LEASED, 1, "b"),
+        Event(EventKind.DROPPED, 1, "b", reason="reward_error"),
+        Event(EventKind.LEASED, 2, "b"),
+        Event(EventKind.ADDED, 2, "b", 0, versions=(0,)),
+        Event(EventKind.DISCARDED, 2, "a", 0, reason="late"),
+        Event(EventKind.CONSUMED, 2, step=2),
         *UNDONE[:1],
-        Event(Kind.REQUEUED, 2, step=2, reason="rolled_back"),
-        Event(Kind.RETURNED, 0, step=1, reason="rolled_back"),
+        Event(EventKind.REQUEUED, 2, step=2, reason="rolled_back"),
+        Event(EventKind.RETURNED, 0, step=1, reason="rolled_back"),
     ]
     found = audit(enumerate(events), max_staleness=1)
     assert found.problems == []

@@ -14,7 +14,7 @@ import pytest
 from agentrl.buffer import checksums
 from agentrl.buffer.actor import open_journal
 from agentrl.buffer.checksums import boot_id, count_line
-from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.records import FORMAT, Records
 from agentrl.config.schema import Config
@@ -29,13 +29,15 @@ def write(journal: Journal, *, groups: range) -> None:
     """Have groups be played by two owners, some trajectories be forgotten, and others stay."""
     for group in groups:
         owner = "ab"[group % 2]
-        journal.append([Event(Kind.LEASED, group, owner)])
+        journal.append([Event(EventKind.LEASED, group, owner)])
         journal.name_tasks({group: f"task {group}"})
         for member in range(2):
             data = random.Random(group * 2 + member).randbytes(100 + 900 * (group % 7))
-            journal.append([Event(Kind.ADDED, group, owner, member, versions=(0,), accuracy=member / 3)], {(group, owner, member): data})
+            journal.append(
+                [Event(EventKind.ADDED, group, owner, member, versions=(0,), accuracy=member / 3)], {(group, owner, member): data}
+            )
         if group % 3 == 0:
-            journal.append([Event(Kind.DROPPED, group, reason="timeout")])
+            journal.append([Event(EventKind.DROPPED, group, reason="timeout")])
             journal.forget([group])
 
 

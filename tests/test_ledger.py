@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from agentrl.buffer.audit import audit
 from agentrl.buffer.curriculum import Curriculum
-from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.ledger import Ledger
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.errors import CheckpointError, JournalError
@@ -386,11 +386,14 @@ class LedgerMachine(RuleBasedStateMachine):
         assert groups["leased"] + groups["ready"] == counts.leased + counts.ready
         assert {reason: count for reason, count in found.discarded.items() if count} == counts.discarded
         kinds = Counter(event.kind for event in self.journal)
-        assert (found.num_events, found.num_rollbacks) == (len(self.journal), kinds[Kind.ROLLED_BACK])
-        assert (found.num_taken, sum(life.num_leases for life in found.groups.values())) == (kinds[Kind.CONSUMED], kinds[Kind.LEASED])
-        back = (Kind.QUEUED, Kind.REQUEUED, Kind.RETURNED)
+        assert (found.num_events, found.num_rollbacks) == (len(self.journal), kinds[EventKind.ROLLED_BACK])
+        assert (found.num_taken, sum(life.num_leases for life in found.groups.values())) == (
+            kinds[EventKind.CONSUMED],
+            kinds[EventKind.LEASED],
+        )
+        back = (EventKind.QUEUED, EventKind.REQUEUED, EventKind.RETURNED)
         assert found.came_back() == Counter(event.reason for event in self.journal if event.kind in back)
-        if not kinds[Kind.IMPORTED]:
+        if not kinds[EventKind.IMPORTED]:
             assert found.dropped() == counts.dropped
             assert found.batches() == {step: set(batch) for step, batch in self.batches.items()}
             assert found.step == self.step

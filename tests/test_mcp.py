@@ -22,7 +22,7 @@ from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, Re
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.adapters.mcp import result_text
-from agentrl.adapters.mcp_session import Session
+from agentrl.adapters.mcp_session import MCPSession
 from agentrl.config.agent import AgentConfig, MCPServerConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
@@ -348,7 +348,7 @@ def test_a_command_gets_none_of_the_keys_of_the_run(tmp_path, monkeypatch):
 
     async def opened(config) -> dict[str, str]:
         with pytest.raises(ToolError, match="did not come up"):  # it writes down what it sees, and ends
-            await Session("s", MCPServerConfig(**config)).open()
+            await MCPSession("s", MCPServerConfig(**config)).open()
         return json.loads((tmp_path / "seen").read_text())
 
     seen = asyncio.run(opened(config))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
-from agentrl.controller.control import ControlDesk, Request, ask, read_servers
+from agentrl.controller.control import ControlDesk, ControlRequest, ask, read_servers
 from agentrl.controller.server_table import format_servers
 from agentrl.controller.servers import ServerLine
 from agentrl.errors import ConfigError, InfrastructureError
@@ -101,11 +101,11 @@ def test_a_request_is_answered_once_and_leaves_nothing(run_dir):
             raise ConfigError(f"{request.server} is no server of this run")
         return "it joins"
 
-    assert ask_while_it_is_served(run_dir, desk, act, Request(verb="start")) == "it joins"
-    refused = ask_while_it_is_served(run_dir, desk, act, Request(verb="drain", server="http://x"))
+    assert ask_while_it_is_served(run_dir, desk, act, ControlRequest(verb="start")) == "it joins"
+    refused = ask_while_it_is_served(run_dir, desk, act, ControlRequest(verb="drain", server="http://x"))
     assert isinstance(refused, ConfigError)
     assert str(refused) == "http://x is no server of this run"
-    assert seen == [Request(verb="start"), Request(verb="drain", server="http://x")]
+    assert seen == [ControlRequest(verb="start"), ControlRequest(verb="drain", server="http://x")]
     assert [p for p in (run_dir / "control").rglob("*") if p.is_file()] == []
 
 
@@ -121,7 +121,7 @@ def test_what_is_no_request_is_refused_and_the_run_goes_on(run_dir):
 def test_a_run_that_does_not_answer_is_asked_no_more(run_dir):
     desk = ControlDesk(run_dir)
     with pytest.raises(InfrastructureError, match=r"did not answer within 0\.3 s"):
-        ask(run_dir, Request(verb="start"), timeout_s=0.3)
+        ask(run_dir, ControlRequest(verb="start"), timeout_s=0.3)
     desk.serve(lambda request: pytest.fail("it was withdrawn"))
 
 
@@ -132,7 +132,7 @@ def test_a_folder_without_a_run_is_named(tmp_path, run_dir):
     (tmp_path / "over").mkdir()
     (tmp_path / "over/.lock").touch()
     with pytest.raises(ConfigError, match="no run goes on"):
-        ask(tmp_path / "over", Request(verb="start"), timeout_s=1)
+        ask(tmp_path / "over", ControlRequest(verb="start"), timeout_s=1)
 
 
 def test_a_request_of_a_run_that_is_over_is_not_done_by_the_next(run_dir):

@@ -26,7 +26,7 @@ from agentrl.errors import ServerError, UserError
 from agentrl.http.client import HttpClient
 from agentrl.serving.attached import AttachedServer
 from agentrl.serving.embedded.server import named_key, serve
-from agentrl.serving.health import Watchdog, generates
+from agentrl.serving.health import ServerWatchdog, generates
 from agentrl.serving.launch import EmbeddedServer, SGLangServer, launcher
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
@@ -179,7 +179,7 @@ def test_a_server_that_hangs_or_dies_is_restarted_until_the_budget_is_spent(mode
 
 def test_a_paused_server_is_no_hanging_one(running):
     clock = [0.0]
-    dog = Watchdog(timeout_s=20.0, api_key=None, clock=lambda: clock[0])
+    dog = ServerWatchdog(timeout_s=20.0, api_key=None, clock=lambda: clock[0])
     dog.begin(running.status().url)
 
     def look():
@@ -207,7 +207,7 @@ def test_a_load_that_never_changes_is_a_hanging_server(tmp_path):
         "/ready": {},
     }
     with answering(answers) as url:
-        dog = Watchdog(timeout_s=20.0, api_key=None, clock=iter((0, 0, 19, 20, 40, 41)).__next__)
+        dog = ServerWatchdog(timeout_s=20.0, api_key=None, clock=iter((0, 0, 19, 20, 40, 41)).__next__)
         dog.begin(url)
         assert [dog.look() is None for _ in range(3)] == [True, True, False]  # the first look has nothing to compare with
         answers["/v1/loads"]["loads"][0]["num_used_tokens"] = 8

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agentrl.config.supervised import SFTConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint
-from agentrl.controller.supervised import Job, Loop, Order, Progress
+from agentrl.controller.supervised import Loop, Order, SupervisedJob, SupervisedProgress
 from agentrl.controller.supervised_data import Examples
 from agentrl.learner.batch import Sample
 from agentrl.tracking.console import QuietConsole
@@ -62,10 +62,10 @@ def run(folder, losses, *, export, test_freq, save_freq, stop=None, **learner_op
     trainer = {"steps": len(losses), "batch_size": 2, "export": export, "test_freq": test_freq, "save_freq": save_freq}
     data = {"val_files": ["held_out.jsonl"]}
     config = SFTConfig.model_validate({"trainer": {**trainer, "output": str(folder / "policy")}, "data": data, "learner": learner_options})
-    job = Job("sft", "conversation", config, config.model, Examples(SAMPLES), Examples(SAMPLES))
+    job = SupervisedJob("sft", "conversation", config, config.model, Examples(SAMPLES), Examples(SAMPLES))
     (job.run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
     checkpoint = find_checkpoint(job.run_dir / "checkpoints", TrainerConfig())
-    progress = Progress("same") if checkpoint is None else Progress.resumed(checkpoint, "same")
+    progress = SupervisedProgress("same") if checkpoint is None else SupervisedProgress.resumed(checkpoint, "same")
     learner = CountingLearner(losses, stop)
     if checkpoint is not None:
         learner.load(checkpoint.learner)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import mcp.types
 from mcp import MCPError
 
-from agentrl.adapters.mcp_session import Session, SharedSession, header_values
+from agentrl.adapters.mcp_session import MCPSession, SharedSession, header_values
 from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
@@ -59,7 +59,7 @@ class MCPServer:
 
     async def list_tools(self) -> list[mcp.types.Tool]:
         """Start the server or connect to it, ask for its tools, and leave it again; ToolError when it does not come up."""
-        session = Session(self.name, self.config)
+        session = MCPSession(self.name, self.config)
         client = await session.open()
         tools: list[mcp.types.Tool] = []
         cursor = None

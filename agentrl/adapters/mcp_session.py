@@ -40,7 +40,7 @@ ANSWERS = frozenset({INVALID_PARAMS, METHOD_NOT_FOUND, INTERNAL_ERROR})
 """Errors that a living server answers; any other says that the session is gone."""
 
 
-class Session:
+class MCPSession:
     """One session with one server. After `open`, `call` may run any number of times side by side."""
 
     def __init__(self, name: str, config: MCPServerConfig) -> None:
@@ -182,14 +182,14 @@ class SharedSession:
         self._name = name
         self._config = config
         self._reopens = reopens
-        self._session: Session | None = None
+        self._session: MCPSession | None = None
         self._opening = asyncio.Lock()
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool; see `Session.open` and `Session.call`."""
+        """Call a tool; see `MCPSession.open` and `MCPSession.call`."""
         async with self._opening:
             if self._session is None or (self._session.is_lost and self._reopens):
-                session = Session(self._name, self._config)
+                session = MCPSession(self._name, self._config)
                 await session.open()
                 self._session = session
             session = self._session

@@ -74,9 +74,9 @@ class ActionBatch:
         return segment_sums(self.rewards_A, self.num_tokens_N)
 
     @cached_property
-    def turns(self) -> Turns:
+    def turns(self) -> CompactTurns:
         """The turns of all trajectories."""
-        return Turns.of(self.sequence_A, self.turn_A, num_sequences=len(self.num_tokens_N))
+        return CompactTurns.of(self.sequence_A, self.turn_A, num_sequences=len(self.num_tokens_N))
 
     def over_tokens(self, values_N: Tensor) -> Tensor:
         """Return [A]: each trajectory's value on all of its action tokens."""
@@ -84,7 +84,7 @@ class ActionBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class Turns:
+class CompactTurns:
     """K turns, ordered as their tokens. lengths_K: i64[K], action tokens. number_K: i64[K], which turn of its trajectory it is.
     sequence_K: i64[K], place of its trajectory. counts_N: i64[N], turns of each trajectory."""
 
@@ -94,7 +94,7 @@ class Turns:
     counts_N: Tensor
 
     @classmethod
-    def of(cls, sequence_A: Tensor, turn_A: Tensor, *, num_sequences: int) -> Turns:
+    def of(cls, sequence_A: Tensor, turn_A: Tensor, *, num_sequences: int) -> CompactTurns:
         """Cut where the trajectory or the turn changes.
 
         Raises:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.lineage import Lineage
 
 QUEUED, LEASED, READY, CONSUMED, DROPPED = "queued", "leased", "ready", "consumed", "dropped"
@@ -100,22 +100,22 @@ def audit(events: Iterable[tuple[int, Event]], *, max_staleness: int) -> Audit:
 def _follow_run(found: Audit, seq: int, event: Event) -> None:
     """Events that are of no single group."""
     match event.kind:
-        case Kind.PUBLISHED:
+        case EventKind.PUBLISHED:
             if event.version <= found.lineage.version:
                 found.complain(f"event {seq}: version {event.version} was published after {found.lineage.version}")
                 return
             found.lineage.publish(event.version, event.step)
-        case Kind.ROLLED_BACK:
+        case EventKind.ROLLED_BACK:
             found.num_rollbacks += 1
             if event.step < found.settled:
                 found.complain(f"event {seq}: step {event.step} was restored though step {found.settled} was settled")
             found.lineage.roll_back(event.step)
             found.step = event.step
-        case Kind.RELEASED:
+        case EventKind.RELEASED:
             found.released.add(event.owner)
-        case Kind.SETTLED:
+        case EventKind.SETTLED:
             found.settled = event.step
-        case Kind.IMPORTED:
+        case EventKind.IMPORTED:
             _import(found, event)
         case _:
             found.complain(f"event {seq}: {event.kind} names no group")
@@ -133,47 +133,47 @@ def _import(found: Audit, event: Event) -> None:
 
 
 def _follow_group(found: Audit, seq: int, event: Event, max_staleness: int) -> None:
-    if event.kind is Kind.DISCARDED:
+    if event.kind is EventKind.DISCARDED:
         found.discarded[event.reason] += 1
         return
     life = found.groups.setdefault(event.group_id, GroupLife())
     allowed = {
-        Kind.LEASED: (QUEUED, LEASED),
-        Kind.ADDED: (LEASED,),
-        Kind.LEFT_OUT: (LEASED,),
-        Kind.QUEUED: (LEASED,),
-        Kind.DROPPED: (LEASED, READY, CONSUMED),
-        Kind.CONSUMED: (LEASED, READY),  # the last member makes a leased group ready, without an event of its own
-        Kind.RETURNED: (CONSUMED,),
-        Kind.REQUEUED: (CONSUMED,),
+        EventKind.LEASED: (QUEUED, LEASED),
+        EventKind.ADDED: (LEASED,),
+        EventKind.LEFT_OUT: (LEASED,),
+        EventKind.QUEUED: (LEASED,),
+        EventKind.DROPPED: (LEASED, READY, CONSUMED),
+        EventKind.CONSUMED: (LEASED, READY),  # the last member makes a leased group ready, without an event of its own
+        EventKind.RETURNED: (CONSUMED,),
+        EventKind.REQUEUED: (CONSUMED,),
     }[event.kind]
     if life.state not in allowed:
         found.complain(f"event {seq}: group {event.group_id} is {life.state} and cannot be {event.kind}")
     match event.kind:
-        case Kind.LEASED:
+        case EventKind.LEASED:
             if event.owner in found.released:
                 found.complain(f"event {seq}: group {event.group_id} was leased to {event.owner}, which is dead")
             life.state = LEASED
             life.players[event.owner] = set()
             life.num_leases += 1
-        case Kind.ADDED:
+        case EventKind.ADDED:
             life.players.setdefault(event.owner, set()).add((event.member, *event.versions))
             life.num_members = len(life.players[event.owner])
             life.versions = {v for member in life.players[event.owner] for v in member[1:]}
-        case Kind.LEFT_OUT:
+        case EventKind.LEFT_OUT:
             found.discarded[event.reason] += 1
-        case Kind.QUEUED:
+        case EventKind.QUEUED:
             found.discarded[event.reason] += len(life.players.pop(event.owner, ()))
             life.state = LEASED if life.players else QUEUED
             life.came_back[event.reason] += 1
-        case Kind.DROPPED:
+        case EventKind.DROPPED:
             life.state, life.dropped_for, life.step = DROPPED, event.reason, -1
-        case Kind.CONSUMED:
+        case EventKind.CONSUMED:
             _consume(found, life, seq, event, max_staleness)
-        case Kind.RETURNED:
+        case EventKind.RETURNED:
             life.state, life.step = READY, -1
             life.came_back[event.reason] += 1
-        case Kind.REQUEUED:
+        case EventKind.REQUEUED:
             found.discarded[event.reason] += life.num_members
             life.state, life.step, life.players = QUEUED, -1, {}
             life.came_back[event.reason] += 1

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.buffer.curriculum import Curriculum
-from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import Journal
 from agentrl.buffer.ledger import NO_VARIANCE, Admission, Ledger
 from agentrl.buffer.lineage import Lineage
@@ -413,7 +413,7 @@ class ReplayBuffer:
     def _record(self, events: Sequence[Event]) -> None:
         """Write events, with the trajectories that come with them."""
         arriving = self._rows.arriving()
-        is_kept = events[0].kind in (Kind.ADDED, Kind.IMPORTED)  # what comes late, or twice, is not
+        is_kept = events[0].kind in (EventKind.ADDED, EventKind.IMPORTED)  # what comes late, or twice, is not
         self._journal.append(events, arriving if is_kept else {})
 
     def _is_constant(self, group: ReadyGroup) -> bool:

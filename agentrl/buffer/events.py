@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Kind(enum.StrEnum):
+class EventKind(enum.StrEnum):
     """What happened. In brackets: the fields of `Event` that say more."""
 
     LEASED = "leased"  # [group_id, owner]: to play; from the queue, or drawn from the data
@@ -29,7 +29,7 @@ class Kind(enum.StrEnum):
 class Event:
     """One fact. Fields that a kind does not need keep their defaults; `versions`: of the action tokens, each once, ascending."""
 
-    kind: Kind
+    kind: EventKind
     group_id: int = -1
     owner: str = ""
     member: int = -1

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from agentrl.buffer.curriculum import Curriculum
-from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.samplers import SAMPLERS, ReadyGroup
 from agentrl.buffer.states import FORMAT, OWNER_LOST, GroupStates, Play
 from agentrl.errors import CheckpointError
@@ -133,7 +133,7 @@ class Ledger(GroupStates):
         return self._lease(owner, min(slow)[1], now) if slow else None
 
     def _lease(self, owner: str, group_id: int, now: float) -> int:
-        self._commit(Event(Kind.LEASED, group_id, owner))
+        self._commit(Event(EventKind.LEASED, group_id, owner))
         self._leased[group_id].plays[owner].since = now
         return group_id
 
@@ -149,14 +149,14 @@ class Ledger(GroupStates):
         self._check_member(group_id, member)
         play = self._held(owner, group_id)
         if play is None or member in play.left_out:
-            self._commit(Event(Kind.DISCARDED, group_id, owner, member, reason=LATE))
+            self._commit(Event(EventKind.DISCARDED, group_id, owner, member, reason=LATE))
             return "late"
         if member in play.members:
-            self._commit(Event(Kind.DISCARDED, group_id, owner, member, reason=DUPLICATE))
+            self._commit(Event(EventKind.DISCARDED, group_id, owner, member, reason=DUPLICATE))
             return "duplicate"
         sampled = (versions,) if isinstance(versions, int) else tuple(sorted(set(versions)))
         sampled = tuple(version for version in sampled if version != NO_VERSION)
-        self._commit(Event(Kind.ADDED, group_id, owner, member, versions=sampled, accuracy=accuracy))
+        self._commit(Event(EventKind.ADDED, group_id, owner, member, versions=sampled, accuracy=accuracy))
         return "ready" if group_id in self._ready else "waiting"
 
     def leave_out(self, owner: str, group_id: int, member: int, reason: str) -> Admission:
@@ -173,7 +173,7 @@ class Ledger(GroupStates):
             return "duplicate"
         if len(play.left_out) + 1 == self._group_size:
             raise ValueError(f"group {group_id}: all members would be left out; drop the group")
-        self._commit(Event(Kind.LEFT_OUT, group_id, owner, member, reason=reason))
+        self._commit(Event(EventKind.LEFT_OUT, group_id, owner, member, reason=reason))
         return "ready" if group_id in self._ready else "waiting"
 
     def _check_member(self, group_id: int, member: int) -> None:
@@ -190,9 +190,9 @@ class Ledger(GroupStates):
         group = self._leased[group_id]
         is_kept = self._sampler == "in_order" and group.num_leases < MAX_LEASES_IN_ORDER
         if len(group.plays) > 1 or is_kept:
-            self._commit(Event(Kind.QUEUED, group_id, owner, reason=reason))
+            self._commit(Event(EventKind.QUEUED, group_id, owner, reason=reason))
         else:
-            self._commit(Event(Kind.DROPPED, group_id, reason=reason))
+            self._commit(Event(EventKind.DROPPED, group_id, reason=reason))
         return True
 
     def drop_ready(self, group_id: int, reason: str) -> None:
@@ -203,12 +203,12 @@ class Ledger(GroupStates):
         """
         if group_id not in self._ready:
             raise ValueError(f"group {group_id} is not ready: it cannot be dropped as a complete one")
-        self._commit(Event(Kind.DROPPED, group_id, reason=reason))
+        self._commit(Event(EventKind.DROPPED, group_id, reason=reason))
 
     def release(self, owner: str) -> list[int]:
         """Queue all groups of a dead owner again, oldest lease first; members that had arrived are discarded."""
         held = self.held_by(owner)
-        self._commit(Event(Kind.RELEASED, owner=owner), *(Event(Kind.QUEUED, g, owner, reason=OWNER_LOST) for g in held))
+        self._commit(Event(EventKind.RELEASED, owner=owner), *(Event(EventKind.QUEUED, g, owner, reason=OWNER_LOST) for g in held))
         return held
 
     def expire(self, *, older_than: float) -> list[tuple[str, int]]:
@@ -216,7 +216,7 @@ class Ledger(GroupStates):
         late = [
             (owner, group_id) for group_id, group in self._leased.items() for owner, play in group.plays.items() if play.since < older_than
         ]
-        self._commit(*(Event(Kind.QUEUED, group_id, owner, reason=EXPIRED) for owner, group_id in late))
+        self._commit(*(Event(EventKind.QUEUED, group_id, owner, reason=EXPIRED) for owner, group_id in late))
         return late
 
     def _held(self, owner: str, group_id: int) -> Play | None:
@@ -228,7 +228,7 @@ class Ledger(GroupStates):
     def drop_stale(self) -> list[int]:
         """Drop the ready groups that no batch may hold any more, and return their ids."""
         stale = [group_id for group_id, group in self._ready.items() if self.lag(group) > self._max_staleness]
-        self._commit(*(Event(Kind.DROPPED, group_id, reason=STALE) for group_id in stale))
+        self._commit(*(Event(EventKind.DROPPED, group_id, reason=STALE) for group_id in stale))
         return stale
 
     def take(self, num_groups: int, step: int | None = None) -> list[ReadyGroup] | None:
@@ -250,7 +250,7 @@ class Ledger(GroupStates):
         open_number = min((group.number for groups in (self._queued, self._leased) for group in groups.values()), default=self._drawn)
         batch = SAMPLERS[self._sampler](fresh, num_groups, self.lag, open_number)
         if batch is not None:
-            self._commit(*(Event(Kind.CONSUMED, group.group_id, step=step) for group in batch))
+            self._commit(*(Event(EventKind.CONSUMED, group.group_id, step=step) for group in batch))
         return batch
 
     def _has_stragglers(self) -> bool:
@@ -266,7 +266,7 @@ class Ledger(GroupStates):
         rejected = list(self._batches.get(step, ()))
         if len(rejected) > self._consumed - self._published:
             raise ValueError(f"cannot reject the batch of step {step}: its update is published")
-        self._commit(*(Event(Kind.DROPPED, group_id, reason=reason) for group_id in rejected))
+        self._commit(*(Event(EventKind.DROPPED, group_id, reason=reason) for group_id in rejected))
         return rejected
 
     def advance(self, version: int, step: int | None = None) -> None:
@@ -277,12 +277,12 @@ class Ledger(GroupStates):
         """
         if version <= self.version:
             raise ValueError(f"version {version} was published after version {self.version}: versions only grow")
-        self._commit(Event(Kind.PUBLISHED, version=version, step=self._step if step is None else step))
+        self._commit(Event(EventKind.PUBLISHED, version=version, step=self._step if step is None else step))
 
     def settle(self, step: int) -> None:
         """Note that nothing up to `step` will be undone: a checkpoint of it is complete."""
         if step > self._settled:
-            self._commit(Event(Kind.SETTLED, step=step))
+            self._commit(Event(EventKind.SETTLED, step=step))
 
     def roll_back(self, step: int, *, is_kept: Callable[[ReadyGroup], bool] = lambda group: True) -> list[int]:
         """Undo all batches after `step`: its weights are restored, and a publish of them follows.
@@ -297,14 +297,14 @@ class Ledger(GroupStates):
             raise CheckpointError(f"batches up to step {self._settled} are settled and cannot be undone; step {step} was asked for")
         probe = self.lineage.copy()
         probe.roll_back(step)
-        events = [Event(Kind.ROLLED_BACK, step=step)]
+        events = [Event(EventKind.ROLLED_BACK, step=step)]
         for undone in sorted(s for s in self._batches if s > step):
             for group in self._batches[undone].values():
                 is_fresh = all(probe.lag(version) <= self._max_staleness for version in group.versions)
-                kind = Kind.RETURNED if is_fresh and is_kept(group) else Kind.REQUEUED
+                kind = EventKind.RETURNED if is_fresh and is_kept(group) else EventKind.REQUEUED
                 events.append(Event(kind, group.group_id, step=undone, reason=ROLLED_BACK))
         self._commit(*events)
-        return [event.group_id for event in events if event.kind is Kind.REQUEUED]
+        return [event.group_id for event in events if event.kind is EventKind.REQUEUED]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Become what `state` describes, with its weights restored: a publish of them follows.
@@ -316,7 +316,7 @@ class Ledger(GroupStates):
         """
         if state.get("format") != FORMAT:
             raise CheckpointError(f"the buffer's state has format {state.get('format')!r}, expected {FORMAT}")
-        self._commit(Event(Kind.IMPORTED, reason=json.dumps(state)))
+        self._commit(Event(EventKind.IMPORTED, reason=json.dumps(state)))
 
     def _commit(self, *events: Event) -> None:
         if events:

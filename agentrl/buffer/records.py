@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.buffer.checksums import NOTHING, AttemptKey, Head, attempt_checksum, boot_id, read_write_count, row_checksum, toggled
-from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.events import Event, EventKind
 from agentrl.errors import CheckpointError
 
 FORMAT = "2"
@@ -253,7 +253,7 @@ class _Chain:
         if seq != self._last + 1 or not _matches(row, checksum, self._checksum):
             raise damaged(self._path, f"event {self._last + 1} of {self._head.num_events} does not match its checksum{self.left()}")
         self._last, self._checksum = seq, checksum
-        return seq, Event(Kind(kind), group_id, owner, member, step, version, tuple(json.loads(versions)), reason, accuracy)
+        return seq, Event(EventKind(kind), group_id, owner, member, step, version, tuple(json.loads(versions)), reason, accuracy)
 
     def end(self) -> None:
         """Raise CheckpointError unless the last event is the journal's last."""

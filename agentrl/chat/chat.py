@@ -14,7 +14,7 @@ from agentrl.chat.check import TemplateReport, check
 from agentrl.chat.codec import THOUGHT, TURN, Codec, added_tokens, load_tokenizer
 from agentrl.chat.conversation import Conversation, Edits
 from agentrl.chat.formats import NO_FORMAT, detect_format, get_format
-from agentrl.chat.probes import PROBE_TOOLS, Scope
+from agentrl.chat.probes import PROBE_TOOLS, ProbeScope
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.chat.replay import Replay, replay
 from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal, load_template, read_json
@@ -156,7 +156,7 @@ class Chat:
             tools = () if self.tool_format == NO_FORMAT else PROBE_TOOLS
         if tools and self.tool_format == NO_FORMAT:
             raise ConfigError(f"{UNREAD_CALLS}: the chat template shows no format that we know; {CURE_OF_UNREAD_CALLS}")
-        scope = Scope(
+        scope = ProbeScope(
             tools,
             thinks=renderer.style.knows_thoughts,
             has_user_turns=has_user_turns,

@@ -13,9 +13,9 @@ from agentrl.chat.codec import THOUGHT, TURN
 from agentrl.chat.differences import token_difference
 from agentrl.chat.equality import is_same_json
 from agentrl.chat.parsing import call_id
-from agentrl.chat.probes import Messages, Scope, generate
+from agentrl.chat.probes import Messages, ProbeScope, generate
 from agentrl.chat.renderer import Renderer, SampledTurn, Tools
-from agentrl.chat.replay import Step, replay_steps
+from agentrl.chat.replay import ReplayedStep, replay_steps
 from agentrl.chat.shrink import shrink
 from agentrl.chat.template import TemplateMessage, TemplateRefusal
 from agentrl.errors import ConfigError
@@ -99,7 +99,7 @@ class TemplateReport:
         return lines
 
 
-def check(renderer: Renderer, scope: Scope, *, num: int, seed: int, shrinks: bool = True) -> TemplateReport:
+def check(renderer: Renderer, scope: ProbeScope, *, num: int, seed: int, shrinks: bool = True) -> TemplateReport:
     """Check `num` conversations generated from `seed`; `shrinks`: find the smallest conversation of each finding.
 
     Exact means, for every conversation: what is built turn by turn has the tokens of the template's render of the whole; what
@@ -161,7 +161,7 @@ def find(renderer: Renderer, messages: Messages, tools: Tools) -> Iterator[Findi
             return
 
 
-def _block_findings(renderer: Renderer, messages: Messages, tools: Tools, step: Step) -> Iterator[Finding]:
+def _block_findings(renderer: Renderer, messages: Messages, tools: Tools, step: ReplayedStep) -> Iterator[Finding]:
     codec = renderer.codec
     shown = [renderer.shown(message) for message in step.conversation.messages]
     where = _place(messages, step.shown)
@@ -192,7 +192,7 @@ def _place(messages: Messages, shown: int) -> str:
     return "when tools answer" if "tool" in following else "when the assistant goes on"
 
 
-def _turn_findings(renderer: Renderer, messages: Messages, tools: Tools, step: Step) -> Iterator[Finding]:
+def _turn_findings(renderer: Renderer, messages: Messages, tools: Tools, step: ReplayedStep) -> Iterator[Finding]:
     message = messages[step.shown - 1]
     written = renderer.written(step.ids, step.conversation.prompt_text)
     view = renderer.view(written, turn=0, is_truncated=False, tools=tools)

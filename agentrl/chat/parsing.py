@@ -65,7 +65,7 @@ Delta = TextDelta | ReasoningDelta | CallDelta
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ParsedPiece:
     """What a format read: it ends before `end`, holds calls without an id or `text` that was no call after all.
 
     `begins`: a part of the turn begins behind it, on a line of its own.
@@ -77,7 +77,7 @@ class Piece:
     begins: Literal["text", "reasoning"] | None = None
 
 
-class Source:
+class SampledText:
     """The text that is known so far.
 
     `unfinished` is None while more may come; then the error of a call that has no end. `tools` are the schemas shown to the model.
@@ -139,7 +139,7 @@ class ToolFormat(ABC):
         self.partial_thought_end = beginnings((END_THINK,))
 
     @abstractmethod
-    def read(self, source: Source, start: int) -> Piece | None:
+    def read(self, source: SampledText, start: int) -> ParsedPiece | None:
         """Read what begins with the `opening` at `start`; None when text to come could change the answer. Never raises."""
 
     @abstractmethod
@@ -208,14 +208,14 @@ class TurnParser:
         return deltas
 
     def _read(self, unfinished: str | None) -> None:
-        source = Source("".join(self._known), unfinished, self._tools)
+        source = SampledText("".join(self._known), unfinished, self._tools)
         position, is_waiting = 1, False
         while position < len(source.text) and not is_waiting:
             position, is_waiting = self._read_thought(source, position) if self._is_thinking else self._read_text(source, position)
         self._known = [source.text[position - 1 :]]
         self._num_known = len(source.text) - position
 
-    def _read_thought(self, source: Source, start: int) -> tuple[int, bool]:
+    def _read_thought(self, source: SampledText, start: int) -> tuple[int, bool]:
         """Read up to the end of the thought; return where to go on, and whether that needs more text."""
         end = self._format.thought_end.search(source.text, start)
         if end is None:
@@ -226,7 +226,7 @@ class TurnParser:
         self._is_thinking = False
         return end.end(), False
 
-    def _read_text(self, source: Source, start: int) -> tuple[int, bool]:
+    def _read_text(self, source: SampledText, start: int) -> tuple[int, bool]:
         """Read up to the next call or thought, and it too; return where to go on, and whether that needs more text."""
         opening = self._format.opening.search(source.text, start)
         if opening is None:
@@ -235,7 +235,7 @@ class TurnParser:
             return stop, True
         self._say(source.text[start : opening.start()])
         if opening[0] == THINK:
-            piece: Piece | None = Piece(opening.end(), begins="reasoning")
+            piece: ParsedPiece | None = ParsedPiece(opening.end(), begins="reasoning")
         else:
             piece = self._format.read(source, opening.start())
         if piece is None:
@@ -244,12 +244,12 @@ class TurnParser:
         return piece.end, False
 
     @staticmethod
-    def _held(partial: re.Pattern[str], source: Source, start: int) -> int:
+    def _held(partial: re.Pattern[str], source: SampledText, start: int) -> int:
         """Return where the text begins that may belong to a mark whose end has not come yet."""
         match = None if source.unfinished is not None else partial.search(source.text, start)
         return len(source.text) if match is None else match.start()
 
-    def _take(self, piece: Piece) -> None:
+    def _take(self, piece: ParsedPiece) -> None:
         self._say(piece.text)
         for call in piece.calls:
             self._call(call)

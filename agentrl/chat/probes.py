@@ -46,7 +46,7 @@ _WORDS = ("sum", "naïve 日本", 'a "quoted" word', "line\nbreak", "back\\slash
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ProbeScope:
     """What conversations of a run may hold.
 
     tools: schemas shown; without any there are no tool messages. thinks: turns may think. has_user_turns: a user may speak again.
@@ -60,7 +60,7 @@ class Scope:
     control: tuple[str, ...]
 
 
-def generate(rng: random.Random, scope: Scope) -> Messages:
+def generate(rng: random.Random, scope: ProbeScope) -> Messages:
     """Return a conversation: a prompt, then up to MAX_TURNS turns, each but the last followed by tool results or by a user."""
     messages = [Message("system", _content(rng, scope))] if scope.has_system and rng.random() < 0.5 else []
     messages.append(Message("user", _content(rng, scope)))
@@ -78,13 +78,13 @@ def generate(rng: random.Random, scope: Scope) -> Messages:
     return tuple(messages)
 
 
-def _content(rng: random.Random, scope: Scope) -> str:
+def _content(rng: random.Random, scope: ProbeScope) -> str:
     """Return what a user or a tool may say; now and then a control token in the middle of it."""
     text = rng.choice(_GIVEN)
     return f"{text} {rng.choice(scope.control)} {rng.choice(_GIVEN)}" if scope.control and rng.random() < 0.2 else text
 
 
-def _calls(rng: random.Random, scope: Scope, turn: int) -> tuple[ToolCall, ...]:
+def _calls(rng: random.Random, scope: ProbeScope, turn: int) -> tuple[ToolCall, ...]:
     if not scope.tools or rng.random() < 0.35:
         return ()
     functions = [rng.choice(scope.tools)["function"] for _ in range(rng.randint(1, MAX_CALLS))]

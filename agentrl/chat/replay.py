@@ -26,7 +26,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class ReplayedStep:
     """What was appended: a block of context, or a turn.
 
     shown: messages that the tokens stand for so far. edit: how the template edited the history, so that the block begins a row;
@@ -58,24 +58,24 @@ def replay(renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edi
     return Replay(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.bool_), tuple(starts))
 
 
-def replay_steps(renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edits: Edits = "fork") -> Iterator[Step]:
+def replay_steps(renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edits: Edits = "fork") -> Iterator[ReplayedStep]:
     """Yield each block and each turn as it is appended; messages behind the last turn end in a block."""
     turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
     conversation = Conversation(renderer, messages[: turns[0] if turns else len(messages)], tools, edits=edits)
-    yield Step(conversation, len(conversation.messages), conversation.next_prompt(), is_turn=False)
+    yield ReplayedStep(conversation, len(conversation.messages), conversation.next_prompt(), is_turn=False)
     for turn, following in itertools.pairwise([*turns, len(messages)]):
         written = write_turn(renderer, messages, turn, tools)
         view = _as_written(renderer, written, messages[turn], conversation.prompt_text)
         conversation.add_generation(written, is_truncated=False, view=view)
-        yield Step(conversation, turn + 1, written, is_turn=True)
+        yield ReplayedStep(conversation, turn + 1, written, is_turn=True)
         conversation.add_messages(messages[turn + 1 : following])
         if turn + 1 < len(messages):
             num_forks, tokens = conversation.num_forks, tuple(conversation.token_ids)
             block = conversation.next_prompt()
             if conversation.num_forks > num_forks:
-                yield Step(conversation, following, block, is_turn=False, edit=conversation.last_edit, replaced=tokens)
+                yield ReplayedStep(conversation, following, block, is_turn=False, edit=conversation.last_edit, replaced=tokens)
             else:
-                yield Step(conversation, following, block, is_turn=False)
+                yield ReplayedStep(conversation, following, block, is_turn=False)
 
 
 def write_turn(renderer: Renderer, messages: Sequence[Message], turn: int, tools: Tools) -> list[int]:

@@ -83,11 +83,13 @@ def servers_add(
 ) -> None:
     """Let a server join: it gets the current weights, is checked, and then serves."""
     show_tracebacks(debug)
-    from agentrl.controller.control import Request, ask
+    from agentrl.controller.control import ControlRequest, ask
 
     if start == (url is not None):
         raise UserError("name the URL of a running server, or use --start; one of the two")
-    typer.echo(ask(run, Request(verb="attach", server=url) if url is not None else Request(verb="start"), timeout_s=timeout_s))
+    typer.echo(
+        ask(run, ControlRequest(verb="attach", server=url) if url is not None else ControlRequest(verb="start"), timeout_s=timeout_s)
+    )
 
 
 def servers_drain(
@@ -98,6 +100,6 @@ def servers_drain(
 ) -> None:
     """Let a server go: its trajectories go on elsewhere from what they have. One that the run started ends, another is left as it is."""
     show_tracebacks(debug)
-    from agentrl.controller.control import Request, ask
+    from agentrl.controller.control import ControlRequest, ask
 
-    typer.echo(ask(run, Request(verb="drain", server=server), timeout_s=timeout_s))
+    typer.echo(ask(run, ControlRequest(verb="drain", server=server), timeout_s=timeout_s))

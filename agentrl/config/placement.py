@@ -73,7 +73,7 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ResourceLayout:
     """What Ray is asked for. reservations: by pool, but for those that stand anywhere; spots: by role, one per rank."""
 
     reservations: Mapping[str, Reservation]
@@ -109,7 +109,7 @@ class PlacementConfig(Section):
         """Return what the ranks of a role compute on."""
         return self.pools_in_use[self.pool_of(role)].device_in_use
 
-    def layout(self, num_ranks: Mapping[Role, int]) -> Layout:
+    def layout(self, num_ranks: Mapping[Role, int]) -> ResourceLayout:
         """Return where the ranks of the roles that a run has stand.
 
         Raises:
@@ -130,7 +130,7 @@ class PlacementConfig(Section):
                 gpus_per_bundle = _gpus_per_bundle(name, pool, members[name])
                 reservations[name] = _reserve_gpus(pool, gpus_per_bundle)
                 spots |= _share(name, pool, members[name], gpus_per_bundle)
-        return Layout(reservations, spots)
+        return ResourceLayout(reservations, spots)
 
     @model_validator(mode="after")
     def _names_pools_that_exist(self) -> PlacementConfig:

@@ -36,7 +36,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Request(_Message):
+class ControlRequest(_Message):
     """What is asked of a run; `server` is a URL to attach to, or the URL or name of the server to drain."""
 
     verb: Literal["attach", "start", "drain"]
@@ -87,7 +87,7 @@ class ControlDesk:
             for old in folder.glob("*.json"):  # of a run that ended before it took them
                 old.unlink()
 
-    def serve(self, act: Callable[[Request], str]) -> None:
+    def serve(self, act: Callable[[ControlRequest], str]) -> None:
         """Answer all requests that wait with what `act` returns, or with the UserError that it raises."""
         for file in sorted(self._requests.glob("*.json")):
             text = file.read_text()
@@ -100,9 +100,9 @@ class ControlDesk:
                 write_atomically(self._answers / file.name, answer.model_dump_json())
 
     @staticmethod
-    def _answer(text: str, act: Callable[[Request], str]) -> Answer:
+    def _answer(text: str, act: Callable[[ControlRequest], str]) -> Answer:
         try:
-            return Answer(is_done=True, message=act(Request.model_validate_json(text)))
+            return Answer(is_done=True, message=act(ControlRequest.model_validate_json(text)))
         except ValidationError as error:
             return Answer(is_done=False, message=f"this is no request: {error.errors()[0]['msg']}")
         except UserError as error:
@@ -121,7 +121,7 @@ class ControlDesk:
             write_atomically(self._folder / "servers.json", table.model_dump_json(indent=1))
 
 
-def ask(run_dir: Path, request: Request, *, timeout_s: float) -> str:
+def ask(run_dir: Path, request: ControlRequest, *, timeout_s: float) -> str:
     """Ask the run in `run_dir` and return its answer.
 
     Raises:

@@ -11,7 +11,7 @@ import trio
 from agentrl.config.schema import Config
 from agentrl.controller.adapter import why_no_adapter
 from agentrl.controller.calls import in_trio
-from agentrl.controller.control import ControlDesk, Request
+from agentrl.controller.control import ControlDesk, ControlRequest
 from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.servers import ServerFleet
 from agentrl.errors import ServerError
@@ -45,7 +45,7 @@ class ElasticServers:
                 self._ask_for_adapters(url)
         self._desk.show(self._servers.lines, version=version, outstanding_tokens=self._rollouts.outstanding_tokens)
 
-    def _act(self, request: Request, version: int) -> str:
+    def _act(self, request: ControlRequest, version: int) -> str:
         if request.verb == "drain":
             return self._drain(request.server, version)
         joining = self._servers.attach(request.server) if request.verb == "attach" else self._servers.start_another()

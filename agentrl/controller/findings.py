@@ -76,25 +76,25 @@ class Asker:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """since_add_s: since a trajectory reached the buffer; num_finished: attempts that ended, validation's too; None: nobody answers."""
 
     since_add_s: float | None
     num_finished: float | None
 
 
-def look_at_progress(parts: Parts, asker: Asker) -> Progress:
+def look_at_progress(parts: Parts, asker: Asker) -> RunProgress:
     """Ask buffer and rollout actors how far they are."""
     asked = {name: actor.stats.remote() for name, actor in parts.rollouts.actors.items()}
     said = asker.answers({BUFFER: parts.buffer.stats.remote(), **asked})
     buffer = said.pop(BUFFER)
     # A counter is there once something was counted.
     finished = [stats.get("finished", 0.0) for stats in said.values() if not isinstance(stats, NoAnswer)]
-    return Progress(None if isinstance(buffer, NoAnswer) else buffer["since_last_add_s"], sum(finished) if finished else None)
+    return RunProgress(None if isinstance(buffer, NoAnswer) else buffer["since_last_add_s"], sum(finished) if finished else None)
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class RunFindings:
     """What was found; each answer of an actor, or a NoAnswer."""
 
     controller: Sequence[str]
@@ -133,7 +133,7 @@ class Findings:
                 yield f"  and {len(self.leases) - SHOWN_LEASES} more leases, none of them older"
 
 
-def find(parts: Parts, asker: Asker) -> Findings:
+def find(parts: Parts, asker: Asker) -> RunFindings:
     """Ask every part of the run what it waits for."""
     controller = list(_of_controller(parts))  # first: it is what may change meanwhile
     buffer = parts.buffer
@@ -142,7 +142,7 @@ def find(parts: Parts, asker: Asker) -> Findings:
     said = asker.answers({**own, **asked})
     counts, stats, leases = (NoAnswer(f"{BUFFER} does not answer") if isinstance(said[n], NoAnswer) else said[n] for n in own)
     learner = [line for workers in parts.ranks() for line in workers.unanswered()]
-    return Findings(
+    return RunFindings(
         controller,
         counts,
         None if isinstance(stats, NoAnswer) else stats["since_last_add_s"],

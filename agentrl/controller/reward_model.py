@@ -10,7 +10,7 @@ from agentrl.chat.template import read_json
 from agentrl.config.model import ModelConfig
 from agentrl.config.supervised import RMConfig
 from agentrl.controller.shipping import check_files
-from agentrl.controller.supervised import Job, model_with_tokenizer, run_job
+from agentrl.controller.supervised import SupervisedJob, model_with_tokenizer, run_job
 from agentrl.controller.supervised_data import Examples, read_pairs
 from agentrl.errors import ConfigError
 from agentrl.learner.score_head import ScoreHead
@@ -32,7 +32,7 @@ def train_reward_model(config: RMConfig) -> Path:
     train = read_pairs(data.train_files, data, chat, plugins)
     validation = read_pairs(data.val_files, data, chat, plugins) if data.val_files else None
     head = ScoreHead(find_padding(model, chat, train))
-    return run_job(Job("rm", "pair", config, model, train, validation, head))
+    return run_job(SupervisedJob("rm", "pair", config, model, train, validation, head))
 
 
 def find_padding(model: ModelConfig, chat: Chat, examples: Examples) -> int:

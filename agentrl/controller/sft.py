@@ -8,7 +8,7 @@ from agentrl.adapters.catalog import agent_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.supervised import SFTConfig
 from agentrl.controller.shipping import check_files
-from agentrl.controller.supervised import Job, model_with_tokenizer, run_job
+from agentrl.controller.supervised import SupervisedJob, model_with_tokenizer, run_job
 from agentrl.controller.supervised_data import read_conversations
 
 
@@ -25,4 +25,4 @@ def supervise(config: SFTConfig) -> Path:
     data = config.data
     train = read_conversations(data.train_files, data, chat, plugins)
     validation = read_conversations(data.val_files, data, chat, plugins) if data.val_files else None
-    return run_job(Job("sft", "conversation", config, model, train, validation))
+    return run_job(SupervisedJob("sft", "conversation", config, model, train, validation))

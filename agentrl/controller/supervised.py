@@ -68,7 +68,7 @@ SHOWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SupervisedJob:
     """One supervised training. name: `sft` or `rm`, of its metrics. noun: what one of its examples is called."""
 
     name: str
@@ -118,7 +118,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SupervisedProgress:
     """What a checkpoint holds beside the learner. data: digest of samples and order, so that a resume goes on with the same ones."""
 
     data: str
@@ -129,7 +129,7 @@ class Progress:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def resumed(cls, checkpoint: Checkpoint, data: str) -> Progress:
+    def resumed(cls, checkpoint: Checkpoint, data: str) -> SupervisedProgress:
         """Return what was saved.
 
         Raises:
@@ -144,7 +144,7 @@ class Progress:
         return progress
 
 
-def run_job(job: Job) -> Path:
+def run_job(job: SupervisedJob) -> Path:
     """Train, and return the folder of the model. Whoever runs the same job again goes on from its newest checkpoint.
 
     Raises:
@@ -176,7 +176,9 @@ def run_job(job: Job) -> Path:
 class Loop:
     """Updates from a batch to its record, the validations and checkpoints between them, and the export at the end."""
 
-    def __init__(self, job: Job, order: Order, learner: Workers[Learner], trackers: Trackers, progress: Progress) -> None:
+    def __init__(
+        self, job: SupervisedJob, order: Order, learner: Workers[Learner], trackers: Trackers, progress: SupervisedProgress
+    ) -> None:
         self._job, self._order, self._learner, self._trackers = job, order, learner, trackers
         self._trainer = job.config.trainer
         self._progress = progress
@@ -222,7 +224,7 @@ class Loop:
         values = {f"val/{name}": metrics[name] for name in SHOWN if name in metrics}
         self._trackers.write("validation", step=step, version=step, values=values)
         if metrics["loss"] < self._progress.best_loss:
-            self._progress = Progress(self._progress.data, step, metrics["loss"])
+            self._progress = SupervisedProgress(self._progress.data, step, metrics["loss"])
             if self._trainer.export == "best":
                 self._learner.run(Learner.export, self._trainer.output)
 
@@ -263,10 +265,10 @@ def model_with_tokenizer(config: AnyConfig) -> ModelConfig:
 # --------------------------------------------------------------------------------------------------------- starting
 
 
-def _open_run(job: Job, data: str) -> tuple[Checkpoint | None, Progress]:
+def _open_run(job: SupervisedJob, data: str) -> tuple[Checkpoint | None, SupervisedProgress]:
     folder = job.run_dir / "checkpoints"
     checkpoint = find_checkpoint(folder, TrainerConfig(resume_mode=job.config.trainer.resume_mode))
-    progress = Progress.resumed(checkpoint, data) if checkpoint is not None else Progress(data)
+    progress = SupervisedProgress.resumed(checkpoint, data) if checkpoint is not None else SupervisedProgress(data)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -275,7 +277,7 @@ def _open_run(job: Job, data: str) -> tuple[Checkpoint | None, Progress]:
     return checkpoint, progress
 
 
-def _open_trackers(job: Job, order: Order, checkpoint: Checkpoint | None) -> Trackers:
+def _open_trackers(job: SupervisedJob, order: Order, checkpoint: Checkpoint | None) -> Trackers:
     trainer = job.config.trainer
     restored_step = checkpoint.step if checkpoint is not None else None
     console = JobConsole(job.name, total=order.num_updates, restored_step=restored_step or 0) if "console" in trainer.logger else None
@@ -292,7 +294,7 @@ def _open_trackers(job: Job, order: Order, checkpoint: Checkpoint | None) -> Tra
 
 
 @contextmanager
-def _open_learner(job: Job, order: Order) -> Iterator[Workers[Learner]]:
+def _open_learner(job: SupervisedJob, order: Order) -> Iterator[Workers[Learner]]:
     config = job.config
     spec = LearnerSpec(
         job.model,

@@ -14,7 +14,7 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.replay import Replay
 from agentrl.config.supervised import RMDataConfig, SFTDataConfig
 from agentrl.data.files import RawRow, file_ids, open_rows
-from agentrl.data.rows import Place, read_messages, without_nulls
+from agentrl.data.rows import RowPlace, read_messages, without_nulls
 from agentrl.errors import ConfigError, DataError, PluginError
 from agentrl.learner.batch import Sample
 from agentrl.plugins import Plugins
@@ -39,7 +39,7 @@ class Examples:
         return ", ".join(parts)
 
 
-class Renderer:
+class ExampleRenderer:
     """From a row's messages and tools to tokens; errors name the row."""
 
     def __init__(self, chat: Chat, plugins: Plugins, *, tools_key: str) -> None:
@@ -48,7 +48,7 @@ class Renderer:
         self._tools_key = tools_key
         self._schemas: dict[str, JsonObject] = {}
 
-    def render(self, row: RawRow, place: Place, messages: Sequence[Message]) -> Replay:
+    def render(self, row: RawRow, place: RowPlace, messages: Sequence[Message]) -> Replay:
         """Return the tokens of a conversation, each assistant turn as the model would have sampled it.
 
         Raises:
@@ -60,7 +60,7 @@ class Renderer:
         except (DataError, ConfigError) as error:
             raise type(error)(f"{place}: {error}") from error
 
-    def _tools(self, row: RawRow, place: Place) -> Sequence[Any]:
+    def _tools(self, row: RawRow, place: RowPlace) -> Sequence[Any]:
         value = row.get(self._tools_key)
         if isinstance(value, str):  # Parquet cannot hold schemas of different forms in one column, so they often come as JSON
             try:
@@ -71,7 +71,7 @@ class Renderer:
             raise place.error(self._tools_key, f"must be a list of tool names or schemas, is {value!r}")
         return value or ()
 
-    def _schema(self, tool: Any, place: Place) -> JsonObject:
+    def _schema(self, tool: Any, place: RowPlace) -> JsonObject:
         if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping):
             schema: JsonObject = without_nulls(tool)
             return schema
@@ -96,9 +96,9 @@ def read_conversations(files: Sequence[str], config: SFTDataConfig, chat: Chat, 
     Raises:
         UserError: a malformed row, an unknown tool, or no conversation that fits `data.max_tokens`.
     """
-    renderer = Renderer(chat, plugins, tools_key=config.tools_key)
+    renderer = ExampleRenderer(chat, plugins, tools_key=config.tools_key)
 
-    def build(row: RawRow, place: Place) -> Replay:
+    def build(row: RawRow, place: RowPlace) -> Replay:
         if config.prompt_key is None or config.response_key is None:
             return renderer.render(row, place, read_messages(_column(row, config.messages_key), place, config.messages_key))
         prompt = _prompt(_column(row, config.prompt_key), place, config.prompt_key)
@@ -142,9 +142,9 @@ def read_pairs(files: Sequence[str], config: RMDataConfig, chat: Chat, plugins: 
     Raises:
         UserError: a malformed row, an unknown tool, or no pair that fits `data.max_tokens`.
     """
-    renderer = Renderer(chat, plugins, tools_key=config.tools_key)
+    renderer = ExampleRenderer(chat, plugins, tools_key=config.tools_key)
 
-    def build(row: RawRow, place: Place) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def build(row: RawRow, place: RowPlace) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         value = _column(row, config.prompt_key)
         prompt = () if value is None else _prompt(value, place, config.prompt_key)
         chosen, rejected = (
@@ -174,7 +174,7 @@ def _compare(index: int, pair: tuple[NDArray[np.int32], NDArray[np.int32]], conf
     return pair_sample(index, chosen, rejected), is_long
 
 
-def _answered(prompt: Sequence[Message], value: Any, place: Place, field: str) -> list[Message]:
+def _answered(prompt: Sequence[Message], value: Any, place: RowPlace, field: str) -> list[Message]:
     """Return prompt and answer; an answer given as messages may repeat the prompt, as many published pairs do."""
     if isinstance(value, str):
         if not prompt:
@@ -194,7 +194,7 @@ def _last_row(replay: Replay) -> NDArray[np.int32]:
 # ------------------------------------------------------------------------------------------------------------- rows
 
 
-def _collect(files: Sequence[str], build: Callable[[RawRow, Place], T], fit: Callable[[int, T], tuple[Sample | None, bool]]) -> Examples:
+def _collect(files: Sequence[str], build: Callable[[RawRow, RowPlace], T], fit: Callable[[int, T], tuple[Sample | None, bool]]) -> Examples:
     samples: list[Sample] = []
     num_dropped = num_truncated = 0
     for row, place in _rows(files):
@@ -207,11 +207,11 @@ def _collect(files: Sequence[str], build: Callable[[RawRow, Place], T], fit: Cal
     return Examples(tuple(samples), num_dropped, num_truncated)
 
 
-def _rows(files: Sequence[str]) -> Iterator[tuple[RawRow, Place]]:
+def _rows(files: Sequence[str]) -> Iterator[tuple[RawRow, RowPlace]]:
     for path, file_id in zip(files, file_ids(files), strict=True):
         file = open_rows(path)
         for index, row in enumerate(file.rows(len(file))):
-            yield row, Place(path, file_id, index, file.line(index))
+            yield row, RowPlace(path, file_id, index, file.line(index))
 
 
 def _some(examples: Examples, files: Sequence[str], *, what: str, max_tokens: int) -> Examples:
@@ -231,7 +231,7 @@ def _column(row: RawRow, key: str) -> Any:
     return value
 
 
-def _prompt(value: Any, place: Place, field: str) -> tuple[Message, ...]:
+def _prompt(value: Any, place: RowPlace, field: str) -> tuple[Message, ...]:
     if value is None:
         raise place.error(field, "must be a text or messages, is missing")
     return (Message("user", value),) if isinstance(value, str) else read_messages(value, place, field)

@@ -12,7 +12,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from agentrl.controller.findings import Asker, Findings, Parts, find, look_at_progress
+from agentrl.controller.findings import Asker, Parts, RunFindings, find, look_at_progress
 from agentrl.tracking.watchdog import ANSWER_S, Watchdog
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class WatchedRun:
         silent_s = time.monotonic() - max(since, self._last_progress)
         return silent_s if progress.since_add_s is None else min(silent_s, progress.since_add_s)
 
-    def find(self) -> Findings:
+    def find(self) -> RunFindings:
         return find(self._parts, self._asker)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agentrl.data.files import write_rows
 from agentrl.data.instructions import AIME_INSTRUCTION, GSM8K_INSTRUCTION, MATH_INSTRUCTION
-from agentrl.data.originals import DataFile, Source, open_originals, read_originals
+from agentrl.data.originals import DataFile, OriginalSource, open_originals, read_originals
 from agentrl.data.problems import Problem, ProblemReader, read_aime, read_gsm8k, read_math
 from agentrl.data.task_rows import RowStyle, task_row, task_schema
 from agentrl.errors import DataError
@@ -52,7 +52,7 @@ class Benchmark:
         if folder is not None:
             raise DataError(f"benchmark {self.name}: {str(folder)!r} has none of {', '.join(self.paths)}")
         try:
-            files = open_originals(Source(self.hub_name, subset=self.subset, split=self.split))
+            files = open_originals(OriginalSource(self.hub_name, subset=self.subset, split=self.split))
         except DataError as error:
             looked = f"{str(place)!r} does not hold it" if place else f"{FOLDER_VARIABLE} is not set"
             raise DataError(f"benchmark {self.name}: put its file at {self.paths[0]} of a folder ({looked}); {error}") from error

@@ -89,7 +89,7 @@ def writer(kind: Kind) -> Callable[..., None]:
         debug: Debug = False,
     ) -> None:
         options.set_debug(debug)
-        from agentrl.data.originals import Source
+        from agentrl.data.originals import OriginalSource
         from agentrl.data.prepare import default_source, write_data_set
 
         selection = selection_of(
@@ -102,7 +102,7 @@ def writer(kind: Kind) -> Callable[..., None]:
             unattempted=unattempted,
         )
         styles = _styles(kind, agent, tools, interaction, plugin, system, template)
-        place = Source(source or default_source(kind), subset, split, revision)
+        place = OriginalSource(source or default_source(kind), subset, split, revision)
         _say(out, write_data_set(kind, out, place, styles=styles, selection=selection, data_source=data_source))
 
     return write
@@ -137,7 +137,7 @@ def data_hf(
 ) -> None:
     """Write any data set, of the hub or of local files, by the columns that you name."""
     options.set_debug(debug)
-    from agentrl.data.originals import Source
+    from agentrl.data.originals import OriginalSource
     from agentrl.data.prepare import write_columns
     from agentrl.data.problems import Columns
 
@@ -152,7 +152,7 @@ def data_hf(
     )
     columns = Columns(prompt_column, answer_column, difficulty_column, id_column)
     styles = _styles(None, agent, tools, interaction, plugin, system, template)
-    source = Source(name, subset, split, revision)
+    source = OriginalSource(name, subset, split, revision)
     _say(out, write_columns(columns, out, source, styles=styles, selection=selection, data_source=data_source, ability=ability))
 
 
@@ -173,13 +173,13 @@ def data_preference(
 ) -> None:
     """Write pairs of answers of which one was preferred, as `agentrl rm` reads them."""
     options.set_debug(debug)
-    from agentrl.data.originals import Source
+    from agentrl.data.originals import OriginalSource
     from agentrl.data.pairs import write_pairs
     from agentrl.data.selection import Selection
 
     columns = {"prompt": prompt_column, "chosen": chosen_column, "rejected": rejected_column}
     selection = Selection(deduplicate, test_share, seed)
-    _say(out, write_pairs(out, Source(source, subset, split, revision), selection, data_source=data_source, **columns))
+    _say(out, write_pairs(out, OriginalSource(source, subset, split, revision), selection, data_source=data_source, **columns))
 
 
 def data_filter(

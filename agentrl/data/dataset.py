@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from agentrl.config.data import DataConfig
 from agentrl.data.files import RowFile, file_ids, open_rows
 from agentrl.data.reader import task_reader
-from agentrl.data.rows import AgentChoice, Place
+from agentrl.data.rows import AgentChoice, RowPlace
 from agentrl.errors import DataError, PluginError
 from agentrl.types import Task
 
@@ -126,7 +126,7 @@ class Dataset:
                 self._orders[epoch] = np.random.default_rng([self._seed, epoch]).permutation(len(self))
             return self._orders[epoch]
 
-    def _tasks(self, limit: int, rows_per_file: int | None = None) -> Iterator[tuple[Place, Task]]:
+    def _tasks(self, limit: int, rows_per_file: int | None = None) -> Iterator[tuple[RowPlace, Task]]:
         """Yield the first `limit` tasks, of each file no more than `rows_per_file`."""
         for which, file in enumerate(self._files):
             remaining = limit - int(self._starts[which])
@@ -136,13 +136,13 @@ class Dataset:
                 place = self._place(which, row)
                 yield place, self._read(raw, place)
 
-    def _place(self, which: int, row: int) -> Place:
+    def _place(self, which: int, row: int) -> RowPlace:
         file = self._files[which]
-        return Place(file.path, self._ids[which], row, file.line(row))
+        return RowPlace(file.path, self._ids[which], row, file.line(row))
 
 
 def _select(
-    tasks: Iterator[tuple[Place, Task]],
+    tasks: Iterator[tuple[RowPlace, Task]],
     config: DataConfig,
     *,
     measure: Callable[[Task], int] | None,
@@ -167,7 +167,7 @@ def _select(
     return np.array(kept, dtype=np.int64), sources, report
 
 
-def _size(task: Task, place: Place, *, measure: Callable[[Task], int] | None, check: Callable[[Task], None] | None) -> int:
+def _size(task: Task, place: RowPlace, *, measure: Callable[[Task], int] | None, check: Callable[[Task], None] | None) -> int:
     try:
         if check is not None:
             check(task)

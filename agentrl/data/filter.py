@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from agentrl.data.files import open_rows
 from agentrl.data.pass_rates import first_user_text
 from agentrl.data.prepare import Written
-from agentrl.data.rows import Place
+from agentrl.data.rows import RowPlace
 from agentrl.data.selection import Candidate, Selection, normalise, select
 from agentrl.data.whole import appearing_whole
 from agentrl.errors import DataError
@@ -23,7 +23,9 @@ def filter_rows(file: Path, out: Path, selection: Selection) -> Written:
         DataError: a row has no prompt of chat messages, or nothing is left. Nothing has been written then.
     """
     rows = open_rows(str(file))
-    candidates = [_candidate(raw, Place(str(file), file.stem, index, rows.line(index))) for index, raw in enumerate(rows.rows(len(rows)))]
+    candidates = [
+        _candidate(raw, RowPlace(str(file), file.stem, index, rows.line(index))) for index, raw in enumerate(rows.rows(len(rows)))
+    ]
     kept, notes = select(candidates, selection)
     if file.suffix == ".parquet":
         places = {id(candidate): index for index, candidate in enumerate(candidates)}
@@ -38,7 +40,7 @@ def filter_rows(file: Path, out: Path, selection: Selection) -> Written:
     return Written({out.stem: len(kept)}, tuple(notes))
 
 
-def _candidate(raw: dict, place: Place) -> Candidate:
+def _candidate(raw: dict, place: RowPlace) -> Candidate:
     prompt = raw.get("prompt")
     if not isinstance(prompt, list) or not all(isinstance(message, dict) and "role" in message for message in prompt):
         raise place.error("prompt", f"must be a list of {{role, content}}, is {str(prompt)[:80]!r}")

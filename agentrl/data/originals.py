@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from agentrl.data.files import RawRow, open_rows
-from agentrl.data.rows import Place
+from agentrl.data.rows import RowPlace
 from agentrl.errors import DataError
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -22,7 +22,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}(-[0-9a-f]{16})?$")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class OriginalSource:
     """Where original files are: a file, a folder, or a name of the hub (owner/name).
 
     subset: part of a data set that consists of several, a folder of that name; None: all of it.
@@ -46,12 +46,12 @@ class Original:
     """A row as its authors wrote it, where it stands, and its number in its split, counted from 0."""
 
     raw: RawRow
-    place: Place
+    place: RowPlace
     split: str
     index: int
 
 
-def open_originals(source: Source) -> list[DataFile]:
+def open_originals(source: OriginalSource) -> list[DataFile]:
     """Return the data files of a source, in the order of their names.
 
     Raises:
@@ -94,7 +94,7 @@ def read_originals(files: Sequence[DataFile]) -> Iterator[Original]:
             yield Original(raw, place, file.split, index)
 
 
-def _fetched(source: Source) -> Path:
+def _fetched(source: OriginalSource) -> Path:
     from agentrl.data.hub import fetch_dataset  # not above: the hub's client would be half of the time to start any command
 
     return fetch_dataset(str(source.name), subset=source.subset, revision=source.revision)
@@ -112,19 +112,19 @@ def _data_files(entries: Iterator[Path]) -> list[Path]:
     return sorted(path for path in entries if path.suffix in SUFFIXES and path.name not in DESCRIPTIONS and path.is_file())
 
 
-def _rows(file: DataFile) -> Iterator[tuple[RawRow, Place]]:
+def _rows(file: DataFile) -> Iterator[tuple[RawRow, RowPlace]]:
     path = str(file.path)
     whole = _whole_json(file.path) if file.path.suffix == ".json" else None
     if whole is not None:
         for index, raw in enumerate(whole):
-            place = Place(path, file.split, index)
+            place = RowPlace(path, file.split, index)
             if not isinstance(raw, dict):
                 raise DataError(f"{place}: must be a JSON object, is {type(raw).__name__}")
             yield raw, place
         return
     rows = open_rows(path)
     for index, raw in enumerate(rows.rows(len(rows))):
-        yield raw, Place(path, file.split, index, rows.line(index))
+        yield raw, RowPlace(path, file.split, index, rows.line(index))
 
 
 def _whole_json(path: Path) -> list[object] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from agentrl.data.originals import Original, Source, open_originals, read_originals
+from agentrl.data.originals import Original, OriginalSource, open_originals, read_originals
 from agentrl.data.prepare import Written, write_candidates
 from agentrl.data.rows import read_messages
 from agentrl.data.selection import Candidate, Selection, normalise
@@ -27,7 +27,9 @@ PAIR_SCHEMA = pa.schema(
 )
 
 
-def write_pairs(out: Path, source: Source, selection: Selection, *, data_source: str, prompt: str, chosen: str, rejected: str) -> Written:
+def write_pairs(
+    out: Path, source: OriginalSource, selection: Selection, *, data_source: str, prompt: str, chosen: str, rejected: str
+) -> Written:
     """Write `SPLIT.parquet` of each split.
 
     Args:

@@ -20,7 +20,7 @@ _COLUMNS = ["outcome", "metrics", "rewards", "extra_info", "messages"]
 
 
 @dataclass
-class Tally:
+class PassTally:
     right: float = 0.0
     num: int = 0
 
@@ -32,7 +32,7 @@ class PassRates:
     By the question, not by the task's id: ids are places in a file, and the same row of another file has another one.
     """
 
-    tallies: Mapping[str, Tally]
+    tallies: Mapping[str, PassTally]
 
     def of(self, candidate: Candidate) -> float | None:
         """Return the pass rate of a row, None when it was never asked."""
@@ -55,11 +55,11 @@ def read_pass_rates(path: Path) -> PassRates:
     files = [path] if path.is_file() else [results] if results.is_file() else sorted(path.rglob("*.parquet"))
     if not files:
         raise DataError(f"{str(path)!r}: no Parquet file of attempts there; name one that an evaluation or a run has written")
-    tallies: dict[str, Tally] = {}
+    tallies: dict[str, PassTally] = {}
     for row in (row for file in files for row in _rows(file)):
         accuracy = _accuracy(row)
         if accuracy is not None:
-            tally = tallies.setdefault(normalise(_question(row)), Tally())
+            tally = tallies.setdefault(normalise(_question(row)), PassTally())
             tally.right += accuracy
             tally.num += 1
     if not tallies:

@@ -14,7 +14,7 @@ from agentrl.data.benchmarks import FOLDER_VARIABLE
 from agentrl.data.code_problems import read_code
 from agentrl.data.files import write_rows
 from agentrl.data.instructions import AIME_INSTRUCTION, CODE_INSTRUCTION, GSM8K_INSTRUCTION, MATH_INSTRUCTION, with_tools
-from agentrl.data.originals import SPLITS, DataFile, Source, open_originals, read_originals
+from agentrl.data.originals import SPLITS, DataFile, OriginalSource, open_originals, read_originals
 from agentrl.data.problems import Columns, Problem, ProblemReader, read_aime, read_gsm8k, read_math
 from agentrl.data.rows import AgentChoice
 from agentrl.data.selection import Candidate, Selection, normalise, select, splits_of
@@ -27,7 +27,7 @@ MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
-class DataSet:
+class DataSetKind:
     """What is known of a kind of data set. hub_name: where it is fetched from when no files are named; "": nowhere."""
 
     read: ProblemReader
@@ -38,11 +38,11 @@ class DataSet:
     subset: str | None = None
 
 
-DATA_SETS: Mapping[Kind, DataSet] = {
-    "gsm8k": DataSet(read_gsm8k, "math", GSM8K_INSTRUCTION, "openai/gsm8k", "openai/gsm8k", "main"),
-    "aime": DataSet(read_aime, "math", AIME_INSTRUCTION, "aime"),
-    "math": DataSet(read_math, "math", MATH_INSTRUCTION, "math", "DigitalLearningGmbH/MATH-lighteval"),
-    "code": DataSet(read_code, "code", CODE_INSTRUCTION, "codecontests"),
+DATA_SETS: Mapping[Kind, DataSetKind] = {
+    "gsm8k": DataSetKind(read_gsm8k, "math", GSM8K_INSTRUCTION, "openai/gsm8k", "openai/gsm8k", "main"),
+    "aime": DataSetKind(read_aime, "math", AIME_INSTRUCTION, "aime"),
+    "math": DataSetKind(read_math, "math", MATH_INSTRUCTION, "math", "DigitalLearningGmbH/MATH-lighteval"),
+    "code": DataSetKind(read_code, "code", CODE_INSTRUCTION, "codecontests"),
 }
 
 
@@ -68,7 +68,7 @@ def default_source(kind: Kind) -> str | Path:
     return DATA_SETS[kind].hub_name
 
 
-def open_data_set(kind: Kind, source: Source) -> list[DataFile]:
+def open_data_set(kind: Kind, source: OriginalSource) -> list[DataFile]:
     """Return the files of a data set; raises as `open_originals`."""
     subset, path = DATA_SETS[kind].subset, Path(source.name)
     if source.subset is None and subset is not None and (not path.exists() or (path / subset).is_dir()):
@@ -83,7 +83,7 @@ def open_data_set(kind: Kind, source: Source) -> list[DataFile]:
     return named
 
 
-def data_source_of(kind: Kind, source: Source) -> Callable[[Problem], str]:
+def data_source_of(kind: Kind, source: OriginalSource) -> Callable[[Problem], str]:
     """Return how rows name their data source: AIME by its file (aime_2024) or its name on the hub, the others all alike."""
     otherwise = DATA_SETS[kind].data_source
     if kind != "aime":
@@ -168,7 +168,7 @@ def write_candidates(out_dir: str | Path, candidates: Sequence[Candidate], selec
 def write_data_set(
     kind: Kind,
     out_dir: str | Path,
-    source: Source,
+    source: OriginalSource,
     *,
     styles: Sequence[RowStyle],
     selection: Selection | None = None,
@@ -193,7 +193,7 @@ def write_data_set(
 def write_columns(
     columns: Columns,
     out_dir: str | Path,
-    source: Source,
+    source: OriginalSource,
     *,
     styles: Sequence[RowStyle],
     selection: Selection,
@@ -214,7 +214,7 @@ def write_gsm8k(out_dir: str | Path, source_dir: str | Path, *, agent: str = "si
     Raises:
         DataError: a source file is missing, or a line is not `{question, answer}` with an answer after `####`.
     """
-    return dict(write_data_set("gsm8k", out_dir, Source(source_dir), styles=choose_styles("gsm8k", agent=agent)).rows)
+    return dict(write_data_set("gsm8k", out_dir, OriginalSource(source_dir), styles=choose_styles("gsm8k", agent=agent)).rows)
 
 
 def write_aime(out_dir: str | Path, source_dir: str | Path) -> dict[str, int]:
@@ -223,4 +223,4 @@ def write_aime(out_dir: str | Path, source_dir: str | Path) -> dict[str, int]:
     Raises:
         DataError: the folder has no such file, or a row has no problem, or no whole number from 0 to 999 as its answer.
     """
-    return dict(write_data_set("aime", out_dir, Source(source_dir), styles=choose_styles("aime")).rows)
+    return dict(write_data_set("aime", out_dir, OriginalSource(source_dir), styles=choose_styles("aime")).rows)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl.config.data import DataConfig
-from agentrl.data.rows import AgentChoice, Place, Row, read_row
+from agentrl.data.rows import AgentChoice, Row, RowPlace, read_row
 from agentrl.errors import DataError, PluginError
 from agentrl.plugins import import_source
 from agentrl.types import Task
 
-TaskReader = Callable[[Row, Place], Task]
+TaskReader = Callable[[Row, RowPlace], Task]
 """Raises DataError or PluginError that name file and row."""
 
 
@@ -47,7 +47,7 @@ def load_function(source: str) -> Callable[[dict[str, Any]], Any]:
     return function
 
 
-def _read_with(function: Callable[[dict[str, Any]], Any], source: str, row: Row, place: Place, agents: AgentChoice) -> Task:
+def _read_with(function: Callable[[dict[str, Any]], Any], source: str, row: Row, place: RowPlace, agents: AgentChoice) -> Task:
     try:
         task = function(dict(row))
     except Exception as error:  # the user's code: whatever it raises is about this row

@@ -29,7 +29,7 @@ ROLES: tuple[str, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowPlace:
     """Where a row stands: for errors, and for the task's id."""
 
     file: str
@@ -67,7 +67,7 @@ class AgentChoice:
         return self.resolve(named or implied)
 
 
-def read_row(row: Row, place: Place, config: DataConfig, agents: AgentChoice) -> Task:
+def read_row(row: Row, place: RowPlace, config: DataConfig, agents: AgentChoice) -> Task:
     """Return the row's Task.
 
     Raises:
@@ -114,7 +114,7 @@ def without_nulls(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------- kwargs
 
 
-def _tools_kwargs(extra_info: JsonObject, place: Place, parent: str) -> Mapping[str, JsonObject]:
+def _tools_kwargs(extra_info: JsonObject, place: RowPlace, parent: str) -> Mapping[str, JsonObject]:
     tools = _object(extra_info.get("tools_kwargs"), place, f"{parent}.tools_kwargs")
     for name, kwargs in tools.items():
         field = f"{parent}.tools_kwargs.{name}"
@@ -122,7 +122,7 @@ def _tools_kwargs(extra_info: JsonObject, place: Place, parent: str) -> Mapping[
     return tools
 
 
-def _interaction_kwargs(extra_info: JsonObject, place: Place, parent: str, *, must_be_named: bool) -> JsonObject | None:
+def _interaction_kwargs(extra_info: JsonObject, place: RowPlace, parent: str, *, must_be_named: bool) -> JsonObject | None:
     kwargs = _object(extra_info.get("interaction_kwargs"), place, f"{parent}.interaction_kwargs")
     if not kwargs or not ("name" in kwargs or must_be_named):
         return None
@@ -135,7 +135,7 @@ def _interaction_kwargs(extra_info: JsonObject, place: Place, parent: str, *, mu
 # ------------------------------------------------------------------------------------------------------ messages
 
 
-def read_messages(value: Any, place: Place, field: str) -> tuple[Message, ...]:
+def read_messages(value: Any, place: RowPlace, field: str) -> tuple[Message, ...]:
     """Return the chat messages that a field holds, at least one.
 
     Raises:
@@ -148,7 +148,7 @@ def read_messages(value: Any, place: Place, field: str) -> tuple[Message, ...]:
     return tuple(_message(item, place, f"{field}[{index}]") for index, item in enumerate(value))
 
 
-def _message(value: Any, place: Place, field: str) -> Message:
+def _message(value: Any, place: RowPlace, field: str) -> Message:
     if not isinstance(value, Mapping):
         raise place.error(field, f"must be an object {{role, content}}, is {_short(value)}")
     role = value.get("role")
@@ -167,7 +167,7 @@ def _message(value: Any, place: Place, field: str) -> Message:
     )
 
 
-def _content(value: Any, place: Place, field: str, *, may_be_absent: bool) -> str:
+def _content(value: Any, place: RowPlace, field: str, *, may_be_absent: bool) -> str:
     if isinstance(value, str):
         return value
     if value is None and may_be_absent:
@@ -186,7 +186,7 @@ def _content(value: Any, place: Place, field: str, *, may_be_absent: bool) -> st
     return "".join(texts)
 
 
-def _tool_call(value: Any, index: int, place: Place, field: str) -> ToolCall:
+def _tool_call(value: Any, index: int, place: RowPlace, field: str) -> ToolCall:
     function = value.get("function", value) if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise place.error(field, f"must be {{id, function: {{name, arguments}}}}, is {_short(value)}")
@@ -206,7 +206,7 @@ def _tool_call(value: Any, index: int, place: Place, field: str) -> ToolCall:
 # -------------------------------------------------------------------------------------------------------- values
 
 
-def _object(value: Any, place: Place, field: str) -> JsonObject:
+def _object(value: Any, place: RowPlace, field: str) -> JsonObject:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -214,7 +214,7 @@ def _object(value: Any, place: Place, field: str) -> JsonObject:
     return value
 
 
-def _text(value: Any, place: Place, field: str) -> str:
+def _text(value: Any, place: RowPlace, field: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -222,7 +222,7 @@ def _text(value: Any, place: Place, field: str) -> str:
     return value
 
 
-def _required_text(value: Any, place: Place, field: str) -> str:
+def _required_text(value: Any, place: RowPlace, field: str) -> str:
     text = _text(value, place, field)
     if not text:
         raise place.error(field, f"must be a non-empty string, is {'missing' if value is None else 'empty'}")

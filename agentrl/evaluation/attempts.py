@@ -26,7 +26,7 @@ _DIFFICULTY_KEYS = ("difficulty", "level")
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class EvaluatedAttempt:
     """One finished try at one problem, as statistics see it."""
 
     source: str  # data_source
@@ -46,7 +46,7 @@ class Attempt:
     agent: str
 
 
-def attempt_of(trajectory: Trajectory) -> Attempt:
+def attempt_of(trajectory: Trajectory) -> EvaluatedAttempt:
     """Return what statistics see of a trajectory.
 
     A reward that reports no accuracy is right when it is positive. An attempt that failed, or that no reward has seen, has
@@ -55,7 +55,7 @@ def attempt_of(trajectory: Trajectory) -> Attempt:
     failure = _failure(trajectory)
     own = None if failure is not None else _own_reward(trajectory)
     accuracy = trajectory.metrics.get("accuracy", float(trajectory.reward > 0))
-    return Attempt(
+    return EvaluatedAttempt(
         source=trajectory.data_source,
         problem=trajectory.task_id,
         member=trajectory.member,
@@ -74,13 +74,13 @@ def attempt_of(trajectory: Trajectory) -> Attempt:
     )
 
 
-def attempts_of(table: pa.Table | pa.RecordBatch) -> list[Attempt]:
+def attempts_of(table: pa.Table | pa.RecordBatch) -> list[EvaluatedAttempt]:
     """Return what statistics see of the rows of a table that has at least the columns of `agentrl.data.trajectories.SCHEMA`."""
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
     return [attempt_of(trajectory) for batch in batches for trajectory in decode(batch)]
 
 
-def read_attempts(path: Path) -> list[Attempt]:
+def read_attempts(path: Path) -> list[EvaluatedAttempt]:
     """Read the attempts of one evaluation: a Parquet file, or a folder with `attempts.parquet` or else other Parquet files in it.
 
     Raises:

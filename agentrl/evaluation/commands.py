@@ -18,7 +18,7 @@ from agentrl.errors import InfrastructureError
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
     from agentrl.evaluation.report import Report
-    from agentrl.evaluation.run import Request
+    from agentrl.evaluation.run import EvaluationRequest
 
 WIDTH = 132
 """Of the table where no terminal says how wide it is."""
@@ -109,9 +109,9 @@ def evaluate(
         "max_turn_tokens": max_turn_tokens,
     }
     config, is_named = load_base(arguments or [], sampling, tools=tools, templates=template or [])
-    from agentrl.evaluation.run import Request
+    from agentrl.evaluation.run import EvaluationRequest
 
-    request = Request(
+    request = EvaluationRequest(
         config,
         model,
         tuple(_split(on)) or config.data.val_files,
@@ -167,9 +167,9 @@ def generate(
     }
     config, _ = load_base(arguments or [], sampling, tools=tools, templates=template or [])
     from agentrl.evaluation.generate import generate as run
-    from agentrl.evaluation.run import Request
+    from agentrl.evaluation.run import EvaluationRequest
 
-    request = Request(config, model, (source,), out.parent, agent=agent, served_model=served_model, max_rows=rows)
+    request = EvaluationRequest(config, model, (source,), out.parent, agent=agent, served_model=served_model, max_rows=rows)
     num_failed = run(request, out, response_key=response_key, say=_say)
     typer.echo(f"wrote {out}")
     if num_failed:
@@ -203,7 +203,7 @@ def default_folder(model: str | Sequence[str]) -> Path:
     return Path("runs") / "eval" / (re.sub(r"[^\w.-]+", "_", name) or "model")
 
 
-def _evaluated(request: Request, training_files: Sequence[str], fail_below: Sequence[str]) -> Report:
+def _evaluated(request: EvaluationRequest, training_files: Sequence[str], fail_below: Sequence[str]) -> Report:
     from agentrl.evaluation.contamination import refuse_unreadable
     from agentrl.evaluation.results import write_results
     from agentrl.evaluation.run import play_missing, prepare

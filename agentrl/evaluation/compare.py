@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import DataError
-from agentrl.evaluation.attempts import Attempt
+from agentrl.evaluation.attempts import EvaluatedAttempt
 from agentrl.evaluation.intervals import difference_interval
 from agentrl.evaluation.paired import sign_flip_test
 from agentrl.evaluation.summary import OVERALL, Estimate, by_problem, share
@@ -25,7 +25,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ProblemPair:
     """One problem in both evaluations: the mean accuracy of its scored attempts in each, and how many those are."""
 
     source: str
@@ -69,8 +69,8 @@ class Comparison:
 
     sources: tuple[Difference, ...]
     overall: Difference
-    won: tuple[Pair, ...]
-    lost: tuple[Pair, ...]
+    won: tuple[ProblemPair, ...]
+    lost: tuple[ProblemPair, ...]
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Comparison:
         return dataclasses.asdict(self)
 
 
-def compare(a: Sequence[Attempt], b: Sequence[Attempt], *, only_common: bool = False) -> Comparison:
+def compare(a: Sequence[EvaluatedAttempt], b: Sequence[EvaluatedAttempt], *, only_common: bool = False) -> Comparison:
     """Compare two evaluations problem by problem.
 
     only_common: leave out problems that only one of them has.
@@ -94,7 +94,7 @@ def compare(a: Sequence[Attempt], b: Sequence[Attempt], *, only_common: bool = F
         raise DataError(f"none of the {len(common)} problems in both evaluations has a score in both")
     if len(pairs) < len(common):
         notes = (*notes, f"{len(common) - len(pairs)} of {len(common)} problems have no score in one of the two and are left out")
-    by_source: defaultdict[str, list[Pair]] = defaultdict(list)
+    by_source: defaultdict[str, list[ProblemPair]] = defaultdict(list)
     for pair in pairs:
         by_source[pair.source].append(pair)
     overall = _difference(OVERALL, pairs)
@@ -110,7 +110,9 @@ def compare(a: Sequence[Attempt], b: Sequence[Attempt], *, only_common: bool = F
     )
 
 
-def _check_problems(a: Mapping[Key, Sequence[Attempt]], b: Mapping[Key, Sequence[Attempt]], *, only_common: bool) -> tuple[str, ...]:
+def _check_problems(
+    a: Mapping[Key, Sequence[EvaluatedAttempt]], b: Mapping[Key, Sequence[EvaluatedAttempt]], *, only_common: bool
+) -> tuple[str, ...]:
     num_common = len(a.keys() & b.keys())
     only_a, only_b = len(a) - num_common, len(b) - num_common
     if not only_a and not only_b:
@@ -125,15 +127,15 @@ def _check_problems(a: Mapping[Key, Sequence[Attempt]], b: Mapping[Key, Sequence
     return (f"{found}: those in both are compared",)
 
 
-def _pair(key: Key, a: Sequence[Attempt], b: Sequence[Attempt]) -> Pair | None:
+def _pair(key: Key, a: Sequence[EvaluatedAttempt], b: Sequence[EvaluatedAttempt]) -> ProblemPair | None:
     scores_a = [attempt.accuracy for attempt in a if attempt.accuracy is not None]
     scores_b = [attempt.accuracy for attempt in b if attempt.accuracy is not None]
     if not scores_a or not scores_b:
         return None
-    return Pair(*key, sum(scores_a) / len(scores_a), sum(scores_b) / len(scores_b), len(scores_a), len(scores_b))
+    return ProblemPair(*key, sum(scores_a) / len(scores_a), sum(scores_b) / len(scores_b), len(scores_a), len(scores_b))
 
 
-def _difference(name: str, pairs: Sequence[Pair]) -> Difference:
+def _difference(name: str, pairs: Sequence[ProblemPair]) -> Difference:
     values_a, values_b = np.array([pair.accuracy_a for pair in pairs]), np.array([pair.accuracy_b for pair in pairs])
     differences = values_b - values_a
     low, high = difference_interval(differences)

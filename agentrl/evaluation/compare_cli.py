@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from agentrl.evaluation.compare import Comparison, Difference, Pair
+    from agentrl.evaluation.compare import Comparison, Difference, ProblemPair
     from agentrl.evaluation.summary import Estimate
 
 MAX_SHOWN = 10
@@ -108,7 +108,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str |
     return table
 
 
-def _pair_cells(pair: Pair) -> tuple[str, ...]:
+def _pair_cells(pair: ProblemPair) -> tuple[str, ...]:
     return pair.source, pair.problem, f"{pair.accuracy_a:.3f} of {pair.num_a}", f"{pair.accuracy_b:.3f} of {pair.num_b}"
 
 

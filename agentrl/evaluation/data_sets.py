@@ -40,7 +40,7 @@ class DataSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class EvaluationProblem:
     """A task to be attempted by members 0..n-1. `number` counts all problems of the evaluation; `keys` has one key per member."""
 
     number: int
@@ -104,7 +104,7 @@ def open_data_set(
     return DataSet(name, dataset, template, producer_of(config, model=model, template=template, is_scored=check_reward is not None))
 
 
-def problems_of(data_sets: Sequence[DataSet], n: int) -> Iterator[Problem]:
+def problems_of(data_sets: Sequence[DataSet], n: int) -> Iterator[EvaluationProblem]:
     """Yield all problems, data set after data set, in the order of their rows."""
     number = 0
     for data_set in data_sets:
@@ -115,5 +115,5 @@ def problems_of(data_sets: Sequence[DataSet], n: int) -> Iterator[Problem]:
             content = problem_hash(task)
             keys = tuple(key(content, seen[content], member) for member in range(n))
             seen[content] += 1
-            yield Problem(number, task, keys)
+            yield EvaluationProblem(number, task, keys)
             number += 1

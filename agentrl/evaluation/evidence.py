@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.evaluation.attempts import Attempt, attempt_of
+from agentrl.evaluation.attempts import EvaluatedAttempt, attempt_of
 from agentrl.evaluation.contamination import Question
 from agentrl.evaluation.summary import Estimate, is_right, share
 from agentrl.tracking.redact import redact
@@ -22,7 +22,7 @@ MAX_FAILURE_CHARS = 120
 _STRICT, _FLEXIBLE = "accuracy_strict", "accuracy_flexible"
 
 
-class Kind(enum.StrEnum):
+class ExampleKind(enum.StrEnum):
     """What an example shows."""
 
     SOLVED = "solved"
@@ -35,8 +35,8 @@ class Kind(enum.StrEnum):
 class Example:
     """One attempt for a person to read."""
 
-    kind: Kind
-    attempt: Attempt
+    kind: ExampleKind
+    attempt: EvaluatedAttempt
     messages: tuple[Message, ...]
 
 
@@ -52,9 +52,9 @@ class Evidence:
     """Takes trajectories as they come; keeps their facts, and of the texts only examples and questions."""
 
     def __init__(self) -> None:
-        self.attempts: list[Attempt] = []
+        self.attempts: list[EvaluatedAttempt] = []
         self.failures: Counter[str] = Counter()
-        self._examples: dict[tuple[str, Kind], Example] = {}
+        self._examples: dict[tuple[str, ExampleKind], Example] = {}
         self._questions: dict[tuple[str, str], Question] = {}
         self._readings: defaultdict[str, defaultdict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
 
@@ -76,7 +76,7 @@ class Evidence:
     @property
     def examples(self) -> list[Example]:
         """The first attempt of each kind of each source."""
-        return sorted(self._examples.values(), key=lambda example: (example.attempt.source, list(Kind).index(example.kind)))
+        return sorted(self._examples.values(), key=lambda example: (example.attempt.source, list(ExampleKind).index(example.kind)))
 
     @property
     def questions(self) -> list[Question]:
@@ -95,7 +95,7 @@ class Evidence:
             found[source] = TwoReadings(strict, flexible)
         return found
 
-    def _read(self, attempt: Attempt, metrics: Mapping[str, float]) -> None:
+    def _read(self, attempt: EvaluatedAttempt, metrics: Mapping[str, float]) -> None:
         if attempt.failure is not None:
             return
         both = [next((v for name, v in metrics.items() if name.endswith(f"/{reading}")), None) for reading in (_STRICT, _FLEXIBLE)]
@@ -111,12 +111,12 @@ def gather(trajectories: Iterable[Trajectory]) -> Evidence:
     return evidence
 
 
-def _kind(attempt: Attempt) -> Kind:
+def _kind(attempt: EvaluatedAttempt) -> ExampleKind:
     if attempt.failure is not None:
-        return Kind.FAILED
+        return ExampleKind.FAILED
     if is_right(attempt):
-        return Kind.SOLVED
-    return Kind.TRUNCATED if attempt.is_truncated else Kind.WRONG
+        return ExampleKind.SOLVED
+    return ExampleKind.TRUNCATED if attempt.is_truncated else ExampleKind.WRONG
 
 
 def _prompt(messages: Iterable[Message]) -> str:

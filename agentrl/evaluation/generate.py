@@ -14,7 +14,7 @@ from agentrl.data.whole import appearing_whole
 from agentrl.errors import ConfigError, DataError
 from agentrl.evaluation.batches import batches
 from agentrl.evaluation.model_place import Say
-from agentrl.evaluation.run import Prepared, Request, play_missing, prepare
+from agentrl.evaluation.run import EvaluationRequest, Prepared, play_missing, prepare
 from agentrl.rollout.scoring import attempted
 from agentrl.types import SCORED_OUTCOMES
 
@@ -22,7 +22,7 @@ ATTEMPTS_SUFFIX = ".attempts"
 """Of the folder beside the output in which attempts are kept."""
 
 
-def generate(request: Request, out: Path, *, response_key: str, say: Say) -> int:
+def generate(request: EvaluationRequest, out: Path, *, response_key: str, say: Say) -> int:
     """Write the rows of `request.on`, one Parquet file, to `out`, with n responses each; return how many failed, which are null.
 
     A response is the text of all that came behind the prompt: what the model said and thought, and what tools and partners answered.

@@ -13,7 +13,7 @@ import trio
 
 from agentrl.errors import InfrastructureError
 from agentrl.evaluation.concurrency import Concurrency
-from agentrl.evaluation.data_sets import Problem
+from agentrl.evaluation.data_sets import EvaluationProblem
 from agentrl.evaluation.model_place import Servers
 from agentrl.evaluation.store import AttemptStore
 from agentrl.plugins.blame import failure_of
@@ -58,7 +58,7 @@ class Routes(Protocol):
 class _Group:
     """The members of a problem that are played; where a reward compares them, they are kept together."""
 
-    problem: Problem
+    problem: EvaluationProblem
     members: tuple[int, ...]
     compares: bool
     ended: list[Trajectory] = field(default_factory=list)
@@ -110,7 +110,7 @@ class AttemptPlayer:
         """Seconds since the last try that ended; before the first: since this was made."""
         return time.monotonic() - self._last_end
 
-    async def run(self, problems: Iterable[Problem], servers: Servers, router: Routes) -> None:
+    async def run(self, problems: Iterable[EvaluationProblem], servers: Servers, router: Routes) -> None:
         """Play what the store does not have.
 
         Raises:
@@ -127,7 +127,7 @@ class AttemptPlayer:
                     await self._start_all(problems, send, nursery)
             watching.cancel_scope.cancel()
 
-    async def _start_all(self, problems: Iterable[Problem], out: trio.MemorySendChannel, nursery: trio.Nursery) -> None:
+    async def _start_all(self, problems: Iterable[EvaluationProblem], out: trio.MemorySendChannel, nursery: trio.Nursery) -> None:
         """Consumes problems; waits for room; unblocked by attempts that end; produces a task per attempt."""
         for group in filter(None, map(self._missing, problems)):
             for member in group.members:
@@ -135,7 +135,7 @@ class AttemptPlayer:
                 began_in = await self._concurrency.begin(attempt.key)
                 nursery.start_soon(self._play, attempt, group, began_in, out)
 
-    def _missing(self, problem: Problem) -> _Group | None:
+    def _missing(self, problem: EvaluationProblem) -> _Group | None:
         """Return what is still to be played of a problem: all of it, where one is missing and a reward compares them."""
         members = tuple(member for member, key in enumerate(problem.keys) if not self._store.has(key))
         if not members:

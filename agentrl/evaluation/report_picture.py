@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from agentrl.errors import InfrastructureError
-from agentrl.evaluation.attempts import Attempt
+from agentrl.evaluation.attempts import EvaluatedAttempt
 from agentrl.evaluation.summary import Estimate, EstimateAt, EvalSummary, SourceSummary
 from agentrl.tracking.report import STYLE
 from agentrl.tracking.report_panels import CYCLE, GREY, INK
@@ -26,7 +26,7 @@ NUM_LINES = len(CYCLE) - 1
 Panel = Callable[[Axes], None]
 
 
-def draw_picture(summary: EvalSummary, attempts: Sequence[Attempt], path: Path, *, title: str) -> None:
+def draw_picture(summary: EvalSummary, attempts: Sequence[EvaluatedAttempt], path: Path, *, title: str) -> None:
     """Draw what the evaluation has into one picture.
 
     Raises:
@@ -115,7 +115,7 @@ def _curve(axes: Axes, figures: Sequence[EstimateAt], color: str, *, label: str)
     axes.fill_between([at.k for at in known], np.array(lows, float), np.array(highs, float), color=color, alpha=0.14, linewidth=0)
 
 
-def _draw_tokens(axes: Axes, summary: EvalSummary, attempts: Sequence[Attempt]) -> None:
+def _draw_tokens(axes: Axes, summary: EvalSummary, attempts: Sequence[EvaluatedAttempt]) -> None:
     """How many attempts took how many tokens, in the same bins for all sources."""
     axes.set_title("Tokens per attempt")
     counts = {source.name: _lengths(source, attempts) for source in summary.sources}
@@ -133,7 +133,7 @@ def _draw_tokens(axes: Axes, summary: EvalSummary, attempts: Sequence[Attempt]) 
     axes.legend(loc="best")
 
 
-def _lengths(source: SourceSummary, attempts: Sequence[Attempt]) -> list[int]:
+def _lengths(source: SourceSummary, attempts: Sequence[EvaluatedAttempt]) -> list[int]:
     return [attempt.num_tokens for attempt in attempts if attempt.source == source.name and attempt.failure is None]
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.config.data import DataConfig
-from agentrl.data.rows import Place, read_messages, without_nulls
+from agentrl.data.rows import RowPlace, read_messages, without_nulls
 from agentrl.errors import DataError
 from agentrl.plugins import Attempted
 from agentrl.types import Message, Outcome, Task
@@ -94,7 +94,7 @@ class ResponseFile:
         known = rows.select([name for name in self._read_columns if name in rows.schema.names])
         for offset in range(0, rows.num_rows, STREAM_ROWS):
             for index, row in enumerate(known.slice(offset, STREAM_ROWS).to_pylist()):
-                yield self._stored_row(row, Place(str(self.path), self.path.stem, start + offset + index))
+                yield self._stored_row(row, RowPlace(str(self.path), self.path.stem, start + offset + index))
 
     @property
     def _read_columns(self) -> list[str]:
@@ -111,7 +111,7 @@ class ResponseFile:
         if not fits(kind.value_type if pa.types.is_dictionary(kind) else kind):
             raise DataError(f"{self.path}: column {name!r} must hold {wanted}, is {kind}")
 
-    def _stored_row(self, row: Mapping[str, Any], place: Place) -> StoredRow:
+    def _stored_row(self, row: Mapping[str, Any], place: RowPlace) -> StoredRow:
         keys = self._keys
         source = row[keys.data_source_key]
         if not source:
@@ -138,13 +138,13 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _messages(value: Any, place: Place, field: str) -> tuple[Message, ...]:
+def _messages(value: Any, place: RowPlace, field: str) -> tuple[Message, ...]:
     if value is None:
         return ()
     return (Message("user", value),) if isinstance(value, str) else read_messages(value, place, field)
 
 
-def _object(value: Any, place: Place, field: str) -> Mapping[str, Any]:
+def _object(value: Any, place: RowPlace, field: str) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
         raise place.error(field, f"must be an object, is {type(value).__name__}")
     return value or {}

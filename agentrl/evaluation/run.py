@@ -19,7 +19,7 @@ from agentrl.config.schema import Config
 from agentrl.data.failures import FailureBook
 from agentrl.errors import ConfigError
 from agentrl.evaluation.concurrency import Concurrency
-from agentrl.evaluation.data_sets import DataSet, Problem, open_data_set, problems_of, resolve_files
+from agentrl.evaluation.data_sets import DataSet, EvaluationProblem, open_data_set, problems_of, resolve_files
 from agentrl.evaluation.model_place import (
     UNPUBLISHED_VERSION,
     KnownModel,
@@ -60,7 +60,7 @@ STORE = "attempts.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EvaluationRequest:
     """What is asked for.
 
     Args:
@@ -89,13 +89,13 @@ class Request:
 class Prepared:
     """All that is known before anything is played."""
 
-    request: Request
+    request: EvaluationRequest
     place: ModelPlace
     known: KnownModel
     chat: Chat
     plugins: Plugins
     data_sets: tuple[DataSet, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[EvaluationProblem, ...]
     store: AttemptStore
 
     @property
@@ -115,7 +115,7 @@ class Prepared:
 
 
 @contextmanager
-def prepare(request: Request, *, say: Say) -> Iterator[Prepared]:
+def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
     """Look at the model, read and check all rows, and open the store.
 
     Raises:
@@ -277,7 +277,7 @@ def _client(url: str, *, config: Config, api_key: str | None) -> SGLangClient:
     )
 
 
-def _sources(problems: Sequence[Problem]) -> set[str]:
+def _sources(problems: Sequence[EvaluationProblem]) -> set[str]:
     return {problem.task.data_source for problem in problems}
 
 

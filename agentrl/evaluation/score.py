@@ -22,7 +22,7 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.config.schema import Config
 from agentrl.data.whole import appearing_whole
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
-from agentrl.evaluation.attempts import Attempt
+from agentrl.evaluation.attempts import EvaluatedAttempt
 from agentrl.evaluation.responses import ResponseFile, StoredRow
 from agentrl.plugins.blame import failure_of
 from agentrl.plugins.rewards import RewardResult
@@ -55,9 +55,9 @@ class ScoredResponse:
     failure: str | None = None
     message: str | None = None
 
-    def attempt(self) -> Attempt:
+    def attempt(self) -> EvaluatedAttempt:
         """Return the response as statistics see it: one turn, of whose tokens nothing is known."""
-        return Attempt(
+        return EvaluatedAttempt(
             source=self.source,
             problem=self.problem,
             member=self.member,

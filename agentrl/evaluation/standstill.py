@@ -26,7 +26,7 @@ class Places(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class EvaluationFindings:
     """What was found. loads: of servers that can be asked, by URL; places: of turns that are asked for, by attempt."""
 
     room: int
@@ -82,10 +82,10 @@ class WatchedEvaluation:
     def measure_silence(self, limit_s: float) -> float:
         return self._attempts.silent_s
 
-    def find(self) -> Findings:
+    def find(self) -> EvaluationFindings:
         places = self._model.places()
         scopes = self._loop.look(self._attempts.scopes, limit=KEPT_SCOPES, places=places)
         statuses = self._servers.statuses()
         clients = [] if self._connect is None else [self._connect(server.url) for server in statuses if server.url]
         loads = ask_loads(clients, answer_s=self._answer_s, stopping=self.stopping)
-        return Findings(self._concurrency.now, statuses, loads, places, scopes)
+        return EvaluationFindings(self._concurrency.now, statuses, loads, places, scopes)

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.evaluation.attempts import Attempt
+from agentrl.evaluation.attempts import EvaluatedAttempt
 from agentrl.evaluation.intervals import mean_interval, share_interval
 from agentrl.evaluation.statistics import MAX_VOTERS, best_of, majority_at, pass_at
 
 Floats = NDArray[np.float64]
-Problem = Sequence[Attempt]
+Problem = Sequence[EvaluatedAttempt]
 """All attempts at one problem."""
 
 OVERALL = "all"
@@ -94,7 +94,7 @@ class EvalSummary:
         return dataclasses.asdict(self)
 
 
-def summarise(attempts: Sequence[Attempt]) -> EvalSummary:
+def summarise(attempts: Sequence[EvaluatedAttempt]) -> EvalSummary:
     """Return the figures of an evaluation. Nothing is sampled: the same attempts give the same figures.
 
     Raises:
@@ -108,15 +108,15 @@ def summarise(attempts: Sequence[Attempt]) -> EvalSummary:
     return EvalSummary(sources, _summary(OVERALL, list(problems.values())))
 
 
-def by_problem(attempts: Iterable[Attempt]) -> Mapping[tuple[str, str], list[Attempt]]:
+def by_problem(attempts: Iterable[EvaluatedAttempt]) -> Mapping[tuple[str, str], list[EvaluatedAttempt]]:
     """Return (data source, task id) -> the attempts at this problem, ordered by member."""
-    found: defaultdict[tuple[str, str], list[Attempt]] = defaultdict(list)
+    found: defaultdict[tuple[str, str], list[EvaluatedAttempt]] = defaultdict(list)
     for attempt in attempts:
         found[attempt.source, attempt.problem].append(attempt)
     return {key: sorted(members, key=lambda attempt: attempt.member) for key, members in found.items()}
 
 
-def is_right(attempt: Attempt) -> bool:
+def is_right(attempt: EvaluatedAttempt) -> bool:
     """Tell whether an attempt solved its problem, for rewards that give parts of 1 too."""
     return attempt.accuracy is not None and attempt.accuracy >= 1.0
 
@@ -215,7 +215,7 @@ def _mean(values: Floats) -> Estimate | None:
     return Estimate(float(values.mean()), low, high)
 
 
-def _means(problems: Iterable[Problem], fact: Callable[[Attempt], float | None]) -> Floats:
+def _means(problems: Iterable[Problem], fact: Callable[[EvaluatedAttempt], float | None]) -> Floats:
     """Return the mean of a fact over the attempts of each problem that has it: f64[P]."""
     rows = ([float(value) for attempt in problem if (value := fact(attempt)) is not None] for problem in problems)
     return np.array([sum(row) / len(row) for row in rows if row], np.float64)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from agentrl.config.model import ModelConfig
 from agentrl.learner.model import Policy
-from agentrl.learner.ranks import Place
+from agentrl.learner.ranks import RankPlace
 from agentrl.learner.weights import FolderWriter, export
 from agentrl.sglang.process_group import tensor_bytes
 from agentrl.sglang.weight_changes import CHANGES_FILE, NAME_FILE, NAME_KEY, POSITIONS, VALUES, changed_name
@@ -33,7 +33,7 @@ _POSITION_BYTES = 4
 class WrittenWeights:
     """The weights as last written, of which rank 0 keeps a copy on its host. Every method is a collective."""
 
-    def __init__(self, policy: Policy, place: Place, model: ModelConfig) -> None:
+    def __init__(self, policy: Policy, place: RankPlace, model: ModelConfig) -> None:
         self._policy = policy
         self._place = place
         self._model = model

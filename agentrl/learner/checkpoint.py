@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from agentrl.config.model import ModelConfig
 from agentrl.errors import CheckpointError
 from agentrl.learner.model import Policy
-from agentrl.learner.ranks import Place
+from agentrl.learner.ranks import RankPlace
 from agentrl.learner.step import Stepper
 from agentrl.learner.stored_state import PlainPlanner, PlainReader
 from agentrl.learner.weights import describe
@@ -58,7 +58,7 @@ class Saver:
         self._group: ProcessGroup | None = None
         self._saving: _Saving | None = None
 
-    def start(self, policy: Policy, stepper: Stepper, place: Place, folder: Path) -> None:
+    def start(self, policy: Policy, stepper: Stepper, place: RankPlace, folder: Path) -> None:
         """Copy model, optimizer, update count and each rank's random state, and begin to write the copy. A collective.
 
         Raises:
@@ -76,7 +76,7 @@ class Saver:
         assert isinstance(written, Future), "the staging is not asynchronous"
         self._saving = _Saving(folder, written)
 
-    def _write_own(self, policy: Policy, place: Place, folder: Path, group: ProcessGroup) -> None:
+    def _write_own(self, policy: Policy, place: RankPlace, folder: Path, group: ProcessGroup) -> None:
         """Write what is no shard. When one rank cannot, no rank begins the collectives in which the others would wait for it."""
         failed: OSError | RuntimeError | None = None
         try:
@@ -122,7 +122,7 @@ def reason(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else repr(error)
 
 
-def load(policy: Policy, stepper: Stepper, place: Place, folder: Path) -> None:
+def load(policy: Policy, stepper: Stepper, place: RankPlace, folder: Path) -> None:
     """Read what `save` wrote, at this or another world size. A collective.
 
     A rank that has no random state there (more ranks than before) keeps its own.
@@ -162,12 +162,12 @@ def _random_file(folder: Path, rank: int) -> Path:
     return folder / f"random_state_rank{rank}.pt"
 
 
-def _random_state(place: Place) -> dict[str, torch.Tensor]:
+def _random_state(place: RankPlace) -> dict[str, torch.Tensor]:
     state = {"cpu": torch.get_rng_state()}
     return state | ({"cuda": torch.cuda.get_rng_state(place.device)} if place.device.type == "cuda" else {})
 
 
-def _set_random_state(state: dict[str, torch.Tensor], place: Place) -> None:
+def _set_random_state(state: dict[str, torch.Tensor], place: RankPlace) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and place.device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], place.device)

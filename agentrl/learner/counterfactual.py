@@ -15,7 +15,7 @@ from agentrl.learner.correction import Corrector
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.model import Policy
 from agentrl.learner.optimizer import gradient_norm, inner_product
-from agentrl.learner.ranks import Place, add_over_ranks
+from agentrl.learner.ranks import RankPlace, add_over_ranks
 from agentrl.learner.step import count_update
 
 
@@ -38,7 +38,7 @@ class Counterfactual:
 
 def compare(
     policy: Policy,
-    place: Place,
+    place: RankPlace,
     microbatches: Sequence[Microbatch],
     proximal: Sequence[Floats],
     reference: Sequence[Microbatch],
@@ -100,7 +100,7 @@ def _weights(items: Sequence[ScoredMicrobatch]) -> dict[str, float]:
 class _Gradients:
     """Runs an objective over microbatches and takes its gradient away."""
 
-    def __init__(self, policy: Policy, place: Place, temperature: float) -> None:
+    def __init__(self, policy: Policy, place: RankPlace, temperature: float) -> None:
         self._policy = policy
         self._place = place
         self._temperature = temperature

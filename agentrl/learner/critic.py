@@ -23,7 +23,7 @@ from agentrl.learner.batch import Floats, Microbatch
 from agentrl.learner.loss import LossPart, LossTokens
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
-from agentrl.learner.ranks import Device, Place
+from agentrl.learner.ranks import Device, RankPlace
 from agentrl.learner.reward_model import scores_at
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead
 from agentrl.learner.step import Stepper, count_update
@@ -83,7 +83,7 @@ class Critic:
         ConfigError: the model, its head or the attention cannot be had.
     """
 
-    def __init__(self, spec: CriticSpec, place: Place) -> None:
+    def __init__(self, spec: CriticSpec, place: RankPlace) -> None:
         self._place = place
         with torch.random.fork_rng():  # beside the policy in one process, it draws nothing from what the policy's dropout draws from
             torch.manual_seed(spec.seed)  # a new head must be one head on all ranks
@@ -156,7 +156,7 @@ class Critic:
         checkpoint.load(self._model, self._stepper, self._place, Path(folder))
 
 
-def _build(spec: CriticSpec, place: Place) -> Policy:
+def _build(spec: CriticSpec, place: RankPlace) -> Policy:
     model = build_policy(
         spec.model,
         spec.learner,

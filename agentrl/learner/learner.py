@@ -24,7 +24,7 @@ from agentrl.learner.loss import PolicyObjective, SupervisedObjective
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
 from agentrl.learner.preference import PreferenceObjective
-from agentrl.learner.ranks import Device, Place, join_ranks, leave_ranks
+from agentrl.learner.ranks import Device, RankPlace, join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.sending import BucketSender
 from agentrl.learner.step import Stepper, count_update
@@ -89,7 +89,7 @@ class Learner:
         torch.manual_seed(spec.seed + 1 + rank)  # dropout differs between ranks
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RankPlace:
         """Where this rank stands, for a critic in the same process."""
         return self._place
 

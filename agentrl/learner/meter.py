@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from agentrl.learner.ranks import Place, add_over_ranks, largest_over_ranks
+from agentrl.learner.ranks import RankPlace, add_over_ranks, largest_over_ranks
 
 
 class Meter:
     """Measures named phases until `finish`. A phase has the same name in traces of torch's profiler and of Nsight (NVTX)."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankPlace) -> None:
         self._place = place
         self._is_gpu = place.device.type == "cuda"
         self._profiler: profile | None = None

@@ -31,7 +31,7 @@ from agentrl.learner.layout import check_layout
 from agentrl.learner.linear_kernels import use_linear_kernels
 from agentrl.learner.lora import LowRank, add_adapter, gather, low_ranks, published_name, switched_off
 from agentrl.learner.packed_row import PackedRow
-from agentrl.learner.ranks import Place
+from agentrl.learner.ranks import RankPlace
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
 from agentrl.learner.tensor_parallel import cut_layers
@@ -97,7 +97,7 @@ class Policy:
 def build_policy(
     model: ModelConfig,
     learner: LearnerConfig,
-    place: Place,
+    place: RankPlace,
     *,
     from_scratch: ModelFromScratchConfig | None,
     has_backward: bool,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.learner.batch import Microbatch, Sample
-from agentrl.learner.shared_prefix import Bundle, Piece, share_prefixes
+from agentrl.learner.shared_prefix import Bundle, SequencePart, share_prefixes
 
 PARITY_TOKENS = 16384.0
 """Of a model of unknown sizes; that of 0.5 B to 8 B parameters is 20,000 to 60,000, and the quickstart's is 1,000."""
@@ -66,13 +66,13 @@ def budget_metrics(microbatches: Sequence[Microbatch], *, max_tokens: int) -> di
     return {"microbatches_over_budget": float(sum(n > max_tokens for n in sizes)), "microbatch_tokens_max": float(max(sizes))}
 
 
-def _cut(sample: Sample, max_tokens: int) -> list[Piece]:
+def _cut(sample: Sample, max_tokens: int) -> list[SequencePart]:
     rows = [sample] if sample.num_tokens <= max_tokens else sample.rows()
     ends = np.cumsum([row.action_mask.sum() for row in rows])
     first_with_actions = int(np.searchsorted(ends, 1))  # past the last row where there are none
     starts = [0, *ends.tolist()]
     length = int(sample.loss_mask.sum())
-    return [Piece(row, starts[i], len(rows) > 1, i == first_with_actions, length) for i, row in enumerate(rows)]
+    return [SequencePart(row, starts[i], len(rows) > 1, i == first_with_actions, length) for i, row in enumerate(rows)]
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -174,7 +174,7 @@ def _join(columns: Sequence[NDArray[np.float32] | None], actions: NDArray[np.int
     return np.concatenate(present)[actions] if present else None
 
 
-def _sequence_places(pieces: Sequence[Piece]) -> list[int]:
+def _sequence_places(pieces: Sequence[SequencePart]) -> list[int]:
     """Number the sequences in order of appearance: pieces of a split one are one sequence, and a sample given twice is two."""
     seen: dict[tuple[bool, int], int] = {}
     for position, piece in enumerate(pieces):
@@ -182,5 +182,5 @@ def _sequence_places(pieces: Sequence[Piece]) -> list[int]:
     return [seen[_sequence_key(piece, position)] for position, piece in enumerate(pieces)]
 
 
-def _sequence_key(piece: Piece, position: int) -> tuple[bool, int]:
+def _sequence_key(piece: SequencePart, position: int) -> tuple[bool, int]:
     return (True, piece.rows.index) if piece.is_split else (False, position)

@@ -29,7 +29,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Where one rank stands.
 
     mesh: over which FSDP shards the weights, and averages gradients. Of the ranks that have this rank's microbatches: sequence_group,
@@ -48,7 +48,7 @@ class Place:
         return self.rank == 0
 
 
-def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int, on: Device = "auto") -> Place:
+def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int, on: Device = "auto") -> RankPlace:
     """Form the default process group of all ranks; blocks until `config.world_size` of them have come to address:port.
 
     Raises:
@@ -76,9 +76,9 @@ def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int, on:
     sequence_group = dist.new_subgroups(config.sequence_parallel)[0] if config.sequence_parallel > 1 else None
     if config.tensor_parallel == 1:
         mesh = open_mesh(device.type, world_size=config.world_size, shard_size=config.fsdp.shard_size)
-        return Place(rank, config.world_size, device, mesh, sequence_group)
+        return RankPlace(rank, config.world_size, device, mesh, sequence_group)
     both = open_tensor_mesh(device.type, world_size=config.world_size, tensor_parallel=config.tensor_parallel)
-    return Place(rank, config.world_size, device, both["data"], sequence_group, both["tensor"])
+    return RankPlace(rank, config.world_size, device, both["data"], sequence_group, both["tensor"])
 
 
 def leave_ranks() -> None:

@@ -16,7 +16,7 @@ from agentrl.learner.batch import Sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class SequencePart:
     """Rows of one sequence that stand together: all of them, or one.
 
     rows: the sample, or the part of it. first_place: action tokens of the sequence before these rows. loss_length: of the sequence.
@@ -34,7 +34,7 @@ class Piece:
 class Bundle:
     """What is packed as one: a piece, or rows behind the prompt of `prefix` tokens that they all begin with."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SequencePart, ...]
     prefix: int = 0
 
     @property
@@ -60,13 +60,13 @@ class Bundle:
         return found
 
 
-def share_prefixes(pieces: Sequence[Piece], *, max_tokens: int, world_size: int) -> list[Bundle]:
+def share_prefixes(pieces: Sequence[SequencePart], *, max_tokens: int, world_size: int) -> list[Bundle]:
     """Return the pieces as bundles of at most `max_tokens`, rows with the same prompt together.
 
     Only single rows share, and what they share ends where the first of them samples its first token. A prompt with more than a rank's
     part of the tokens stands in as many bundles as it has parts, or some of the `world_size` ranks would wait for it.
     """
-    by_prompt: dict[bytes, list[Piece]] = {}
+    by_prompt: dict[bytes, list[SequencePart]] = {}
     alone = []
     for piece in pieces:
         prompt = _prompt(piece.rows)
@@ -80,7 +80,7 @@ def share_prefixes(pieces: Sequence[Piece], *, max_tokens: int, world_size: int)
     return [*alone, *(b for bundle, least in zip(whole, parts, strict=True) for b in _fit(bundle.pieces, max_tokens, least))]
 
 
-def _prefix_length(members: Sequence[Piece]) -> int:
+def _prefix_length(members: Sequence[SequencePart]) -> int:
     return int(members[0].rows.action_mask.argmax())
 
 
@@ -91,14 +91,14 @@ def _prompt(rows: Sample) -> NDArray[np.int32] | None:
     return rows.token_ids[: int(rows.action_mask.argmax())]
 
 
-def _fit(members: Sequence[Piece], max_tokens: int, least: int) -> list[Bundle]:
+def _fit(members: Sequence[SequencePart], max_tokens: int, least: int) -> list[Bundle]:
     """Cut rows of one prompt into as few bundles as fit, at least so many, with responses as even as can be."""
     prefix = _prefix_length(members)
     ordered = sorted(members, key=lambda p: -p.rows.num_tokens)
     responses = sum(p.rows.num_tokens - prefix for p in members)
     fewest = -(-responses // max(1, max_tokens - prefix))
     for count in range(max(least, fewest), len(members)):
-        parts: list[list[Piece]] = [[] for _ in range(count)]
+        parts: list[list[SequencePart]] = [[] for _ in range(count)]
         for piece in ordered:
             min(parts, key=lambda part: sum(p.rows.num_tokens - prefix for p in part)).append(piece)
         bundles = [_as_bundle(part, prefix) for part in parts]
@@ -107,5 +107,5 @@ def _fit(members: Sequence[Piece], max_tokens: int, least: int) -> list[Bundle]:
     return [_as_bundle([piece], prefix) for piece in members]
 
 
-def _as_bundle(pieces: Sequence[Piece], prefix: int) -> Bundle:
+def _as_bundle(pieces: Sequence[SequencePart], prefix: int) -> Bundle:
     return Bundle(tuple(pieces), prefix if len(pieces) > 1 else 0)

@@ -19,7 +19,7 @@ from agentrl.learner.loss import LossPart, finish_metrics
 from agentrl.learner.model import Policy
 from agentrl.learner.offload import state_at_hand
 from agentrl.learner.optimizer import build_optimizer, clip_gradients, gradient_norm, learning_rate, set_learning_rate
-from agentrl.learner.ranks import Place, add_over_ranks, largest_over_ranks
+from agentrl.learner.ranks import RankPlace, add_over_ranks, largest_over_ranks
 from agentrl.learner.sharding import hold, is_alone
 
 Item = Microbatch | ScoredMicrobatch
@@ -42,7 +42,7 @@ class Stepper:
     def __init__(
         self,
         policy: Policy,
-        place: Place,
+        place: RankPlace,
         config: OptimizerConfig,
         *,
         total_updates: int,

@@ -26,7 +26,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.errors import DiskError
 from agentrl.learner.lora import adapter_tensors, gather, write_adapter
 from agentrl.learner.model import Policy
-from agentrl.learner.ranks import Place
+from agentrl.learner.ranks import RankPlace
 from agentrl.plugins.sources import locate
 from agentrl.sglang.process_group import tensor_bytes, tensor_checksum
 from agentrl.types import TensorSpec
@@ -89,7 +89,7 @@ def _fused(names: Iterable[str]) -> dict[str, list[str]]:
 
 def export(
     policy: Policy,
-    place: Place | None,
+    place: RankPlace | None,
     model: ModelConfig,
     folder: Path,
     *,
@@ -138,7 +138,7 @@ def adapter_checksums(policy: Policy) -> dict[str, str]:
     return {name: tensor_checksum(tensor) for name, tensor in _whole_adapter(policy).items()}
 
 
-def export_adapter(policy: Policy, place: Place | None, model: ModelConfig, folder: Path) -> None:
+def export_adapter(policy: Policy, place: RankPlace | None, model: ModelConfig, folder: Path) -> None:
     """Write the adapter alone as peft and SGLang load it; the folder appears complete or not at all.
 
     Raises:
@@ -177,7 +177,7 @@ def plan_files(specs: Sequence[TensorSpec], *, max_bytes: int) -> dict[str, list
     return {f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups)}
 
 
-def pickle_bucket(policy: Policy, place: Place, names: Sequence[str]) -> str:
+def pickle_bucket(policy: Policy, place: RankPlace, names: Sequence[str]) -> str:
     """Return [(name, tensor)] pickled, in base64; rank 0 alone does. A collective.
 
     Plain pickles with the data in them: SGLang's unpickler knows their few functions, and no memory need outlive the call.

@@ -9,7 +9,7 @@ from agentrl.errors import ConfigError, DataError, RewardError, SandboxError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards.code_cases import Cases, extract_code, read_cases
-from agentrl.rewards.code_judge import Judge, Tally
+from agentrl.rewards.code_judge import CaseTally, Judge
 from agentrl.rewards.code_tests import join_setups, read_tests
 from agentrl.sandbox import open_sandbox, read_options
 from agentrl.types import JsonObject, Task
@@ -64,7 +64,7 @@ class Code(Reward):
         except ValueError as error:
             raise RewardError(f"reward {self.name!r}: ground truth: {error}") from error
         source = extract_code(attempt.answer)
-        tally = Tally(sure=self._max_cases if self._is_continuous else 1)
+        tally = CaseTally(sure=self._max_cases if self._is_continuous else 1)
         if source is not None:
             judge = Judge(open_sandbox(self._options), source, total_s=self._total_s)
             try:
@@ -73,7 +73,7 @@ class Code(Reward):
                 raise RewardError(f"reward {self.name!r}: {error}") from error
         return self._result(tally, len(cases))
 
-    def _result(self, tally: Tally, num_cases: int) -> RewardResult:
+    def _result(self, tally: CaseTally, num_cases: int) -> RewardResult:
         is_right = tally.passed == num_cases
         counted = max(min(num_cases, self._max_cases), tally.passed + tally.failed)
         share = tally.passed / counted

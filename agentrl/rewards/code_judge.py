@@ -33,7 +33,7 @@ CLOCKS = (signal.SIGPROF, signal.SIGALRM)
 
 
 @dataclass
-class Tally:
+class CaseTally:
     """What came of the cases so far.
 
     sure: as many run whatever happens; then the first failure ends it. used_s: by the clock of the sandbox, waiting for a place
@@ -74,7 +74,7 @@ class Judge:
         self._file = source.encode("utf-8", "replace")
         self._total_s = total_s
 
-    async def run(self, cases: Cases, tally: Tally) -> None:
+    async def run(self, cases: Cases, tally: CaseTally) -> None:
         """Run the cases.
 
         Raises:
@@ -93,10 +93,10 @@ class Judge:
         else:
             await self._pipe(cases, tally)
 
-    def _is_over(self, tally: Tally) -> bool:
+    def _is_over(self, tally: CaseTally) -> bool:
         return tally.is_settled or tally.used_s >= self._total_s
 
-    def _limits(self, num_cases: int, tally: Tally, *, output_bytes: int = 0) -> Limits:
+    def _limits(self, num_cases: int, tally: CaseTally, *, output_bytes: int = 0) -> Limits:
         """Return limits for so many cases in one process, of which each has its own clocks inside."""
         own = self._sandbox.options.limits
         left = max(self._total_s - tally.used_s, 0.1)
@@ -107,7 +107,7 @@ class Judge:
 
     # --------------------------------------------------------------------------------------------------- stdin and stdout
 
-    async def _pipe(self, cases: Cases, tally: Tally) -> None:
+    async def _pipe(self, cases: Cases, tally: CaseTally) -> None:
         for given, wanted in zip(cases.inputs, cases.outputs, strict=True):
             if self._is_over(tally):
                 return
@@ -127,14 +127,14 @@ class Judge:
         # Not here: the compiler takes memory and stack in proportion to what it is given.
         return (await self._sandbox.run(Program(COMPILE, files={"program.py": self._file}))).is_ok
 
-    def _note(self, result: SandboxResult | None, tally: Tally) -> None:
+    def _note(self, result: SandboxResult | None, tally: CaseTally) -> None:
         if result is not None:
             tally.used_s += result.wall_s
             tally.timeouts += result.is_timed_out or result.signal in CLOCKS
 
     # ------------------------------------------------------------------------------------------------- functions and tests
 
-    async def _serve(self, num_cases: int, run: Callable[[int], Awaitable[Verdicts]], tally: Tally) -> None:
+    async def _serve(self, num_cases: int, run: Callable[[int], Awaitable[Verdicts]], tally: CaseTally) -> None:
         """Run the cases in one process; a case that ends it is failed, and the next ones get another."""
         first = 0
         while first < num_cases and not self._is_over(tally):
@@ -157,7 +157,7 @@ class Judge:
         start = f"from {INSIDE}.program import main\nmain({reads}, {writes}, is_heard={reads > 0}, {clocks})"
         return Program(start, stdin=stdin, files={**_inside("plain", "usual", "program"), "program.py": self._file}, limits=limits)
 
-    async def _make_calls(self, calls: list[Call], is_right: Callable[[Any, Any], bool], tally: Tally, first: int) -> Verdicts:
+    async def _make_calls(self, calls: list[Call], is_right: Callable[[Any, Any], bool], tally: CaseTally, first: int) -> Verdicts:
         rest = calls[first:]
         asked = b"".join(_question(call) for call in rest)
         limits = self._limits(len(rest), tally, output_bytes=sum(len(repr(call.expected)) for call in rest))
@@ -167,7 +167,7 @@ class Judge:
         passed = tuple(_is_right(answer, call.expected, is_right) for answer, call in zip(answers[:-2], rest, strict=False))
         return Verdicts(_says(compiled, "compiles"), _says(loaded, "loaded"), passed)
 
-    async def _check(self, suite: Suite, tally: Tally, first: int) -> Verdicts:
+    async def _check(self, suite: Suite, tally: CaseTally, first: int) -> Verdicts:
         rest = dataclasses.replace(suite, cases=suite.cases[first:])
         limits = self._limits(len(rest.cases), tally)
         judge = Program(

@@ -37,7 +37,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Turns:
+class AttemptTurns:
     """What the rows of an attempt count together: the anchor of each turn, and the tokens sampled."""
 
     anchors: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Row:
     Lengths agree after every call, so that an attempt may stop at any moment.
     """
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: AttemptTurns) -> None:
         self.token_ids: list[NDArray[np.int32]] = []
         self.logprobs: list[NDArray[np.float32]] = []
         self.versions: list[NDArray[np.int32]] = []
@@ -93,7 +93,7 @@ class TrajectoryRecorder:
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
-        self._turns = Turns()
+        self._turns = AttemptTurns()
 
     def row(self) -> Row:
         """Begin a row; it is part of the trajectory once it holds a token."""

@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from agentrl.errors import ServerError
-from agentrl.serving.health import PROBE_TIMEOUT_S, ServerStatus, Watchdog, generates, kind_of
+from agentrl.serving.health import PROBE_TIMEOUT_S, ServerStatus, ServerWatchdog, generates, kind_of
 from agentrl.sglang.client import SGLangClient
 
 _POLL_S = 0.1
@@ -40,7 +40,7 @@ class AttachedServer:
         self._api_key = api_key
         self._lock = threading.Lock()
         self._status = ServerStatus(url.rstrip("/"), "starting")
-        self._watchdog = Watchdog(timeout_s=hang_timeout_s, api_key=api_key)
+        self._watchdog = ServerWatchdog(timeout_s=hang_timeout_s, api_key=api_key)
         self._is_stopping = threading.Event()
         self._failure = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="attached-watch", daemon=True)

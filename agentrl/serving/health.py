@@ -68,7 +68,7 @@ def kind_of(url: str, *, api_key: str | None, timeout_s: float) -> ServerKind | 
     return trio.run(_answer_of, ask, timeout_s)
 
 
-class Watchdog:
+class ServerWatchdog:
     """Notices a server that hangs: its process lives, and for `timeout_s` it neither samples what it has nor answers a small request.
 
     A paused server does nothing and is well. Its load alone would not do: SGLang answers that from a snapshot of its scheduler's, which

@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.errors import ServerError
 from agentrl.ports import ReservedPort
-from agentrl.serving.health import PROBE_TIMEOUT_S, ServerKind, ServerStatus, Watchdog, generates
+from agentrl.serving.health import PROBE_TIMEOUT_S, ServerKind, ServerStatus, ServerWatchdog, generates
 from agentrl.serving.launch import Launcher
 
 _POLL_S = 0.1
@@ -64,7 +64,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._status = ServerStatus("", "starting", kind)
-        self._watchdog = None if hang_timeout_s is None else Watchdog(timeout_s=hang_timeout_s, api_key=launcher.api_key)
+        self._watchdog = None if hang_timeout_s is None else ServerWatchdog(timeout_s=hang_timeout_s, api_key=launcher.api_key)
         self._is_stopping = threading.Event()
         self._model: tuple[str, str] = ("", "")
         self._watcher: threading.Thread | None = None

@@ -36,7 +36,7 @@ AGENT_DEFAULTS: Mapping[str, Any] = {"max_response_tokens": 8192}
 """A byte-level tokenizer needs many tokens: budgets are wide unless a test sets them."""
 
 
-class Unscored(Reward):
+class NoReward(Reward):
     """The reward of a test that asks for none: always 0."""
 
     name = "unscored"
@@ -117,7 +117,7 @@ def play(
     tools: Sequence[type[Tool] | Callable[..., Any] | str] = (),
     interaction: type[Interaction] | str | None = None,
     interaction_kwargs: Mapping[str, Any] | None = None,
-    reward: type[AnyReward] | str = Unscored,
+    reward: type[AnyReward] | str = NoReward,
     prompt: str | Sequence[Message] = "What is the answer?",
     ground_truth: Any = None,
     extra_info: Mapping[str, Any] | None = None,

@@ -29,7 +29,7 @@ from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.testing import tiny_chat
-from agentrl.testing.stage import DATA_SOURCE, Unscored, registered
+from agentrl.testing.stage import DATA_SOURCE, NoReward, registered
 from agentrl.types import Lease, Message, Outcome, SamplingParams, Task, ToolCall
 
 PROMPT = [5, 17, 42]
@@ -105,7 +105,7 @@ async def play_while_publishing(server, client, mode):
     plugins = load_plugins()
     agent = AgentConfig(tools=("calculator",), max_response_tokens=260, max_turn_tokens=110)
     task = Task("t:0", DATA_SOURCE, (Message("user", "6*7?"),), registered(plugins.agents, CalculatesOnce))
-    reward = RewardConfig(sources={DATA_SOURCE: registered(plugins.rewards, Unscored)})
+    reward = RewardConfig(sources={DATA_SOURCE: registered(plugins.rewards, NoReward)})
     rollout = RolloutConfig(group_size=GROUP_SIZE)
 
     async def publish_often():

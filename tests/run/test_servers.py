@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from agentrl.cli import app
 from agentrl.config.rollout import EmbeddedServerConfig
-from agentrl.controller.control import Request, ask, read_servers
+from agentrl.controller.control import ControlRequest, ask, read_servers
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import ConfigError
 from agentrl.serving.health import generates
@@ -69,9 +69,9 @@ def test_servers_join_leave_and_hang_while_agents_go_on(world, elsewhere):
 
     assert "joins: once it generates it gets the weights, is checked, and serves" in agentrl("add", folder, "--start")
     with pytest.raises(ConfigError, match="serves this run already"):
-        ask(folder, Request(verb="attach", server=elsewhere), timeout_s=120)
+        ask(folder, ControlRequest(verb="attach", server=elsewhere), timeout_s=120)
     with pytest.raises(ConfigError, match="is on another machine"):
-        ask(folder, Request(verb="attach", server="http://10.1.2.3:30000"), timeout_s=120)
+        ask(folder, ControlRequest(verb="attach", server="http://10.1.2.3:30000"), timeout_s=120)
     run.wait_until(lambda: is_ready(3), timeout_s=300)
     assert "joined and gets version" in run.output()
 

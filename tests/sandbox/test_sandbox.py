@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import WALLS, Limits, Program, Sandbox, SandboxOptions, open_sandbox, read_options
 from agentrl.sandbox.launcher.main import Execution
-from agentrl.sandbox.launcher.request import Request
+from agentrl.sandbox.launcher.request import ExecutionRequest
 from agentrl.sandbox.launcher.seccomp import AUDIT_ARCH, ONLY_ITSELF, REFUSED, filter_program
 from agentrl.sandbox.launcher.tree import MAX_DEPTH, Budget, empty, pack, unpack
-from agentrl.sandbox.launcher.watch import Watch
+from agentrl.sandbox.launcher.watch import ProcessWatch
 from agentrl.sandbox.process import LauncherProcess
 from agentrl.sandbox.protections import Protections, refuse
 
@@ -218,8 +218,8 @@ def test_a_pair_is_cancelled_as_a_whole() -> None:
 
 @pytest.mark.parametrize(("report", "status", "error"), [(b"started\n", signal.SIGKILL, ""), (b"", -1, "ended without a report")])
 def test_who_ends_the_process_that_waits_for_it_has_failed_itself(report: bytes, status: int, error: str) -> None:
-    request = Request({**SANDBOX._request(Program(""), Limits()), "channel": []})
-    watch = Watch(request, 0, outputs=(1, 2), status=3, host=0, num_oom_kills=lambda: 0)
+    request = ExecutionRequest({**SANDBOX._request(Program(""), Limits()), "channel": []})
+    watch = ProcessWatch(request, 0, outputs=(1, 2), status=3, host=0, num_oom_kills=lambda: 0)
     watch.report = report
     reply = Execution(request, 0)._reply(watch)
     assert reply["status"] == status

@@ -6,7 +6,7 @@ import re
 
 from agentrl.chat.formats.json_calls import call_with, is_portable, read_json, skip_space, write_json
 from agentrl.chat.formats.writing import with_thought
-from agentrl.chat.parsing import Piece, Source, ToolFormat
+from agentrl.chat.parsing import ParsedPiece, SampledText, ToolFormat
 from agentrl.types import Message, ToolCall
 
 BEGIN_ALL, END_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -28,10 +28,10 @@ class DeepSeekV3(ToolFormat):
     def __init__(self) -> None:
         super().__init__(BEGIN, BEGIN_ALL, END_ALL)
 
-    def read(self, source: Source, start: int) -> Piece | None:
+    def read(self, source: SampledText, start: int) -> ParsedPiece | None:
         for mark in (BEGIN_ALL, END_ALL):
             if source.text.startswith(mark, start):
-                return Piece(start + len(mark))
+                return ParsedPiece(start + len(mark))
         body = start + len(BEGIN)
         if source.search(_HEAD_END, body) is None and source.unfinished is None:
             return None
@@ -46,7 +46,7 @@ class DeepSeekV3(ToolFormat):
             return self._broken(source, head.end(), name, read.error)
         return self._closed(source, name, read.value, read.end)
 
-    def _closed(self, source: Source, name: str, arguments: object, position: int) -> Piece | None:
+    def _closed(self, source: SampledText, name: str, arguments: object, position: int) -> ParsedPiece | None:
         end = skip_space(source.text, position)
         is_fenced = source.has(FENCE, end)
         if is_fenced:
@@ -56,16 +56,16 @@ class DeepSeekV3(ToolFormat):
             return None
         if not is_closed:
             return self._broken(source, end, name, f"there is text between the JSON and {END}")
-        return Piece(end + len(END), (call_with(name, arguments),))
+        return ParsedPiece(end + len(END), (call_with(name, arguments),))
 
-    def _broken(self, source: Source, start: int, name: str, error: str) -> Piece | None:
+    def _broken(self, source: SampledText, start: int, name: str, error: str) -> ParsedPiece | None:
         """Return a call that cannot be read: it ends at its closing mark, else at the next mark, else with the turn."""
         mark = source.search(_MARK, start)
         if mark is not None and mark[0] == END:
-            return Piece(mark.end(), (ToolCall("", name, None, error),))
+            return ParsedPiece(mark.end(), (ToolCall("", name, None, error),))
         if mark is not None:
-            return Piece(mark.start(), (ToolCall("", name, None, self.unfinished(is_truncated=False)),))
-        return None if source.unfinished is None else Piece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+            return ParsedPiece(mark.start(), (ToolCall("", name, None, self.unfinished(is_truncated=False)),))
+        return None if source.unfinished is None else ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
 
     def write(self, message: Message) -> str:
         calls = "\n".join(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from agentrl.chat.formats.json_calls import call_with, is_portable, read_json, skip_space, write_json
-from agentrl.chat.parsing import Piece, Source, ToolFormat, beginnings
+from agentrl.chat.parsing import ParsedPiece, SampledText, ToolFormat, beginnings
 from agentrl.types import Message, ToolCall
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -41,22 +41,22 @@ class GptOss(ToolFormat):
         self.thought_end = re.compile(f"(?={_MESSAGE_END.pattern})")
         self.partial_thought_end = beginnings((END, CALL, RETURN, START, CHANNEL))
 
-    def read(self, source: Source, start: int) -> Piece | None:
+    def read(self, source: SampledText, start: int) -> ParsedPiece | None:
         mark = _MARK.match(source.text, start)
         if mark is not None and mark[0] not in (START, CHANNEL):
-            return Piece(mark.end())
+            return ParsedPiece(mark.end())
         first = mark.end() if mark is not None else source.text.index(CHANNEL, start) + len(CHANNEL)
         if source.search(_HEADER_END, first) is None and source.unfinished is None:
             return None
         header = _HEADER.match(source.text, start)
         if header is None:
-            return Piece(first)
+            return ParsedPiece(first)
         recipient = header["late"] or header["early"]
         if recipient is not None:
             return self._read_call(source, recipient.removeprefix(FUNCTIONS), header.end())
-        return Piece(header.end(), begins="reasoning" if header["channel"] == "analysis" else "text")
+        return ParsedPiece(header.end(), begins="reasoning" if header["channel"] == "analysis" else "text")
 
-    def _read_call(self, source: Source, name: str, start: int) -> Piece | None:
+    def _read_call(self, source: SampledText, name: str, start: int) -> ParsedPiece | None:
         name = name if is_portable(name) else ""
         read = read_json(source, skip_space(source.text, start))
         if read is None:
@@ -67,10 +67,10 @@ class GptOss(ToolFormat):
         is_cut = end is None and source.unfinished == self.unfinished(is_truncated=True)
         stop = len(source.text) if end is None else end.start()
         if is_cut or read.error is not None:
-            return Piece(stop, (ToolCall("", name, None, source.unfinished if is_cut else read.error),))
+            return ParsedPiece(stop, (ToolCall("", name, None, source.unfinished if is_cut else read.error),))
         if source.text[read.end : stop].strip():
-            return Piece(stop, (ToolCall("", name, None, f"there is text between the JSON and {CALL}"),))
-        return Piece(stop, (call_with(name, read.value),))
+            return ParsedPiece(stop, (ToolCall("", name, None, f"there is text between the JSON and {CALL}"),))
+        return ParsedPiece(stop, (call_with(name, read.value),))
 
     def write(self, message: Message) -> str:
         parts = [f"{CHANNEL}analysis{MESSAGE}{message.reasoning}{END}"] if message.reasoning else []

@@ -7,7 +7,7 @@ import re
 
 from agentrl.chat.formats.json_calls import begun_name, call_of, name_of, read_json, skip_space
 from agentrl.chat.formats.writing import with_thought
-from agentrl.chat.parsing import Piece, Source, ToolFormat
+from agentrl.chat.parsing import ParsedPiece, SampledText, ToolFormat
 from agentrl.types import Message, ToolCall
 
 OPEN = "<tool_call>"
@@ -25,7 +25,7 @@ class Hermes(ToolFormat):
     def __init__(self) -> None:
         super().__init__(OPEN)
 
-    def read(self, source: Source, start: int) -> Piece | None:
+    def read(self, source: SampledText, start: int) -> ParsedPiece | None:
         body = skip_space(source.text, start + len(OPEN))
         read = read_json(source, body)
         if read is None:
@@ -38,16 +38,16 @@ class Hermes(ToolFormat):
             return None
         if not is_closed:
             return self._broken(source, end, name_of(read.value), f"there is text between the JSON and {CLOSE}")
-        return Piece(end + len(CLOSE), (call_of(read.value),))
+        return ParsedPiece(end + len(CLOSE), (call_of(read.value),))
 
-    def _broken(self, source: Source, start: int, name: str, error: str) -> Piece | None:
+    def _broken(self, source: SampledText, start: int, name: str, error: str) -> ParsedPiece | None:
         """Return a call that cannot be read: it ends at its closing tag, else at the next call, else with the turn."""
         tag = source.search(_TAG, start)
         if tag is not None and tag[0] == CLOSE:
-            return Piece(tag.end(), (ToolCall("", name, None, error),))
+            return ParsedPiece(tag.end(), (ToolCall("", name, None, error),))
         if tag is not None:
-            return Piece(tag.start(), (ToolCall("", name, None, self.unfinished(is_truncated=False)),))
-        return None if source.unfinished is None else Piece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+            return ParsedPiece(tag.start(), (ToolCall("", name, None, self.unfinished(is_truncated=False)),))
+        return None if source.unfinished is None else ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
 
     def write(self, message: Message) -> str:
         lines = [message.content] if message.content else []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.chat.parsing import Source
+from agentrl.chat.parsing import SampledText
 from agentrl.types import JsonObject, ToolCall
 
 MAX_DEPTH = 64
@@ -35,7 +35,7 @@ class Json:
     error: str | None = None
 
 
-def read_json(source: Source, start: int) -> Json | None:
+def read_json(source: SampledText, start: int) -> Json | None:
     """Read the value that begins at `start`; None when more text could change the answer. Reads real line breaks in strings, as
     models write them into code."""
     text, window = source.text, FIRST_WINDOW
@@ -93,7 +93,7 @@ def call_of(value: Any, *, keys: Sequence[str] = ("arguments",)) -> ToolCall:
 def call_with(name: str, arguments: Any) -> ToolCall:
     """Return the call of `name`, once `arguments` are an object that can travel as JSON."""
     if isinstance(arguments, str):  # some models write the object as a JSON string
-        read = read_json(Source(arguments.strip(), "", ()), 0)
+        read = read_json(SampledText(arguments.strip(), "", ()), 0)
         assert read is not None, "a whole text is read to its end"
         if read.error is None and read.end < len(arguments.strip()):
             return ToolCall("", name, None, f"the arguments are not valid JSON: Extra data at character {read.end}")

@@ -7,7 +7,7 @@ import re
 
 from agentrl.chat.formats.json_calls import TOO_DEEP, begun_name, call_of, name_of, read_json, skip_space
 from agentrl.chat.formats.writing import with_thought
-from agentrl.chat.parsing import THINK, Piece, Source, ToolFormat, beginnings
+from agentrl.chat.parsing import THINK, ParsedPiece, SampledText, ToolFormat, beginnings
 from agentrl.types import Message, ToolCall
 
 TAG = "<|python_tag|>"
@@ -31,7 +31,7 @@ class Llama3Json(ToolFormat):
         self.opening = re.compile(rf"{THINK}|{re.escape(TAG)}|{_SEPARATOR}{_OBJECT}")
         self.partial = beginnings((THINK, TAG), rf";\s*+(?:{_PARTIAL_OBJECT})?|{_PARTIAL_OBJECT}")
 
-    def read(self, source: Source, start: int) -> Piece | None:
+    def read(self, source: SampledText, start: int) -> ParsedPiece | None:
         is_tagged = source.text.startswith(TAG, start)
         body = skip_space(source.text, start + len(TAG)) if is_tagged else source.text.index("{", start)
         read = read_json(source, body)
@@ -40,19 +40,19 @@ class Llama3Json(ToolFormat):
         if read.error is not None:
             return self._broken(source, body, read.error)
         if not is_tagged and not (name_of(read.value) and any(key in read.value for key in KEYS)):
-            return Piece(read.end, text=source.text[start : read.end])
-        return Piece(read.end, (call_of(read.value, keys=KEYS),))
+            return ParsedPiece(read.end, text=source.text[start : read.end])
+        return ParsedPiece(read.end, (call_of(read.value, keys=KEYS),))
 
-    def _broken(self, source: Source, body: int, error: str) -> Piece | None:
+    def _broken(self, source: SampledText, body: int, error: str) -> ParsedPiece | None:
         """Return a call that cannot be read: it ends where the next begins, else with the turn."""
         name = begun_name(source.text, body)
         following = None if error == TOO_DEEP else source.search(_NEXT, body + 1)
         if following is not None:
-            return Piece(following.start(), (ToolCall("", name, None, error),))
+            return ParsedPiece(following.start(), (ToolCall("", name, None, error),))
         if source.unfinished is None:
             return None
         is_cut = source.unfinished == self.unfinished(is_truncated=True)
-        return Piece(len(source.text), (ToolCall("", name, None, source.unfinished if is_cut else error),))
+        return ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished if is_cut else error),))
 
     def write(self, message: Message) -> str:
         calls = "; ".join(

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from agentrl.chat.formats.json_calls import begun_name, call_of, call_with, is_portable, name_of, read_json, skip_space, write_json
-from agentrl.chat.parsing import Piece, Source, ToolFormat, beginnings
+from agentrl.chat.parsing import ParsedPiece, SampledText, ToolFormat, beginnings
 from agentrl.types import Message, ToolCall
 
 OPEN = "[TOOL_CALLS]"
@@ -33,9 +33,9 @@ class Mistral(ToolFormat):
         self.thought_end = re.compile("|".join(map(re.escape, ends)))
         self.partial_thought_end = beginnings(ends)
 
-    def read(self, source: Source, start: int) -> Piece | None:
+    def read(self, source: SampledText, start: int) -> ParsedPiece | None:
         if source.text.startswith(THOUGHT, start):
-            return Piece(start + len(THOUGHT), begins="reasoning")
+            return ParsedPiece(start + len(THOUGHT), begins="reasoning")
         body = skip_space(source.text, start + len(OPEN))
         if body == len(source.text) and source.unfinished is None:
             return None
@@ -45,13 +45,13 @@ class Mistral(ToolFormat):
             return self._read_object(source, body)
         return self._read_named(source, body)
 
-    def _read_list(self, source: Source, start: int) -> Piece | None:
+    def _read_list(self, source: SampledText, start: int) -> ParsedPiece | None:
         """Read the elements one by one, so that those before a broken or cut one count."""
         text = source.text
         calls: list[ToolCall] = []
         position = skip_space(text, start + 1)
         if text.startswith("]", position):
-            return Piece(position + 1)
+            return ParsedPiece(position + 1)
         while True:
             read = read_json(source, position)
             if read is None:
@@ -61,23 +61,23 @@ class Mistral(ToolFormat):
             calls.append(_call(read.value))
             position = skip_space(text, read.end)
             if text.startswith("]", position):
-                return Piece(position + 1, tuple(calls))
+                return ParsedPiece(position + 1, tuple(calls))
             if text.startswith(",", position):
                 position = skip_space(text, position + 1)
             elif position < len(text):
                 return self._broken(source, position, calls, "", "the calls must be a JSON list: expected , or ]")
             else:
-                return None if source.unfinished is None else Piece(position, tuple(calls))
+                return None if source.unfinished is None else ParsedPiece(position, tuple(calls))
 
-    def _read_object(self, source: Source, start: int) -> Piece | None:
+    def _read_object(self, source: SampledText, start: int) -> ParsedPiece | None:
         read = read_json(source, start)
         if read is None:
             return None
         if read.error is not None:
             return self._broken(source, start, [], begun_name(source.text, start), read.error)
-        return Piece(read.end, (_call(read.value),))
+        return ParsedPiece(read.end, (_call(read.value),))
 
-    def _read_named(self, source: Source, start: int) -> Piece | None:
+    def _read_named(self, source: SampledText, start: int) -> ParsedPiece | None:
         end = source.search(_HEAD_END, start)
         if end is None and source.unfinished is None:
             return None
@@ -89,17 +89,17 @@ class Mistral(ToolFormat):
             return None
         if read.error is not None:
             return self._broken(source, head.end(), [], name, read.error)
-        return Piece(read.end, (_with_id(call_with(name, read.value), (head[2] or "").strip()),))
+        return ParsedPiece(read.end, (_with_id(call_with(name, read.value), (head[2] or "").strip()),))
 
-    def _broken(self, source: Source, start: int, calls: list[ToolCall], name: str, error: str) -> Piece | None:
+    def _broken(self, source: SampledText, start: int, calls: list[ToolCall], name: str, error: str) -> ParsedPiece | None:
         """Add a call that cannot be read: it ends where the next mark is, else with the turn."""
         mark = source.search(_OPEN, start)
         if mark is not None:
-            return Piece(mark.start(), (*calls, ToolCall("", name, None, error)))
+            return ParsedPiece(mark.start(), (*calls, ToolCall("", name, None, error)))
         if source.unfinished is None:
             return None
         is_cut = source.unfinished == self.unfinished(is_truncated=True)
-        return Piece(len(source.text), (*calls, ToolCall("", name, None, source.unfinished if is_cut else error)))
+        return ParsedPiece(len(source.text), (*calls, ToolCall("", name, None, source.unfinished if is_cut else error)))
 
     def write(self, message: Message) -> str:
         thought = f"{THOUGHT}{message.reasoning}{END_THOUGHT}" if message.reasoning else ""

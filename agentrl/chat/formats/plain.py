@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.chat.formats.writing import with_thought
-from agentrl.chat.parsing import Piece, Source, ToolFormat
+from agentrl.chat.parsing import ParsedPiece, SampledText, ToolFormat
 from agentrl.types import Message
 
 
@@ -12,7 +12,7 @@ class Plain(ToolFormat):
 
     name = "none"
 
-    def read(self, source: Source, start: int) -> Piece | None:
+    def read(self, source: SampledText, start: int) -> ParsedPiece | None:
         raise AssertionError("only thoughts open here, and those are read by the TurnParser")
 
     def write(self, message: Message) -> str:

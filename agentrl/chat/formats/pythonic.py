@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.chat.formats.json_calls import call_with, skip_space
 from agentrl.chat.formats.python_literals import MoreText, NotPython, read_calls
 from agentrl.chat.formats.writing import with_thought
-from agentrl.chat.parsing import THINK, Piece, Source, ToolFormat, beginnings
+from agentrl.chat.parsing import THINK, ParsedPiece, SampledText, ToolFormat, beginnings
 from agentrl.types import Message, ToolCall
 
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -32,9 +32,9 @@ class Pythonic(ToolFormat):
         self.opening = re.compile(rf"{THINK}|{re.escape(OPEN)}|{re.escape(TAG)}|{_LIST}")
         self.partial = beginnings((THINK, OPEN, TAG), _PARTIAL_LIST)
 
-    def read(self, source: Source, start: int) -> Piece | None:
+    def read(self, source: SampledText, start: int) -> ParsedPiece | None:
         if source.text.startswith(TAG, start):
-            return Piece(start + len(TAG))
+            return ParsedPiece(start + len(TAG))
         is_marked = source.text.startswith(OPEN, start)
         try:
             calls, end = read_calls(source.text, start + len(OPEN) if is_marked else start, is_final=source.unfinished is not None)
@@ -44,16 +44,16 @@ class Pythonic(ToolFormat):
             return self._broken(source, start, error)
         if is_marked:
             return self._closed(source, calls, end)
-        return Piece(end, tuple(_call(*call) for call in calls))
+        return ParsedPiece(end, tuple(_call(*call) for call in calls))
 
-    def _closed(self, source: Source, calls: list[tuple[str, dict[str, Any] | str]], end: int) -> Piece | None:
+    def _closed(self, source: SampledText, calls: list[tuple[str, dict[str, Any] | str]], end: int) -> ParsedPiece | None:
         position = skip_space(source.text, end)
         is_closed = source.has(CLOSE, position)
         if is_closed is None:
             return None
-        return Piece(position + len(CLOSE) if is_closed else end, tuple(_call(*call) for call in calls))
+        return ParsedPiece(position + len(CLOSE) if is_closed else end, tuple(_call(*call) for call in calls))
 
-    def _broken(self, source: Source, start: int, error: NotPython) -> Piece | None:
+    def _broken(self, source: SampledText, start: int, error: NotPython) -> ParsedPiece | None:
         """Return a call that cannot be read: it ends at its closing mark, else at the next call, else with the turn."""
         mark = source.search(_NEXT, start + 1)
         if mark is None and source.unfinished is None:
@@ -61,7 +61,7 @@ class Pythonic(ToolFormat):
         is_cut = mark is None and source.unfinished == self.unfinished(is_truncated=True)
         reason = source.unfinished if is_cut else f"the calls are not a Python list of calls: {error} at character {error.position - start}"
         stop = len(source.text) if mark is None else mark.end() if mark[0] == CLOSE else mark.start()
-        return Piece(stop, (ToolCall("", error.name, None, reason),))
+        return ParsedPiece(stop, (ToolCall("", error.name, None, reason),))
 
     def write(self, message: Message) -> str:
         calls = ", ".join(

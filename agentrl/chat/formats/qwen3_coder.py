@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.chat.formats.argument_types import typed
 from agentrl.chat.formats.json_calls import call_with, is_portable, skip_space
 from agentrl.chat.formats.writing import with_thought
-from agentrl.chat.parsing import Piece, Source, ToolFormat
+from agentrl.chat.parsing import ParsedPiece, SampledText, ToolFormat
 from agentrl.types import Message, ToolCall
 
 OPEN = "<tool_call>"
@@ -61,7 +61,7 @@ class Qwen3Coder(ToolFormat):
     def __init__(self) -> None:
         super().__init__(OPEN, FUNCTION)
 
-    def read(self, source: Source, start: int) -> Piece | None:
+    def read(self, source: SampledText, start: int) -> ParsedPiece | None:
         function = ""
         try:
             position = start
@@ -78,15 +78,15 @@ class Qwen3Coder(ToolFormat):
             return self._broken(source, broken, function)
         if closes is None:
             return None
-        return Piece(end + len(CLOSE) if closes else position, (_call(source, function, spans),))
+        return ParsedPiece(end + len(CLOSE) if closes else position, (_call(source, function, spans),))
 
-    def _broken(self, source: Source, broken: _Broken, name: str) -> Piece | None:
+    def _broken(self, source: SampledText, broken: _Broken, name: str) -> ParsedPiece | None:
         """Return a call that cannot be read: it ends at its closing tag, else at the next call, else with the turn."""
         tag = source.search(_TAG, broken.position)
         if tag is not None:
             error = broken.reason or self.unfinished(is_truncated=False)
-            return Piece(tag.end() if tag[0] == CLOSE else tag.start(), (ToolCall("", name, None, error),))
-        return None if source.unfinished is None else Piece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+            return ParsedPiece(tag.end() if tag[0] == CLOSE else tag.start(), (ToolCall("", name, None, error),))
+        return None if source.unfinished is None else ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
 
     def write(self, message: Message) -> str:
         lines = [message.content] if message.content else []
@@ -95,7 +95,7 @@ class Qwen3Coder(ToolFormat):
         return with_thought(message.reasoning, "\n".join(lines))
 
 
-def _expect(source: Source, literal: str, position: int, error: str) -> None:
+def _expect(source: SampledText, literal: str, position: int, error: str) -> None:
     is_there = source.has(literal, position)
     if is_there is None:
         raise _Open
@@ -103,7 +103,7 @@ def _expect(source: Source, literal: str, position: int, error: str) -> None:
         raise _Broken(position, error)
 
 
-def _name(source: Source, start: int, tag: str) -> tuple[str, int]:
+def _name(source: SampledText, start: int, tag: str) -> tuple[str, int]:
     """Return the name that ends with `>`, and where the text goes on."""
     match = _NAME.match(source.text, start)
     if match is not None and (name := match[1].strip()) and is_portable(name):
@@ -114,7 +114,7 @@ def _name(source: Source, start: int, tag: str) -> tuple[str, int]:
     raise _Broken(start, None if end is None else f"{tag} must be followed by a name and >")
 
 
-def _parameters(source: Source, start: int) -> tuple[list[tuple[str, int, int]], int]:
+def _parameters(source: SampledText, start: int) -> tuple[list[tuple[str, int, int]], int]:
     """Return name, begin and end of each value, and where the text goes on behind the function's end."""
     spans: list[tuple[str, int, int]] = []
     position = start
@@ -138,7 +138,7 @@ def _parameters(source: Source, start: int) -> tuple[list[tuple[str, int, int]],
         position = end.end()
 
 
-def _call(source: Source, function: str, spans: list[tuple[str, int, int]]) -> ToolCall:
+def _call(source: SampledText, function: str, spans: list[tuple[str, int, int]]) -> ToolCall:
     arguments = {name: typed(_value(source.text[start:end]), source.tools, function, name) for name, start, end in spans}
     return call_with(function, arguments)
 

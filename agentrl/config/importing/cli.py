@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from agentrl.config.importing.findings import Dropped
-    from agentrl.config.importing.source import Source
+    from agentrl.config.importing.source import WrittenConfig
     from agentrl.config.importing.translate import Translation
 
 
@@ -66,7 +66,7 @@ def import_config(
         typer.echo(f"wrote {out}")
 
 
-def _read(arguments: Sequence[str], config_path: str | None, config_name: str | None) -> Source:
+def _read(arguments: Sequence[str], config_path: str | None, config_name: str | None) -> WrittenConfig:
     from agentrl.config.importing.launches import MAIN, source_of, source_of_file
     from agentrl.config.importing.script import Launch, is_script, read_launch
 
@@ -85,7 +85,7 @@ def _is_file(argument: str) -> bool:
     return "=" not in argument and not argument.startswith("~")
 
 
-def account(translation: Translation, source: Source) -> Iterator[str]:
+def account(translation: Translation, source: WrittenConfig) -> Iterator[str]:
     """Yield the lines that say what became of each key, what would not run here first."""
     if translation.obstacles:
         yield f"will not run as it is: {len(translation.obstacles)}"
@@ -104,7 +104,7 @@ def account(translation: Translation, source: Source) -> Iterator[str]:
         yield from (f"  {text}" for text in source.unread)
 
 
-def _listed(title: str, findings: Sequence[Dropped], source: Source) -> Iterator[str]:
+def _listed(title: str, findings: Sequence[Dropped], source: WrittenConfig) -> Iterator[str]:
     if findings:
         yield f"{title}: {len(findings)}"
     for finding in findings:

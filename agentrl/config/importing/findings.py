@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.config.importing.source import Source
+from agentrl.config.importing.source import WrittenConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Dropped:
 
 
 Finding = Setting | Dropped
-Rule = Callable[[Source], Iterator[Finding]]
+Rule = Callable[[WrittenConfig], Iterator[Finding]]
 """Reads keys that belong together."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.importing.script import Launch
-from agentrl.config.importing.source import OF_VERL, Source, read_file, read_source, resolve, with_overrides
+from agentrl.config.importing.source import OF_VERL, WrittenConfig, read_file, read_source, resolve, with_overrides
 from agentrl.config.importing.supervised_defaults import supervised_defaults
 
 MAIN = "verl.trainer.main_ppo"
@@ -17,7 +17,7 @@ OWN_TRAINERS = ("main_ppo", "main_ppo_sync", "main_dapo", "fully_async_main", "f
 """Mains of verl whose keys are known here; those of generation and evaluation begin otherwise."""
 
 
-def source_of(launch: Launch) -> Source:
+def source_of(launch: Launch) -> WrittenConfig:
     """Return what a launch sets; a config file of its own that is not found is told as `missing`.
 
     Raises:
@@ -44,7 +44,7 @@ def source_of(launch: Launch) -> Source:
     return resolve(tree, tuple(dict.fromkeys(unread)), missing=tuple(missing), supervised_by=defaults)
 
 
-def source_of_file(file: str | None, overrides: Sequence[str]) -> Source:
+def source_of_file(file: str | None, overrides: Sequence[str]) -> WrittenConfig:
     """Return what a YAML file and overrides set."""
     source = read_source(file, overrides)
     if not _is_supervised(source.written):

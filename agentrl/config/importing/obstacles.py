@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agentrl.config.importing.rules_model import pool_of_servers
-from agentrl.config.importing.source import Source
+from agentrl.config.importing.source import WrittenConfig
 from agentrl.config.model_kind import find_obstacles
 
 SHARDED = "the learner shards by FSDP2 over all of its ranks and has nothing like it"
@@ -46,7 +46,7 @@ class Obstacle:
     reason: str
 
 
-def find_all(source: Source) -> Iterator[Obstacle]:
+def find_all(source: WrittenConfig) -> Iterator[Obstacle]:
     """Yield what would not run here as it is, or would train something else."""
     yield from (Obstacle("the config", text) for text in source.missing)
     yield from _models(source)
@@ -59,25 +59,25 @@ def find_all(source: Source) -> Iterator[Obstacle]:
         yield Obstacle("use_kl_loss and use_kl_in_reward", "there is one KL here, in the loss or in the reward")
 
 
-def _shown(source: Source, key: str) -> str:
+def _shown(source: WrittenConfig, key: str) -> str:
     return f"{key} = {source.get(key)}"
 
 
-def _models(source: Source) -> Iterator[Obstacle]:
+def _models(source: WrittenConfig) -> Iterator[Obstacle]:
     for key in MODELS:
         if source.has(key):
             for what in find_obstacles(str(source.get(key))):
                 yield Obstacle(_shown(source, key), f"this is {what}")
 
 
-def _media(source: Source) -> Iterator[Obstacle]:
+def _media(source: WrittenConfig) -> Iterator[Obstacle]:
     written = [key for key in MEDIA if source.has(key)]
     if len(written) > 1 and all(source.get(key) == MEDIA[key] for key in written):
         return  # a whole config of verl, which names the columns that rows may have
     yield from (Obstacle(_shown(source, key), "rows with images, video or sound are refused") for key in written)
 
 
-def _parallel(source: Source) -> Iterator[Obstacle]:
+def _parallel(source: WrittenConfig) -> Iterator[Obstacle]:
     for key in source.written:
         name = key.rpartition(".")[2]
         if name in PARALLEL and ENGINES.match(key) and _above_one(source.get(key)):
@@ -85,7 +85,7 @@ def _parallel(source: Source) -> Iterator[Obstacle]:
             yield Obstacle(_shown(source, key), f"no {what}: {instead}")
 
 
-def _servers(source: Source) -> Iterator[Obstacle]:
+def _servers(source: WrittenConfig) -> Iterator[Obstacle]:
     tensor, pipeline, experts = (
         f"{ROLLOUT}.{name}" for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
     )
@@ -98,7 +98,7 @@ def _servers(source: Source) -> Iterator[Obstacle]:
         yield Obstacle(_shown(source, experts), "no expert parallelism: mixtures of experts are refused")
 
 
-def _low_precision(source: Source) -> Iterator[Obstacle]:
+def _low_precision(source: WrittenConfig) -> Iterator[Obstacle]:
     """Weights in fewer bits, wherever they are asked for: by a switch of that name, or as the value of a dtype."""
     for key, value in source.written.items():
         name = key.rpartition(".")[2]

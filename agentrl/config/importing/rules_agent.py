@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl.config.importing.findings import Dropped, Finding, Setting
-from agentrl.config.importing.source import Source
+from agentrl.config.importing.source import WrittenConfig
 from agentrl.config.importing.values import VALUES
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -25,7 +25,7 @@ OFFERS = tuple(f"{TURNS}.{name}" for name in ("tool_config_path", "function_tool
 CUSTOM = ("custom_reward_function", "reward.custom_reward_function")
 
 
-def agents(source: Source) -> Iterator[Finding]:
+def agents(source: WrittenConfig) -> Iterator[Finding]:
     """Which agent plays rows that name none, and how many turns it has."""
     loop, enable = f"{ROLLOUT}.agent.default_agent_loop", f"{TURNS}.enable"
     if source.has(loop) and source.get(loop) in AGENTS:
@@ -47,7 +47,7 @@ def agents(source: Source) -> Iterator[Finding]:
             yield Setting("agent.max_tool_output_tokens", VALUES[length](256), (length,), "256 characters there")
 
 
-def validation(source: Source) -> Iterator[Finding]:
+def validation(source: WrittenConfig) -> Iterator[Finding]:
     """verl's `do_sample: false` is a temperature of 0 here."""
     section = f"{ROLLOUT}.val_kwargs"
     sample = f"{section}.do_sample"
@@ -60,7 +60,7 @@ def validation(source: Source) -> Iterator[Finding]:
         yield Setting("eval.temperature", source.get(f"{section}.temperature") or 0.0, (sample, f"{section}.temperature"))
 
 
-def rewards(source: Source) -> Iterator[Finding]:
+def rewards(source: WrittenConfig) -> Iterator[Finding]:
     """Reward functions, and what verl's reward managers amount to."""
     section = next((name for name in CUSTOM if source.has(f"{name}.path")), None)
     if section is not None:
@@ -93,7 +93,7 @@ def _manager(key: str, name: str, *, has_function: bool) -> Iterator[Finding]:
         yield Dropped(key, why, is_decisive=True)
 
 
-def _scores(source: Source) -> Iterator[Finding]:
+def _scores(source: WrittenConfig) -> Iterator[Finding]:
     """Options of verl's own scoring functions, which are those of the rewards here that score the same rows."""
     for section in SCORE_OPTIONS:
         options: dict[str, Any] = {}
@@ -113,7 +113,7 @@ def _scores(source: Source) -> Iterator[Finding]:
             yield Dropped(score, "a right answer earns 1, here too")
 
 
-def _length_penalty(source: Source) -> Iterator[Finding]:
+def _length_penalty(source: WrittenConfig) -> Iterator[Finding]:
     for section in OVERLONG:
         options = source.below(section)
         keys = tuple(f"{section}.{name}" for name in options)
@@ -126,7 +126,7 @@ def _length_penalty(source: Source) -> Iterator[Finding]:
             yield from (Dropped(key, "without effect in verl: the overlong buffer is off") for key in keys)
 
 
-def _reward_model(source: Source) -> Iterator[Finding]:
+def _reward_model(source: WrittenConfig) -> Iterator[Finding]:
     """verl takes the score of the reward model instead of the function's; here it is a term, and the row's own reward weighs 0."""
     for enable, path in (
         ("reward_model.enable", "reward_model.model.path"),

@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.config.algorithm import ADVANTAGES, GROUP_ADVANTAGES, POLICY_LOSSES, SEQUENCE_LOSSES
 from agentrl.config.importing.findings import Dropped, Finding, Setting
 from agentrl.config.importing.rules_data import ACTOR
-from agentrl.config.importing.source import Source
+from agentrl.config.importing.source import WrittenConfig
 from agentrl.errors import ConfigError
 
 ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
@@ -54,7 +54,7 @@ REUSED = "async_training.use_rollout_log_probs"
 ROLLOUT_N = "actor_rollout_ref.rollout.n"
 
 
-def advantages(source: Source) -> Iterator[Finding]:
+def advantages(source: WrittenConfig) -> Iterator[Finding]:
     """GRPO without the division by the standard deviation is an estimator of its own here."""
     key, by_std = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
     name = ESTIMATORS.get(source.get(key), source.get(key))
@@ -73,7 +73,7 @@ def advantages(source: Source) -> Iterator[Finding]:
         yield Setting("algorithm.whiten", True, (key,), "verl whitens the advantages of gae in any case")
 
 
-def losses(source: Source) -> Iterator[Finding]:
+def losses(source: WrittenConfig) -> Iterator[Finding]:
     """The loss, and how losses of tokens become one number."""
     aggregation, (loss, keys) = f"{ACTOR}.loss_agg_mode", _loss(source)
     if _is_bypass(source) and source.has(LOSS_MODE):
@@ -95,11 +95,11 @@ def losses(source: Source) -> Iterator[Finding]:
         yield Dropped(aggregation, f"{source.get(aggregation)} is unknown; there is: {', '.join(AGGREGATIONS)}")
 
 
-def _is_bypass(source: Source) -> bool:
+def _is_bypass(source: WrittenConfig) -> bool:
     return bool(source.get(f"{CORRECTION}.bypass_mode"))
 
 
-def _loss(source: Source) -> tuple[str, tuple[str, ...]]:
+def _loss(source: WrittenConfig) -> tuple[str, tuple[str, ...]]:
     """Return the name of the loss, ours where there is one, and verl's keys that say so. In bypass mode verl looks at other keys."""
     if not _is_bypass(source):
         name = source.get(LOSS_MODE)
@@ -112,7 +112,7 @@ def _loss(source: Source) -> tuple[str, tuple[str, ...]]:
     return ("reinforce" if source.has(weight) else "gpg"), keys
 
 
-def clips(source: Source) -> Iterator[Finding]:
+def clips(source: WrittenConfig) -> Iterator[Finding]:
     """Bounds of the ratio, which some losses read as bounds of something else, or not at all.
 
     verl's own config sets both sides to 0.2, so that its `clip_ratio` counts only where a script makes a side null.
@@ -144,7 +144,7 @@ def _bound_of_side(target: str, value: float, key: str) -> Setting:
     return Setting(target, 1.0, (key,), "a ratio is never below 0") if is_none else Setting(target, value, (key,))
 
 
-def selections(source: Source) -> Iterator[Finding]:
+def selections(source: WrittenConfig) -> Iterator[Finding]:
     """verl's defaults of kl_cov are its own."""
     if _loss(source)[0] == "kl_cov":
         for name, ours in (("kl_cov_ratio", "share"), ("ppo_kl_coef", "coefficient")):
@@ -152,7 +152,7 @@ def selections(source: Source) -> Iterator[Finding]:
             yield Setting(f"algorithm.kl_cov.{ours}", source.get(key), (key,))
 
 
-def divergences(source: Source) -> Iterator[Finding]:
+def divergences(source: WrittenConfig) -> Iterator[Finding]:
     """One KL here, in the loss or in the reward; verl's switches for both become its place."""
     in_loss, in_reward = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
     of_loss = (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type")
@@ -180,7 +180,7 @@ def divergences(source: Source) -> Iterator[Finding]:
     yield from (Dropped(key, why) for key in unused if source.has(key))
 
 
-def _estimator(source: Source, key: str, known: dict[str, str], *, why: str) -> Iterator[Finding]:
+def _estimator(source: WrittenConfig, key: str, known: dict[str, str], *, why: str) -> Iterator[Finding]:
     name = source.get(key)
     if name in known:
         yield Setting("algorithm.kl.estimator", known[name], (key,))
@@ -188,7 +188,7 @@ def _estimator(source: Source, key: str, known: dict[str, str], *, why: str) -> 
         yield Dropped(key, f"{name} is not taken over: {why}; there is: {', '.join(known)}")
 
 
-def corrections(source: Source) -> Iterator[Finding]:
+def corrections(source: WrittenConfig) -> Iterator[Finding]:
     """Importance weights and stages of rejection; verl up to 0.6 has them as keys of `algorithm` itself."""
     section = CORRECTION if source.below(CORRECTION) else "algorithm"
     mode, stage, normalize = (f"{section}.{name}" for name in ("bypass_mode", "rollout_rs", "rollout_is_batch_normalize"))
@@ -216,7 +216,7 @@ def corrections(source: Source) -> Iterator[Finding]:
         yield Setting("algorithm.mode", "bypass" if source.get(mode) else "decoupled", (stage,))
 
 
-def _weights(source: Source, section: str) -> Iterator[Finding]:
+def _weights(source: WrittenConfig, section: str) -> Iterator[Finding]:
     """Weights of proximal / behavior; where a script asks for none, verl applies none."""
     weight, level, threshold = (f"{section}.{name}" for name in ("rollout_is", "rollout_is_level", "rollout_is_threshold"))
     if source.get(weight):
@@ -238,7 +238,7 @@ def _weights(source: Source, section: str) -> Iterator[Finding]:
             yield Dropped(threshold, "without rollout_is verl applies no weight")
 
 
-def _weights_in_bypass(source: Source, section: str) -> Iterator[Finding]:
+def _weights_in_bypass(source: WrittenConfig, section: str) -> Iterator[Finding]:
     """Weights of policy / behavior: of the loss itself."""
     weight, threshold = f"{section}.rollout_is", f"{section}.rollout_is_threshold"
     loss = _loss(source)[0]
@@ -271,7 +271,7 @@ def _bounds(key: str, text: str) -> list[float]:
     return bounds
 
 
-def _stages(source: Source, key: str) -> Iterator[Finding]:
+def _stages(source: WrittenConfig, key: str) -> Iterator[Finding]:
     bounds, floor = f"{key}_threshold", f"{key}_threshold_lower"
     names = [name.strip() for name in str(source.get(key)).split(",")]
     texts = [text.strip() for text in str(source.get(bounds)).split(",")]

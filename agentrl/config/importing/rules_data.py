@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl.config.importing.findings import Dropped, Finding, Setting
-from agentrl.config.importing.source import Source
+from agentrl.config.importing.source import WrittenConfig
 from agentrl.config.schema import Config
 from agentrl.config.verl_renamed import RENAMED
 
@@ -16,26 +16,26 @@ MINI = f"{ACTOR}.ppo_mini_batch_size"
 BUDGET = "learner.microbatch_tokens"
 
 
-def is_asynchronous(source: Source) -> bool:
+def is_asynchronous(source: WrittenConfig) -> bool:
     """Tell whether the source is of verl's fully asynchronous trainer."""
     return bool(source.below("async_training"))
 
 
-def minibatches_per_step(source: Source) -> int:
+def minibatches_per_step(source: WrittenConfig) -> int:
     """Return how many optimizer updates one pass over a batch is cut into: verl counts both batches in prompts."""
     if is_asynchronous(source):
         return int(source.get("async_training.require_batches") * source.get("async_training.trigger_parameter_sync_step"))
     return max(1, source.get("data.train_batch_size") // source.get(MINI))
 
 
-def groups_per_step(source: Source) -> int:
+def groups_per_step(source: WrittenConfig) -> int:
     """Return the prompts of one batch."""
     if is_asynchronous(source):
         return int(source.get(MINI)) * minibatches_per_step(source)
     return int(source.get("data.train_batch_size"))
 
 
-def batches(source: Source) -> Iterator[Finding]:
+def batches(source: WrittenConfig) -> Iterator[Finding]:
     """Batches are counted in prompts there and here; a minibatch is a size there and a number here."""
     if is_asynchronous(source):
         sizes = ("async_training.require_batches", "async_training.trigger_parameter_sync_step")
@@ -59,7 +59,7 @@ def batches(source: Source) -> Iterator[Finding]:
         yield Setting("buffer.max_staleness", 0, (), "verl's trainer is synchronous; with 1, rollouts and learning overlap")
 
 
-def in_flight(source: Source) -> Iterator[Finding]:
+def in_flight(source: WrittenConfig) -> Iterator[Finding]:
     """verl starts all attempts of a batch at once."""
     num_actors = source.get("actor_rollout_ref.rollout.agent.num_workers") or 1
     attempts = math.ceil(groups_per_step(source) * source.get("actor_rollout_ref.rollout.n") / num_actors)
@@ -70,7 +70,7 @@ def in_flight(source: Source) -> Iterator[Finding]:
         )
 
 
-def microbatches(source: Source) -> Iterator[Finding]:
+def microbatches(source: WrittenConfig) -> Iterator[Finding]:
     """A microbatch is a budget of tokens here: of sequences there, each of which is at most prompt and response long."""
     ranks = source.get(f"{ACTOR}.ulysses_sequence_parallel_size")
     sizes = (f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size")
@@ -90,7 +90,7 @@ def microbatches(source: Source) -> Iterator[Finding]:
             yield Dropped(key, f"all passes of the learner share {BUDGET}, and {used} says how large it is")
 
 
-def warmups(source: Source) -> Iterator[Finding]:
+def warmups(source: WrittenConfig) -> Iterator[Finding]:
     """verl's schedule counts its trainer's steps, of which the asynchronous one makes several between two publishes; ours updates."""
     is_async = is_asynchronous(source)
     minibatches = source.get("async_training.require_batches") if is_async else minibatches_per_step(source)
@@ -111,7 +111,7 @@ def warmups(source: Source) -> Iterator[Finding]:
             yield from (Setting(f"{ours}.warmup_updates", 0, (key,)) for key in (steps, ratio) if source.has(key))
 
 
-def overlong_prompts(source: Source) -> Iterator[Finding]:
+def overlong_prompts(source: WrittenConfig) -> Iterator[Finding]:
     """Whether prompts are filtered, and how others are cut, is one key here."""
     keys = ("data.filter_overlong_prompts", "data.truncation")
     cuts = {"error": "error", "left": "truncate_left", "right": "truncate_right", "middle": "truncate_middle"}
@@ -122,7 +122,7 @@ def overlong_prompts(source: Source) -> Iterator[Finding]:
         yield Dropped(keys[1], f"{source.get(keys[1])} is unknown; there is: {', '.join(cuts)}")
 
 
-def resume(source: Source) -> Iterator[Finding]:
+def resume(source: WrittenConfig) -> Iterator[Finding]:
     """A path to resume from stands in the mode itself."""
     mode, path = "trainer.resume_mode", "trainer.resume_from_path"
     if source.get(mode) == "resume_path" and source.has(path):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from agentrl.config.importing.findings import Dropped, Finding, Setting
 from agentrl.config.importing.rules_data import ACTOR
-from agentrl.config.importing.source import Source
+from agentrl.config.importing.source import WrittenConfig
 from agentrl.config.importing.values import as_list
 
 MODEL = "actor_rollout_ref.model"
@@ -27,7 +27,7 @@ SWITCHES = {"enforce_eager": (True, "disable_cuda_graph"), "enable_prefix_cachin
 """verl's key -> the value at which SGLang needs an argument, and that argument."""
 
 
-def dtypes(source: Source) -> Iterator[Finding]:
+def dtypes(source: WrittenConfig) -> Iterator[Finding]:
     """verl computes and serves in one type and keeps the weights in another; so do we, whose master weights are always float32."""
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16", "float": "float32"}
     own = f"{ACTOR}.fsdp_config.dtype"
@@ -35,7 +35,7 @@ def dtypes(source: Source) -> Iterator[Finding]:
     yield Setting("model.dtype", names.get(source.get(key), source.get(key)), (key,), "of computing and serving")
 
 
-def adapters(source: Source) -> Iterator[Finding]:
+def adapters(source: WrittenConfig) -> Iterator[Finding]:
     """The LoRA adapter, which nothing is said of at rank 0."""
     sections = ((MODEL, "model.lora", ""), (f"{MODEL}.lora", "model.lora", "lora."), ("critic.model", "critic.model.lora", ""))
     for section, ours, nested in sections:
@@ -53,7 +53,7 @@ def adapters(source: Source) -> Iterator[Finding]:
             yield Setting(f"{ours}.target_modules", [] if names == "all-linear" else as_list(names), (targets,))
 
 
-def offload(source: Source) -> Iterator[Finding]:
+def offload(source: WrittenConfig) -> Iterator[Finding]:
     """Two switches of verl are one choice here."""
     section = f"{ACTOR}.fsdp_config"
     parameters, optimizer = (f"{section}.param_offload", f"{section}.offload_policy"), f"{section}.optimizer_offload"
@@ -63,7 +63,7 @@ def offload(source: Source) -> Iterator[Finding]:
         yield Setting("learner.offload", choice, written)
 
 
-def servers(source: Source) -> Iterator[Finding]:
+def servers(source: WrittenConfig) -> Iterator[Finding]:
     """The inference engine and its arguments, in SGLang's words."""
     name = f"{ROLLOUT}.name"
     backend = BACKENDS.get(source.get(name) or "sglang")
@@ -90,7 +90,7 @@ def servers(source: Source) -> Iterator[Finding]:
             yield Setting(f"rollout.sglang.args.{argument}", value, (f"{ROLLOUT}.engine_kwargs.sglang.{argument}",))
 
 
-def places(source: Source) -> Iterator[Finding]:
+def places(source: WrittenConfig) -> Iterator[Finding]:
     """GPUs are pools of nodes here; verl's synchronous trainer has learner and servers on the same ones."""
     sizes = ("trainer.nnodes", "trainer.n_gpus_per_node")
     nodes, gpus = (int(source.get(key)) for key in sizes)
@@ -108,12 +108,12 @@ def places(source: Source) -> Iterator[Finding]:
         yield Dropped("trainer.device", "GPUs are those of placement.pools")
 
 
-def pool_of_servers(source: Source) -> str | None:
+def pool_of_servers(source: WrittenConfig) -> str | None:
     """Return the section of verl that gives servers GPUs of their own; None if they are on the learner's."""
     return next((name for name in ("rollout", ROLLOUT) if source.get(f"{name}.nnodes")), None)
 
 
-def _shared(source: Source, pool: dict[str, int], sizes: tuple[str, ...]) -> Iterator[Finding]:
+def _shared(source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...]) -> Iterator[Finding]:
     yield Setting("placement.pools", {"main": pool}, sizes)
     yield Setting("rollout.num_servers", pool["nodes"] * pool["gpus_per_node"], sizes, "one per GPU")
     yield Setting("rollout.colocated", True, ("actor_rollout_ref.hybrid_engine",), "servers stand on the learner's GPUs, as in verl")
@@ -127,7 +127,7 @@ def _shared(source: Source, pool: dict[str, int], sizes: tuple[str, ...]) -> Ite
         yield Setting("cluster.address", "auto", sizes[:1], "several nodes are a running Ray cluster")
 
 
-def _apart(source: Source, pool: dict[str, int], sizes: tuple[str, ...], section: str) -> Iterator[Finding]:
+def _apart(source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...], section: str) -> Iterator[Finding]:
     keys = (f"{section}.nnodes", f"{section}.n_gpus_per_node")
     serving = {"nodes": int(source.get(keys[0])), "gpus_per_node": int(source.get(keys[1]) or pool["gpus_per_node"])}
     width_key, stages_key = f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.pipeline_model_parallel_size"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from agentrl.config.importing.findings import Dropped, Finding, Setting
 from agentrl.config.importing.rules_data import resume
-from agentrl.config.importing.source import Source
+from agentrl.config.importing.source import WrittenConfig
 from agentrl.config.importing.values import SCHEDULES, as_list, loggers
 
 ENGINE = "engine"
@@ -17,7 +17,7 @@ PARALLEL = ("ulysses_sequence_parallel_size", f"{ENGINE}.ulysses_sequence_parall
 NAMES = ("trainer.project_name", "trainer.experiment_name")
 
 
-def columns(source: Source) -> Iterator[Finding]:
+def columns(source: WrittenConfig) -> Iterator[Finding]:
     """A conversation in one column, or a prompt and a response in two, which may lie within a struct."""
     messages = next((key for key in ("data.messages_key", "data.multiturn.messages_key") if source.has(key)), None)
     enable = "data.multiturn.enable"
@@ -39,7 +39,7 @@ def columns(source: Source) -> Iterator[Finding]:
         yield Dropped(enable, "false: a prompt and a response in two columns")
 
 
-def batches(source: Source) -> Iterator[Finding]:
+def batches(source: WrittenConfig) -> Iterator[Finding]:
     """A batch is counted in conversations there and here; a microbatch is a budget of tokens here."""
     yield Setting("trainer.batch_size", source.get("data.train_batch_size"), ("data.train_batch_size",), "conversations per update")
     yield Setting("data.max_tokens", source.get("data.max_length"), ("data.max_length",))
@@ -58,7 +58,7 @@ def batches(source: Source) -> Iterator[Finding]:
     yield from (Dropped(key, f"{used} says how large a microbatch is") for key in unused if key != "data.use_dynamic_bsz" or used != budget)
 
 
-def overlong(source: Source) -> Iterator[Finding]:
+def overlong(source: WrittenConfig) -> Iterator[Finding]:
     """verl ends at a conversation that is too long, or cuts it."""
     key = "data.truncation"
     choices = {"error": ("drop", "left out and counted; verl would end"), "right": ("truncate", "")}
@@ -69,7 +69,7 @@ def overlong(source: Source) -> Iterator[Finding]:
         yield Dropped(key, f"{source.get(key)} would cut the beginning; too long ones are left out (data.overlong)", is_decisive=True)
 
 
-def optimizer(source: Source) -> Iterator[Finding]:
+def optimizer(source: WrittenConfig) -> Iterator[Finding]:
     for key, ours in {
         "optim.lr": "lr",
         "optim.betas": "betas",
@@ -85,7 +85,7 @@ def optimizer(source: Source) -> Iterator[Finding]:
     yield from _warmup(source)
 
 
-def _warmup(source: Source) -> Iterator[Finding]:
+def _warmup(source: WrittenConfig) -> Iterator[Finding]:
     steps, total = WARMUP_STEPS[0], source.get("trainer.total_training_steps")
     ratio = next((key for key in WARMUP_RATIOS if source.has(key)), None) or next((k for k in WARMUP_RATIOS if source.get(k)), "")
     if source.has(steps) and source.get(steps) > 0:
@@ -99,7 +99,7 @@ def _warmup(source: Source) -> Iterator[Finding]:
         yield from (Setting("learner.optimizer.warmup_updates", 0, (key,)) for key in (steps, *WARMUP_RATIOS) if source.has(key))
 
 
-def model(source: Source) -> Iterator[Finding]:
+def model(source: WrittenConfig) -> Iterator[Finding]:
     """The model, its adapter, and what leaves the GPU."""
     path = "model.partial_pretrain" if source.has("model.partial_pretrain") else "model.path"
     if source.has(path):
@@ -133,7 +133,7 @@ def model(source: Source) -> Iterator[Finding]:
     yield Setting("learner.gradient_checkpointing", source.get(checkpointing), (checkpointing,))
 
 
-def places(source: Source) -> Iterator[Finding]:
+def places(source: WrittenConfig) -> Iterator[Finding]:
     """GPUs are a pool of nodes here; torchrun says how many there are."""
     sizes = ("trainer.nnodes", "trainer.n_gpus_per_node")
     nodes, gpus = (int(source.get(key)) for key in sizes)
@@ -151,7 +151,7 @@ def places(source: Source) -> Iterator[Finding]:
         yield Dropped("trainer.device", "GPUs are those of placement.pools")
 
 
-def run(source: Source) -> Iterator[Finding]:
+def run(source: WrittenConfig) -> Iterator[Finding]:
     """How long, and where everything goes."""
     yield Setting("trainer.total_epochs", source.get("trainer.total_epochs"), ("trainer.total_epochs",))
     yield Setting("trainer.seed", source.get("trainer.seed"), ("trainer.seed",))

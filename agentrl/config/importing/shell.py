@@ -20,15 +20,15 @@ from agentrl.config.importing.shell_syntax import (
     Case,
     Chain,
     Command,
+    CommandGroup,
     For,
     Function,
-    Group,
     If,
-    Piece,
     Simple,
     Test,
     While,
     Word,
+    WordPart,
     parse,
 )
 from agentrl.errors import ConfigError
@@ -101,7 +101,7 @@ class Shell:
                 return self._loop(command.body, passes)
             case Case():
                 return self._case(command)
-            case Group():
+            case CommandGroup():
                 return self._chain(command.body) if not command.is_apart else self._apart().follow(command.body)
             case Function():
                 self.functions[command.name] = command.body
@@ -304,7 +304,7 @@ class Shell:
         value = "".join(" ".join(self._values(piece)) for piece in word)
         return os.path.expanduser(value) if word and word[0].kind == "text" and not word[0].is_quoted else value
 
-    def _values(self, piece: Piece) -> list[str]:
+    def _values(self, piece: WordPart) -> list[str]:
         match piece.kind:
             case "text":
                 return [piece.value]

@@ -24,7 +24,7 @@ class Unset:
     name: str
 
 
-class Scope(Protocol):
+class ShellScope(Protocol):
     """What expansions ask a shell for."""
 
     variables: dict[str, str | list[str]]
@@ -58,7 +58,7 @@ def without_unset(value: str) -> str:
 _FORM = re.compile(r"(?P<length>#)?(?P<name>\w+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)", re.DOTALL)
 
 
-def expand_parameter(text: str, shell: Scope, *, is_quoted: bool) -> list[str]:
+def expand_parameter(text: str, shell: ShellScope, *, is_quoted: bool) -> list[str]:
     """Return the values of `${text}`: one, or those of an array."""
     if text == "#":
         return [str(len(shell.arguments))]
@@ -92,7 +92,7 @@ def expand_parameter(text: str, shell: Scope, *, is_quoted: bool) -> list[str]:
     return [_parameter(value, rest, shell, name)]
 
 
-def _parameter(value: str | Unset, rest: str, shell: Scope, name: str) -> str:
+def _parameter(value: str | Unset, rest: str, shell: ShellScope, name: str) -> str:
     is_set = isinstance(value, str) and (value != "" or not rest.startswith(":"))
     mark = rest.removeprefix(":")[:1]
     if rest and mark in "-=+?" and (rest.startswith(":") or rest[0] == mark) and not rest.startswith((":0", ": ")):
@@ -109,12 +109,12 @@ def _parameter(value: str | Unset, rest: str, shell: Scope, name: str) -> str:
     return _changed(value, rest, shell) if rest else value
 
 
-def _default(rest: str, shell: Scope) -> str:
+def _default(rest: str, shell: ShellScope) -> str:
     """Expand the word behind `:-` and the like, whose quotes are its own."""
     return shell.text(parse_word(rest.removeprefix(":")[1:]))
 
 
-def _changed(value: str, rest: str, shell: Scope) -> str:
+def _changed(value: str, rest: str, shell: ShellScope) -> str:
     """Apply `#prefix`, `%suffix`, `/old/new`, `:offset:length`, `^^` and `,,` to a value."""
     mark = next((mark for mark in ("##", "#", "%%", "%", "//", "/", "^^", ",,", ":") if rest.startswith(mark)), "")
     operand = rest[len(mark) :]
@@ -165,7 +165,7 @@ _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
 }
 
 
-def calculate(text: str, shell: Scope) -> str:
+def calculate(text: str, shell: ShellScope) -> str:
     """Return the value of a sum of whole numbers; unknown where one of its variables is."""
     expanded = shell.text(parse_word(f'"{text.strip()}"'))
     names = {name: shell.value_of(name) for name in re.findall(r"[A-Za-z_]\w*", without_unset(expanded))}

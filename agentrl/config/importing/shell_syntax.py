@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WordPart:
     """A part of a word. kind: text, parameter (between `${` and `}`), command (`$(...)`), sum (`$((...))`)."""
 
     kind: str
@@ -22,7 +22,7 @@ class Piece:
     is_quoted: bool
 
 
-Word: TypeAlias = tuple[Piece, ...]
+Word: TypeAlias = tuple[WordPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CommandGroup:
     """`{ ...; }`, or with `is_apart` `( ... )`, whose variables are its own."""
 
     body: Chain
@@ -99,7 +99,7 @@ class Test:
     arithmetic: str | None = None
 
 
-Command: TypeAlias = Simple | If | For | While | Case | Group | Function | Test
+Command: TypeAlias = Simple | If | For | While | Case | CommandGroup | Function | Test
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -125,13 +125,13 @@ def parse(text: str) -> Chain:
 def parse_word(text: str) -> Word:
     """Return the pieces of one word, which may have blanks in it: of a default, or within quotes."""
     reader = _Reader(text)
-    pieces: list[Piece] = []
+    pieces: list[WordPart] = []
     while reader.at < len(text):
         word = reader._word()
         if word is not None:
             pieces += word
         else:
-            pieces.append(Piece("text", text[reader.at], is_quoted=True))
+            pieces.append(WordPart("text", text[reader.at], is_quoted=True))
             reader.at += 1
     return tuple(pieces)
 
@@ -201,9 +201,9 @@ class _Reader:
             return self._with_redirections(Test((), self._until("))")))
         if self._is_at("("):
             self.at += 1
-            return self._with_redirections(Group(self._closed(")"), is_apart=True))
+            return self._with_redirections(CommandGroup(self._closed(")"), is_apart=True))
         if self._take_word("{"):
-            return self._with_redirections(Group(self._closed("}"), is_apart=False))
+            return self._with_redirections(CommandGroup(self._closed("}"), is_apart=False))
         for word, read in compound.items():
             if self._is_at_word(word):
                 return self._with_redirections(read())
@@ -295,7 +295,7 @@ class _Reader:
             mark = next((mark for mark in ("&&", "||", "(", ")", "<", ">") if self._is_at(mark)), None)
             if mark is not None:
                 self.at += len(mark)
-                words.append((Piece("text", mark, is_quoted=False),))
+                words.append((WordPart("text", mark, is_quoted=False),))
             else:
                 words.append(self._required_word())
 
@@ -371,13 +371,13 @@ class _Reader:
 
     def _word(self) -> Word | None:
         """Read a word; None where none begins."""
-        pieces: list[Piece] = []
+        pieces: list[WordPart] = []
         plain = ""
 
-        def add(piece: Piece | None = None) -> None:
+        def add(piece: WordPart | None = None) -> None:
             nonlocal plain
             if plain:
-                pieces.append(Piece("text", plain, is_quoted=False))
+                pieces.append(WordPart("text", plain, is_quoted=False))
             plain = ""
             if piece is not None:
                 pieces.append(piece)
@@ -386,7 +386,7 @@ class _Reader:
             if char in "<>" or (char == "(" and not plain):
                 if self.text.startswith(("<(", ">("), self.at):
                     self.at += 2
-                    add(Piece("command", self._balanced(")"), is_quoted=True))
+                    add(WordPart("command", self._balanced(")"), is_quoted=True))
                     continue
                 break
             if char == "(":
@@ -394,13 +394,13 @@ class _Reader:
             elif self._is_at("\\\n"):
                 self.at += 2  # the word goes on in the next line
             elif char == "\\":
-                add(Piece("text", self.text[self.at + 1 : self.at + 2], is_quoted=True))
+                add(WordPart("text", self.text[self.at + 1 : self.at + 2], is_quoted=True))
                 self.at += 2
             elif char == "'":
-                add(Piece("text", self._quoted("'"), is_quoted=True))
+                add(WordPart("text", self._quoted("'"), is_quoted=True))
             elif self.text.startswith("$'", self.at):
                 self.at += 1
-                add(Piece("text", self._escaped(), is_quoted=True))
+                add(WordPart("text", self._escaped(), is_quoted=True))
             elif char == '"' or self.text.startswith('$"', self.at):
                 self.at += char == "$"
                 add()
@@ -425,9 +425,9 @@ class _Reader:
         value = self._quoted("'")
         return value.replace("\\n", "\n").replace("\\t", "\t").replace("\\\\", "\\")
 
-    def _double_quoted(self) -> list[Piece]:
+    def _double_quoted(self) -> list[WordPart]:
         self.at += 1
-        pieces: list[Piece] = []
+        pieces: list[WordPart] = []
         plain = ""
         while not self._is_at('"'):
             if self.at >= len(self.text):
@@ -437,33 +437,33 @@ class _Reader:
                 plain += self.text[self.at + 1].replace("\n", "")
                 self.at += 2
             elif char in "$`" and (piece := self._expansion(is_quoted=True)) is not None:
-                pieces += [Piece("text", plain, is_quoted=True), piece]
+                pieces += [WordPart("text", plain, is_quoted=True), piece]
                 plain = ""
             else:
                 plain += char
                 self.at += 1
         self.at += 1
-        return [*pieces, Piece("text", plain, is_quoted=True)]
+        return [*pieces, WordPart("text", plain, is_quoted=True)]
 
-    def _expansion(self, *, is_quoted: bool) -> Piece | None:
+    def _expansion(self, *, is_quoted: bool) -> WordPart | None:
         """Read `$name`, `${...}`, `$(...)`, `$((...))` or a command in backquotes; None: the character stands for itself."""
         if self._is_at("`"):
-            return Piece("command", self._quoted("`"), is_quoted)
+            return WordPart("command", self._quoted("`"), is_quoted)
         if self._is_at("$(("):
             self.at += 3
-            return Piece("sum", self._until("))"), is_quoted)
+            return WordPart("sum", self._until("))"), is_quoted)
         if self._is_at("$("):
             self.at += 2
-            return Piece("command", self._balanced(")"), is_quoted)
+            return WordPart("command", self._balanced(")"), is_quoted)
         if self._is_at("${"):
             self.at += 2
-            return Piece("parameter", self._balanced("}"), is_quoted)
+            return WordPart("parameter", self._balanced("}"), is_quoted)
         name = _NAME.match(self.text, self.at + 1)
         if name is None and self.text[self.at + 1 : self.at + 2] not in tuple("0123456789@*#?$!-"):
             return None
         value = name[0] if name is not None else self.text[self.at + 1]
         self.at += 1 + len(value)
-        return Piece("parameter", value, is_quoted)
+        return WordPart("parameter", value, is_quoted)
 
     def _balanced_behind(self, opening: str, closing: str) -> str:
         self.at += len(opening)

@@ -99,7 +99,7 @@ OF_VERL = (
 
 
 @dataclass(frozen=True)
-class Source:
+class WrittenConfig:
     """The keys that were written, by their dotted names, interpolations resolved; a null counts as written.
 
     unread: what the file asks for that was not read, in words. missing: whole files that were not found, in words.
@@ -134,7 +134,7 @@ class Source:
         return {key[len(prefix) + 1 :]: value for key, value in self.written.items() if key.startswith(f"{prefix}.")}
 
 
-def read_source(file: str | None, overrides: Sequence[str]) -> Source:
+def read_source(file: str | None, overrides: Sequence[str]) -> WrittenConfig:
     """Read a YAML file of verl and the overrides of its command line, in Hydra's grammar: `key=value`, `+key=value`, `~key`.
 
     Raises:
@@ -164,10 +164,10 @@ def resolve(
     *,
     missing: tuple[str, ...] = (),
     supervised_by: Mapping[str, Any] | None = None,
-) -> Source:
+) -> WrittenConfig:
     """Return a tree as a source, its interpolations resolved; supervised_by: the defaults of a supervised training, None: it is none."""
     defaults = DEFAULTS if supervised_by is None else supervised_by
-    return Source(_resolve(tree, defaults), unread, missing, defaults, supervised_by is not None)
+    return WrittenConfig(_resolve(tree, defaults), unread, missing, defaults, supervised_by is not None)
 
 
 def read_file(file: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentrl.config.importing.source import Source
+from agentrl.config.importing.source import WrittenConfig
 
 ROLLOUT = "actor_rollout_ref.rollout"
 KWARGS = "custom_reward_function.reward_kwargs"
@@ -40,21 +40,21 @@ GENERATE_OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CommandStep:
     """A command line, and the written keys that it has no option for."""
 
     command: str
     unused: tuple[str, ...]
 
 
-def step_of(source: Source) -> Step | None:
+def step_of(source: WrittenConfig) -> CommandStep | None:
     """Return the command that stands for a config of generation or evaluation; None for a config of a training."""
     if source.has("data.output_path") and (source.has("data.path") or source.has("data.train_files")):
         return _generate(source, "data.path" if source.has("data.path") else "data.train_files")
     return _score(source) if source.has("data.path") else None
 
 
-def _generate(source: Source, rows: str) -> Step:
+def _generate(source: WrittenConfig, rows: str) -> CommandStep:
     files = source.get(rows)
     words = [
         "agentrl",
@@ -71,7 +71,7 @@ def _generate(source: Source, rows: str) -> Step:
     return _step(words, {rows, "data.output_path", *used}, source.written)
 
 
-def _score(source: Source) -> Step:
+def _score(source: WrittenConfig) -> CommandStep:
     path = str(source.get("data.path"))
     words = ["agentrl", "score", path, "--out", f"{path.removesuffix('.parquet')}_scored.parquet"]
     function = "custom_reward_function.path"
@@ -87,5 +87,5 @@ def _score(source: Source) -> Step:
     return _step(words, used, source.written)
 
 
-def _step(words: list[str], used: set[str], written: Mapping[str, object]) -> Step:
-    return Step(shlex.join(words), tuple(key for key, value in written.items() if key not in used and value is not None))
+def _step(words: list[str], used: set[str], written: Mapping[str, object]) -> CommandStep:
+    return CommandStep(shlex.join(words), tuple(key for key, value in written.items() if key not in used and value is not None))

@@ -14,7 +14,7 @@ from agentrl.config.fields import iter_keys, iter_sections, with_defaults
 from agentrl.config.importing import rules_agent, rules_algorithm, rules_data, rules_model, rules_sft
 from agentrl.config.importing.findings import Dropped, NotTaken, Rule, Setting
 from agentrl.config.importing.obstacles import Obstacle, find_all
-from agentrl.config.importing.source import DEFAULTS, Source
+from agentrl.config.importing.source import DEFAULTS, WrittenConfig
 from agentrl.config.importing.values import NOT_TAKEN, VALUES
 from agentrl.config.messages import RIGHT, describe_invalid
 from agentrl.config.origins import Origins
@@ -80,7 +80,7 @@ class Translation:
     obstacles: tuple[Obstacle, ...]
 
 
-def translate(source: Source) -> Translation:
+def translate(source: WrittenConfig) -> Translation:
     """Translate every key of `source`, and check the result against the schema.
 
     Raises:
@@ -111,7 +111,7 @@ def translate(source: Source) -> Translation:
     return Translation(target, values, tuple(kept.values()), tuple(dropped), tuple(meaningless), tuple(unknown), obstacles)
 
 
-def _refuse_foreign(source: Source, target: Target) -> None:
+def _refuse_foreign(source: WrittenConfig, target: Target) -> None:
     """Refuse a file whose keys are mostly not verl's: a config of another program, or of this one."""
     own = [key for key in source.written if key in POLICY.keys or key in IMITATION.keys]
     known = [key for key in source.written if _is_of_verl(key, target)]
@@ -129,7 +129,7 @@ def _is_of_verl(key: str, target: Target) -> bool:
     return key in KEPT or key in RENAMED or key in RENAMED_IN_SFT or key in DEFAULTS or target.reason_without(key) is not None
 
 
-def _findings(source: Source, target: Target) -> Iterator[Setting | Dropped]:
+def _findings(source: WrittenConfig, target: Target) -> Iterator[Setting | Dropped]:
     """Yield what the rules find, then the keys that stand alone, then verl's defaults that differ from ours."""
     read: set[str] = set()  # keys that a rule has looked at, for whatever setting
     decided: set[str] = set()  # our keys that are set, and verl's that are dropped
@@ -177,7 +177,7 @@ def _target(key: str, of: Target) -> str:
     return ours[0] if len(ours) == 1 else ""
 
 
-def _take(setting: Setting, mapped: dict[str, Setting], source: Source, target: Target) -> list[Dropped]:
+def _take(setting: Setting, mapped: dict[str, Setting], source: WrittenConfig, target: Target) -> list[Dropped]:
     """Add a setting, unless another has its key or the schema refuses its value."""
     written = [key for key in setting.old if key in source.written]
     other = mapped.get(setting.key)
@@ -215,7 +215,7 @@ def _refused(setting: Setting, target: Target) -> str | None:
     return None
 
 
-def _is_default(setting: Setting, source: Source, target: Target) -> bool:
+def _is_default(setting: Setting, source: WrittenConfig, target: Target) -> bool:
     """Tell whether nobody wrote it and it is as here anyway."""
     field = target.keys.get(setting.key)
     is_written = any(key in source.written for key in setting.old)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the launcher starts in milliseconds: typing alone would tak
 HEADER_BYTES = 8
 
 
-class Request:
+class ExecutionRequest:
     """One execution. Sizes in bytes, times in seconds.
 
     python: the interpreter's file; prefix: its installation; packages: further folders for sys.path;
@@ -49,10 +49,10 @@ class Request:
         self.max_open_files: int = fields["max_open_files"]
 
 
-def read_request(descriptor: int) -> Request:
+def read_request(descriptor: int) -> ExecutionRequest:
     """Read one request; what the descriptor does afterwards (it closes when the host gives up) is left to the caller."""
     size = int.from_bytes(_read(descriptor, HEADER_BYTES), "big")
-    return Request(marshal.loads(_read(descriptor, size)))
+    return ExecutionRequest(marshal.loads(_read(descriptor, size)))
 
 
 def write_reply(descriptor: int, reply: dict[str, object]) -> None:

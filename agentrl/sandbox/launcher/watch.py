@@ -19,7 +19,7 @@ FIRST_LOOK_S, LOOK_S = 0.01, 0.05
 """How often memory and CPU time are added up; a look costs some 50 microseconds per process."""
 
 
-class Watch:
+class ProcessWatch:
     """What was seen. `why`: "" when the program ended by itself, else wall | cpu | memory | output | gone (the host gave up)."""
 
     def __init__(

@@ -39,7 +39,7 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pair:
+class LowRankPair:
     """The adapter of one layer: down_RI (A), up_OR (B)."""
 
     down: Tensor
@@ -54,7 +54,7 @@ class Pair:
 class Adapter:
     """A checked adapter of the served model, in its dtype and on its device."""
 
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, LowRankPair]
 
     def checksums(self) -> dict[str, str]:
         """Return {name in peft's file: sha256 of the bytes}."""
@@ -84,7 +84,7 @@ class AdapterSlot:
         layers = {name: module for name, module in self._model.named_modules() if isinstance(module, nn.Linear)}
         return Adapter({name: self._pair(name, halves, layers, scale) for name, halves in _by_layer(tensors).items()})
 
-    def _pair(self, name: str, halves: Mapping[str, Tensor], layers: Mapping[str, nn.Linear], scale: float) -> Pair:
+    def _pair(self, name: str, halves: Mapping[str, Tensor], layers: Mapping[str, nn.Linear], scale: float) -> LowRankPair:
         layer = layers.get(name)
         if layer is None or layer is self._model.get_output_embeddings():
             raise WeightsRefused(f"{shown(name)} is no linear layer of this model that can have an adapter")
@@ -99,7 +99,7 @@ class AdapterSlot:
             raise WeightsRefused(f"the adapter of {name!r} has the shapes {found}; this model takes {expected}, rank <= {self._max_rank}")
         down, up = (halves[half].to(layer.weight.device, layer.weight.dtype) for half in "AB")
         check_finite({f"{name}.lora_A": down, f"{name}.lora_B": up})
-        return Pair(down, up, scale)
+        return LowRankPair(down, up, scale)
 
     def put(self, adapter: Adapter | None) -> None:
         """Compute with `adapter`, or with none, from the next forward on."""
@@ -112,7 +112,7 @@ class AdapterSlot:
         """Say what the next forward is packed of: for each request its tokens, and whether they see the adapter."""
         self._rows = rows
 
-    def _add(self, pair: Pair, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+    def _add(self, pair: LowRankPair, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
         x = inputs[0]
         if not any(sees for _, sees in self._rows):
             return None

@@ -25,7 +25,7 @@ from agentrl.serving.embedded.bodies import BadRequest, flag_of, integer_of, lis
 from agentrl.serving.embedded.door import Door, json_response
 from agentrl.serving.embedded.engine import EngineError, NotFinite
 from agentrl.serving.embedded.groups import WrongState
-from agentrl.serving.embedded.requests import Limits, parse_generate
+from agentrl.serving.embedded.requests import RequestLimits, parse_generate
 from agentrl.serving.embedded.service import Result, Service
 from agentrl.serving.embedded.shown import shown
 from agentrl.serving.embedded.weights import WeightsRefused, parse_specs
@@ -42,7 +42,7 @@ _ONLY_ABORT = "the embedded server pauses in mode `abort` only: running requests
 class App:
     """The handlers of one server. `info` is what /server_info shows of its settings."""
 
-    def __init__(self, service: Service, limits: Limits, *, decode: Decode, info: Mapping[str, Any]) -> None:
+    def __init__(self, service: Service, limits: RequestLimits, *, decode: Decode, info: Mapping[str, Any]) -> None:
         self._service = service
         self._limits = limits
         self._decode = decode

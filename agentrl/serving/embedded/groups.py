@@ -28,7 +28,7 @@ class WrongState(Exception):
     """A call came at a moment at which it has no meaning: an update outside of a session, a group that does not exist."""
 
 
-class Groups:
+class UpdateGroups:
     """The groups of one server, by name."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ _SAMPLING_WITHOUT_EFFECT = ("spaces_between_special_tokens", "no_stop_trim", "st
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What a request must fit into, in tokens; `eos_ids` end every generation that does not ignore them."""
 
     vocab_size: int
@@ -72,7 +72,7 @@ class GenerateRequest:
     adapter: str | None = None
 
 
-def parse_generate(body: Any, limits: Limits) -> tuple[list[GenerateRequest], bool]:
+def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateRequest], bool]:
     """Return the requests of one body, and whether it was a batch (answered by a list).
 
     Raises:
@@ -113,7 +113,7 @@ def _per_prompt(value: Any, count: int, *, name: str, is_batch: bool) -> Sequenc
     return value
 
 
-def _parse_one(prompt: Any, rid: Any, params: Any, return_logprob: Any, adapter: Any, limits: Limits) -> GenerateRequest:
+def _parse_one(prompt: Any, rid: Any, params: Any, return_logprob: Any, adapter: Any, limits: RequestLimits) -> GenerateRequest:
     if adapter is not None and not (isinstance(adapter, str) and len(adapter) <= MAX_TEXT):
         raise BadRequest(f"`lora_path` must be the name of a loaded adapter, not {shown(adapter)}")
     if rid is not None and not (isinstance(rid, str) and 0 < len(rid) <= MAX_TEXT):
@@ -140,7 +140,7 @@ def _parse_one(prompt: Any, rid: Any, params: Any, return_logprob: Any, adapter:
     )
 
 
-def _check_prompt(prompt: Any, limits: Limits) -> None:
+def _check_prompt(prompt: Any, limits: RequestLimits) -> None:
     if not isinstance(prompt, list) or not prompt:
         raise BadRequest("`input_ids` must be a list of token ids, and not empty")
     for token in prompt:
@@ -148,7 +148,7 @@ def _check_prompt(prompt: Any, limits: Limits) -> None:
             raise BadRequest(f"`input_ids` has {shown(token)}, which is no id of the vocabulary of {limits.vocab_size} tokens")
 
 
-def _check_size(prompt_tokens: int, max_new_tokens: int, limits: Limits) -> None:
+def _check_size(prompt_tokens: int, max_new_tokens: int, limits: RequestLimits) -> None:
     for limit, what in ((limits.context_tokens, "model's maximum context length"), (limits.cache_tokens, "server's whole KV cache")):
         if prompt_tokens + max_new_tokens > limit:
             raise BadRequest(

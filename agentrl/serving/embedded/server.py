@@ -29,7 +29,7 @@ from agentrl.loopback import is_local
 from agentrl.plugins.sources import import_source
 from agentrl.serving.embedded.app import App, Decode, build_app
 from agentrl.serving.embedded.engine import Engine
-from agentrl.serving.embedded.requests import GenerateRequest, Limits
+from agentrl.serving.embedded.requests import GenerateRequest, RequestLimits
 from agentrl.serving.embedded.sampler import GREEDY
 from agentrl.serving.embedded.service import Service
 from agentrl.serving.embedded.weights import Weights
@@ -189,11 +189,11 @@ def _load(model_path: str, dtype: str, *, trust_remote_code: bool) -> PreTrained
     return model.to(device)  # type: ignore[arg-type]  # the decorator of transformers hides the method
 
 
-def _limits(model: PreTrainedModel, engine: Engine, model_path: str) -> Limits:
+def _limits(model: PreTrainedModel, engine: Engine, model_path: str) -> RequestLimits:
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is None:
         raise UserError(f"the config of {model_path!r} does not say max_position_embeddings, the model's context length")
-    return Limits(engine.vocab_size, int(context), engine.cache_tokens, _eos_ids(model))
+    return RequestLimits(engine.vocab_size, int(context), engine.cache_tokens, _eos_ids(model))
 
 
 def _eos_ids(model: PreTrainedModel) -> frozenset[int]:

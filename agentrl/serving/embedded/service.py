@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 from agentrl.serving.embedded.adapter import Adapter
 from agentrl.serving.embedded.bodies import BadRequest
 from agentrl.serving.embedded.engine import Engine, Job
-from agentrl.serving.embedded.groups import Groups, WrongState
+from agentrl.serving.embedded.groups import UpdateGroups, WrongState
 from agentrl.serving.embedded.requests import GenerateRequest
 from agentrl.serving.embedded.shown import shown
 from agentrl.serving.embedded.threads import in_thread
@@ -102,7 +102,7 @@ class Service:
         self._is_released = False
         self._update_lock = asyncio.Lock()
         self._disk_lock = asyncio.Lock()  # only one reader of a folder holds a second model in memory
-        self.groups = Groups()
+        self.groups = UpdateGroups()
 
     # ---------------------------------------------------------------------------------------------------- requests
 

@@ -105,8 +105,8 @@ class AgentContract:
 
     def _play(
         self, script: Script, *, tools: Sequence[Any] | None = None, latency_s: float = 0.0, **settings: Any
-    ) -> tuple[Trajectory, Watch]:
-        watch = Watch()
+    ) -> tuple[Trajectory, SessionWatch]:
+        watch = SessionWatch()
         agent = watched(self._class(), watch)
         trajectory = play(
             script,
@@ -120,7 +120,7 @@ class AgentContract:
         return trajectory, watch
 
 
-class Watch:
+class SessionWatch:
     """What an agent loop did with its session, and how it left."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Watch:
 class WatchedSession:
     """A session that counts what is asked of it after its end."""
 
-    def __init__(self, session: Any, watch: Watch) -> None:
+    def __init__(self, session: Any, watch: SessionWatch) -> None:
         self._session, self._watch = session, watch
 
     def __getattr__(self, name: str) -> Any:
@@ -160,7 +160,7 @@ class WatchedSession:
         return counted
 
 
-def watched(agent: type[AgentLoop], watch: Watch) -> type[AgentLoop]:
+def watched(agent: type[AgentLoop], watch: SessionWatch) -> type[AgentLoop]:
     """Return the agent as a class whose run is watched."""
 
     async def run(self: Any, task: Task, session: Any) -> None:
