@@ -14,7 +14,7 @@ FEW = {"MALLOC_ARENA_MAX": "2"}
 """Environment of a process whose threads share two heaps; Python's own lock lets one of them work at a time."""
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Give the free pages of all heaps back to the machine; takes milliseconds per 100 MiB."""
     if hasattr(_GLIBC, "malloc_trim"):
         _GLIBC.malloc_trim(0)

@@ -2,7 +2,7 @@
 
     python benchmarks/in_flight.py --out runs/bench/in_flight.json
 
-The whole of RolloutPart plays (trio, asyncio tools, HTTP, rewards, Arrow), all but Ray; paced servers in processes of their own answer
+The whole of RolloutWorker plays (trio, asyncio tools, HTTP, rewards, Arrow), all but Ray; paced servers in processes of their own answer
 (paced_server.py). Trajectories have three turns and two tool calls. They are played once with short prompts and once with long ones: what a
 trajectory holds per token of its own is the slope between the two, and what it holds beyond its tokens is the rest.
 """
@@ -34,7 +34,7 @@ from agentrl.chat.conversation import Conversation
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
-from agentrl.rollout.actor import RolloutPart
+from agentrl.rollout.actor import RolloutWorker
 from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.types import Lease, Message, Task, Trajectory
@@ -156,7 +156,7 @@ def measure(args: argparse.Namespace, prompt_tokens: int) -> Figures:
         workload = Workload(args.seconds_per_token, slots=args.in_flight, mean_tokens=args.mean_tokens)
         with paced_servers(workload, model, count=args.servers) as urls:
             buffer = Endless(prompt)
-            part = RolloutPart(config_of(model, args.in_flight, prompt_tokens), buffer)
+            part = RolloutWorker(config_of(model, args.in_flight, prompt_tokens), buffer)
             collect_rarely()
             for url in urls:
                 set_version(url, 1)
@@ -169,7 +169,7 @@ def measure(args: argparse.Namespace, prompt_tokens: int) -> Figures:
 
 
 def watch(
-    part: RolloutPart, buffer: Endless, collections: Collections, workload: Workload, args: argparse.Namespace, prompt_tokens: int
+    part: RolloutWorker, buffer: Endless, collections: Collections, workload: Workload, args: argparse.Namespace, prompt_tokens: int
 ) -> Figures:
     process = psutil.Process()
     if args.tracemalloc:

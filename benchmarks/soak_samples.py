@@ -126,7 +126,7 @@ def link_of(path: str) -> str:
 
 
 def tasks_of(part: Any) -> Counter[str]:
-    """Count the tasks of a RolloutPart by name: those of trio, and those of the asyncio loop that plugins live in."""
+    """Count the tasks of a RolloutWorker by name: those of trio, and those of the asyncio loop that plugins live in."""
 
     def walk() -> Counter[str]:
         names: Counter[str] = Counter()

@@ -22,17 +22,17 @@ NAMES = WAITS | {function.partition(".")[2] for function in FUNCTIONS}
 
 ALLOWED = {
     "agentrl/adapters/mcp.py:mcp_tools": "opening, listing and closing each have a deadline, by start_timeout_s",
-    "agentrl/controller/assess.py:begin_critic_updates": "a Handle: Patience bounds it",
+    "agentrl/controller/assess.py:begin_critic_updates": "a Handle: CallDeadlines bounds it",
     "agentrl/controller/compare.py:_console": "rich's capture: it waits for nothing",
-    "agentrl/controller/saving.py:CheckpointWriter.finish": "the ranks' calls in it are bounded by Patience",
-    "agentrl/controller/train.py:learn": "a Handle: Patience bounds it",
+    "agentrl/controller/saving.py:CheckpointWriter.finish": "the ranks' calls in it are bounded by CallDeadlines",
+    "agentrl/controller/train.py:learn": "a Handle: CallDeadlines bounds it",
     "agentrl/learner/sending.py:BucketSender._settle": "the process group has a time-out",
     "agentrl/rewards/worker.py:main": "a worker's whole life: it ends with the pipe to its parent",
     "agentrl/sandbox/launcher/main.py:Inside._run_program": "the launcher outside kills it at the program's deadline",
     "agentrl/serving/supervisor.py:Supervisor._wait_until_it_ends": "a server's whole life, which `stop` ends",
     "agentrl/sandbox/process.py:LauncherPair.run": "the launcher that it waits for was stopped in the line before",
     "agentrl/sglang/process_group.py:Broadcast.wait": "the process group has a time-out",
-    "agentrl/workers/workers.py:Workers.run": "a Handle: Patience bounds it",
+    "agentrl/workers/workers.py:Workers.run": "a Handle: CallDeadlines bounds it",
 }
 """File and function -> what bounds the wait instead."""
 

@@ -12,9 +12,9 @@ from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.controller.nsight import check_nsight, recorded
 from agentrl.errors import ConfigError
+from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import dispatch
 from agentrl.workers.group import WorkerGroup
-from agentrl.workers.patience import Patience
 from agentrl.workers.pools import Seat
 
 NSYS = """#!/bin/sh
@@ -52,7 +52,7 @@ def test_the_ranks_of_a_role_run_under_nsys_in_the_same_python(nsys, tmp_path):
         check_nsight(config)
         seats = recorded({"actor": [Seat()], "servers": [Seat()]}, config, tmp_path / "my run")
         assert seats["servers"] == [Seat()]
-        group = WorkerGroup.start(Idle, seats=seats["actor"], patience=Patience(60.0))
+        group = WorkerGroup.start(Idle, seats=seats["actor"], deadlines=CallDeadlines(60.0))
         try:
             assert os.path.realpath(group.run(Idle.executable)) == os.path.realpath(sys.executable)
         finally:

@@ -16,9 +16,9 @@ from agentrl.config.schema import Config
 from agentrl.config.supervised import SFTConfig
 from agentrl.controller.seats import reserve_seats
 from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import dispatch
 from agentrl.workers.group import WorkerGroup
-from agentrl.workers.patience import Patience
 from agentrl.workers.pools import reserve
 
 
@@ -146,7 +146,7 @@ def test_roles_stand_where_their_pools_are(two_nodes):
     with reserve_seats(given, {"actor": 2, "reward_model": 1, "servers": 1, "critic": 2}) as seats:
         try:
             for role in ("actor", "reward_model", "servers", "critic"):
-                groups.append(WorkerGroup.start(Standing, seats=seats[role], patience=Patience(120.0)))
+                groups.append(WorkerGroup.start(Standing, seats=seats[role], deadlines=CallDeadlines(120.0)))
             actor, reward_model, servers, critic = (group.run(Standing.place) for group in groups)
         finally:
             for group in groups:

@@ -123,10 +123,10 @@ def test_dropout_is_the_same_in_both_forwards_of_a_split_sequence():
         [microbatches] = pack(batch(), max_tokens=14, world_size=1)
         items = one.score(microbatches)
         before = torch.get_rng_state()
-        found = one._objective.look_elsewhere(one._policy, items)
+        found = one._objective.logprobs_of_split_sequences(one._policy, items)
         assert torch.equal(torch.get_rng_state(), before)
         sizes = [len(item.correction.elsewhere.sequence_ids) for item in items]
         assert [len(logprobs) for logprobs in found] == sizes
         assert max(sizes) > 0
         [whole] = pack(batch(), max_tokens=1000, world_size=1)
-        assert one._objective.look_elsewhere(one._policy, one.score(whole)) == [None]
+        assert one._objective.logprobs_of_split_sequences(one._policy, one.score(whole)) == [None]

@@ -12,9 +12,9 @@ from agentrl.workers.workers import LocalWorker
     ("arguments", "message"),
     [
         (("sp",), r"unknown split 'sp'; there are: dp, all, rank0"),
-        (("all", "median"), r"unknown join 'median'; there are: first, concat, sum, mean, max, kept"),
+        (("all", "median"), r"unknown join 'median'; there are: first, concat, sum, mean, max, remote"),
         (("rank0", "sum"), r"rank0.*one result only; use join='first'"),
-        (("all", "kept"), r"only what was split by data is kept.*use split='dp'"),
+        (("all", "remote"), r"only what was split by data stays with its ranks.*use split='dp'"),
     ],
 )
 def test_what_does_not_go_together_is_refused_where_it_is_written(arguments, message):

@@ -10,9 +10,9 @@ import pytest
 import ray
 
 from agentrl.errors import ConfigError, LearnerError
+from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import dispatch
 from agentrl.workers.group import WorkerGroup
-from agentrl.workers.patience import Patience
 from agentrl.workers.pools import Seat
 from agentrl.workers.starting import wait_until_all_ready
 
@@ -123,8 +123,8 @@ def cluster():
 
 
 def start(num_ranks, *, num_replicas=1, seconds=60.0):
-    patience = Patience(seconds, key="critic.collective_timeout_s")
-    return WorkerGroup.start(Counter, "unit", seats=[Seat()] * num_ranks, name="critic", patience=patience, num_replicas=num_replicas)
+    deadlines = CallDeadlines(seconds, key="critic.collective_timeout_s")
+    return WorkerGroup.start(Counter, "unit", seats=[Seat()] * num_ranks, name="critic", deadlines=deadlines, num_replicas=num_replicas)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_a_lost_rank_is_named_although_the_others_fail_first():
 
 
 def launch(name, folder, *, num_groups, seconds=60.0):
-    return WorkerGroup.launch(Meeting, folder, name, num_groups, seats=[Seat()], name=name, patience=Patience(seconds))
+    return WorkerGroup.launch(Meeting, folder, name, num_groups, seats=[Seat()], name=name, deadlines=CallDeadlines(seconds))
 
 
 def readiness(groups):
@@ -242,12 +242,14 @@ def test_a_call_has_its_time_from_the_end_of_the_one_before(replicated):
 
 
 def test_a_call_on_a_thread_of_its_own_may_have_a_bound_of_its_own(replicated):
-    own = Patience(0.001, key="learner.save_timeout_s")
-    group = WorkerGroup(replicated._hosts, name="critic", patience=Patience(60.0, of_threads={"beside": own}), num_replicas=2)
+    own = CallDeadlines(0.001, key="learner.save_timeout_s")
+    group = WorkerGroup(replicated._hosts, name="critic", deadlines=CallDeadlines(60.0, of_threads={"beside": own}), num_replicas=2)
     assert group.run(Counter.ranks) == [0, 1, 2, 3]
     with pytest.raises(LearnerError, match=r"did not finish 'linger' in time \(learner.save_timeout_s=0.001\)$"):
         group.run(Counter.linger)
-    patient = WorkerGroup(replicated._hosts, name="critic", patience=Patience(0.001, of_threads={"beside": Patience(60.0)}), num_replicas=2)
+    patient = WorkerGroup(
+        replicated._hosts, name="critic", deadlines=CallDeadlines(0.001, of_threads={"beside": CallDeadlines(60.0)}), num_replicas=2
+    )
     assert patient.run(Counter.linger) == 0
 
 

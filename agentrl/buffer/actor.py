@@ -230,7 +230,7 @@ class BufferActor:
 
     def advance(self, version: int, step: int | None = None) -> None:
         self._buffer.advance(version, step)
-        heap.give_back()  # a batch has left
+        heap.release_free_memory()  # a batch has left
 
     def settle(self, step: int) -> None:
         self._buffer.settle(step)

@@ -11,7 +11,9 @@ from agentrl.cli.options import Debug, show_tracebacks
 from agentrl.errors import UserError
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that goes on.")]
-Patience = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds until the request is withdrawn: runs answer between steps.")]
+RequestTimeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, help="Seconds until the request is withdrawn: runs answer between steps.")
+]
 
 
 def report(
@@ -78,7 +80,7 @@ def servers_add(
     run: RunFolder,
     url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A running server to attach to.")] = None,
     start: Annotated[bool, typer.Option("--start", help="Start one more, of the kind and with the options that the run has.")] = False,
-    timeout_s: Patience = 600.0,
+    timeout_s: RequestTimeout = 600.0,
     debug: Debug = False,
 ) -> None:
     """Let a server join: it gets the current weights, is checked, and then serves."""
@@ -95,7 +97,7 @@ def servers_add(
 def servers_drain(
     run: RunFolder,
     server: Annotated[str, typer.Argument(metavar="URL", help="URL of the server, or its name in the list.")],
-    timeout_s: Patience = 600.0,
+    timeout_s: RequestTimeout = 600.0,
     debug: Debug = False,
 ) -> None:
     """Let a server go: its trajectories go on elsewhere from what they have. One that the run started ends, another is left as it is."""

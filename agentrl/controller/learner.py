@@ -13,8 +13,8 @@ from agentrl.learner.checkpoint import SAVING
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import filler, pack
 from agentrl.types import SendTimes, TensorSpec
+from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.group import WorkerGroup
-from agentrl.workers.patience import Patience
 from agentrl.workers.pools import Seat
 from agentrl.workers.workers import LocalWorker, Workers
 
@@ -34,16 +34,16 @@ def learner_spec(config: Config, *, total_updates: int, dump_folder: str | None 
     )
 
 
-def patience_with(config: LearnerConfig) -> Patience:
+def call_deadlines(config: LearnerConfig) -> CallDeadlines:
     """Return how long ranks of this config may take: for a checkpoint as long as it says, for all else by its collectives."""
-    saving = Patience(config.save_timeout_s, "learner.save_timeout_s")
-    return Patience(config.collective_timeout_s, of_threads={SAVING: saving})
+    saving = CallDeadlines(config.save_timeout_s, "learner.save_timeout_s")
+    return CallDeadlines(config.collective_timeout_s, of_threads={SAVING: saving})
 
 
 def launch_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:
     """Begin to start the ranks as Ray actors in their seats; `wait_until_ready` ends it."""
-    patience = patience_with(spec.learner)
-    return WorkerGroup.launch(Learner, spec, seats=seats, patience=patience, num_replicas=spec.learner.num_replicas)
+    deadlines = call_deadlines(spec.learner)
+    return WorkerGroup.launch(Learner, spec, seats=seats, deadlines=deadlines, num_replicas=spec.learner.num_replicas)
 
 
 def start_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:

@@ -17,8 +17,8 @@ from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.packing import pack
 from agentrl.learner.reward_model import RewardModel, find_classifier
 from agentrl.plugins import Attempted, RewardResult
+from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.group import WorkerGroup
-from agentrl.workers.patience import Patience
 from agentrl.workers.pools import Seat
 from agentrl.workers.workers import Workers
 
@@ -69,8 +69,8 @@ class RewardRole:
 def launch_reward_role(config: Config, conversations: Conversations, seats: Sequence[Seat]) -> RewardRole:
     """Begin to start the ranks as Ray actors in their seats; `wait_until_ready` of its ranks ends it."""
     own, device = config.reward_model, config.placement.device_of("reward_model")
-    patience = Patience(own.collective_timeout_s, "reward_model.collective_timeout_s")
-    ranks = WorkerGroup.launch(RewardModel, own, device, seats=seats, name="reward model", patience=patience)
+    deadlines = CallDeadlines(own.collective_timeout_s, "reward_model.collective_timeout_s")
+    ranks = WorkerGroup.launch(RewardModel, own, device, seats=seats, name="reward model", deadlines=deadlines)
     return RewardRole(ranks, conversations, own)
 
 

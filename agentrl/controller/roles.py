@@ -18,7 +18,7 @@ from pathlib import Path
 from agentrl.algorithms.aggregation import Aggregation
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
-from agentrl.controller.learner import launch_learner, learner_spec, open_local_learner, patience_with
+from agentrl.controller.learner import call_deadlines, launch_learner, learner_spec, open_local_learner
 from agentrl.controller.reward_kl import RewardKL
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import AgentRLError, CheckpointError, ConfigError
@@ -137,9 +137,9 @@ def start_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_ste
 
 def _launch_critic(config: Config, seats: Sequence[Seat], *, num_steps: int, dump_folder: str) -> WorkerGroup[Critic]:
     spec = critic_spec(config, num_steps=num_steps, dump_folder=dump_folder)
-    patience = patience_with(spec.learner)
+    deadlines = call_deadlines(spec.learner)
     make: Callable[..., Critic] = CriticWorker
-    return WorkerGroup.launch(make, spec, seats=seats, name="critic", patience=patience, num_replicas=spec.learner.num_replicas)
+    return WorkerGroup.launch(make, spec, seats=seats, name="critic", deadlines=deadlines, num_replicas=spec.learner.num_replicas)
 
 
 def open_local_roles(config: Config, *, num_steps: int, dump_folder: str) -> Roles:

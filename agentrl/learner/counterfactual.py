@@ -112,7 +112,7 @@ class _Gradients:
             return {"loss": 0.0, "grad_norm": 0.0}, []
         objective = PolicyObjective(algorithm, mode, temperature=self._temperature)
         loss = 0.0
-        for item, elsewhere in zip(items, objective.look_elsewhere(self._policy, items), strict=True):
+        for item, elsewhere in zip(items, objective.logprobs_of_split_sequences(self._policy, items), strict=True):
             part = objective.part(self._policy, item, counts, elsewhere)
             (part.loss * self._place.mesh.size()).backward()
             loss += float(part.loss.detach())

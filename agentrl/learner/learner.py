@@ -19,7 +19,7 @@ from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch
 from agentrl.learner.changes import WrittenWeights
 from agentrl.learner.correction import Corrector
 from agentrl.learner.counterfactual import Counterfactual, compare
-from agentrl.learner.held_out import Objective, measure
+from agentrl.learner.evaluation_loss import Objective, measure
 from agentrl.learner.loss import PolicyObjective, SupervisedObjective
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
@@ -95,7 +95,7 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------------------ learn
 
-    @dispatch("dp", join="kept")
+    @dispatch("dp", join="remote")
     def score(self, microbatches: Sequence[Microbatch]) -> Sequence[ScoredMicrobatch]:
         """Return the microbatches of ONE update with the policy's log-probabilities (in mode decoupled, where they are the proximal ones,
         and where rejection needs them), reference ones (with KL), and what the correction makes of them. A collective."""
@@ -133,7 +133,7 @@ class Learner:
         self._policy.module.train()
         counts = count_update(minibatch)
         with self._meter.phase("update", num_tokens=_count_tokens([scored.microbatch for scored in minibatch])):
-            elsewhere = self._objective.look_elsewhere(self._policy, minibatch)
+            elsewhere = self._objective.logprobs_of_split_sequences(self._policy, minibatch)
             return self._stepper.run(
                 minibatch, lambda index: self._objective.part(self._policy, minibatch[index], counts, elsewhere[index]), counts
             )

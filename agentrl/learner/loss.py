@@ -105,7 +105,7 @@ class PolicyObjective:
         return self._mode == "decoupled" or (self._mode == "bypass" and self._algorithm.correction.has_comparison)
 
     @torch.no_grad()
-    def look_elsewhere(self, policy: Policy, minibatch: Sequence[ScoredMicrobatch]) -> list[Tensor | None]:
+    def logprobs_of_split_sequences(self, policy: Policy, minibatch: Sequence[ScoredMicrobatch]) -> list[Tensor | None]:
         """Return for each microbatch the current policy's log-probabilities at the tokens of `elsewhere`, f64[E]. A collective.
 
         None where there are no such tokens on any rank, or the loss looks at single tokens; else this costs one more forward.
@@ -125,7 +125,7 @@ class PolicyObjective:
     def part(self, policy: Policy, scored: ScoredMicrobatch, counts: UpdateCounts, policy_elsewhere: Tensor | None = None) -> LossPart:
         """Run the forward and return the microbatch's part of the loss of the update that `counts` describes.
 
-        policy_elsewhere: see `look_elsewhere`.
+        policy_elsewhere: see `logprobs_of_split_sequences`.
         """
         microbatch = scored.microbatch
         tokens = LossTokens.of(microbatch, policy.device, scored.correction)

@@ -30,11 +30,11 @@ from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.manager import AgentLoopManager, TaskSource
 from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.play_loop import PlayLoop
+from agentrl.rollout.player_stack import Validating
 from agentrl.rollout.router import Router
 from agentrl.rollout.scopes import LiveScopes
 from agentrl.rollout.session import PromptLimits
 from agentrl.rollout.shipment import TrajectorySink
-from agentrl.rollout.side import Validating
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.front import FrontClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
@@ -130,7 +130,7 @@ def validating(config: Config) -> Validating | None:
     return None if own is config else Validating(own.agent.tools, own.reward)
 
 
-class RolloutPart:
+class RolloutWorker:
     """What RolloutActor is, without Ray around it: an AgentLoopManager in a trio thread, called from other threads."""
 
     def __init__(self, config: Config, buffer: Buffer | None) -> None:
@@ -274,11 +274,13 @@ class RolloutPart:
 
 @ray.remote(num_cpus=0, max_concurrency=8)  # type: ignore[call-overload]  # not in ray's stubs
 class RolloutActor:
-    """Plays tasks for one `owner` of leases; see RolloutPart. `buffer` None: only `play`."""
+    """Plays tasks for one `owner` of leases; see RolloutWorker. `buffer` None: only `play`."""
 
     def __init__(self, owner: str, config: Config, buffer: ActorHandle | None) -> None:
         pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each thread what that thread has freed
-        self._part = RolloutPart(config, None if buffer is None else RemoteBuffer(owner, buffer, patience_s=config.buffer.disk_patience_s))
+        self._part = RolloutWorker(
+            config, None if buffer is None else RemoteBuffer(owner, buffer, patience_s=config.buffer.disk_patience_s)
+        )
         collect_rarely()
 
     def run(self) -> None:

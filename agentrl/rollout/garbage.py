@@ -49,6 +49,6 @@ class OldGarbage:
         if now < self._due:
             return False
         gc.collect()
-        heap.give_back()
+        heap.release_free_memory()
         self._due = now + (self._cpu_clock() - begun) / SHARE
         return True

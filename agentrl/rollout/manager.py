@@ -17,8 +17,9 @@ from agentrl.plugins import Plugins
 from agentrl.plugins.blame import failure_of
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.attempt_log import AttemptLog
-from agentrl.rollout.outcomes import FurtherTries, GroupFate
+from agentrl.rollout.outcomes import OutcomePolicy, RetryBudget
 from agentrl.rollout.player import Player, unplayed
+from agentrl.rollout.player_stack import Validating, open_stacks
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import GreedySampling
@@ -27,7 +28,6 @@ from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import PromptLimits, Sampling
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.shipment import MAX_SHIPMENT, DroppedGroup, LeftOut, Shipment, TrajectorySink, ship
-from agentrl.rollout.side import Validating, open_sides
 from agentrl.rollout.stats import RolloutStats
 from agentrl.tracking.attempts import Became
 from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Outcome, Trajectory
@@ -86,7 +86,7 @@ class AgentLoopManager:
         self._attempts_per_group = attempts_per_group or rollout.group_size
         self._router = router
         self._tools = SharedTools(plugins.tools, agent, host=host, codec=chat)
-        self._training, self._validation = open_sides(
+        self._training, self._validation = open_stacks(
             agent, reward, validation, plugins=plugins, chat=chat, router=router, host=host, prompt=prompt, tools=self._tools
         )
         self._stats = RolloutStats()
@@ -161,7 +161,7 @@ class AgentLoopManager:
         Members are shipped as they finish, unless a reward compares them: then those that can be scored wait for each other.
         """
         lease = group.lease
-        fate = GroupFate(lease, self._rollout)
+        fate = OutcomePolicy(lease, self._rollout)
         compares = self._training.scorer.has_group_rewards(lease.task)
         waiting: list[Trajectory] = []
 
@@ -183,7 +183,7 @@ class AgentLoopManager:
             for member in range(lease.num_attempts):
                 nursery.start_soon(play, member)
         if waiting and not fate.is_dropped:
-            waiting = await self._score_group(self._training.scorer, lease, waiting, FurtherTries(self._rollout))
+            waiting = await self._score_group(self._training.scorer, lease, waiting, RetryBudget(self._rollout))
             if waiting[0].outcome is Outcome.REWARD_ERROR:  # of all of them: nobody is left
                 fate.end(waiting[0])
         for trajectory in waiting:
@@ -195,7 +195,7 @@ class AgentLoopManager:
             for trajectory in waiting:
                 await out.send(trajectory)
 
-    def _settle_member(self, last: Trajectory, fate: GroupFate) -> Shipment | None:
+    def _settle_member(self, last: Trajectory, fate: OutcomePolicy) -> Shipment | None:
         """Return what is shipped of a member whose last attempt this is; None: its group ends with it."""
         match fate.settle(last):
             case "train":
@@ -210,7 +210,7 @@ class AgentLoopManager:
                 return None
 
     async def _score_group(
-        self, scorer: Scorer, lease: Lease, trajectories: Sequence[Trajectory], further: FurtherTries | None
+        self, scorer: Scorer, lease: Lease, trajectories: Sequence[Trajectory], further: RetryBudget | None
     ) -> list[Trajectory]:
         """Score the members of a group together, in their order; if that fails (for ever: `further` tries), all of them failed."""
         members = sorted(trajectories, key=lambda t: t.member)
@@ -231,7 +231,7 @@ class AgentLoopManager:
     async def _play_member(self, lease: Lease, member: int) -> Trajectory:
         """Play until the outcome asks for no other attempt, or those are used up."""
         attempt = Attempt(lease.group_id, member, lease.task, is_greedy=member == lease.group_size)
-        further = FurtherTries(self._rollout)
+        further = RetryBudget(self._rollout)
         sampling = GreedySampling() if attempt.is_greedy else self._rollout
         while True:
             trajectory = await self._play_once(self._training.player, attempt, sampling)

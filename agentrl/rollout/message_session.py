@@ -15,7 +15,7 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.conversation import Conversation
 from agentrl.errors import PluginError
 from agentrl.rollout.anchors import anchor
-from agentrl.rollout.line import Line
+from agentrl.rollout.conversation_line import ConversationLine
 from agentrl.rollout.message_model import ContextExceeded, MessageModel, MessageReply
 from agentrl.rollout.recorder import TrajectoryRecorder
 from agentrl.rollout.scopes import GENERATE
@@ -56,12 +56,12 @@ class Messages:
         return 0
 
 
-class MessageLine(Line):
+class MessageLine(ConversationLine):
     """A line of messages: what a turn is recorded as are placeholders, as many as the server counted."""
 
     def __init__(self, messages: Sequence[Message], recorder: TrajectoryRecorder, *, task_id: str) -> None:
         self._said = Messages(messages)
-        # No method of Line that needs tokens is called: they are those of `sample`, which this line does not have.
+        # No method of ConversationLine that needs tokens is called: they are those of `sample`, which this line does not have.
         super().__init__(cast(Conversation, self._said), recorder, task_id=task_id)
         self._row = recorder.row()
         self._num_counted = 0  # messages that the server has counted

@@ -15,7 +15,7 @@ import trio
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.equality import is_same_message
-from agentrl.rollout.line import Line, Sampled
+from agentrl.rollout.conversation_line import ConversationLine, Sampled
 from agentrl.rollout.openai_messages import ChatReply, ChatRequest, FinishReason
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.types import Generation, JsonObject, Message
@@ -31,7 +31,7 @@ _LARGE_PROMPT = 200_000
 class ServedLine:
     """A line, and how the program knows it: with the tools it showed, and with what we replied where that is not our own view."""
 
-    def __init__(self, line: Line, tools: Sequence[JsonObject]) -> None:
+    def __init__(self, line: ConversationLine, tools: Sequence[JsonObject]) -> None:
         self.line = line
         self.tools = list(tools)
         self._replies: dict[int, Message] = {}  # index of the message -> what the program was told

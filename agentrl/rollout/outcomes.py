@@ -16,14 +16,14 @@ Fate = Literal["train", "mask", "leave_out", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Retry:
     """A member is tried once more after `pause_s` seconds."""
 
     how: Literal["retried", "replaced"]
     pause_s: float
 
 
-class FurtherTries:
+class RetryBudget:
     """The tries that one member has left, or one scoring of a whole group; retries and replacements are counted apart."""
 
     def __init__(self, rollout: RolloutConfig) -> None:
@@ -32,21 +32,21 @@ class FurtherTries:
         self._replacements_left = rollout.max_replacements
         self._pause_s = rollout.replacement_pause_s
 
-    def after(self, outcome: Outcome) -> Again | None:
+    def after(self, outcome: Outcome) -> Retry | None:
         """Use up one try after an attempt that ended so; None: that attempt was the last."""
         policy = self._rollout.on_outcome[outcome]
         if policy == "retry" and self._retries_left:
             self._retries_left -= 1
-            return Again("retried", 0.0)
+            return Retry("retried", 0.0)
         if policy == "replace" and self._replacements_left:
             self._replacements_left -= 1
             pause_s = min(self._pause_s, MAX_REPLACEMENT_PAUSE_S)
             self._pause_s *= 2
-            return Again("replaced", pause_s)
+            return Retry("replaced", pause_s)
         return None
 
 
-class GroupFate:
+class OutcomePolicy:
     """Decides of the members of one group as they end. A group that too few members with a reward are left of is dropped."""
 
     def __init__(self, lease: Lease, rollout: RolloutConfig) -> None:

@@ -13,9 +13,9 @@ from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError
 from agentrl.plugins import InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.conversation_line import ConversationLine, PromptLimits, Sampled
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.gateway import Gateway
-from agentrl.rollout.line import Line, PromptLimits, Sampled
 from agentrl.rollout.openai_session import OpenAISession
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import CALLS_OF, Attempt, TrajectoryRecorder
@@ -212,13 +212,15 @@ class TrajectorySession:
 
     # -------------------------------------------------------------------------------------------- for the gateway
 
-    def open_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Line:
+    def open_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> ConversationLine:
         """Begin another line of conversation, with a budget for itself: its prompt may hold all that was said so far."""
         line = self._new_line(messages, tools)
         line.max_tokens = self._prompt.max_tokens + self._max_response_tokens
         return line
 
-    async def sample(self, line: Line, *, max_tokens: int | None = None, adjust: Adjust = lambda generation: generation) -> Sampled:
+    async def sample(
+        self, line: ConversationLine, *, max_tokens: int | None = None, adjust: Adjust = lambda generation: generation
+    ) -> Sampled:
         """Sample the next turn of `line`, of `max_tokens` at most; `adjust` may shorten what is recorded of it.
 
         Raises:
@@ -305,10 +307,10 @@ class TrajectorySession:
 
     # -------------------------------------------------------------------------------------------------- inside
 
-    def _new_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Line:
-        return Line(self._chat.open(messages, list(tools)), self._recorder, task_id=self._attempt.task.task_id)
+    def _new_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> ConversationLine:
+        return ConversationLine(self._chat.open(messages, list(tools)), self._recorder, task_id=self._attempt.task.task_id)
 
-    def _room_for_turn(self, line: Line) -> int:
+    def _room_for_turn(self, line: ConversationLine) -> int:
         """Return how many tokens the line's next turn may have, counting the block of context before it.
 
         Each row has the budget for itself, for a fork repeats its context; what is sampled in all rows together has it as well.

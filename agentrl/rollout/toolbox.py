@@ -135,7 +135,7 @@ class Toolbox:
         self.num_calls[shared.name] += 1
         try:
             with blaming("tool", shared.name):
-                return await self._try_again_and_again(shared, arguments)
+                return await self._call_with_retries(shared, arguments)
         except WrongCall as error:
             return ToolResult(f"error: {error}", is_error=True)
         except GuestTimeout:
@@ -148,7 +148,7 @@ class Toolbox:
             self._survive(shared, error)
             return ToolResult(f"tool {shared.name!r} is not available", is_error=True)
 
-    async def _try_again_and_again(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
+    async def _call_with_retries(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
         for pause_s in shared.pauses():
             try:
                 return await self._try(shared, arguments)

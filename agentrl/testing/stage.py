@@ -22,9 +22,9 @@ from agentrl.plugins import AgentLoop, Attempted, Interaction, Plugins, Registry
 from agentrl.plugins.rewards import AnyReward
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.manager import AgentLoopManager
+from agentrl.rollout.player_stack import Validating
 from agentrl.rollout.router import Router
 from agentrl.rollout.session import PromptLimits, Sampling
-from agentrl.rollout.side import Validating
 from agentrl.testing.script import Script, ScriptedModel
 from agentrl.types import Lease, Message, Task, Trajectory
 

@@ -5,7 +5,7 @@ of one data-parallel rank.
 
 ```python
 class Learner:
-    @dispatch("dp", join="kept")
+    @dispatch("dp", join="remote")
     def score(self, microbatches: Sequence[Microbatch]) -> Sequence[ScoredMicrobatch]: ...
 
     @dispatch("all")
@@ -24,9 +24,9 @@ Split = Literal["dp", "all", "rank0"]
 """dp: every positional list holds the items of all data-parallel ranks end to end, equally many each, and is cut into as many parts.
 all: every rank gets the arguments as they are. rank0: rank 0 alone is called."""
 
-Join = Literal["first", "concat", "sum", "mean", "max", "kept"]
+Join = Literal["first", "concat", "sum", "mean", "max", "remote"]
 """first: rank 0's result. concat: the lists of all ranks, end to end. sum, mean, max: of numbers, or of dicts of them by key.
-kept: a sequence whose items stay with the ranks until someone reads them. Of replicas, the first one's result counts."""
+remote: a sequence whose items stay with the ranks until someone reads them. Of replicas, the first one's result counts."""
 
 _MARK = "__dispatch__"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,8 +94,8 @@ def cut(items: Sequence[Any], num_parts: int, *, what: str) -> list[list[Any]]:
 
 
 def join_results(results: Sequence[Any], join: Join) -> Any:
-    """Return what the results of the ranks, in order of rank, are together. `kept` is not for values, but for where they lie."""
-    if join == "first" or join == "kept":
+    """Return what the results of the ranks, in order of rank, are together. `remote` is not for values, but for where they are."""
+    if join == "first" or join == "remote":
         return results[0]
     if join == "concat":
         return [item for result in results for item in result]
@@ -113,8 +113,8 @@ def _check(split: str, join: str) -> None:
         raise TypeError(f"@dispatch: unknown join {join!r}; there are: {', '.join(get_args(Join))}")
     if split == "rank0" and join != "first":
         raise TypeError(f"@dispatch('rank0', join={join!r}): there is one result only; use join='first'")
-    if join == "kept" and split != "dp":
-        raise TypeError(f"@dispatch({split!r}, join='kept'): only what was split by data is kept by its ranks; use split='dp'")
+    if join == "remote" and split != "dp":
+        raise TypeError(f"@dispatch({split!r}, join='remote'): only what was split by data stays with its ranks; use split='dp'")
 
 
 def _positional(method: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -14,11 +14,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from agentrl.errors import AgentRLError, LearnerError, RankLost
+from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import Dispatch, cut, dispatch_of, join_results
 from agentrl.workers.host import host_class
-from agentrl.workers.kept import FETCH_TIMEOUT_S, Kept
-from agentrl.workers.patience import Patience
 from agentrl.workers.pools import Seat
+from agentrl.workers.remote_results import FETCH_TIMEOUT_S, RemoteResults
 from agentrl.workers.starting import Readiness, num_done
 from agentrl.workers.workers import Handle, Workers
 
@@ -49,13 +49,13 @@ class WorkerGroup(Workers[W]):
     Every method raises LearnerError when a rank is lost, fails or does not answer in time; the group is of no use after that.
     """
 
-    def __init__(self, hosts: Sequence[ActorHandle], *, name: str, patience: Patience, num_replicas: int = 1) -> None:
+    def __init__(self, hosts: Sequence[ActorHandle], *, name: str, deadlines: CallDeadlines, num_replicas: int = 1) -> None:
         assert len(hosts) % num_replicas == 0, f"{len(hosts)} ranks are no multiple of {num_replicas} replicas"
         self.dp_size = len(hosts) // num_replicas
         self._hosts = tuple(hosts)
         self._num_replicas = num_replicas
         self._name = name
-        self._patience = patience
+        self._deadlines = deadlines
         self._start: _Start | None = None
         self._is_lost = threading.Event()
         self._last_calls: dict[str | None, _Call[Any]] = {}
@@ -68,7 +68,7 @@ class WorkerGroup(Workers[W]):
         *args: Any,
         seats: Sequence[Seat],
         name: str = "learner",
-        patience: Patience,
+        deadlines: CallDeadlines,
         num_replicas: int = 1,
     ) -> WorkerGroup[W]:
         """Begin to start a rank per seat and to make `worker(*args, rank=, address=, port=)` on each; `wait_until_ready` ends it.
@@ -79,10 +79,10 @@ class WorkerGroup(Workers[W]):
         assert isinstance(worker, type), "a worker is a class"
         host = host_class(worker)
         hosts: list[Any] = [host.options(**seat.ray_options()).remote() for seat in seats]
-        group = cls(hosts, name=name, patience=patience, num_replicas=num_replicas)
+        group = cls(hosts, name=name, deadlines=deadlines, num_replicas=num_replicas)
         meeting = hosts[0].find_address.remote()
         starts = {rank: host.start.remote(worker, args, meeting, rank=rank) for rank, host in enumerate(hosts)}
-        group._start = _Start(meeting, starts, time.monotonic() + patience.deadline_s(0))
+        group._start = _Start(meeting, starts, time.monotonic() + deadlines.deadline_s(0))
         return group
 
     @classmethod
@@ -92,7 +92,7 @@ class WorkerGroup(Workers[W]):
         *args: Any,
         seats: Sequence[Seat],
         name: str = "learner",
-        patience: Patience,
+        deadlines: CallDeadlines,
         num_replicas: int = 1,
     ) -> WorkerGroup[W]:
         """Launch a group (see there) and wait until all ranks stand.
@@ -101,7 +101,7 @@ class WorkerGroup(Workers[W]):
             AgentRLError: what a worker raised.
             LearnerError: the ranks did not come together.
         """
-        group = cls.launch(worker, *args, seats=seats, name=name, patience=patience, num_replicas=num_replicas)
+        group = cls.launch(worker, *args, seats=seats, name=name, deadlines=deadlines, num_replicas=num_replicas)
         group.wait_until_ready()
         return group
 
@@ -141,8 +141,8 @@ class WorkerGroup(Workers[W]):
     def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         how, what = dispatch_of(method), method.__name__
         per_rank, num_items = self._split(how, what, args)
-        remote = "call" if how.join != "kept" else "call_kept"
-        options: dict[str, Any] = {"name": method.__qualname__, "num_returns": 1 if how.join != "kept" else 2}
+        remote = "call" if how.join != "remote" else "call_remote"
+        options: dict[str, Any] = {"name": method.__qualname__, "num_returns": 1 if how.join != "remote" else 2}
         if how.thread is not None:
             options["concurrency_group"] = how.thread
         refs = [getattr(self._hosts[rank], remote).options(**options).remote(what, *own, **kwargs) for rank, own in per_rank.items()]
@@ -151,21 +151,21 @@ class WorkerGroup(Workers[W]):
         return call
 
     def patient(self, times: float) -> WorkerGroup[W]:
-        patience = replace(self._patience, times=times)
-        group: WorkerGroup[W] = WorkerGroup(self._hosts, name=self._name, patience=patience, num_replicas=self._num_replicas)
+        deadlines = replace(self._deadlines, times=times)
+        group: WorkerGroup[W] = WorkerGroup(self._hosts, name=self._name, deadlines=deadlines, num_replicas=self._num_replicas)
         group._is_lost, group._last_calls = self._is_lost, self._last_calls
         return group
 
     def find_address(self) -> tuple[str, int]:
         ref: ObjectRef = self._hosts[0].find_address.remote()
-        self._wait("find_address", {0: ref}, self._patience.deadline_s(0))
+        self._wait("find_address", {0: ref}, self._deadlines.deadline_s(0))
         address: tuple[str, int] = self._fetch([ref], "find_address")[0]
         return address
 
     def pids(self) -> list[int]:
         """Return the process id of each rank."""
         refs = [host.pid.remote() for host in self._hosts]
-        self._wait("pid", dict(enumerate(refs)), self._patience.deadline_s(0))
+        self._wait("pid", dict(enumerate(refs)), self._deadlines.deadline_s(0))
         return self._fetch(refs, "pid")
 
     def stop(self) -> None:
@@ -179,7 +179,7 @@ class WorkerGroup(Workers[W]):
         """Return when a call that is begun at this moment has to be over: it runs after the one before, if that is still under way."""
         before = self._last_calls.get(how.thread)
         begins = time.monotonic() if before is None or before.is_over else max(time.monotonic(), before.deadline)
-        return begins + self._patience.of(how).deadline_s(num_items)
+        return begins + self._deadlines.of(how).deadline_s(num_items)
 
     def _split(self, how: Dispatch, what: str, args: Sequence[Any]) -> tuple[dict[int, list[Any]], int]:
         """Return the arguments of each rank that is called, and how many items a rank gets."""
@@ -188,14 +188,14 @@ class WorkerGroup(Workers[W]):
             return {rank: list(args) for rank in ranks}, 0
         columns = [self._cut(argument, what) for argument in args]
         num_items = sum(size for _, size in columns)
-        if not any(isinstance(argument, (list, Kept)) for argument in args):
+        if not any(isinstance(argument, (list, RemoteResults)) for argument in args):
             raise TypeError(f"{what}: there is no list among the positional arguments to split over the ranks")
         dp_rank = {rank: rank // self._num_replicas for rank in range(len(self._hosts))}
         return {rank: [column[index] for column, _ in columns] for rank, index in dp_rank.items()}, num_items
 
     def _cut(self, argument: Any, what: str) -> tuple[list[Any], int]:
         """Return what each data-parallel rank gets of one argument, and of how many items it is."""
-        if isinstance(argument, Kept):
+        if isinstance(argument, RemoteResults):
             assert len(argument.parts) == self.dp_size, f"{what}: kept by {len(argument.parts)} ranks, and here are {self.dp_size}"
             return list(argument.parts), max(argument.sizes)
         if isinstance(argument, list):
@@ -215,7 +215,7 @@ class WorkerGroup(Workers[W]):
             done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
             if not done:
                 ranks = ", ".join(str(rank) for rank in pending.values())
-                raise self._failed(f"rank {ranks} did not finish {what!r} in time ({limit or self._patience.limit})")
+                raise self._failed(f"rank {ranks} did not finish {what!r} in time ({limit or self._deadlines.limit})")
             rank = pending.pop(done[0])
             try:
                 self._fetch(done, what)
@@ -274,7 +274,7 @@ class _Call(Handle[R], Generic[R]):
 
     def _of_result(self, ref: Any) -> ObjectRef:
         """Return the reference that is there when the rank has ended the call."""
-        return ref[0] if self._how.join == "kept" else ref
+        return ref[0] if self._how.join == "remote" else ref
 
     @property
     def is_over(self) -> bool:
@@ -283,12 +283,14 @@ class _Call(Handle[R], Generic[R]):
 
     def wait(self) -> R:
         if not self._result:
-            is_kept = self._how.join == "kept"
+            is_remote = self._how.join == "remote"
             waited = {rank: self._of_result(ref) for rank, ref in self._refs.items()}
-            limit = self._group._patience.of(self._how).limit
+            limit = self._group._deadlines.of(self._how).limit
             self._group._wait(self.what, waited, max(0.0, self.deadline - time.monotonic()), limit)
             counted = [rank for rank in self._refs if self._group._is_counted(rank, self._how)]
             values = self._group._fetch([waited[rank] for rank in counted], self.what)
-            joined: Any = Kept([self._refs[rank][1] for rank in counted], values) if is_kept else join_results(values, self._how.join)
+            joined: Any = (
+                RemoteResults([self._refs[rank][1] for rank in counted], values) if is_remote else join_results(values, self._how.join)
+            )
             self._result.append(joined)
         return self._result[0]

@@ -32,7 +32,7 @@ class WorkerHost:
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._worker, method)(*args, **kwargs)
 
-    def call_kept(self, method: str, *args: Any, **kwargs: Any) -> tuple[int, Any]:
+    def call_remote(self, method: str, *args: Any, **kwargs: Any) -> tuple[int, Any]:
         """Return how many items came out, and the items: two references, of which the group fetches the first only."""
         items = getattr(self._worker, method)(*args, **kwargs)
         return len(items), items

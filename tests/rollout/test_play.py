@@ -13,7 +13,7 @@ from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
 from agentrl.plugins import AgentLoop, Attempted, GroupReward, Reward, RewardResult
 from agentrl.rollout.actor import validating
-from agentrl.rollout.side import Validating
+from agentrl.rollout.player_stack import Validating
 from agentrl.tracking.summary import is_correct, summarise_trajectories
 from agentrl.types import Failure, Lease, Outcome
 

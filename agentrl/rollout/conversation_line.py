@@ -32,7 +32,7 @@ class Sampled:
     num_prompt_tokens: int
 
 
-class Line:
+class ConversationLine:
     """Tokens and messages agree at every moment: context is recorded together with what was sampled behind it.
 
     A row never begins with an action token, nor ends without one. Where the template edits the history, the line goes on in

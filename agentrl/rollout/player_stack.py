@@ -1,4 +1,4 @@
-"""What plays and what scores: the side of training, and that of validation where it has other tools or rewards."""
+"""What plays and what scores: for training, and for validation where it has other tools or rewards."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Validating:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class PlayerStack:
     """A player, and the scorer that it scores by."""
 
     player: Player
     scorer: Scorer
 
 
-def open_sides(
+def open_stacks(
     agent: AgentConfig,
     reward: RewardConfig,
     validation: Validating | None,
@@ -44,19 +44,19 @@ def open_sides(
     host: AsyncioHost,
     prompt: PromptLimits,
     tools: SharedTools,
-) -> tuple[Side, Side]:
-    """Return the sides of training and of validation, which are one where `validation` is None. Both share `tools`.
+) -> tuple[PlayerStack, PlayerStack]:
+    """Return what plays training and what plays validation, which are one where `validation` is None. Both share `tools`.
 
     Raises:
         UserError: a reward is unknown or refuses its config.
     """
 
-    def side(agent: AgentConfig, reward: RewardConfig) -> Side:
+    def stack(agent: AgentConfig, reward: RewardConfig) -> PlayerStack:
         scorer = Scorer(reward, RewardTable(reward, plugins), host=host, max_response_tokens=agent.max_response_tokens)
         player = Player(agent, plugins=plugins, chat=chat, router=router, host=host, scorer=scorer, prompt=prompt, tools=tools)
-        return Side(player, scorer)
+        return PlayerStack(player, scorer)
 
-    training = side(agent, reward)
+    training = stack(agent, reward)
     if validation is None:
         return training, training
-    return training, side(agent.model_copy(update={"tools": validation.tools}), validation.reward)
+    return training, stack(agent.model_copy(update={"tools": validation.tools}), validation.reward)

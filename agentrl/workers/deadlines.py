@@ -9,7 +9,7 @@ from agentrl.workers.dispatch import Dispatch
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class CallDeadlines:
     """How long a call may take: `collective_s` per item of a rank, and two more.
 
     Each item holds at least one collective, and a rank in a collective that takes longer gives up by itself. key: of the config.
@@ -19,14 +19,14 @@ class Patience:
     collective_s: float
     key: str = "learner.collective_timeout_s"
     times: float = 1.0
-    of_threads: Mapping[str, Patience] = field(default_factory=dict)
+    of_threads: Mapping[str, CallDeadlines] = field(default_factory=dict)
 
     @property
     def limit(self) -> str:
         return f"{self.key}={self.collective_s:g}"
 
-    def of(self, how: Dispatch) -> Patience:
-        """Return the patience with a call that is dispatched so."""
+    def of(self, how: Dispatch) -> CallDeadlines:
+        """Return the deadlines of a call that is dispatched so."""
         return self if how.thread is None else self.of_threads.get(how.thread, self)
 
     def deadline_s(self, num_items: int) -> float:

@@ -15,7 +15,7 @@ FETCH_TIMEOUT_S = 600.0
 """For what is there already, and comes from another machine: a large batch may take long, but not for ever."""
 
 
-class Kept(Sequence[T]):
+class RemoteResults(Sequence[T]):
     """Items that stay with the ranks they were made by. A group passes them on as they lie; whoever reads one fetches them all."""
 
     def __init__(self, parts: Sequence[ObjectRef], sizes: Sequence[int]) -> None:
