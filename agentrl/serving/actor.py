@@ -1,4 +1,4 @@
-"""One server of a run, as a Ray actor: a thin shell around its supervisor."""
+"""The Ray actor that owns one inference server: a thin shell around its supervisor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from agentrl.serving.launch import launcher
 from agentrl.serving.supervisor import Supervisor
 
 
-# Several threads, so that `status` and `stop` are answered while `start` waits for the model to load.
+# Several threads: `status` and `stop` must be answered while `start` waits for the model to load.
 @ray.remote(num_cpus=0, max_concurrency=4)  # type: ignore[call-overload]  # ray's stubs lack max_concurrency
 class ServerActor:
-    """Starts the server that `rollout.backend` names; its log is `run_dir/servers/<name>.log`. is_open: reached from other machines.
+    """Starts and supervises one server of the kind `rollout.backend`.
 
-    It asks for `api_key` in every request.
+    The server's log is `run_dir/servers/<name>.log`. It requires `api_key` in every request.
+
+    Args:
+        is_open: listen on the node's IP address, for other machines; otherwise on 127.0.0.1 only.
     """
 
     def __init__(self, name: str, rollout: RolloutConfig, model: ModelConfig, *, run_dir: str, api_key: str, is_open: bool = False) -> None:
@@ -33,7 +36,11 @@ class ServerActor:
         )
 
     def start(self, model_path: str, weight_version: str) -> str:
-        """Return the URL once the server generates; raise ServerError with the end of its log when it does not."""
+        """Start the server and return its URL once it generates.
+
+        Raises:
+            ServerError: the server did not start; the message ends with the tail of its log.
+        """
         return self._supervisor.start(model_path, weight_version)
 
     def status(self) -> ServerStatus:

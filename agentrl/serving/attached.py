@@ -1,7 +1,7 @@
-"""Watches a server that somebody else runs: up, hanging, up again. Plain threads, no Ray.
+"""Watches a server that was started outside this run: up, hanging, up again. Uses plain threads, no Ray.
 
-It cannot be restarted from here. One that hangs, or did not take its weights, takes no traffic until it generates again, and then gets the
-current weights like a server that was restarted.
+This process cannot restart such a server. If it hangs or rejects its weights, it gets no traffic until it
+generates again. Then it receives the current weights, like a server that was restarted.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from agentrl.sglang.client import SGLangClient
 _POLL_S = 0.1
 _RELEASE_TIMEOUT_S = 5.0
 _JOIN_TIMEOUT_S = 2 * PROBE_TIMEOUT_S
-"""Each question that the thread asks has a shorter deadline."""
+"""Each probe that the thread sends has a shorter deadline."""
 
 
 class AttachedServer:
-    """The server at `url`; it has the verbs of a Supervisor. Thread-safe.
+    """The server at `url`, with the same methods as a Supervisor. Thread-safe.
 
     Args:
-        start_timeout_s: a server that does not generate within it, at first or after a failure, failed.
-        hang_timeout_s: see Watchdog.
-        max_restarts: failures after which it is waited for; the next one makes the state `failed`.
-        api_key: what requests to the server carry.
+        start_timeout_s: seconds in which the server must generate, at the start and after each failure.
+            If it does not, its state is `failed`.
+        hang_timeout_s: see ServerWatchdog.
+        max_restarts: failures to recover from; the next one makes the state `failed`.
+        api_key: sent with every request to the server.
     """
 
     def __init__(self, url: str, *, start_timeout_s: float, hang_timeout_s: float, max_restarts: int, api_key: str | None) -> None:
@@ -46,13 +47,13 @@ class AttachedServer:
         self._thread = threading.Thread(target=self._watch, name="attached-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to wait for it, and then to watch it."""
+        """Start the thread that waits for the server and then watches it."""
         self._thread.start()
 
     def wait_until_up(self) -> str:
-        """Return the URL once the server generates; raise ServerError when it does not in time."""
+        """Return the URL once the server generates; raise ServerError if it does not in time."""
         while (status := self.status()).state == "starting":
-            time.sleep(_POLL_S)  # the thread says `failed` after start_timeout_s
+            time.sleep(_POLL_S)  # the thread sets `failed` after start_timeout_s
         if status.state == "failed":
             raise ServerError(status.message)
         return status.url
@@ -62,13 +63,13 @@ class AttachedServer:
             return self._status
 
     def mark_ready(self, url: str) -> None:
-        """Say that the server at `url` has received the current weights; its successor has not."""
+        """Record that the server at `url` has the current weights. Ignored if the state has changed since."""
         with self._lock:
             if self._status.url == url and self._status.state == "needs_weights":
                 self._status = replace(self._status, state="ready")
 
     def restart(self, url: str) -> None:
-        """Take the server for failed, because it does not do what it is told, until it generates again."""
+        """Treat the server at `url`, which did not obey a command, as failed until it generates again."""
         with self._lock:
             if self._status.url != url or self._status.state not in ("ready", "needs_weights"):
                 return
@@ -76,7 +77,7 @@ class AttachedServer:
         self._failure.set()
 
     def stop(self) -> None:
-        """Watch no more; the server stays as it is."""
+        """Stop watching. The server keeps running."""
         self._is_stopping.set()
         self._failure.set()
         if self._thread.is_alive():
@@ -112,7 +113,10 @@ class AttachedServer:
         return False
 
     async def _release(self) -> None:
-        """Let a server generate that a failed publish left paused, if it listens: with what weights, the router does not ask it."""
+        """Resume a server that a failed publish left paused, if it listens.
+
+        Its weights may be mixed. That does no harm: the router sends it nothing before `mark_ready`.
+        """
         client = SGLangClient(self.status().url, api_key=self._api_key)
         with trio.move_on_after(_RELEASE_TIMEOUT_S):
             for verb in (client.end_weight_update, client.resume):

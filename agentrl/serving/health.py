@@ -1,4 +1,4 @@
-"""How a server is, found out from outside by questions that every server of the protocol answers."""
+"""Server health as seen from outside, by requests that every server of the protocol answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ServerState = Literal["starting", "ready", "needs_weights", "failed"]
 
 PROBE_TIMEOUT_S = 10.0
 EMBEDDED_BACKEND = "agentrl-embedded"
-"""What /server_info of the embedded server calls its backend."""
+"""The `backend` that the embedded server reports in /server_info."""
 
 _LOOKS_PER_TIMEOUT = 4
 _LONGEST_INTERVAL_S = 5.0
@@ -31,8 +31,11 @@ _NOT_READY_STATUS = 503
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """One server at one moment. `pid` is None for servers that somebody else started, `kind` until it is known; `message` is one line,
-    or the end of a log."""
+    """State of one server at one moment.
+
+    `pid` is None for servers that were not started here. `kind` is None until it is known. `message` is one
+    line, or the tail of a log.
+    """
 
     url: str
     state: ServerState
@@ -43,9 +46,10 @@ class ServerStatus:
 
 
 def generates(url: str, *, api_key: str | None, timeout_s: float) -> bool:
-    """Tell whether the server at `url` generates a token within `timeout_s` and takes requests.
+    """Return whether the server at `url` generates a token within `timeout_s` and is ready for requests.
 
-    An SGLang that generates may be warming up still, and would end itself if a pause or an update got in the way.
+    /ready matters too: SGLang may generate while it still warms up, and a pause or a weight update during the
+    warm-up makes it exit.
     """
 
     async def ask() -> bool:
@@ -56,7 +60,7 @@ def generates(url: str, *, api_key: str | None, timeout_s: float) -> bool:
 
 
 def kind_of(url: str, *, api_key: str | None, timeout_s: float) -> ServerKind | None:
-    """Return which kind of server runs at `url`, None when it does not say so within `timeout_s`."""
+    """Return the kind of server at `url`, None if it does not answer within `timeout_s`."""
 
     async def ask() -> ServerKind:
         client = SGLangClient(url, api_key=api_key)
@@ -69,10 +73,11 @@ def kind_of(url: str, *, api_key: str | None, timeout_s: float) -> ServerKind | 
 
 
 class ServerWatchdog:
-    """Notices a server that hangs: its process lives, and for `timeout_s` it neither samples what it has nor answers a small request.
+    """Detects a hanging server: for `timeout_s` it neither makes progress nor answers a small request.
 
-    A paused server does nothing and is well. Its load alone would not do: SGLang answers that from a snapshot of its scheduler's, which
-    stays as it is when the scheduler hangs.
+    A paused server is healthy although it does nothing. /v1/loads alone is not enough: SGLang answers it from
+    a snapshot that its scheduler writes. When the scheduler hangs, the snapshot no longer changes, but it is
+    still served.
     """
 
     def __init__(self, *, timeout_s: float, api_key: str | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,15 +90,15 @@ class ServerWatchdog:
 
     @property
     def interval_s(self) -> float:
-        """How long to wait between two looks; one takes no longer."""
+        """Seconds between two probes; also the longest duration of one."""
         return min(_LONGEST_INTERVAL_S, self._timeout_s / _LOOKS_PER_TIMEOUT)
 
     def begin(self, url: str) -> None:
-        """Watch the server at `url`, which was well a moment ago."""
+        """Start watching the server at `url`, which was healthy a moment ago."""
         self._url, self._load, self._well_at = url, None, self._clock()
 
     def look(self) -> str | None:
-        """Look once; return why the server counts as hanging, None while it does not."""
+        """Probe once; return why the server counts as hanging, or None if it does not."""
         is_well = trio.run(_answer_of, self._is_well, self.interval_s)
         now = self._clock()
         if is_well:
@@ -113,13 +118,13 @@ class ServerWatchdog:
             await client.aclose()
 
     async def _answers(self, client: SGLangClient) -> bool:
-        """Tell whether an idle server generates a token, or is paused."""
+        """Return whether an idle server generates a token or is paused."""
         if await client.is_paused():
             return True
         with trio.move_on_after(self.interval_s / 2):
             async with _open(self._url, self._api_key) as http:
                 return await _samples_one(http)
-        return await client.is_paused()  # meanwhile
+        return await client.is_paused()  # it may have been paused since the first question
 
 
 def _open(url: str, api_key: str | None) -> HttpClient:
@@ -127,10 +132,12 @@ def _open(url: str, api_key: str | None) -> HttpClient:
 
 
 async def _samples_one(http: HttpClient) -> bool:
-    """Ask for one token; tell whether the answer is a generation. Unlike the client of rollouts, it minds no version, nor an abort.
+    """Request one token and return whether the reply is a generation.
+
+    Unlike the client for rollouts, this accepts any weight version and an aborted generation.
 
     Raises:
-        ServerError: the reply is no JSON.
+        ServerError: the reply is not JSON.
     """
     body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
     reply = await http.request("POST", "/generate", json=body)
@@ -141,7 +148,7 @@ async def _samples_one(http: HttpClient) -> bool:
 
 
 async def _answer_of(question: Callable[[], Awaitable[T]], timeout_s: float) -> T | None:
-    """Return the answer, None when a server fails or does not give one within `timeout_s`."""
+    """Return the answer of `question`, None if the server fails or takes longer than `timeout_s`."""
     with trio.move_on_after(timeout_s), suppress(ServerError):
         return await question()
     return None

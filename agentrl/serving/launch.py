@@ -1,4 +1,4 @@
-"""How each kind of server is started: command line and environment."""
+"""Command line and environment of each kind of server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from agentrl.plugins.sources import locate
 
 
 class Launcher(Protocol):
-    """Says how to start a server; the supervisor starts it, in a process group of its own.
+    """Describes how to start a server. The supervisor starts it in a process group of its own.
 
-    With `api_key`, the command reads it from the first line of its standard input, and asks for it in every request.
+    If `api_key` is set, the process reads the key from the first line of its standard input and requires it
+    in every request.
     """
 
     @property
@@ -30,7 +31,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """The server of this project; it ends by itself when its starter is gone."""
+    """This project's own server. It exits when the process that started it is gone."""
 
     config: EmbeddedServerConfig
     dtype: str
@@ -58,7 +59,7 @@ class EmbeddedServer:
 
 @dataclass(frozen=True, slots=True)
 class SGLangServer:
-    """A real SGLang, behind a small guard process that takes it down when its starter is gone."""
+    """A real SGLang server. A small guard process kills it when the process that started it is gone."""
 
     config: SGLangServerConfig
     dtype: str
@@ -76,7 +77,7 @@ class SGLangServer:
             "weight_version": weight_version,
             "trust_remote_code": self.trust_remote_code,
             **(_lora_options(self.lora) if self.lora is not None else {}),
-            # A copy of the weights stays in host memory: an adapter, or changed bytes alone, come to weights that must be there.
+            # Keep a copy of the weights in host memory: an adapter and a file of changes both need the base.
             **({"enable_memory_saver": True, "enable_weights_cpu_backup": True} if self.is_colocated else {}),
             **self.config.args,
         }
@@ -90,24 +91,30 @@ class SGLangServer:
 
 
 def launcher(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None) -> Launcher:
-    """Return the launcher that `rollout.backend` names, of servers that ask for `api_key`."""
+    """Return the launcher for `rollout.backend`; its servers require `api_key`."""
     if rollout.backend == "embedded":
         library = model.external_lib
         if library is not None and library.endswith(".py"):
-            library = str(locate(library).absolute())  # a copy that was shipped to this process, not to the server's
+            library = str(locate(library).absolute())  # the copy shipped to this process; the server's process has none
         return EmbeddedServer(rollout.embedded, model.dtype, api_key, model.trust_remote_code, library)
     lora = model.lora if rollout.weights.adapter == "alone" else None
     return SGLangServer(rollout.sglang, model.dtype, api_key, model.trust_remote_code, lora, rollout.colocated)
 
 
 def _lora_options(lora: LoRAConfig) -> dict[str, Any]:
-    """Return SGLang's options that let it load the policy's adapter at run time; the base weights take a place of their own."""
+    """Return SGLang's options for loading the policy's adapter at run time.
+
+    `max_loras_per_batch` is 2 because SGLang counts the base weights as one adapter.
+    """
     modules = list(lora.target_modules) or ["all"]
     return {"enable_lora": True, "max_lora_rank": lora.rank, "lora_target_modules": modules, "max_loras_per_batch": 2}
 
 
 def as_options(values: Mapping[str, Any]) -> list[str]:
-    """Write `{name: value}` as command-line options: True is a bare flag, None and False are left out, a list repeats its values."""
+    """Convert `{name: value}` to command-line options.
+
+    True becomes a bare flag, None and False are omitted, and a list follows its option as several words.
+    """
     words: list[str] = []
     for name, value in values.items():
         if value is None or value is False:

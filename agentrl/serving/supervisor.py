@@ -1,7 +1,10 @@
-"""Keeps one server process alive: start, readiness, death, restart with a budget, end. Plain threads, no Ray.
+"""Keeps one server process alive: start, readiness, death, restart within a budget, shutdown.
 
-A server is up when it has generated a token. It has the weights that it was started with, so it stays in `needs_weights` until somebody
-has published to it and called `mark_ready`; after a restart again. One that hangs is killed, and restarted like one that died.
+Uses plain threads, no Ray.
+
+A server is up once it has generated a token. It then has the weights that it was started with, so its state
+is `needs_weights` until somebody publishes to it and calls `mark_ready`. The same holds after a restart. A
+hanging server is killed and restarted like one that died.
 """
 
 from __future__ import annotations
@@ -26,22 +29,24 @@ _POLL_S = 0.1
 _STOP_GRACE_S = 8.0
 _KILL_TIMEOUT_S = 10.0
 _JOIN_TIMEOUT_S = 30.0
-"""The watching thread asks the server questions with deadlines of their own, and sees then that it is to end."""
+"""The watching thread may be in a probe, which has its own deadline; only then does it see `_is_stopping`."""
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 * 1024
 _MISUSE_STATUS = 2
 _REFUSAL = re.compile(r"^(?:\S+: )?error: (.+)$", re.MULTILINE)
-"""How a program says what is wrong with its options: SGLang, and the embedded server."""
+"""How SGLang and the embedded server report a bad option."""
 
 
 class Supervisor:
-    """One server process and its successors. Thread-safe.
+    """One server process and its replacements. Thread-safe: `_lock` guards `_process` and `_status`.
 
     Args:
-        log_file: receives the output of all of them, one after the other.
-        start_timeout_s: a server that does not generate by then failed.
-        hang_timeout_s: a server from which nothing comes for so long is killed; None: nobody looks.
-        max_restarts: deaths that are answered by a restart; the next one makes the state `failed`.
+        log_file: the output of all these processes is appended to it.
+        start_timeout_s: seconds in which a process must generate; otherwise the start failed.
+        hang_timeout_s: see ServerWatchdog; a hanging server is killed. None: no watchdog.
+        max_restarts: deaths after which the server is restarted; the next one makes the state `failed`.
+        kind: reported in the status.
+        host: address to listen on.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class Supervisor:
         """Start the server on a free port, wait until it generates, and return its URL.
 
         Raises:
-            ServerError: it ended, or did not generate in time; the message has the end of its log.
+            ServerError: it exited or did not generate in time; the message ends with the tail of its log.
         """
         assert self._watcher is None, "a supervisor starts once"
         self._model = (model_path, weight_version)
@@ -93,15 +98,15 @@ class Supervisor:
             return self._status
 
     def mark_ready(self, url: str) -> None:
-        """Say that the server at `url` has received the current weights; its successor has not."""
+        """Record that the server at `url` has the current weights. Ignored if it was replaced since."""
         with self._lock:
             if self._status.url == url and self._status.state == "needs_weights":
                 self._status = replace(self._status, state="ready")
 
     def restart(self, url: str) -> None:
-        """Kill the server at `url`, because it does not do what it is told; it is started anew as after a death of its own.
+        """Kill the server at `url` because it did not obey a command; it is restarted as after a crash.
 
-        Nothing happens when it has been replaced already.
+        Does nothing if the server has already been replaced.
         """
         with self._lock:
             if self._status.url != url or self._status.state not in ("ready", "needs_weights"):
@@ -112,7 +117,7 @@ class Supervisor:
             _signal_group(process.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """End the server: SIGTERM to its process group, SIGKILL after a grace time. Does nothing the second time."""
+        """Stop the server: SIGTERM to its process group, SIGKILL after a grace period. Idempotent."""
         self._is_stopping.set()
         self._end_process()
         if self._watcher is not None:
@@ -131,7 +136,7 @@ class Supervisor:
                 self._set(state="failed", message=f"{why} after {restarts} restarts; the end of its log:\n{self._log_tail()}")
                 return
             self._set(state="starting", restarts=restarts + 1, message=why)
-            self._end_process()  # what the dead server left in its group
+            self._end_process()  # kills children that the dead server left in its process group
             try:
                 self._launch()
             except ServerError as error:
@@ -141,11 +146,11 @@ class Supervisor:
             self._set(state="needs_weights", message="")
 
     def _wait_until_it_ends(self) -> str:
-        """Wait for the end of the process, and bring it about when it hangs; return why it ended."""
+        """Wait until the process exits, killing it if it hangs; return why it ended."""
         process, dog = self._process, self._watchdog
         assert process is not None
         if dog is None:
-            return _end_text(process.wait())  # as long as the server lives: `stop`, or whoever else, ends it
+            return _end_text(process.wait())  # without a deadline: `stop` or a crash ends it
         dog.begin(self.status().url)
         while True:
             try:
@@ -153,13 +158,13 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 hung = dog.look()
             if hung is not None and not self._is_stopping.is_set():
-                self._set(state="starting", message=hung)  # first, so that it gets no more requests
-                _signal_group(process.pid, signal.SIGKILL)  # not SIGTERM: a process that was stopped would never see it
+                self._set(state="starting", message=hung)  # before the kill: the router must stop sending requests
+                _signal_group(process.pid, signal.SIGKILL)  # not SIGTERM: a stopped (SIGSTOP) process never handles it
                 _wait_for_the_killed(process)
                 return hung
 
     def _launch(self) -> None:
-        """Start a process on a fresh port (the old one may linger) and wait until it generates."""
+        """Start a process and wait until it generates. The port is fresh: the old one may still be in use."""
         with ReservedPort(self._host) as port:
             process, url = self._begin(port.number)
             self._wait_until_it_generates(process, url)
@@ -171,6 +176,7 @@ class Supervisor:
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with self._log_file.open("ab") as log, self._lock:
             if self._is_stopping.is_set():
+                # Checked under the lock: `stop` either sees the new process here or prevents it.
                 raise ServerError("the server is being stopped")
             try:
                 self._process = subprocess.Popen(
@@ -208,7 +214,7 @@ class Supervisor:
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_STOP_GRACE_S)
-        _signal_group(process.pid, signal.SIGKILL)  # also children that outlived it
+        _signal_group(process.pid, signal.SIGKILL)  # also for children that outlived the leader of the group
         _wait_for_the_killed(process)
 
     def _why_it_did_not_start(self, code: int) -> str:
@@ -230,9 +236,9 @@ class Supervisor:
 
 
 def _hand_over(key: str | None, process: subprocess.Popen[bytes]) -> None:
-    """Write the key where only the process itself reads it."""
+    """Pass the API key by standard input: command lines and environments are visible to other processes."""
     if key is not None and process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it ended; whoever waits for it says why
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # if it exited, the waiting caller reports why
             pipe.write(f"{key}\n".encode())
 
 
@@ -244,7 +250,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def _wait_for_the_killed(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that cannot refuse to end; one that a broken driver holds in the kernel is left behind."""
+    """Wait for a process that got SIGKILL. One stuck in the kernel is abandoned after a timeout."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=_KILL_TIMEOUT_S)
 
