@@ -1,19 +1,21 @@
-"""The tree of errors: each names the boundary that failed.
+"""The error tree. Each class names the boundary that failed.
 
 AgentRLError
-├── UserError                 exit code 2: the input is wrong; the message says what, the value, what would be right
-│   ├── ConfigError           a key, a value, a file of the config
+├── UserError                 exit code 2: the input is wrong; the message says what is wrong, the value, and the cure
+│   ├── ConfigError           a key, a value or a file of the config
 │   ├── DataError             a dataset file, row or field
 │   └── PluginError           an unknown or malformed agent, tool, interaction or reward
-└── InfrastructureError       exit code 1: the world failed; never a wrong answer of the policy
-    ├── ServerError           an inference server: `status` is its HTTP status, None if there was no reply
-    │   └── RequestRefused    the server called the request wrong (4xx): trying again is useless
+└── InfrastructureError       exit code 1: something outside the policy failed; never a wrong answer of the policy
+    ├── ServerError           an inference server failed; `status` is its HTTP status, None if there was no reply
+    │   └── RequestRefused    the server rejected the request (4xx): a retry would fail too
     ├── ToolError             a tool or an interaction broke (not: the model called it wrongly)
-    ├── RewardError           a reward raised or ran out of time
+    ├── RewardError           a reward raised or timed out
     ├── SandboxError          the sandbox broke (not: the program in it failed)
-    ├── LearnerError          a learner rank was lost, its collective timed out, or its numbers are not finite
+    ├── LearnerError          a learner rank failed, a collective timed out, or its numbers are not finite
+    │   └── RankLost          the process of a rank died
     ├── DiskError             a file could not be written: the disk is full, read-only or gone
-    └── CheckpointError       a checkpoint is missing, incomplete or could not be written
+    ├── CheckpointError       a checkpoint is missing, incomplete or could not be written
+    └── JournalError          the replay buffer's journal could not be written
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class PluginError(UserError):
 
 @contextmanager
 def concerning(what: str) -> Iterator[None]:
-    """Put `what` (a config key, a file) before the message of the user's errors that leave the block."""
+    """Prefix the message of a UserError raised in the block with `what` (a config key, a file)."""
     try:
         yield
     except UserError as error:
@@ -87,7 +89,7 @@ class LearnerError(InfrastructureError):
 
 
 class RankLost(LearnerError):
-    """The process of a rank died; those that are left are of no use without it."""
+    """The process of a rank died. The other ranks cannot continue without it."""
 
 
 class DiskError(InfrastructureError):
@@ -99,7 +101,10 @@ class CheckpointError(InfrastructureError):
 
 
 class JournalError(InfrastructureError):
-    """The replay buffer's journal could not be written, and nothing has changed: the same call may be made again."""
+    """The replay buffer's journal could not be written.
+
+    The state is unchanged, so the call can be retried.
+    """
 
 
 def _rebuild_server_error(cls: type[ServerError], message: str, status: int | None) -> ServerError:

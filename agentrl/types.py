@@ -1,6 +1,7 @@
-"""The carriers: every noun that travels from one station of a trajectory's way to the next.
+"""The data types that components exchange: tasks, leases, trajectories, groups, generations, counts.
 
-Frozen dataclasses, stdlib and numpy only, so that any module (and any process) may import them cheaply.
+They are frozen dataclasses and need only the standard library and numpy. Every module and process can import
+them cheaply.
 """
 
 from __future__ import annotations
@@ -23,11 +24,17 @@ NO_VERSION = -1
 
 
 Lags = Callable[[NDArray[np.int32]], NDArray[np.int32]]
-"""Versions of tokens -> how far each is from the weights that learn, in versions, i32[T] both; 0 for NO_VERSION."""
+"""Maps token versions, i32[T], to their lag behind the learner's weights in versions, i32[T].
+
+NO_VERSION has lag 0.
+"""
 
 
 class Outcome(enum.StrEnum):
-    """Why an attempt stopped. Anything but the first three is a failure, recorded and never scored as wrong."""
+    """Why an attempt stopped.
+
+    The first three are scored. The others are failures: recorded, never scored as wrong.
+    """
 
     COMPLETED = "completed"  # the agent loop returned
     TRUNCATED = "truncated"  # token budget or context exhausted
@@ -40,12 +47,12 @@ class Outcome(enum.StrEnum):
 
 
 SCORED_OUTCOMES = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.TURN_LIMIT})
-"""Outcomes whose reward says something about the policy."""
+"""Outcomes that receive a reward. A failure has none: it is not the policy's fault."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PluginId:
-    """One plugin, as errors and counts name it."""
+    """Kind and name of a plugin, for errors and counts."""
 
     kind: Literal["agent", "tool", "interaction", "reward"]
     name: str
@@ -56,11 +63,13 @@ class PluginId:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an attempt has no score; `str` of it is one line for a person.
+    """Why an attempt has no score. `str(failure)` is one readable line.
 
-    text: what went wrong, and whose fault it was. plugin: the one that failed; None: no plugin is to blame.
-    error: type of the exception; "" if none was raised. place: `path:line` in the user's own file; "" if nothing of the user's ran.
-    traceback: the frames from that file on, without the message; "" likewise.
+    text: what went wrong, and whose fault it was.
+    plugin: the plugin that failed; None if no plugin is to blame.
+    error: type name of the exception; "" if none was raised.
+    place: `path:line` in the user's file; "" if no user code was running.
+    traceback: the frames from the user's file onward, without the message; "" if no user code was running.
     """
 
     text: str
@@ -75,7 +84,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call the model asked for. `arguments` is None when it could not be parsed; then `error` says why."""
+    """A tool call that the model requested.
+
+    `arguments` is None if it could not be parsed; `error` then says why.
+    """
 
     id: str
     name: str
@@ -85,7 +97,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message: a view of tokens, never their source. `reasoning` is what the assistant thought, outside of `content`."""
+    """One chat message. It is derived from tokens; tokens are never derived from it.
+
+    `reasoning` holds the assistant's thinking, which `content` does not include.
+    """
 
     role: Role
     content: str
@@ -99,7 +114,8 @@ class Message:
 class Task:
     """One dataset row to attempt.
 
-    `task_id` is stable over runs (dataset, file and row); `agent_name` is resolved (never empty, never an alias).
+    `task_id` is stable across runs (dataset, file and row). `agent_name` is resolved: never empty, never an
+    alias.
     """
 
     task_id: str
@@ -115,9 +131,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right and duty to play one group; `version` is the learner's at the moment of leasing.
+    """The assignment of one group to a rollout actor.
 
-    group_size: attempts to sample. has_greedy: one more is played, at temperature 0, as member `group_size`.
+    version: the newest published version when the lease was given.
+    group_size: number of sampled attempts.
+    has_greedy: whether one more attempt is played at temperature 0, as member `group_size`.
     """
 
     group_id: int
@@ -128,17 +146,17 @@ class Lease:
 
     @property
     def num_attempts(self) -> int:
-        """All attempts of the group, the greedy one included."""
+        """Number of attempts in the group, including the greedy one."""
         return self.group_size + self.has_greedy
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One assistant generation, as the agent loop sees it."""
+    """One assistant turn, as the agent loop sees it."""
 
     index: int
     message: Message
-    is_truncated: bool  # cut at a token limit, not ended by the model
+    is_truncated: bool  # stopped by a token limit, not by the model
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -147,7 +165,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class RewardEvent:
-    """A named reward received on one token: index `position` into the trajectory, always an action token."""
+    """A named reward on one token.
+
+    `position` is the token's index in the trajectory, always an action token.
+    """
 
     name: str
     value: float
@@ -156,17 +177,21 @@ class RewardEvent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """One finished attempt. All arrays have length T and are aligned with `token_ids`.
+    """The finished result of an attempt. All per-token arrays have length T and are aligned with `token_ids`.
 
-    token_ids: i32[T]; action_mask: bool[T], True where the policy sampled the token;
-    behavior_logprobs: f32[T], 0.0 off the mask; versions: i32[T], NO_VERSION off the mask;
-    turn_ids: i16[T], counts assistant turns from 0, -1 for tokens outside of them (prompt and context).
-    segment_starts: where each training row begins. One row, unless the context was edited (a template that drops earlier
-    thinking, an agent that rewrites its history): then tokens that no longer extend the former ones begin a new row, a fork.
-    `metrics` are facts about the attempt (num_turns, num_tool_calls, generate_s, ...), one name one unit.
-    `failure` says why there is no score; None when the outcome is scored.
-    is_greedy: played at temperature 0; its reward is a baseline, and nothing is ever learned from its tokens.
-    anchors: i64[K], one per assistant turn: a hash of the state that the turn was taken in (docs/algorithms.md); K=0: not recorded.
+    token_ids: i32[T].
+    action_mask: bool[T], True where the policy sampled the token.
+    behavior_logprobs: f32[T], 0.0 where action_mask is False.
+    versions: i32[T], NO_VERSION where action_mask is False.
+    turn_ids: i16[T], index of the assistant turn from 0; -1 for prompt and context tokens.
+    segment_starts: index of each segment's first token. There is one segment unless the context was edited: a
+        template dropped earlier thinking, or an agent rewrote its history. Tokens that do not extend the
+        previous ones then begin a new segment (a fork).
+    metrics: facts about the attempt (num_turns, num_tool_calls, generate_s, ...); each name has one unit.
+    failure: why there is no score; None if the outcome is scored.
+    is_greedy: played at temperature 0. Its reward is a baseline; its tokens are never trained on.
+    anchors: i64[K], one per assistant turn: a hash of the state before the turn (docs/algorithms.md). K=0 if
+        not recorded.
     """
 
     group_id: int
@@ -203,7 +228,10 @@ class Trajectory:
 
     @property
     def num_response_tokens(self) -> int:
-        """Tokens behind the first prompt in the longest row, context included: what `agent.max_response_tokens` bounds."""
+        """Tokens after the first prompt in the longest segment, including context.
+
+        `agent.max_response_tokens` bounds it.
+        """
         if not self.action_mask.any():
             return 0
         longest = max(end - start for start, end in itertools.pairwise((*self.segment_starts, self.num_tokens)))
@@ -216,7 +244,7 @@ class Trajectory:
 
     @property
     def min_version(self) -> int:
-        """Version of the oldest action token; NO_VERSION when there is none."""
+        """Version of the oldest action token; NO_VERSION if there are no action tokens."""
         return int(self.versions[self.action_mask].min()) if self.action_mask.any() else NO_VERSION
 
     def replace(self, **changes: Any) -> Trajectory:
@@ -225,7 +253,10 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """All trajectories of one Task taken in one visit, ordered by member; `greedy` is not one of them, and nobody learns from it."""
+    """All trajectories of one task in one visit, ordered by member.
+
+    `trajectories` does not include `greedy`, the greedy attempt, which is never trained on.
+    """
 
     group_id: int
     trajectories: tuple[Trajectory, ...]
@@ -233,7 +264,7 @@ class Group:
 
     @property
     def attempts(self) -> tuple[Trajectory, ...]:
-        """All that was played, the greedy attempt last."""
+        """All trajectories of the group, the greedy one last."""
         return self.trajectories if self.greedy is None else (*self.trajectories, self.greedy)
 
     @property
@@ -244,9 +275,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the server samples one turn; `max_new_tokens` in tokens, temperature 0 is greedy, top_k -1 is off.
+    """How the server samples one turn. Temperature 0 is greedy; top_k -1 disables top-k.
 
-    ignore_eos: no end-of-sequence token ends the turn, `max_new_tokens` alone does.
+    ignore_eos: end-of-sequence tokens do not end the turn; only `max_new_tokens` does.
     """
 
     max_new_tokens: int
@@ -262,8 +293,8 @@ class SamplingParams:
 class Generation:
     """What a server sampled for one turn: token_ids i32[N], logprobs f32[N], versions i32[N], aligned.
 
-    num_cached_tokens: of the prompt, found in the server's prefix cache. num_retractions: how often the server itself gave up its
-    cache of the request and computed all of it again.
+    num_cached_tokens: prompt tokens found in the server's prefix cache.
+    num_retractions: how often the server evicted the request's KV cache and recomputed it.
     """
 
     token_ids: NDArray[np.int32]
@@ -277,7 +308,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype ("float32", ...) and shape of one published weight, by its Hugging Face name."""
+    """Hugging Face name, dtype ("float32", ...), shape and size in bytes of one published weight."""
 
     name: str
     dtype: str
@@ -287,7 +318,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class SendTimes:
-    """What rank 0 spent on the buckets of a publish: gathering them, and waiting for one to arrive before the next could leave."""
+    """Seconds that rank 0 spent on the buckets of a publish.
+
+    gather_s: gathering them. wait_s: waiting for one bucket to arrive before the next could be sent.
+    """
 
     gather_s: float
     wait_s: float
@@ -295,7 +329,10 @@ class SendTimes:
 
 @dataclass(frozen=True, slots=True)
 class BufferCounts:
-    """Groups by state. At any moment drawn == queued + leased + ready + consumed + sum(dropped.values())."""
+    """Number of groups by state.
+
+    Invariant: drawn == queued + leased + ready + consumed + sum(dropped.values()).
+    """
 
     drawn: int
     queued: int
@@ -310,7 +347,10 @@ class BufferCounts:
         return self.drawn == self.queued + self.leased + self.ready + self.consumed + sum(self.dropped.values())
 
     def __str__(self) -> str:
-        """Return the counts in words: `44 drawn, 30 learned from, 6 played, 4 ready, 4 dropped (reward_error 3, stale 1)`."""
+        """Return the counts in words.
+
+        Example: `44 drawn, 30 learned from, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1)`.
+        """
         parts = [f"{self.drawn} drawn", f"{self.consumed} learned from"]
         waiting = {"being played": self.leased, "queued": self.queued, "ready": self.ready}
         parts += [f"{count} {state}" for state, count in waiting.items() if count]
@@ -322,7 +362,9 @@ class BufferCounts:
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """A group that `owner` plays for `age_s` seconds; `num_members` of its attempts are there."""
+    """A group that `owner` has played for `age_s` seconds so far; `num_members` of its trajectories have
+    arrived.
+    """
 
     group_id: int
     owner: str
@@ -340,9 +382,11 @@ def member_tuple(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a pool of nodes reserves of Ray: groups of bundles, each bundle {resource: amount}, all of one kind.
+    """The Ray placement groups of a node pool. Each group is a tuple of bundles; a bundle maps a resource to
+    its amount.
 
-    strategy: the bundles of a group stand on one node (`STRICT_PACK`), or each on a node of its own (`STRICT_SPREAD`).
+    strategy: `STRICT_PACK` places all bundles of a group on one node; `STRICT_SPREAD` places each on its own
+        node.
     """
 
     groups: tuple[tuple[Mapping[str, float], ...], ...]
