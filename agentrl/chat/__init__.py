@@ -1,1 +1,1 @@
-"""Messages to tokens and back, append only."""
+"""Convert chat messages to tokens and back. Tokens are only ever appended."""

@@ -1,4 +1,4 @@
-"""How a chat template takes an assistant's message: where its thoughts, its calls' arguments and an empty content go."""
+"""How a chat template takes an assistant message: thoughts, arguments of calls, and empty content."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from agentrl.chat.codec import CALL, THOUGHT, TURN
 from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal
 
 FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Names under which templates look for thoughts, the most common first."""
+"""Message fields in which templates look for thoughts, the most common first."""
 
 OPEN, CLOSE = "<think>", "</think>"
-"""The tags that parsers of sampled turns know."""
+"""The thought tags that the parsers of sampled turns know."""
 
 TAGS = (
     (OPEN, CLOSE),
@@ -24,17 +24,22 @@ TAGS = (
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-"""Between what templates show thoughts in the content."""
+"""Pairs of tags that templates put around thoughts in the content."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssistantStyle:
-    """What a template was found to understand.
+    """What a template was found to support.
 
-    field: the message's field for thoughts; None: it has none, and they stand between `open` and `close` in the content.
-    knows_thoughts: it treats thoughts in a way of its own. knows_calls: it shows calls. takes_lead, takes_trail: the field brings
-    the white space before and behind the thought, which the template does not add. empty: the content beside calls, when there is
-    no text. json_arguments: arguments are given as JSON text instead of as an object.
+    Attributes:
+        field: the message's field for thoughts. None: there is no such field; thoughts are part of the
+            content, between `open` and `close`.
+        knows_thoughts: the template handles thoughts in a way of its own.
+        knows_calls: the template shows tool calls.
+        takes_lead, takes_trail: the field must contain the white space before and after the thought, because
+            the template does not add it.
+        empty: the content of a message that has calls but no text.
+        json_arguments: arguments are given as JSON text instead of as an object.
     """
 
     field: str | None
@@ -49,7 +54,7 @@ class AssistantStyle:
 
     @classmethod
     def of(cls, template: ChatTemplate) -> AssistantStyle:
-        """Find out by showing the template marks."""
+        """Detect the style of a template by rendering marked messages."""
         field = next((field for field in FIELDS if field in template.text and _shows_thought(template, field)), None)
         tags = next((tags for tags in TAGS if all(tag in template.text for tag in tags)), None)
         choices = [(empty, text) for text in (False, True) for empty in ("", None)]
@@ -64,7 +69,10 @@ class AssistantStyle:
     def message(
         self, content: str, *, thought: str | None = None, calls: Sequence[tuple[str, str | None, Mapping[str, Any]]] = ()
     ) -> TemplateMessage:
-        """Return an assistant's message. `thought` may bring the white space around it; `calls`: (name, id, arguments)."""
+        """Return an assistant message for the template.
+
+        `thought` may include the white space around it. `calls`: (name, id, arguments) of each call.
+        """
         shown: TemplateMessage = {"role": "assistant", "content": content}
         if thought is not None and self.field is not None:
             shown[self.field] = thought
@@ -81,8 +89,10 @@ class AssistantStyle:
         return {"type": "function", "id": id, "function": {"name": name, "arguments": given}}
 
     def raw_thought(self, written: str) -> str | None:
-        """Return what stands between the tags of a sampled turn, with the white space that the template does not add by itself; None
-        when it has no tags."""
+        """Return the text between the thought tags of a sampled turn; None if the turn has no tags.
+
+        The text keeps the white space that the template does not add by itself.
+        """
         if self.open not in written and self.close not in written:
             return None
         raw = written.partition(self.close)[0].rpartition(self.open)[2]
@@ -90,7 +100,7 @@ class AssistantStyle:
         return raw if self.takes_trail else raw.rstrip()
 
     def with_known_tags(self, written: str) -> str:
-        """Return a sampled turn with its thought between the tags that parsers know."""
+        """Return a sampled turn with the template's thought tags replaced by those that the parsers know."""
         if self.open == OPEN:
             return written
         return written.replace(self.open, OPEN, 1).replace(self.close, CLOSE, 1)
@@ -100,7 +110,7 @@ _SPACES = ((True, True), (True, False), (False, True), (False, False))
 
 
 def _keeps_space(template: ChatTemplate, style: AssistantStyle) -> bool:
-    """Tell whether a thought on lines of its own comes back like that."""
+    """Return whether a thought on its own lines is rendered on its own lines again."""
     written = f"{style.open}\n{THOUGHT}\n{style.close}"
     return written in _render(template, [_QUESTION, style.message(TURN, thought=style.raw_thought(written))])
 

@@ -1,4 +1,7 @@
-"""Bounds of a chat template: steps of its loops and macros, and sizes of what it makes. They are counted, never timed."""
+"""Limits for chat templates: the steps of their loops and macros, and the sizes of their results.
+
+The limits are counted, never timed, so that a render gives the same result on every machine.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_STEPS = 500_000
-"""Rounds of loops and calls of macros in one render; a conversation of a thousand messages needs some ten thousand."""
+"""Loop iterations plus macro calls in one render. A conversation of 1,000 messages needs about 10,000."""
 MAX_SIZE = 10_000_000
 """Characters of a text, or items of a list."""
 MAX_POWER_BITS = 10_000
 WIDTH_FILTERS = frozenset({"batch", "center", "indent", "slice", "truncate", "wordwrap"})
-"""Filters that take numbers for widths and counts."""
+"""Filters whose numeric arguments are widths or counts."""
 
 STEPS = "agentrl_steps"
-"""Name in a context of the list whose only item counts its steps."""
+"""Name of the context variable that counts the steps: a list with one item."""
 _ROUNDS, _STEP, _SIZED = "agentrl_rounds", "agentrl_step", "agentrl_sized"
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox in which a render ends: every round of a loop, and every call of a macro, is a step of a bounded number."""
+    """A sandbox in which every render ends: loop iterations and macro calls count towards MAX_STEPS."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -39,7 +42,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
         for loop in source.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, _ROUNDS, [], [], None, None, lineno=loop.lineno)
-            if loop.recursive:  # its further rounds are begun by `loop(...)`
+            if loop.recursive:  # `loop(...)` starts further iterations without the filter above, so count them in the body
                 loop.body.insert(0, _counted(loop.lineno))
         for block in source.find_all(nodes.AssignBlock):
             block.filter = nodes.Filter(block.filter, _SIZED, [], [], None, None, lineno=block.lineno)
@@ -65,7 +68,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call what a template calls: a method of a text, a macro, a function. For the latter two a number is data, as in messages."""
+        """Call a text method, macro or function for the template.
+
+        Only methods of built-in types check their numbers: a number given to a macro or function is data, as
+        in messages.
+        """
         if isinstance(function, BuiltinMethodType):
             for value in (*args, *kwargs.values()):
                 _check_number(value)
@@ -73,7 +80,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Sized(NodeTransformer):
-    """Has what `~` makes be measured."""
+    """Adds a size check to each `~` concatenation."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -123,7 +130,7 @@ def _check_size(size: int) -> None:
 
 
 def _check_number(value: object) -> None:
-    """Refuse a number that is taken for a width or a count."""
+    """Refuse a width or count that is too large."""
     if isinstance(value, int) and abs(value) > MAX_SIZE:
         raise jinja2.TemplateRuntimeError(f"it calls with the number {value if abs(value) < 10**18 else '10**18 or more'}")
 

@@ -1,4 +1,4 @@
-"""A tokenizer's folder as a conversation partner sees it: template, tokens, and the format of tool calls."""
+"""`Chat`: template, tokenizer and tool-call format of one tokenizer folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.types import Message
 
 QUICK_CHECK = 40
-"""Conversations of the check at the start of a run."""
+"""Number of conversations in the template check at the start of a run."""
 
 UNREAD_CALLS = "tool calls cannot be read"
 CURE_OF_UNREAD_CALLS = "set model.tool_format (docs/tool_formats.md) or model.chat_template, or use react_agent"
@@ -35,7 +35,7 @@ class Chat:
     def __init__(
         self, tokenizer: Tokenizer, template: ChatTemplate, *, eos_token_ids: Sequence[int], tool_format: str, edits: Edits = "fork"
     ) -> None:
-        """Put the parts together; `eos_token_ids[0]` is the token with which the template ends an assistant turn.
+        """Combine the parts; `eos_token_ids[0]` is the token with which the template ends an assistant turn.
 
         `edits`: what a conversation does when the template edits its history (`model.template_edits`).
         """
@@ -48,13 +48,13 @@ class Chat:
 
     @property
     def thinking(self) -> str | None:
-        """Where the template takes thoughts: a field of the message, or tags in its content; None: it does not know of thoughts."""
+        """The message field or the tags in which the template takes thoughts; None if it supports none."""
         style = self._renderer.style
         return (style.field or f"{style.open} {style.close}") if style.knows_thoughts else None
 
     @property
     def shows_unread_calls(self) -> bool:
-        """Tell whether the template shows calls in a format that we have no parser for."""
+        """Return whether the template shows calls in a format for which there is no parser."""
         return self.tool_format == NO_FORMAT and self._renderer.style.knows_calls
 
     @classmethod
@@ -62,7 +62,8 @@ class Chat:
         """Read `tokenizer.json`, the chat template and the end-of-sequence tokens of a local folder.
 
         Raises:
-            ConfigError: a file is missing or malformed, or nothing says which token ends an assistant's turn.
+            ConfigError: a file is missing or malformed, or no file defines a token that ends an assistant
+                turn.
         """
         if not Path(folder).is_dir():
             raise ConfigError(f"tokenizer folder {folder!r} does not exist")
@@ -73,12 +74,12 @@ class Chat:
 
     @classmethod
     def of(cls, model: ModelConfig) -> Chat:
-        """Read what the `model` config names; see `load`."""
+        """Load the tokenizer and template that the `model` config names; see `load`."""
         folder = model.tokenizer_path or model.path
         return cls.load(folder, template_file=model.chat_template, tool_format=model.tool_format, edits=model.template_edits)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`; control tokens in it are recognised, none is added."""
+        """Return the ids of `text`. Control tokens in it are recognised; none is added."""
         return self._renderer.codec.encode(text)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
@@ -86,18 +87,19 @@ class Chat:
         return self._renderer.codec.decode(ids, skip_special=skip_special)
 
     def open(self, messages: Sequence[Message], tools: Tools) -> Conversation:
-        """Begin a conversation with its prompt; `tools` are the OpenAI schemas shown to the model."""
+        """Open a conversation with its prompt; `tools` are the OpenAI schemas shown to the model."""
         return Conversation(self._renderer, messages, tools, edits=self._edits)
 
     def render_training(self, messages: Sequence[Message], tools: Tools) -> Replay:
         """Return the tokens of a conversation to imitate, built as a `Conversation` would have built them.
 
-        Every assistant message becomes a generation: the text that the template gives it, its end-of-turn token included.
-        Messages after the last assistant message are left out.
+        Every assistant message becomes a generation: the text that the template renders for it, with its
+        end-of-turn token. Messages after the last assistant message are left out.
 
         Raises:
             DataError: there is no assistant message.
-            ConfigError: the template cannot write it, or edits the history and that is to be refused.
+            ConfigError: the template cannot render the messages, or edits the history although `edits` is
+                `refuse`.
         """
         turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
         if not turns:
@@ -105,11 +107,7 @@ class Chat:
         return replay(self._renderer, messages[: turns[-1] + 1], tools, edits=self._edits)
 
     def render_whole(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """Return the tokens of a finished conversation as the template shows it, to be judged: those of `apply_chat_template`.
-
-        Raises:
-            ConfigError: the template refuses these messages.
-        """
+        """Return the tokens of a finished conversation, to be judged, as `apply_chat_template` would."""
         renderer = self._renderer
         text = renderer.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=False)
         return renderer.codec.encode_rendered(text)
@@ -119,12 +117,12 @@ class Chat:
     ) -> TemplateReport:
         """Check the template at the start of a run, on `num` generated conversations (see `check`).
 
-        `has_user_turns=False` leaves out conversations in which a user speaks again, for runs without interactions: some
-        templates drop the thinking of earlier turns only then.
+        `has_user_turns=False` leaves out conversations in which the user speaks again; use it for runs
+        without interactions. Some templates drop the thinking of earlier turns only after a new user message.
 
         Raises:
-            ConfigError: the template neither appends nor forks; or it forks and edits are to be refused; or it shows the tools, but
-                no tool-call format that we can parse.
+            ConfigError: the template neither appends nor forks; or it forks although `edits` is `refuse`; or
+                there are tools, but the tool-call format has no parser.
         """
         report = self.report_template(tools, has_user_turns=has_user_turns, has_system=has_system, num=num, seed=seed)
         forks = report.of_kind("fork") if self._edits == "refuse" else []
@@ -145,10 +143,12 @@ class Chat:
         seed: int = 0,
         shrinks: bool = True,
     ) -> TemplateReport:
-        """Return what `check` finds; `tools` None: tools of its own, if the template shows calls in a format that we can parse.
+        """Return the findings of `check`.
+
+        `tools` None: use PROBE_TOOLS if the tool-call format has a parser, else no tools.
 
         Raises:
-            ConfigError: there are tools, but no tool-call format that we can parse.
+            ConfigError: there are tools, but the tool-call format has no parser.
         """
         renderer = self._renderer
         is_unread = tools is None and self.shows_unread_calls
@@ -168,10 +168,11 @@ class Chat:
 
 
 def find_turn_ends(tokenizer: Tokenizer, template: ChatTemplate, configured: Sequence[int]) -> tuple[int, ...]:
-    """Return the ids that end an assistant turn: the template's own first, then the `configured` end-of-sequence tokens.
+    """Return the ids that end an assistant turn: the template's own first, then the `configured` ones.
 
-    Where the template writes no token behind a last turn, the tokens with which the next user's or tool's message begins end it: a
-    model that was trained on such a template writes them, and is stopped there.
+    `configured` are end-of-sequence tokens. If the template writes no token after a last turn, the first
+    tokens of the next user message and tool message end the turn. A model trained on such a template
+    generates these tokens, and generation stops there.
 
     Raises:
         ConfigError: the template ends a turn with no special token, and none is configured.
@@ -187,13 +188,17 @@ def find_turn_ends(tokenizer: Tokenizer, template: ChatTemplate, configured: Seq
                 "and generation_config.json names no eos_token_id"
             )
         return tuple(dict.fromkeys([*heads, *configured]))
-    # Some templates close a part of the turn before the turn.
+    # Some templates write another special token before the one that ends the turn: prefer the configured
+    # token.
     end_of_turn = next((id for id in written if id in configured), written[0])
     return tuple(dict.fromkeys([end_of_turn, *configured]))
 
 
 def find_message_heads(tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
-    """Return the tokens with which a user's and a tool's message begin behind a turn, where an assistant's begins with another."""
+    """Return the first tokens of a user and of a tool message that follow a turn.
+
+    Tokens with which an assistant message begins as well are left out.
+    """
     style = AssistantStyle.of(template)
     question: TemplateMessage = {"role": "user", "content": THOUGHT}
     result: TemplateMessage = {"role": "tool", "content": THOUGHT, "name": "f", "tool_call_id": "call00000"}

@@ -1,4 +1,8 @@
-"""Does a chat template only append? Generated conversations, built turn by turn, against the template's render of the whole."""
+"""Check that a chat template only appends.
+
+Generated conversations are built turn by turn and compared with the template's render of the whole
+conversation.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +31,20 @@ Verdict = Literal["exact", "forks", "broken"]
 AT_A_TURN = "at a turn"
 
 MOST_UNREAD = 0.25
-"""Share of conversations with turns that are not read back from which on the tool format is the wrong one."""
+"""If more than this share of conversations has a turn that cannot be parsed back, the tool format is
+considered wrong.
+"""
 
 MAX_SHOWN = 100
-"""Characters of one content in a report."""
+"""Characters shown of one message's content in a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What went differently than by appending. `detail`: token difference, or what was compared; may be empty."""
+    """One violation of append-only rendering.
+
+    `detail`: the token difference, or the values compared; may be empty.
+    """
 
     kind: Kind
     where: str
@@ -53,7 +62,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """Verdict over `num` conversations; of each kind of finding the smallest conversation, and how many had it."""
+    """Verdict over `num` conversations.
+
+    `findings`: for each kind of finding, its smallest conversation and the number of conversations that had
+    it.
+    """
 
     num: int
     findings: tuple[tuple[Finding, int], ...]
@@ -61,7 +74,7 @@ class TemplateReport:
 
     @property
     def summary(self) -> str | None:
-        """What a person should know at the start of a run, in one line; None when the template only appends."""
+        """One line about forks for the start of a run; None if the template does not fork."""
         forks = "; ".join(finding.sentence for finding, _ in self.of_kind("fork"))
         if not forks:
             return None
@@ -75,7 +88,10 @@ class TemplateReport:
         return "forks" if "fork" in kinds else "exact"
 
     def stops(self) -> list[Finding]:
-        """Return what no run should begin with. Turns that now and then are not read back are no reason: they are history only."""
+        """Return the findings that must prevent a run.
+
+        A turn that is occasionally not parsed back does not prevent a run, because it is only history.
+        """
         return [
             finding
             for finding, count in self.of_kind("broken")
@@ -86,11 +102,11 @@ class TemplateReport:
         return [(finding, count) for finding, count in self.findings if finding.kind == kind]
 
     def with_note(self, where: str, why: str) -> TemplateReport:
-        """Return the report with a note on all conversations."""
+        """Return a copy of the report with a note on all conversations."""
         return replace(self, findings=(*self.findings, (Finding("note", where, why, ()), self.num)))
 
     def lines(self) -> list[str]:
-        """Return the report for a person."""
+        """Return the report as lines for a person to read."""
         names = {"fork": "forks", "broken": "broken", "refused": "refuses", "note": "note:"}
         lines = [f"verdict: {self.verdict} ({self.num} conversations)"]
         for finding, count in self.findings:
@@ -100,10 +116,13 @@ class TemplateReport:
 
 
 def check(renderer: Renderer, scope: ProbeScope, *, num: int, seed: int, shrinks: bool = True) -> TemplateReport:
-    """Check `num` conversations generated from `seed`; `shrinks`: find the smallest conversation of each finding.
+    """Check `num` conversations generated from `seed`.
 
-    Exact means, for every conversation: what is built turn by turn has the tokens of the template's render of the whole; what
-    a turn wrote parses to its calls by JSON value and its text up to outer white space; the generation prompt only appends.
+    `shrinks`: find the smallest conversation of each finding. The verdict is exact if for every conversation:
+    - the conversation built turn by turn has the tokens of the template's render of the whole;
+    - each written turn parses back to its calls (compared as JSON values) and to its text (up to outer white
+      space);
+    - the generation prompt only appends.
     """
     rng = random.Random(seed)
     first: dict[str, Finding] = {}
@@ -125,7 +144,7 @@ def check(renderer: Renderer, scope: ProbeScope, *, num: int, seed: int, shrinks
 
 
 def find_omissions(renderer: Renderer, tools: Tools) -> Iterator[Finding]:
-    """Yield what the template does not show of any conversation: messages, calls, results, schemas."""
+    """Yield what the template leaves out of every conversation: messages, calls, results, schemas."""
     question = Message("user", "a")
     asked: TemplateMessage = {"role": "user", "content": TURN}
     with contextlib.suppress(TemplateRefusal):
@@ -145,7 +164,7 @@ def find_omissions(renderer: Renderer, tools: Tools) -> Iterator[Finding]:
 
 
 def find(renderer: Renderer, messages: Messages, tools: Tools) -> Iterator[Finding]:
-    """Build one conversation and yield all that went differently than by appending."""
+    """Build one conversation and yield every violation of append-only rendering."""
     steps = replay_steps(renderer, messages, tools)
     while True:
         try:
@@ -168,7 +187,9 @@ def _block_findings(renderer: Renderer, messages: Messages, tools: Tools, step: 
     built = step.conversation.token_ids
     expected = codec.encode_rendered(renderer.render(shown, tools, add_generation_prompt=True))
     if step.edit is not None:
-        # What the template does not even write in a last turn is a difference to what a model says, not between these tokens.
+        # If `expected` still begins with the replaced tokens, the template did not even write the edited part
+        # in the last turn. The difference is then between the template and what a model says, not between
+        # these tokens.
         is_lossy = tuple(expected[: len(step.replaced)]) == step.replaced
         detail = "" if is_lossy else token_difference(codec, step.replaced, expected)
         yield Finding("fork", where, step.edit, messages[: step.shown], detail)
@@ -206,13 +227,16 @@ def _turn_findings(renderer: Renderer, messages: Messages, tools: Tools, step: R
         yield Finding("note", AT_A_TURN, "text beside calls is shown as a thought", shown)
         return
     for part, left, right in zip(("text", "thought"), got, meant, strict=True):
-        # What the template leaves out of the turn is found as a fork, when the turn becomes history.
+        # A part that the template does not write at all is reported as a fork, when the turn becomes history.
         if right and right in written and left != right:
             yield Finding("broken", AT_A_TURN, f"its {part} is not read back", shown, f"read {left!r} from\n{written!r}")
 
 
 def _num_written_calls(renderer: Renderer, messages: Messages, tools: Tools) -> int:
-    """Return how many calls of the last message the template writes at all: some know one, or only calls without text."""
+    """Return how many calls of the last message the template writes.
+
+    Some write only one, or only calls without text.
+    """
     *before, last = messages
     if not last.tool_calls:
         return 0

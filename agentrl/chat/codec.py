@@ -1,4 +1,4 @@
-"""Text <-> token ids on `tokenizers`, and the protection of control tokens that occur in somebody's content."""
+"""Conversion between text and token ids, which keeps control tokens in message content harmless."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ from agentrl.errors import ConfigError
 from agentrl.types import Role
 
 SPLIT = "\ufdd0"
-"""Written into content after the first character of a control token: encoding cuts the text there, so that the token's text
-stays text. A Unicode noncharacter: never part of exchanged text."""
+"""Inserted into content after the first character of a control token. Encoding cuts the text at this mark, so
+the control token's text is encoded as plain text. A Unicode noncharacter: it never occurs in exchanged
+text.
+"""
 
 TURN = "\ufdd1"
-"""Stands for what the model said when a history is rendered; another noncharacter."""
+"""Placeholder for the model's text when a history is rendered; another noncharacter."""
 
 THOUGHT = "\ufdd2"
-"""Stands for what the model thought; another noncharacter."""
+"""Placeholder for the model's thought; another noncharacter."""
 
 CALL = "\ufdd3"
-"""Stands for the arguments of a call that the model made; another noncharacter."""
+"""Placeholder for the arguments of a call that the model made; another noncharacter."""
 
 _LARGE_TEXT = 100_000
-"""Characters."""
+"""In characters. Texts of at least this length are encoded as a batch of one."""
 
-_UNENCODABLE = re.compile(f"[{SPLIT}{TURN}{THOUGHT}{CALL}\ud800-\udfff]")  # our marks and lone surrogates
+_UNENCODABLE = re.compile(f"[{SPLIT}{TURN}{THOUGHT}{CALL}\ud800-\udfff]")  # the placeholders and lone surrogates
 
 
 class Codec:
-    """A tokenizer that knows which of its tokens steer a conversation.
+    """A tokenizer that knows which of its tokens control a conversation.
 
-    A message's content is data. `<|im_end|>` in a web page that a tool returned must not end the tool's turn, so its
-    control tokens are encoded as the plain text they are. Which ones depends on who wrote the content:
+    A message's content is data. `<|im_end|>` in a web page that a tool returned must not end the tool's turn,
+    so control tokens in content are encoded as plain text. Which tokens count as control tokens depends on
+    the role:
 
-    - system, user: the tokenizer's special tokens (a prompt may well speak of `<think>` and mean the token);
+    - system, user: the tokenizer's special tokens (a prompt may well mention `<think>` and mean the token);
     - tool: also the other added tokens that the template itself writes, such as `<tool_response>`;
     - assistant: only those that end a turn.
 
-    Content without such text is encoded as `apply_chat_template` would.
+    Content without control tokens is encoded as `apply_chat_template` would encode it.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, template_text: str, eos_token_ids: Sequence[int]) -> None:
@@ -69,17 +72,18 @@ class Codec:
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Encode text as it stands: control tokens are recognised, none is added."""
+        """Encode text unchanged. Control tokens are recognised; none is added."""
         if len(text) < _LARGE_TEXT:
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        # Other threads run meanwhile, and positions in the text are left out: five times as fast. Its threads cost a short text more.
+        # The batch method releases the GIL and skips offsets: five times as fast on a large text, slower on a
+        # short one.
         return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def encode_rendered(self, text: str, *, after: str | None = None) -> list[int]:
-        """Encode rendered text that may hold SPLIT marks, as it is encoded in the place after the added token `after`.
+        """Encode rendered text that may contain SPLIT marks, as if it followed the added token `after`.
 
-        The token before matters: some tokenizers write a space mark at the start of a text, some tokens swallow the
-        spaces that follow them.
+        The preceding token matters: some tokenizers insert a space mark at the start of a text, and some
+        tokens absorb the spaces that follow them.
         """
         first, *rest = text.split(SPLIT)
         ids = self.encode(first) if after is None else self.encode(after + first)[1:]
@@ -91,19 +95,23 @@ class Codec:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
     def is_same_text(self, left: Sequence[int], right: Sequence[int]) -> bool:
-        """Compare tokens up to where a text was cut: a model writes on behind a prompt, and a tokenizer would have merged over that
-        seam. Added tokens have to be the same, for plain text may spell one."""
+        """Return whether two token sequences have the same text and the same added tokens.
+
+        The tokens themselves may differ where a text was cut: a model continues after a prompt, whereas a
+        tokenizer would merge across that boundary. Added tokens must be the same, because plain text can
+        spell them.
+        """
         if list(left) == list(right):
             return True
         added = [[id for id in ids if id in self._added] for ids in (left, right)]
         return added[0] == added[1] and self.decode(left) == self.decode(right)
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the range of characters of each token of `text`."""
+        """Return the character range of each token of `text`."""
         return list(self._tokenizer.encode(_UNENCODABLE.sub("\ufffd", text), add_special_tokens=False).offsets)
 
     def protect(self, content: str, role: Role) -> str:
-        """Return `content` with its control tokens split and what no tokenizer can encode replaced by U+FFFD."""
+        """Return `content` with its control tokens split and unencodable characters replaced by U+FFFD."""
         content = _UNENCODABLE.sub("\ufffd", content)
         return self._control[role].sub(lambda match: match[0][0] + SPLIT + match[0][1:], content)
 
@@ -112,10 +120,10 @@ class Codec:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read `tokenizer.json` of a folder, without its padding and truncation.
+    """Read `tokenizer.json` of a folder, with its padding and truncation disabled.
 
     Raises:
-        ConfigError: it is missing or malformed.
+        ConfigError: the file is missing or malformed.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -136,11 +144,14 @@ def added_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _is_markup(token: AddedToken) -> bool:
-    """Tell tokens that mean something from runs of spaces, which some tokenizers add and templates write as ordinary text."""
+    """Return whether a token is markup.
+
+    Runs of spaces are not: some tokenizers add tokens for them, but templates write them as ordinary text.
+    """
     return len(token.content) > 1 and not token.content.isspace()
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Match any of `texts`, the longest first; nothing when there are none."""
+    """Return a pattern that matches any of `texts`, longest first; without texts it matches nothing."""
     choices = sorted(set(texts), key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, choices)) if choices else r"(?!)")

@@ -1,4 +1,4 @@
-"""One conversation as tokens: append only within a row, and what was sampled is never rendered or tokenized again in it."""
+"""One conversation as tokens; a segment only grows, and its sampled tokens are never rendered again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ Edits = Literal["fork", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What `next_prompt()` appends, and the render it comes from.
+    """The tokens that `next_prompt()` appends, and the render they come from.
 
-    `edit` says how the template edited the history; then the ids are a whole prompt that begins another row.
+    If the template edited the history, `edit` says how. The ids are then a whole prompt that begins a new
+    segment.
     """
 
     text: str
@@ -32,18 +33,20 @@ class Block:
 
 
 class Conversation:
-    """Messages become tokens once, as one block per generation; `token_ids` is the truth, `messages` a view of it.
+    """Turns messages into tokens exactly once, one block per generation.
 
-    A block is the difference of two renders: the history with the pending messages and the generation prompt, behind the
-    end of the last sampled turn. In both renders marks stand for what was sampled, so that its spelling cannot change a
-    token; that the earlier render is a prefix of the later, and that the later shows every mark, is checked.
+    `token_ids` is the truth; `messages` is a view of it. A block is the difference of two renders: the
+    history with the pending messages and the generation prompt, after the end of the last sampled turn. In
+    both renders, placeholders replace the sampled text, so its spelling cannot change a token. Two conditions
+    are checked: the earlier render is a prefix of the later one, and the later one shows every placeholder.
 
-    Where it is not so, the template has edited the history (it drops the thinking of earlier turns, say). Then the
-    conversation forks: `token_ids` begins anew with the template's render of the messages, and `num_forks` grows.
+    If a condition does not hold, the template has edited the history (for example, it drops the thinking of
+    earlier turns). Then the conversation forks: `token_ids` restarts with the template's render of the
+    messages, and `num_forks` grows by one.
     """
 
     def __init__(self, renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edits: Edits = "fork") -> None:
-        """`edits`: what happens when the template edits the history; `refuse` makes it a ConfigError."""
+        """`edits`: on an edited history, `fork` starts a new segment and `refuse` raises ConfigError."""
         self.token_ids: list[int] = []
         self.num_forks = 0
         self.last_edit: str | None = None  # how the template edited the history at the last fork
@@ -52,12 +55,12 @@ class Conversation:
         self._edits = edits
         self._messages = list(messages)
         self._pending = list(messages)
-        self._history: list[TemplateMessage] = []  # all that `_rendered` shows
+        self._history: list[TemplateMessage] = []  # all messages in `_rendered`
         self._rendered = ""  # text of the last render, which ends with a generation prompt
         self._num_turns = 0
         self._turn = SampledTurn()
-        self._is_prompted = False  # the generation prompt stands: the next tokens are sampled
-        self._next: Block | None = None  # what next_prompt() will append
+        self._is_prompted = False  # the generation prompt was appended: the next tokens are sampled
+        self._next: Block | None = None  # the cached result of _prepared(); None after any change
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -65,17 +68,18 @@ class Conversation:
 
     @property
     def prompt_text(self) -> str:
-        """The last render, with marks for what was sampled; it ends in the generation prompt."""
+        """The last render, with placeholders for sampled text; it ends with the generation prompt."""
         return self._rendered
 
     def next_prompt(self) -> list[int]:
-        """Append all pending messages and the generation prompt as one block and return it; [] when the prompt stands.
+        """Append the pending messages and the generation prompt as one block, and return the block.
 
-        A turn that was cut at a token limit is closed first, with the template's end-of-turn token. When the template edits
-        the history, the block is a whole prompt, and takes the place of all tokens before it: `num_forks` has grown by one.
+        Returns [] if the generation prompt was already appended. A turn that was cut at a token limit is
+        closed first, with the template's end-of-turn token. If the template edits the history, the block is a
+        whole prompt that replaces all earlier tokens, and `num_forks` grows by one.
 
         Raises:
-            ConfigError: the template refuses the messages; or it edits the history and that is to be refused.
+            ConfigError: the template refuses the messages, or edits the history although `edits` is `refuse`.
         """
         if self._is_prompted:
             return []
@@ -96,7 +100,10 @@ class Conversation:
         return 0 if self._is_prompted else len(self._prepared().ids)
 
     def prepare(self) -> None:
-        """Render and encode what waits, so that the next call finds it done; for a thread, while nobody else uses this conversation."""
+        """Render and encode the pending messages ahead of `next_prompt()`.
+
+        May run in a thread, provided that nobody else uses this conversation meanwhile.
+        """
         self.num_pending_tokens()
 
     def num_next_tokens(self) -> int:
@@ -105,9 +112,10 @@ class Conversation:
         return self.num_pending_tokens() + (0 if starts_anew else len(self.token_ids))
 
     def extends(self, messages: Sequence[Message]) -> list[Message] | None:
-        """Return what `messages` have beyond those of this conversation, None when they are not its continuation.
+        """Return the messages by which `messages` extends this conversation; None if it is no continuation.
 
-        Messages are compared as values (see `is_same_message`), for they may have travelled through another program.
+        Messages are compared by value (see `is_same_message`), because they may have passed through another
+        program.
         """
         mine = self._messages
         if len(messages) < len(mine) or not all(map(is_same_message, mine, messages)):
@@ -115,16 +123,16 @@ class Conversation:
         return list(messages[len(mine) :])
 
     def add_messages(self, messages: Sequence[Message]) -> None:
-        """Let messages wait for `next_prompt()`."""
+        """Queue messages for `next_prompt()`."""
         assert not self._is_prompted, "messages cannot follow a generation prompt"
         self._messages += messages
         self._pending += messages
         self._next = None
 
     def add_generation(self, ids: Sequence[int], *, is_truncated: bool, view: Message | None = None) -> Message:
-        """Append what was sampled, stop token included, and return its view: thought, text outside of tool calls, and the calls.
+        """Append sampled tokens, stop token included; return their message: thought, text and tool calls.
 
-        `view`: the message that the tokens were written from, where it is known; None: it is parsed.
+        `view`: the message that the tokens were written from, if known; None: parse the tokens.
         """
         assert self._is_prompted, "a generation needs a generation prompt"
         sampled = list(ids)
@@ -138,13 +146,13 @@ class Conversation:
         return message
 
     def truncate_prompt(self, max_tokens: int, how: Cut) -> bool:
-        """Shorten the longest message of the prompt so that the prompt has at most `max_tokens` tokens.
+        """Shorten the longest messages until the prompt has at most `max_tokens` tokens.
 
-        `left` drops the start of its content, `right` the end, `middle` the middle; system message, tools and the frame
-        stay whole. Returns whether anything was dropped.
+        Returns whether anything was cut. `left` drops the start of a message's content, `right` the end,
+        `middle` the middle. The system message, the tools and the template's own text stay whole.
 
         Raises:
-            DataError: the prompt is too long even without that content.
+            DataError: the prompt is too long even with all other contents empty.
         """
         assert not self.token_ids, "a prompt is cut before it is rendered"
         is_cut = False
@@ -167,7 +175,7 @@ class Conversation:
         return self._next
 
     def _whole(self, *, edit: str | None = None) -> Block:
-        """Return the render of all messages as a prompt."""
+        """Render all messages as one prompt."""
         history = [self._renderer.shown(message) for message in self._messages]
         text, ids = self._renderer.prompt(history, self._tools)
         return Block(text, history, ids, edit)
@@ -194,10 +202,10 @@ class Conversation:
 
 
 def _cut(content: str, spans: Sequence[tuple[int, int]], excess: int, how: Cut) -> str:
-    """Return `content` without `excess` (or a few more) of its tokens; `spans` are their character ranges."""
+    """Return `content` without `excess` of its tokens, or a few more; `spans` are their character ranges."""
     count = min(excess, len(spans))
     if count == len(spans):
         return ""
     first = {"left": 0, "right": len(spans) - count, "middle": (len(spans) - count) // 2}[how]
     start, end = spans[first][0], spans[first + count - 1][1]
-    return content[:start] + content[max(end, start + 1) :]  # some tokens span no character: drop one at least
+    return content[:start] + content[max(end, start + 1) :]  # some tokens span no character: always drop at least one character

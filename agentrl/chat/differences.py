@@ -1,4 +1,4 @@
-"""What to tell a person whose chat template edits the history."""
+"""Error messages for chat templates that edit the history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prefix_error(codec: Codec, prefix: str, longer: str) -> ConfigError:
 
 
 def token_error(codec: Codec, before: Sequence[int], after: Sequence[int]) -> ConfigError:
-    """Return the error for the tokens of a conversation and those of a later render of the same messages."""
+    """Return the error for a conversation whose tokens differ from a later render of the same messages."""
     return ConfigError(
         "the chat template edits earlier turns when the conversation goes on, so sampled tokens would not be a prefix of the next prompt; "
         f"{token_difference(codec, before, after)}\n"
@@ -30,7 +30,7 @@ def token_error(codec: Codec, before: Sequence[int], after: Sequence[int]) -> Co
 
 
 def token_difference(codec: Codec, before: Sequence[int], after: Sequence[int]) -> str:
-    """Return four lines that show where two sequences of tokens part."""
+    """Return four lines that show where two token sequences diverge."""
     position = first_difference(before, after)
     start = max(0, position - CONTEXT)
     return (
@@ -42,7 +42,7 @@ def token_difference(codec: Codec, before: Sequence[int], after: Sequence[int]) 
 
 
 def first_difference(left: Sequence[object], right: Sequence[object]) -> int:
-    """Return the first place where two sequences differ; the length of the shorter one when it begins the other."""
+    """Return the first index at which two sequences differ; the shorter length if one is a prefix."""
     pairs = zip(left, right, strict=False)
     return next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(left), len(right)))
 

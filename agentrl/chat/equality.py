@@ -1,4 +1,4 @@
-"""When two messages are the same, although one of them travelled through another program."""
+"""Equality of messages, for comparing a message with a copy that passed through another program."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from agentrl.types import Message, ToolCall
 
 
 def is_same_message(mine: Message, theirs: Message) -> bool:
-    """Compare role, content up to outer white space, calls by JSON value and the ids they are answered by.
+    """Return whether two messages are equal, up to what other programs change.
 
-    Thoughts count only where both have them: most programs do not send them back.
+    Compared are the role, the content up to outer white space, the calls (ids, names, and arguments as JSON
+    values) and the id of the answered call. Thoughts count only if both messages have them: most programs do
+    not send them back.
     """
     return (
         mine.role == theirs.role
@@ -24,7 +26,10 @@ def is_same_message(mine: Message, theirs: Message) -> bool:
 
 
 def is_same_json(left: Any, right: Any) -> bool:
-    """Compare two values as JSON does: 1 equals 1.0, but not true; the order of an object's keys does not count."""
+    """Compare two values as JSON: 1 equals 1.0, but not true.
+
+    The order of an object's keys does not count.
+    """
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, Mapping) and isinstance(right, Mapping):

@@ -1,8 +1,9 @@
-"""How sampled text becomes text, thoughts and calls: the frame that all tool-call formats share.
+"""Parsing of sampled text into text, thoughts and calls: the part that all tool-call formats share.
 
-A format says where a call may begin (`opening`) and reads one (`read`); the `TurnParser` does the rest. Its law: however the
-text is cut into pieces, the result is that of the whole text. It holds because a format answers None as long as more text could
-change its answer. No text makes a parser raise, and the time is linear in the length of the text.
+A format defines where a call may begin (`opening`) and reads one call (`read`); the `TurnParser` does the
+rest. The invariant: however the text is split into pieces, the result is that of the whole text. It holds
+because a format returns None as long as more text could change its answer. No text makes a parser raise, and
+the time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ THINK = "<think>"
 END_THINK = "</think>"
 
 READS_PER_CHAR = 8
-"""A call that is not whole yet is read again when more text comes. Each character pays for so many characters read again, which
-keeps the sum linear."""
+"""Budget for reading an incomplete call again when more text arrives: characters per new character. Keeps the
+total linear.
+"""
 
 FREE_READS = 65_536
-"""Characters that may be read again on top: a call of a usual length is read at every piece, so that it is reported at once."""
+"""Initial budget, in characters. A call of usual length is thus read after every piece and reported at
+once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,10 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """One more call, whole: whether it can be read is known at its end only. `index` counts the turn's calls."""
+    """One more complete call: only its end shows whether it can be read.
+
+    `index` counts the turn's calls from 0.
+    """
 
     index: int
     call: ToolCall
@@ -66,9 +73,9 @@ Delta = TextDelta | ReasoningDelta | CallDelta
 
 @dataclass(frozen=True, slots=True)
 class ParsedPiece:
-    """What a format read: it ends before `end`, holds calls without an id or `text` that was no call after all.
+    """What a format read up to `end` (exclusive): calls without an id, or `text` that is no call.
 
-    `begins`: a part of the turn begins behind it, on a line of its own.
+    `begins`: the kind of content that begins after this piece, on its own line.
     """
 
     end: int
@@ -78,9 +85,10 @@ class ParsedPiece:
 
 
 class SampledText:
-    """The text that is known so far.
+    """The text known so far.
 
-    `unfinished` is None while more may come; then the error of a call that has no end. `tools` are the schemas shown to the model.
+    `unfinished` is None while more text may come; after that, it is the error for a call without an end.
+    `tools` are the schemas shown to the model.
     """
 
     def __init__(self, text: str, unfinished: str | None, tools: Tools) -> None:
@@ -90,7 +98,10 @@ class SampledText:
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
 
     def search(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
-        """Find `pattern` at `start` or later. Answers are remembered: thousands of unclosed calls look for the same end."""
+        """Return the first match of `pattern` at `start` or later.
+
+        Results are cached: thousands of unclosed calls search for the same end.
+        """
         searched_from, match = self._found.get(pattern, (len(self.text) + 1, None))
         if searched_from <= start and (match is None or start <= match.start()):
             return match
@@ -99,7 +110,7 @@ class SampledText:
         return match
 
     def has(self, literal: str, start: int) -> bool | None:
-        """Tell whether the text goes on with `literal` at `start`; None when that depends on text to come."""
+        """Return whether the text continues with `literal` at `start`; None if text to come decides."""
         if self.text.startswith(literal, start):
             return True
         is_open = self.unfinished is None and len(self.text) - start < len(literal) and literal.startswith(self.text[start:])
@@ -107,25 +118,32 @@ class SampledText:
 
 
 class Parser(Protocol):
-    """Split a sampled turn into text, thoughts and calls. Never raises: a call that cannot be read carries an `error`."""
+    """Splits a sampled turn into text, thoughts and calls.
+
+    Never raises: a call that cannot be read has an `error`.
+    """
 
     def __call__(self, text: str, *, turn: int, is_truncated: bool, tools: Tools = ()) -> ParsedTurn:
-        """`text` keeps the special tokens, `turn` counts assistant turns, `is_truncated`: cut at a token limit.
+        """Parse a turn.
 
-        `tools`: the schemas shown to the model, for formats whose arguments have no types.
+        Args:
+            text: the turn, with its special tokens.
+            turn: index of the assistant turn.
+            is_truncated: the turn was cut at a token limit.
+            tools: the schemas shown to the model, for formats whose arguments have no types.
         """
 
 
 class ToolFormat(ABC):
-    """How a family of models writes calls. Immutable; one instance serves all."""
+    """How a family of models writes calls. Immutable; one instance serves all conversations."""
 
     name: str
     marks: tuple[str, ...]
     """Text without any of these literals has neither calls nor thoughts."""
     opening: re.Pattern[str]
-    """Where a call, a thought or another part of the frame may begin."""
+    """Where a call, a thought or another special part may begin."""
     partial: re.Pattern[str]
-    """What, at the end of the text so far, may become an `opening`."""
+    """Matches the end of the text so far, if more text could turn it into an `opening`."""
     thought_end = re.compile(re.escape(END_THINK))
     partial_thought_end: re.Pattern[str]
     closing = ""
@@ -140,14 +158,17 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def read(self, source: SampledText, start: int) -> ParsedPiece | None:
-        """Read what begins with the `opening` at `start`; None when text to come could change the answer. Never raises."""
+        """Read the piece that begins with the `opening` at `start`. Never raises.
+
+        Returns None if text to come could change the result.
+        """
 
     @abstractmethod
     def write(self, message: Message) -> str:
-        """Return an assistant's message as the model writes it, without the token that ends its turn."""
+        """Return an assistant message as the model writes it, without the token that ends its turn."""
 
     def parse(self, text: str, *, turn: int, is_truncated: bool, tools: Tools = ()) -> ParsedTurn:
-        """Split a whole turn; see `Parser`."""
+        """Parse a whole turn; see `Parser`."""
         if not any(mark in text for mark in self.marks):
             return ParsedTurn(text, ())
         parser = TurnParser(self, turn=turn, tools=tools)
@@ -155,24 +176,27 @@ class ToolFormat(ABC):
         return parser.parsed
 
     def unfinished(self, *, is_truncated: bool) -> str:
-        """Return the error of a call that has no end."""
+        """Return the error for a call without an end."""
         if is_truncated:
             return "the call was cut at the token limit"
         return f"the call is not closed by {self.closing}" if self.closing else "the call is not finished"
 
 
 class TurnParser:
-    """Reads one turn as it comes: `feed` each piece of text, then `finish`; the deltas of all of them add up to `parsed`."""
+    """Parses one turn as it arrives: `feed` each piece of text, then `finish`.
+
+    All deltas together make up `parsed`.
+    """
 
     def __init__(self, tool_format: ToolFormat, *, turn: int, tools: Tools = ()) -> None:
-        """`turn` counts assistant turns; `tools` are the schemas shown to the model.
+        """`turn` is the index of the assistant turn; `tools` are the schemas shown to the model.
 
-        Feed `<think>` first where the generation prompt opened a thought.
+        If the generation prompt opened a thought, feed `<think>` first.
         """
         self._format = tool_format
         self._turn = turn
         self._tools = tools
-        self._known = ["\n"]  # one character that has been read (a turn begins a line), and all that has not
+        self._known = ["\n"]  # one character already read (a turn begins a line), then all unread text
         self._num_known = 0
         self._credit = FREE_READS
         self._is_thinking = False
@@ -184,11 +208,11 @@ class TurnParser:
 
     @property
     def parsed(self) -> ParsedTurn:
-        """What has been read so far."""
+        """Everything read so far."""
         return ParsedTurn("".join(self._texts), tuple(self._calls), "".join(self._thoughts))
 
     def feed(self, text: str) -> list[Delta]:
-        """Take the next piece of text, and return what it adds."""
+        """Add the next piece of text, and return the new deltas."""
         self._known.append(text)
         self._num_known += len(text)
         self._credit += READS_PER_CHAR * len(text)
@@ -198,7 +222,10 @@ class TurnParser:
         return self._unreported()
 
     def finish(self, text: str = "", *, is_truncated: bool) -> list[Delta]:
-        """Take the last piece of text, and return what is left. `is_truncated`: the turn was cut at a token limit."""
+        """Add the last piece of text, and return the remaining deltas.
+
+        `is_truncated`: the turn was cut at a token limit.
+        """
         self._known.append(text)
         self._read(self._format.unfinished(is_truncated=is_truncated))
         return self._unreported()
@@ -216,7 +243,7 @@ class TurnParser:
         self._num_known = len(source.text) - position
 
     def _read_thought(self, source: SampledText, start: int) -> tuple[int, bool]:
-        """Read up to the end of the thought; return where to go on, and whether that needs more text."""
+        """Read up to the end of the thought; return the next position, and whether more text is needed."""
         end = self._format.thought_end.search(source.text, start)
         if end is None:
             stop = self._held(self._format.partial_thought_end, source, start)
@@ -227,7 +254,10 @@ class TurnParser:
         return end.end(), False
 
     def _read_text(self, source: SampledText, start: int) -> tuple[int, bool]:
-        """Read up to the next call or thought, and it too; return where to go on, and whether that needs more text."""
+        """Read up to and including the next call or thought.
+
+        Returns the next position, and whether more text is needed.
+        """
         opening = self._format.opening.search(source.text, start)
         if opening is None:
             stop = self._held(self._format.partial, source, start)
@@ -245,7 +275,7 @@ class TurnParser:
 
     @staticmethod
     def _held(partial: re.Pattern[str], source: SampledText, start: int) -> int:
-        """Return where the text begins that may belong to a mark whose end has not come yet."""
+        """Return the position from which the text may belong to a mark that is not complete yet."""
         match = None if source.unfinished is not None else partial.search(source.text, start)
         return len(source.text) if match is None else match.start()
 
@@ -280,17 +310,17 @@ class TurnParser:
 
 
 def call_id(turn: int, index: int) -> str:
-    """Return the id of a turn's call: unique in a trajectory, and nine letters and digits, as some templates demand."""
+    """Return the id of a call: unique in a trajectory; nine letters and digits, as some templates demand."""
     return f"call{turn:03d}{index:02d}"
 
 
 def beginnings(marks: Sequence[str], further: str = "") -> re.Pattern[str]:
-    """Match the beginning of any of `marks` (but not all of it), or `further`, at the end of a text."""
+    """Return a pattern for a proper prefix of any of `marks`, or for `further`, at the end of a text."""
     begun = {mark[0]: [other for other in marks if other[0] == mark[0]] for mark in marks}
     choices = [f"{re.escape(first)}(?:{'|'.join(_rest(mark[1:-1]) for mark in same)})" for first, same in begun.items()]
     return re.compile(rf"(?:{'|'.join([*choices, *([further] if further else [])])})\Z")
 
 
 def _rest(text: str) -> str:
-    """Match each beginning of `text` up to the end of a text, the empty one too."""
+    """Return a pattern for each prefix of `text`, the empty one included, at the end of a text."""
     return r"\Z" if not text else rf"(?:\Z|{re.escape(text[0])}{_rest(text[1:])})"
