@@ -1,4 +1,6 @@
-"""The checkpoints of a run on disk: whole or absent. Written beside, hashed, synced, renamed; an interrupted one is never found.
+"""The checkpoints of a run on disk.
+
+Each is complete or absent: written to a partial folder, hashed, synced, renamed.
 
 ```
 checkpoints/step_000020/
@@ -31,7 +33,10 @@ _REPLACED = ".replaced_"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint on disk; `metric` is the validation's of its step, None without one."""
+    """A complete checkpoint on disk.
+
+    `metric`: validation metric of its step, None if it was not validated.
+    """
 
     folder: Path
     step: int
@@ -43,7 +48,7 @@ class Checkpoint:
         return self.folder / "learner"
 
     def is_in(self, parent: Path) -> bool:
-        """Whether it stands in `parent`, however the two paths are written."""
+        """Return whether the checkpoint is in `parent`; both paths are resolved first."""
         return self.folder.resolve().parent == parent.resolve()
 
     def buffer_state(self) -> bytes:
@@ -54,10 +59,10 @@ class Checkpoint:
 
 
 def begin(parent: Path, *, step: int, buffer_state: bytes) -> Path:
-    """Return a folder for the checkpoint of `step` that nothing finds before `complete`.
+    """Create the partial folder for the checkpoint of `step`. Readers ignore it until `complete` renames it.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: the folder cannot be written.
     """
     partial = parent / f"{_PARTIAL}{_name(step)}"
     try:
@@ -70,16 +75,16 @@ def begin(parent: Path, *, step: int, buffer_state: bytes) -> Path:
 
 
 def complete(partial: Path, *, step: int, version: int, metric: float | None) -> Checkpoint:
-    """Hash and sync what is in the folder of `begin`, and give it its name.
+    """Hash and sync the files in the folder of `begin`, and rename it to its final name.
 
     Raises:
-        CheckpointError: it cannot be written; the folder is gone, earlier checkpoints are untouched.
+        CheckpointError: a write failed; the folder is removed, earlier checkpoints are untouched.
     """
     parent = partial.parent
     final, replaced = parent / _name(step), parent / f"{_REPLACED}{_name(step)}"
     try:
         _write_manifest(partial, step=step, version=version, metric=metric)
-        if final.exists():  # the same step again after a resume from before it
+        if final.exists():  # the step was made again after a resume from an earlier one
             final.rename(replaced)
         partial.rename(final)
         _sync(parent)
@@ -92,7 +97,7 @@ def complete(partial: Path, *, step: int, version: int, metric: float | None) ->
 def save_checkpoint(
     parent: Path, *, step: int, version: int, save_learner: Callable[[str], None], buffer_state: bytes, keep_last: int
 ) -> Checkpoint:
-    """Write the checkpoint of `step` while the caller waits, and then remove all but the newest `keep_last`.
+    """Write the checkpoint of `step` synchronously, then remove all but the newest `keep_last`.
 
     Raises:
         CheckpointError: it could not be written; earlier checkpoints are untouched.
@@ -108,14 +113,14 @@ def save_checkpoint(
 
 
 def unwritten(partial: Path, error: Exception) -> CheckpointError:
-    """Remove the folder of `begin` and return the error that says so."""
+    """Remove the partial folder and return the error to raise."""
     shutil.rmtree(partial, ignore_errors=True)
     name = partial.name.removeprefix(_PARTIAL)
     return CheckpointError(f"checkpoint {name} could not be written to {partial.parent}: {error}; earlier ones are untouched")
 
 
 def tidy(parent: Path) -> None:
-    """Remove what an interrupted run left half-written; nothing may be writing there."""
+    """Remove partial checkpoints of an interrupted run. No process may be writing to `parent`."""
     for replaced in parent.glob(f"{_REPLACED}*"):
         final = parent / replaced.name.removeprefix(_REPLACED)
         if final.exists():
@@ -127,10 +132,13 @@ def tidy(parent: Path) -> None:
 
 
 def put_aside(parent: Path, checkpoint: Checkpoint | None) -> str | None:
-    """Move the checkpoints that a run which begins with `checkpoint` (None: from nothing) did not come by, and say so; None without any.
+    """Move checkpoints that are no ancestors of this run to `before_NNN`, and return a message, or None.
 
-    They are later steps of a course that is given up, or of another run. Left where they are, the newest would be taken for this run's, and
-    this run's own, of smaller steps, would be removed as old.
+    They are later steps of an abandoned branch, or belong to another run. If they stayed, a resume would pick
+    the newest of them, and `prune` would remove this run's own checkpoints, whose steps are smaller.
+
+    Args:
+        checkpoint: the one that this run resumes from; None: it starts from the initial weights.
     """
     last = checkpoint.step if checkpoint is not None and checkpoint.is_in(parent) else -1
     others = [other for other in _complete(parent) if other.step > last]
@@ -138,7 +146,7 @@ def put_aside(parent: Path, checkpoint: Checkpoint | None) -> str | None:
         return None
     aside = parent / f"before_{len(list(parent.glob('before_*'))):03d}"
     aside.mkdir()
-    for other in reversed(others):  # should this be interrupted, what is left is still of one course
+    for other in reversed(others):  # newest first: after an interruption, the rest is still one branch
         other.folder.rename(aside / other.folder.name)
     _sync(parent)
     begin_with = "nothing" if checkpoint is None else str(checkpoint.folder)
@@ -155,7 +163,7 @@ def prune(parent: Path, trainer: TrainerConfig) -> None:
 
 
 def _best(found: Sequence[Checkpoint], trainer: TrainerConfig) -> list[Checkpoint]:
-    """Return the best `keep_best` of those with a metric; of equal ones the newer is better."""
+    """Return the best `keep_best` checkpoints that have a metric; ties go to the newer."""
     sign = 1 if trainer.best_mode == "max" else -1
     measured = [(sign * c.metric, c.step, c) for c in found if c.metric is not None]
     return [checkpoint for _, _, checkpoint in sorted(measured, key=lambda m: m[:2], reverse=True)[: trainer.keep_best]]
@@ -169,11 +177,11 @@ def _name(step: int) -> str:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return the checkpoint in `folder`, every file of it verified.
+    """Return the checkpoint in `folder` after verifying all its files.
 
     Raises:
-        ConfigError: the folder holds no checkpoint.
-        CheckpointError: it is damaged.
+        ConfigError: the folder contains no checkpoint.
+        CheckpointError: the checkpoint is damaged.
     """
     if not (folder / "manifest.json").is_file():
         raise ConfigError(f"{str(folder)!r} is not a checkpoint: it has no manifest.json; they are named checkpoints/step_000020")
@@ -215,7 +223,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 class _Manifest(BaseModel):
-    """What manifest.json holds. files: path -> (bytes, sha256)."""
+    """The content of manifest.json. files: path -> (bytes, sha256)."""
 
     format: int
     step: int = Field(ge=0)
@@ -233,7 +241,7 @@ def _manifest(folder: Path) -> _Manifest:
         return _Manifest.model_validate(data)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or of other fields
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or other fields
         raise CheckpointError(f"checkpoint {folder} is damaged: manifest.json: {' '.join(str(error).split())[:200]}") from error
 
 

@@ -1,4 +1,4 @@
-"""Ray for the length of a run, and signals that end it cleanly."""
+"""Ray's lifetime within a run, and signal handlers that end the run cleanly."""
 
 from __future__ import annotations
 
@@ -26,25 +26,30 @@ from agentrl.workers.folder import in_drivers_folder
 SHARED_MEMORY = "/dev/shm"
 INTERRUPTED_STATUS = 130
 SAME_INTERRUPT_S = 1.0
-"""Launchers hand on the Ctrl-C of a terminal that has reached this process already."""
+"""Interrupts within this time count as one: a launcher may forward a Ctrl-C that the terminal sent us,
+too."""
 NODES_TIMEOUT_S = 1200.0
-"""A cloud takes minutes to start a machine."""
+"""A cloud needs minutes to start a machine."""
 NODES_POLL_S = 1.0
 OBJECT_STORE_SHARE = 0.3
-"""Ray's own share of the memory."""
+"""Share of the memory, as Ray chooses it by default."""
 
 
 @contextmanager
 def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterator[str]:
-    """Start Ray on this machine, or join the cluster of `cluster.address`; leave it (or end it) at the end. Yields what it has, in a line.
+    """Start Ray on this machine, or join the cluster at `cluster.address`; shut it down or leave it
+    afterwards.
 
-    `user_files` reach every worker on every machine, where `agentrl.plugins.locate` finds them. A Ray that runs already in this
-    process is used as it is, without them.
+    Yields a one-line summary of its resources. `user_files` are shipped to all workers on all machines, where
+    `agentrl.plugins.locate` finds them. If Ray is already initialized in this process, it is used as it is,
+    without these files, and not shut down.
 
     Raises:
-        InfrastructureError: Ray does not come up, nothing answers at the address, or `cluster.num_nodes` are not there in time.
+        InfrastructureError: Ray does not start, nothing answers at the address, or fewer than
+            `cluster.num_nodes` nodes joined in time.
     """
-    # Ray reads these at import of its workers: no usage reports, and no rewriting of device variables for light actors.
+    # Ray's workers read these at import: no usage reports, and CUDA_VISIBLE_DEVICES stays for actors without
+    # GPUs.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     for name, value in heap.FEW.items():
@@ -54,7 +59,7 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
         try:
             with shipped(user_files) as runtime_env, _keeping_signals():
                 _start(config, runtime_env)
-        except Exception as error:  # boundary: Ray raises anything, a bare Exception when its processes are slow to start
+        except Exception as error:  # boundary: Ray raises any type, a bare Exception if its processes start slowly
             where = (
                 f"no Ray cluster answers at cluster.address={config.address!r}" if config.address else "Ray does not start on this machine"
             )
@@ -69,7 +74,8 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
 
 
 def _start(config: ClusterConfig, runtime_env: dict[str, Any] | None) -> None:
-    if config.address is None:  # "local": else Ray would join one that RAY_ADDRESS or an earlier `ray start` names
+    # "local": else Ray would join a cluster of RAY_ADDRESS or an earlier `ray start`
+    if config.address is None:
         where = {"address": "local", "runtime_env": runtime_env} | _resources(config, granted())
     else:
         where = {"address": config.address, "runtime_env": in_drivers_folder(runtime_env)}
@@ -77,7 +83,7 @@ def _start(config: ClusterConfig, runtime_env: dict[str, Any] | None) -> None:
 
 
 def _resources(config: ClusterConfig, grant: Granted) -> dict[str, Any]:
-    """Return what a Ray of this machine has, in Ray's terms."""
+    """Return the resources of a local Ray, as arguments of `ray.init`."""
     free_bytes = shutil.disk_usage(SHARED_MEMORY).free
     return {
         "num_cpus": config.num_cpus or grant.num_cpus,
@@ -87,10 +93,12 @@ def _resources(config: ClusterConfig, grant: Granted) -> dict[str, Any]:
 
 
 def object_store_bytes(grant: Granted, free_bytes: int) -> int | None:
-    """Return the size of the object store where less memory is granted than the machine has; None: Ray's own rule sees it rightly.
+    """Return the size of the object store in bytes; None: Ray's default is right.
+
+    Ray's default counts the machine's memory, which is wrong if a container or job is granted less.
 
     Args:
-        free_bytes: of the shared memory that the store lies in; Ray refuses to start with a larger one.
+        free_bytes: free bytes of the shared memory of the store; Ray refuses to start with a larger store.
     """
     if grant.memory_bytes >= grant.machine_memory_bytes:
         return None
@@ -118,7 +126,10 @@ def _in_words(config: ClusterConfig) -> str:
 
 @contextmanager
 def _keeping_signals() -> Iterator[None]:
-    """Have the handlers of before the block called after it: Ray's start sets its own for SIGTERM, which end the process on the spot."""
+    """Restore the previous signal handlers after the block.
+
+    Ray's start replaces the handler of SIGTERM by one that exits at once.
+    """
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     if threading.current_thread() is threading.main_thread():
@@ -129,9 +140,9 @@ def _keeping_signals() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does: by KeyboardInterrupt in the main thread, so that everything is closed.
+    """Make SIGTERM raise KeyboardInterrupt in the main thread, as Ctrl-C does, so that everything is closed.
 
-    `ending_at_the_second_interrupt` within it hears the next one.
+    After the first interrupt, `ending_at_the_second_interrupt` handles the next.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -150,9 +161,9 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def ending_at_the_second_interrupt() -> Iterator[None]:
-    """Let whoever interrupts the block a second time, while all that it opened is closed, end this process at once.
+    """Exit this process at once on a second interrupt, while the first one is still closing everything.
 
-    Ray's processes, and with them servers and ranks, end by themselves when this one is gone.
+    Ray's processes, and with them servers and ranks, end by themselves when this process is gone.
     """
     try:
         yield

@@ -1,12 +1,13 @@
-"""Requests to a run that goes on, from another shell: files in the run folder, which the driver reads between two looks at the buffer.
+"""Control of a live run from another shell, by files in the run folder.
 
 ```
-control/requests/ID.json    {"verb": "attach" | "start" | "drain", "server": URL or name}; gone once it is taken
-control/answers/ID.json     {"is_done": true | false, "message": one line}; read and removed by who asked
-control/servers.json        the servers of the run as the driver saw them last
+control/requests/ID.json  {"verb": "attach" | "start" | "drain", "server": URL or name}; removed by the driver
+control/answers/ID.json   {"is_done": true | false, "message": one line}; removed by the asker
+control/servers.json      the run's servers, as the driver last saw them
 ```
 
-All of it is JSON, checked when read. Whoever may write into the run folder may ask; there is no port to reach.
+The driver reads requests between buffer polls. All files are JSON and validated when read. Access control is
+the permissions of the run folder; no port is open.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from agentrl.errors import ConfigError, InfrastructureError, UserError
 
 POLL_S = 0.2
 SHOW_INTERVAL_S = 5.0
-"""servers.json is written when something but a number of tokens has changed, and so often for those."""
+"""servers.json is written on every change of state; changes in token counts alone are written this often."""
 
 
 class _Message(BaseModel):
@@ -37,21 +38,24 @@ class _Message(BaseModel):
 
 
 class ControlRequest(_Message):
-    """What is asked of a run; `server` is a URL to attach to, or the URL or name of the server to drain."""
+    """A request to a run. `server`: the URL to attach to, or the URL or name of the server to drain."""
 
     verb: Literal["attach", "start", "drain"]
     server: str = ""
 
 
 class Answer(_Message):
-    """What came of a request."""
+    """The result of a request."""
 
     is_done: bool
     message: str
 
 
 class ShownServer(_Message):
-    """One server in servers.json; tokens: of requests that agents wait for, prompt and what may still be sampled."""
+    """A server in servers.json.
+
+    outstanding_tokens: of the requests in flight, their prompt and the tokens that they may still sample.
+    """
 
     name: str
     url: str
@@ -64,7 +68,7 @@ class ShownServer(_Message):
 
 
 class ServerTable(_Message):
-    """What servers.json holds; `version` is that of the servers that are ready, `time` seconds since the epoch."""
+    """The content of servers.json. version: of the ready servers. time: seconds since the epoch."""
 
     time: float
     version: int
@@ -75,7 +79,7 @@ M = TypeVar("M", bound=_Message)
 
 
 class ControlDesk:
-    """The driver's side."""
+    """The driver's side: answers requests and writes servers.json."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "control"
@@ -84,19 +88,20 @@ class ControlDesk:
         self._shown: tuple[object, float] = (None, 0.0)
         for folder in (self._requests, self._answers):
             folder.mkdir(parents=True, exist_ok=True)
-            for old in folder.glob("*.json"):  # of a run that ended before it took them
+            for old in folder.glob("*.json"):  # left by an earlier run that ended before it read them
                 old.unlink()
 
     def serve(self, act: Callable[[ControlRequest], str]) -> None:
-        """Answer all requests that wait with what `act` returns, or with the UserError that it raises."""
+        """Answer all pending requests with the text that `act` returns, or with its UserError."""
         for file in sorted(self._requests.glob("*.json")):
             text = file.read_text()
             try:
-                file.unlink()  # first: a request that ends the run must not end the next one, too
-            except OSError:  # the disk is read-only: it would be done again and again
+                # before acting: a request that crashes the run must not crash the next run, too
+                file.unlink()
+            except OSError:  # the disk is read-only: the request would be repeated on every poll
                 return
             answer = self._answer(text, act)
-            with suppress(InfrastructureError):  # the disk is full: who asked hears nothing in time
+            with suppress(InfrastructureError):  # the disk is full: the asker times out
                 write_atomically(self._answers / file.name, answer.model_dump_json())
 
     @staticmethod
@@ -109,7 +114,7 @@ class ControlDesk:
             return Answer(is_done=False, message=str(error))
 
     def show(self, lines: Sequence[ServerLine], *, version: int, outstanding_tokens: Callable[[], Mapping[str, int]]) -> None:
-        """Write the table of servers, if it is worth it."""
+        """Write the table of servers if it has changed, or if SHOW_INTERVAL_S has passed."""
         state, now = (tuple(lines), version), time.monotonic()
         if state == self._shown[0] and now - self._shown[1] < SHOW_INTERVAL_S:
             return
@@ -117,7 +122,8 @@ class ControlDesk:
         tokens = outstanding_tokens()
         servers = tuple(ShownServer(**asdict(line), outstanding_tokens=tokens.get(line.url, 0)) for line in lines)
         table = ServerTable(time=time.time(), version=version, servers=servers)
-        with suppress(InfrastructureError):  # the disk is full: the table is as old as its `time`
+        # the disk is full: readers see by its `time` that the table is stale
+        with suppress(InfrastructureError):
             write_atomically(self._folder / "servers.json", table.model_dump_json(indent=1))
 
 
@@ -125,8 +131,9 @@ def ask(run_dir: Path, request: ControlRequest, *, timeout_s: float) -> str:
     """Ask the run in `run_dir` and return its answer.
 
     Raises:
-        ConfigError: no run goes on there, or it refuses.
-        InfrastructureError: it did not take the request in time, and the request is withdrawn; or it ended meanwhile.
+        ConfigError: no run is active there, the run ended meanwhile, or it refuses the request.
+        InfrastructureError: the run did not answer in time (the request is withdrawn), or the answer is
+            unreadable.
     """
     refuse_idle(run_dir)
     name = f"{time.time_ns()}-{uuid.uuid4().hex}.json"
@@ -149,7 +156,10 @@ def ask(run_dir: Path, request: ControlRequest, *, timeout_s: float) -> str:
 
 
 def read_servers(run_dir: Path) -> ServerTable:
-    """Return the servers of the run in `run_dir`; raise ConfigError when no run goes on there."""
+    """Return the servers of the run in `run_dir`.
+
+    Raises ConfigError if it is not active, or still starting.
+    """
     refuse_idle(run_dir)
     file = run_dir / "control" / "servers.json"
     if not file.exists():
@@ -158,7 +168,7 @@ def read_servers(run_dir: Path) -> ServerTable:
 
 
 def refuse_idle(run_dir: Path) -> None:
-    """Raise ConfigError when no run goes on in `run_dir`: a run holds the lock of its folder."""
+    """Raise ConfigError if no run is active in `run_dir`. An active run holds the lock of its folder."""
     lock = run_dir / ".lock"
     if not lock.exists():
         raise ConfigError(f"{str(run_dir)!r} is no folder of a run")

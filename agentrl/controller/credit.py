@@ -1,4 +1,7 @@
-"""From a batch of groups to what the learner reads: advantages on action tokens, samples, minibatches."""
+"""Credit assignment: turns a batch of groups into samples with advantages, and samples into minibatches.
+
+Axes: A action tokens of the whole batch, N trajectories of the batch, T tokens of one trajectory.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,12 @@ from agentrl.types import SCORED_OUTCOMES, Group, Lags, Outcome, Trajectory, mem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assessment:
-    """What is known of a batch beside its rewards, of each trajectory; None: nobody asked.
+    """Model outputs that credit needs besides the rewards. A field is None if the algorithm does not use it.
 
-    values: f32[T], the critic's estimate before each action token, 0 elsewhere. values_after: f64[N], behind the last one of truncated
-    attempts. kl: f32[T], estimate of KL(policy || ref) on each action token, in nats, for which the reward pays `kl_coefficient`.
+    values: f32[T] per trajectory, the critic's estimate before each action token, 0 elsewhere.
+    values_after: f64[N], the estimate after the last action token of truncated attempts, to bootstrap from.
+    kl: f32[T] per trajectory, estimate of KL(policy || ref) on each action token, in nats.
+    kl_coefficient: reward subtracted per nat of `kl`.
     """
 
     values: Sequence[NDArray[np.float32]] | None = None
@@ -39,13 +44,14 @@ NOTHING = Assessment()
 def credit(
     groups: Sequence[Group], algorithm: AlgorithmConfig, *, group_size: int | None, assessment: Assessment = NOTHING
 ) -> list[list[Sample]]:
-    """Return the samples of each group, with the advantage of every action token on it, and with a critic values and returns.
+    """Return the samples of each group with their advantages; with a critic, also with values and returns.
 
-    `group_size`: trajectories of a complete group; None where groups may differ in size on purpose.
+    Args:
+        group_size: trajectories in a complete group; None if group sizes may differ.
 
     Raises:
-        PluginError: the estimator is the user's and cannot be found.
-        ConfigError: the estimator refuses the batch: an incomplete group, rewards that it is not made for.
+        PluginError: the estimator is a plugin that cannot be found.
+        ConfigError: the estimator refuses the batch: an incomplete group, or rewards that it cannot handle.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     estimator = find_estimator(algorithm.advantage)
@@ -61,7 +67,7 @@ def credit(
 
 
 def action_batch(trajectories: Sequence[Trajectory], *, group_size: int | None) -> ActionBatch:
-    """Return what was sampled and earned, without context tokens; rows of one attempt are joined in the order of sampling.
+    """Return the batch without context tokens; segments of a trajectory are joined in sampling order.
 
     Raises:
         ValueError: a group is incomplete, or a reward is not finite.
@@ -81,7 +87,7 @@ def action_batch(trajectories: Sequence[Trajectory], *, group_size: int | None) 
 
 
 def assessed(batch: ActionBatch, trajectories: Sequence[Trajectory], assessment: Assessment) -> ActionBatch:
-    """Return the batch with values, and with rewards that paid for KL to the reference."""
+    """Return the batch with the values added and the KL penalty subtracted from the rewards."""
 
     def compact(columns: Sequence[NDArray[np.float32]]) -> torch.Tensor:
         rows = [column[sampling_order(t)].astype(np.float64) for column, t in zip(columns, trajectories, strict=True)]
@@ -109,7 +115,10 @@ def _with_returns(
 
 
 def greedy_rewards(groups: Sequence[Group]) -> torch.Tensor | None:
-    """Return f64[N]: for each trajectory what the greedy attempt of its group earned; None unless every group has one."""
+    """Return each trajectory's greedy baseline, f64[N]: the reward of the greedy attempt of its group.
+
+    None unless every group has a greedy attempt.
+    """
     rewards = [group.greedy.reward for group in groups if group.greedy is not None]
     if not groups or len(rewards) < len(groups):
         return None
@@ -117,7 +126,7 @@ def greedy_rewards(groups: Sequence[Group]) -> torch.Tensor | None:
 
 
 def lay_on_tokens(trajectories: Sequence[Trajectory], values_A: NDArray[np.float64]) -> list[NDArray[np.float32]]:
-    """Return f32[T] of each trajectory: the values of the compact batch where its action tokens stand, 0 elsewhere."""
+    """Scatter `values_A` to the tokens of each trajectory: f32[T], 0 on context tokens."""
     laid, start = [], 0
     for trajectory in trajectories:
         positions = sampling_order(trajectory)
@@ -130,13 +139,16 @@ def lay_on_tokens(trajectories: Sequence[Trajectory], values_A: NDArray[np.float
 
 
 def sampling_order(trajectory: Trajectory) -> NDArray[np.int64]:
-    """Return the positions of action tokens as they were sampled: by turn, because rows of an attempt may grow in turn."""
+    """Return the positions of the action tokens in sampling order, i64.
+
+    They are sorted by turn: segments may grow alternately, so the order of positions is not that of time.
+    """
     positions = np.flatnonzero(trajectory.action_mask)
     return positions[np.argsort(trajectory.turn_ids[positions], kind="stable")]
 
 
 def advantage_options(algorithm: AlgorithmConfig) -> AdvantageOptions:
-    """Return what the config says to estimators."""
+    """Return the options of the config that estimators read."""
     return AdvantageOptions(
         gamma=algorithm.gamma,
         lam=algorithm.lam,
@@ -149,14 +161,18 @@ def advantage_options(algorithm: AlgorithmConfig) -> AdvantageOptions:
 
 
 def with_reward(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups without attempts that failed: those have no reward, and neither learn nor are compared with."""
+    """Return the groups without failed attempts.
+
+    A failure has no reward, so it is neither trained on nor compared.
+    """
     return [replace(group, trajectories=tuple(t for t in group.trajectories if t.outcome in SCORED_OUTCOMES)) for group in groups]
 
 
 def leave_out_masked(samples: Sequence[Sequence[Sample]], groups: Sequence[Group], masked: Collection[Outcome]) -> list[list[Sample]]:
-    """Return the samples of each group whose attempts did not end in a masked outcome.
+    """Return the samples of each group without those whose attempt ended in a masked outcome.
 
-    Their rewards are in the advantages of the others. They are gone, not only out of the loss: no mean over sequences counts them.
+    Masked attempts still count in the group's baseline: call this after `credit`. They are removed, not
+    zeroed in the loss, so that means over sequences do not count them.
     """
     return [
         [sample for sample, trajectory in zip(members, group.trajectories, strict=True) if trajectory.outcome not in masked]
@@ -165,9 +181,9 @@ def leave_out_masked(samples: Sequence[Sequence[Sample]], groups: Sequence[Group
 
 
 def leave_out_old(samples: Sequence[Sequence[Sample]], groups: Sequence[Group], *, lags: Lags, max_lag: int | None) -> list[list[Sample]]:
-    """Return the samples with tokens whose lag is more than `max_lag` versions out of the loss; None: as they are.
+    """Remove tokens that lag by more than `max_lag` versions from the loss; None removes none.
 
-    Advantages stay: what an old token earned is as true as before.
+    Their advantages stay: the reward of an old token is as valid as before.
     """
     if max_lag is None:
         return [list(members) for members in samples]
@@ -181,16 +197,17 @@ def leave_out_old(samples: Sequence[Sequence[Sample]], groups: Sequence[Group], 
 
 
 def split_minibatches(per_group: Sequence[Sequence[Sample]], *, num_minibatches: int, rng: np.random.Generator) -> list[list[Sample]]:
-    """Cut a batch into minibatches of whole groups, as even as can be, in random order; one whose members are all masked is empty.
+    """Split a batch into minibatches of whole groups, in random order, as evenly as possible.
 
-    Groups stay whole so that a minibatch never sees only the good, or only the bad, half of a comparison.
+    Groups stay whole because their members are compared with each other: half a group could have only
+    positive, or only negative, advantages. A minibatch whose members are all masked is empty.
     """
     order = rng.permutation(len(per_group))
     return [[sample for index in part for sample in per_group[index]] for part in np.array_split(order, num_minibatches)]
 
 
 def group_trajectories(trajectories: Sequence[Trajectory]) -> list[Group]:
-    """Return the groups of a batch in order of first appearance, members in order, greedy attempts apart from the others."""
+    """Group trajectories by task visit, in order of first appearance; greedy attempts are kept separately."""
     members: dict[int, list[Trajectory]] = {}
     greedy: dict[int, Trajectory] = {}
     for trajectory in trajectories:
@@ -203,7 +220,8 @@ def group_trajectories(trajectories: Sequence[Trajectory]) -> list[Group]:
 
 
 def _anchors(trajectories: Sequence[Trajectory]) -> torch.Tensor | None:
-    """Return i64[K]: the anchors of turns with an action token, in order of trajectory and turn; None where one recorded none."""
+    """Return the anchors of turns with action tokens, i64[K], by trajectory and turn; None if one is
+    missing."""
     found = [np.empty(0, np.int64)]
     for trajectory in trajectories:
         turns = np.unique(trajectory.turn_ids[trajectory.action_mask])

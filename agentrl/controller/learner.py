@@ -1,4 +1,5 @@
-"""The learner as the controller holds it: what its ranks are told, where they start, what they are given, and whose weights they are."""
+"""The controller's side of the learner: specs and launch of its ranks, packing of batches, access to
+weights."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from agentrl.workers.workers import LocalWorker, Workers
 
 
 def learner_spec(config: Config, *, total_updates: int, dump_folder: str | None = None) -> LearnerSpec:
-    """Return what every rank of this config is told."""
+    """Return the spec that every learner rank of this config gets."""
     return LearnerSpec(
         config.model,
         config.learner,
@@ -35,23 +36,26 @@ def learner_spec(config: Config, *, total_updates: int, dump_folder: str | None 
 
 
 def call_deadlines(config: LearnerConfig) -> CallDeadlines:
-    """Return how long ranks of this config may take: for a checkpoint as long as it says, for all else by its collectives."""
+    """Return the deadlines of calls to ranks.
+
+    `learner.save_timeout_s` for writing a checkpoint, else `learner.collective_timeout_s`.
+    """
     saving = CallDeadlines(config.save_timeout_s, "learner.save_timeout_s")
     return CallDeadlines(config.collective_timeout_s, of_threads={SAVING: saving})
 
 
 def launch_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:
-    """Begin to start the ranks as Ray actors in their seats; `wait_until_ready` ends it."""
+    """Launch the ranks as Ray actors in their seats without waiting; see `wait_until_ready`."""
     deadlines = call_deadlines(spec.learner)
     return WorkerGroup.launch(Learner, spec, seats=seats, deadlines=deadlines, num_replicas=spec.learner.num_replicas)
 
 
 def start_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:
-    """Start the ranks as Ray actors in their seats and wait until the model stands on all of them.
+    """Start the ranks as Ray actors in their seats and wait until all have built the model.
 
     Raises:
-        ConfigError: the model, device or attention cannot be had.
-        LearnerError: the ranks did not come together.
+        ConfigError: the model, device or attention is not available.
+        LearnerError: the ranks did not form their process group.
     """
     learner = launch_learner(spec, seats)
     learner.wait_until_ready()
@@ -62,15 +66,19 @@ def open_local_learner(spec: LearnerSpec) -> LocalWorker[Learner]:
     """Return a learner of one rank in this process.
 
     Raises:
-        ConfigError: the model, device or attention cannot be had.
+        ConfigError: the model, device or attention is not available.
     """
     return LocalWorker(Learner(spec, rank=0, address="127.0.0.1", port=0), close=Learner.close)
 
 
 def pack_for(learner: Workers[Learner], samples: Sequence[Sample], config: LearnerConfig, *, may_split: bool = True) -> list[Microbatch]:
-    """Return the microbatches of all ranks end to end, as methods of the learner take them. may_split: see `pack`.
+    """Return the microbatches of all ranks, concatenated by rank, as the learner's methods take them.
 
-    Of no samples (all were masked) each rank gets a filler, and the update is skipped: steps have as many updates as ever.
+    Without samples (all were masked) each rank gets a filler and skips the update, so that every step still
+    counts the same number of updates.
+
+    Args:
+        may_split: see `pack`.
     """
     if not samples:
         return [filler() for _ in range(learner.dp_size)]

@@ -1,4 +1,6 @@
-"""Start what a run consists of and stop all of it at the end. Mistakes of a user are looked for first; then processes start side by side.
+"""Start all processes of a run, and stop them at the end.
+
+User errors are checked first; then all start in parallel.
 
 driver
  ├─ BufferActor        no GPU        ledger, journal, place in the data
@@ -56,11 +58,11 @@ from agentrl.workers.starting import Starting
 
 @contextmanager
 def open_run(config: Config) -> Iterator[Run]:
-    """Yield a run whose processes are up; whatever happens, all of them are gone afterwards.
+    """Yield a run whose processes are ready. All of them are stopped afterwards, also after an error.
 
     Raises:
-        UserError: found before anything was started where possible.
-        InfrastructureError: something did not come up; the message says what.
+        UserError: the config, data or a plugin is wrong; raised before any process starts where possible.
+        InfrastructureError: a process did not start; the message names it.
     """
     given, config = config, _resolved(config)
     plugins = named_plugins(config)
@@ -73,7 +75,7 @@ def open_run(config: Config) -> Iterator[Run]:
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
         batch_rewards = _open_batch_rewards(config, plugins)
         conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
-        if checkpoint is None:  # later, nobody plays them
+        if checkpoint is None:  # a resumed run does not play the baselines
             check_baselines(config)
         own = config.of_validation
         validation_rewards = batch_rewards if own is config else BatchRewards(own, plugins)
@@ -105,11 +107,14 @@ def open_run(config: Config) -> Iterator[Run]:
             start_up.add(reward_role.ranks)
             starting.append(reward_role.ranks)
         with start_up.step("replay buffer"):
-            plan = _open_buffer(buffer, observer)  # a mistake in the data ends the run here; the schedules go by what it holds
+            # before the learner: an error in the data ends the run here, and lr schedules need total_steps
+            plan = _open_buffer(buffer, observer)
         launch = partial(launch_roles, config, seats, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
         ranks = Ranks(launch, max_restarts=config.learner.max_restarts)
         checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer, newest=checkpoint)
-        stack.callback(checkpoints.close)  # after the learner is stopped: an interrupted run does not wait for its data
+        # Callbacks run in reverse: the ranks stop first, so an interrupted run does not wait for its last
+        # save.
+        stack.callback(checkpoints.close)
         stack.callback(ranks.stop)
         ranks.bring_up(starting, checkpoint, start_up=start_up, say=observer.say)
         if checkpoint is not None:
@@ -138,7 +143,7 @@ def open_run(config: Config) -> Iterator[Run]:
 
 
 def _resolved(config: Config) -> Config:
-    """Return the config with its models found, and refuse what no process need be started for."""
+    """Return the config with its models resolved, after all checks that need no process."""
     check_files(config)
     config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
     config = resolve_adapter(config)
@@ -157,14 +162,14 @@ def _resolved(config: Config) -> Config:
 
 
 def _check_training(config: Config, plugins: Plugins, chat: Chat) -> None:
-    """Refuse training data, and a chat template for them, that the replay buffer would refuse when everything else is up already."""
+    """Check training data and chat template before the start-up, which the replay buffer would end late."""
     check = TaskCheck(RewardTable(config.reward, plugins).check, plugins)
     num_rows = check_training_data(config, plugins=plugins, chat=chat, check_reward=check)
     planned_steps(config.trainer, num_tasks=num_rows, groups_per_step=config.buffer.groups_per_step)
 
 
 def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: BatchRewards) -> Validation | None:
-    """`config` and `rewards`: those of validation."""
+    """Return the validation, None without `data.val_files`. `config` and `rewards`: those of validation."""
     if not config.data.val_files:
         return None
     dataset = build_dataset(
@@ -188,7 +193,10 @@ def _open_batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
 
 
 def _launch_buffer(config: Config, run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer) -> BufferClient:
-    """Start the replay buffer with the run's journal; with a new one where the run is another's, or goes on from no journal of its own."""
+    """Start the replay buffer with the journal in the run folder.
+
+    A run that does not resume, or resumes from another folder's checkpoint, starts a new journal.
+    """
     is_own = checkpoint is None or checkpoint.is_in(run_dir.checkpoints)
     is_new = config.trainer.resume_mode == "disable" or not is_own
     return BufferClient.launch(config, str(run_dir.root.resolve()), is_new=is_new, say=observer.say)

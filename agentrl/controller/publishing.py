@@ -1,4 +1,4 @@
-"""The way of weights to a run's servers: who is brought to which version, and what becomes of those that do not take it."""
+"""`Publishing`: brings the servers of a run to a version of the weights, and restarts those that fail."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Publishing:
         self._rollouts = rollouts
         self._observer = observer
         self._baseline: str | None = None
-        self._has_published = False  # before it, every server needs weights; after it, only those that join
+        # until the first publish every server needs weights; later only joining ones
+        self._has_published = False
         self._adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
         self._publisher = self._open(learner)
 
@@ -62,7 +63,7 @@ class Publishing:
         )
 
     def set_learner(self, learner: Workers[Learner]) -> None:
-        """Publish for ranks that started anew; what servers kept for those before, which are gone, they give up."""
+        """Publish from restarted ranks. The servers drop the state that they kept for the old ranks."""
         in_trio(self._leave, self._publisher)
         self._publisher = self._open(learner)
 
@@ -84,15 +85,15 @@ class Publishing:
             self._baseline = None
 
     def new_version(self, what: str, *, step: int, after: int) -> int:
-        """Return a version above `after` that was never used in this folder, and write it down."""
+        """Return a version above `after` that was never used in this run folder, and journal it."""
         version = max(self._dir.next_version(), after + 1)
         self._observer.unwritten.attempt("versions.jsonl", partial(self._dir.journal_version, version, step=step, what=what))
         return version
 
     def send(self, urls: Sequence[str], version: int) -> None:
-        """Bring `urls` to `version`; those that fail are restarted, and need weights again.
+        """Bring `urls` to `version`. Servers that fail are restarted and need weights again.
 
-        Servers that join, or come back, are checked before they serve, whatever `rollout.weights.verify` says of the others.
+        Servers that join or return are verified before they serve, even without `rollout.weights.verify`.
         """
         joining = [url for url in urls if url in self._servers.urls_needing_weights]
         for url in joining if self._has_published else ():
@@ -113,10 +114,10 @@ class Publishing:
         self._observer.set_servers(self._servers.states)
 
     def _publish_patiently(self, urls: Sequence[str], version: int, *, must_verify: bool) -> PublishReport:
-        """Bring `urls` to `version`, after a disk that does not take the weights was waited for.
+        """Bring `urls` to `version`, retrying while the disk refuses the weights.
 
         Raises:
-            DiskError: for longer than `buffer.disk_patience_s`.
+            DiskError: the disk refused them for longer than `buffer.disk_patience_s`.
         """
         deadline = time.monotonic() + self._config.buffer.disk_patience_s
         while True:

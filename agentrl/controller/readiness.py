@@ -1,4 +1,4 @@
-"""The start-up of a run as a table: which of its parts stand, which are waited for, and for how long.
+"""`StartUp`: progress of a run's start as a table: which parts are ready, which are not, and for how long.
 
 servers 1/2 (12 s), learner 0/2 (12 s), rollout actors 1/1, replay buffer 1/1
 """
@@ -17,14 +17,14 @@ from agentrl.workers.starting import Readiness, Starting
 
 SAY_INTERVAL_S = 5.0
 MAX_SAY_INTERVAL_S = 30.0
-"""A start that takes minutes is told of more and more rarely: the interval doubles up to here."""
+"""The interval between reports doubles up to this limit."""
 JOIN_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class _Step:
-    """What the driver itself does once on the way, as a row of the table."""
+    """A part of the start-up that the driver itself does, as a line of the table."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -36,12 +36,15 @@ class _Step:
 
 
 class StartUp:
-    """A context manager: while it lasts, the table is said every few seconds, by a thread, whatever the driver waits for."""
+    """Context manager that reports the table every few seconds from its own thread, while the driver waits.
+
+    `_parts` is replaced or appended to by the driver and copied by the thread, so it needs no lock.
+    """
 
     def __init__(self, say: Callable[[str], None], *, interval_s: float = SAY_INTERVAL_S) -> None:
         self._say = say
         self._interval_s = interval_s
-        self._parts: list[tuple[Starting | _Step, float]] = []  # with the moment at which each was launched
+        self._parts: list[tuple[Starting | _Step, float]] = []  # each with its launch time (monotonic clock)
         self._took_s: dict[str, float] = {}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="start-up", daemon=True)
@@ -54,29 +57,29 @@ class StartUp:
         self._end()
 
     def finish(self, file: Path) -> None:
-        """Say no more, and write the table with the seconds after which each part was seen to stand."""
+        """Stop reporting, and write the table with the seconds until each part was seen ready."""
         self._end()
         rows = [f"{ready.name:<16}{f'{ready.num_ready}/{ready.num_parts}':>8}{age_s:>10.1f} s\n" for ready, age_s in self._rows()]
         file.write_text("".join(rows), encoding="utf-8")
 
     def add(self, *parts: Starting) -> None:
-        """Take parts into the table that were launched a moment ago."""
+        """Add parts that were just launched."""
         self._parts += [(part, time.monotonic()) for part in parts]
 
     def remove(self, *parts: Starting) -> None:
-        """Leave parts out that others take the place of."""
+        """Remove parts that are about to be replaced."""
         self._parts = [(part, since) for part, since in self._parts if part not in parts]
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Have a row that stands once the block has ended."""
+        """Add a line that becomes ready when the block ends."""
         step = _Step(name)
         self._parts.append((step, time.monotonic()))
         yield
         step.is_done = True
 
     def line(self) -> str:
-        """Return the table in one line; those that stand need no age."""
+        """Return the table in one line; only parts that are not ready show their age."""
         words = [(f"{ready.name} {ready.num_ready}/{ready.num_parts}", ready.is_ready, age_s) for ready, age_s in self._rows()]
         return ", ".join(text if is_ready else f"{text} ({age_s:.0f} s)" for text, is_ready, age_s in words)
 
@@ -86,7 +89,7 @@ class StartUp:
             self._thread.join(JOIN_TIMEOUT_S)
 
     def _rows(self) -> list[tuple[Readiness, float]]:
-        """Return each part with its age, which ends when it is first seen to stand."""
+        """Return each part with its age in seconds; the age stops when the part is first seen ready."""
         rows = []
         for part, since in list(self._parts):
             ready, age_s = part.readiness, time.monotonic() - since
@@ -102,5 +105,5 @@ class StartUp:
                 if any(not ready.is_ready for ready, _ in self._rows()):
                     self._say(f"starting: {self.line()}")
                     interval_s = min(2 * interval_s, MAX_SAY_INTERVAL_S)
-        except Exception:  # boundary: what is said of a start must not end it
+        except Exception:  # boundary: an error in the report must not end the start-up
             log.warning("the start-up is not followed any more", exc_info=True)

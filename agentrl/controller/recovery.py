@@ -1,9 +1,11 @@
-"""A learner rank is lost: all ranks start again from the newest checkpoint, while rollout actors, servers and buffer stay.
+"""Recovery from a lost learner rank: all ranks restart from the newest checkpoint.
 
-stop        the ranks that are left: they wait for the lost one, or soon will
-launch      all ranks, in the same seats; they load the newest whole checkpoint, or keep the initial weights where there is none
-go back     to the checkpoint's step: the buffer takes back what later steps consumed, the metrics forget those steps
-publish     the weights as a new version; a server that a broken publish had paused goes on with it
+Rollout actors, servers and buffer keep running.
+
+stop        the surviving ranks: they wait for the lost one in a collective, or soon will
+launch      all ranks, in the same seats; they load the newest complete checkpoint, or keep initial weights
+go back     to the checkpoint's step: the buffer takes back what later steps consumed; metrics are cut there
+publish     the weights as a new version; it also resumes servers that a broken publish left paused
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The ranks of all roles, and how to start them anew."""
+    """The ranks of all roles, and the function that launches them again."""
 
     def __init__(self, launch: Callable[[], Roles], *, max_restarts: int) -> None:
-        """Begin to start them. launch: does it, without waiting."""
+        """Launch the ranks. launch: starts all ranks without waiting for them."""
         self._launch = launch
         self._max_restarts = max_restarts
         self.num_restarts = 0
         self.roles = launch()
 
     def bring_up(self, others: Sequence[Starting], checkpoint: Checkpoint | None, *, start_up: StartUp, say: Callable[[str], None]) -> None:
-        """Wait until the ranks and all `others` stand, and load the checkpoint; should a rank be lost meanwhile, all ranks start again.
+        """Wait until the ranks and all `others` are ready, and load the checkpoint.
+
+        If a rank is lost meanwhile, all ranks restart.
 
         Raises:
-            AgentRLError: one of them does not come up; or `learner.max_restarts` is used up.
+            AgentRLError: a part does not start, or `learner.max_restarts` is used up.
         """
         while True:
             ranks = self.roles.ranks
@@ -56,10 +60,10 @@ class Ranks:
                 return
 
     def count_restart(self, cause: LearnerError) -> str:
-        """Count the restart that `cause` makes necessary, and return which of how many it is.
+        """Count a restart because of `cause`; return "restart i of n" for the log.
 
         Raises:
-            LearnerError: it would be one too many.
+            LearnerError: `learner.max_restarts` is used up.
         """
         if self.num_restarts == self._max_restarts:
             raise LearnerError(f"{cause}, and learner.max_restarts={self._max_restarts} is used up") from cause
@@ -67,7 +71,7 @@ class Ranks:
         return f"restart {self.num_restarts} of {self._max_restarts}"
 
     def start_again(self) -> None:
-        """Begin to start all ranks where those before stood, which have been stopped."""
+        """Launch all ranks again in the same seats. The old ranks must be stopped."""
         self.roles = self._launch()
 
     def stop(self) -> None:
@@ -77,10 +81,12 @@ class Ranks:
 
 @contextmanager
 def recovering(run: Run) -> Iterator[None]:
-    """Let the run go on after the block from the newest checkpoint, should a rank of the learner be lost within it.
+    """Catch the loss of a learner rank within the block and restore the newest checkpoint.
+
+    The rest of the block is skipped: the caller repeats it.
 
     Raises:
-        LearnerError: `learner.max_restarts` is used up; or no rank was lost, and the numbers are at fault.
+        LearnerError: `learner.max_restarts` is used up; or no rank was lost, so a restart would not help.
     """
     try:
         yield
@@ -91,7 +97,7 @@ def recovering(run: Run) -> Iterator[None]:
 
 
 def _recover(run: Run, cause: LearnerError) -> LearnerError | None:
-    """Start all ranks again; return the error when one of them is lost meanwhile."""
+    """Restart all ranks and reset the run. Returns the error if a rank is lost meanwhile, else None."""
     if not run.roles.is_lost:
         raise cause
     run.ranks.stop()  # at once: survivors in a collective would wait for learner.collective_timeout_s

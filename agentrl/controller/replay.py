@@ -1,7 +1,8 @@
-"""Replay: train the learner alone from the trajectories that a run stored. No servers, no rollouts, and the same outcome every time.
+"""Replay: train the learner on the stored trajectories of a run, deterministically, without servers or
+rollouts.
 
-The same steps in the same order are cut into the same minibatches and microbatches. So with the run's own config, on a CPU, the weights
-come out as the run's own, bit for bit; and with another config one sees what that alone would have changed.
+The steps are split into the same minibatches and microbatches in the same order. With the run's own config,
+on a CPU, the weights equal the run's bit for bit. With another config, all differences come from the config.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ from agentrl.learner.learner import Learner
 from agentrl.workers.workers import Workers
 
 _ROLES: tuple[Role, ...] = ("actor", "critic")
-"""What a replay runs of a run."""
+"""The roles that a replay starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """weights: sha256 over the names and checksums of all published weights; report: the table of corrections, if asked for."""
+    """The result of a replay.
+
+    weights: sha256 over the names and checksums of all published weights.
+    report: the table of corrections, None if not requested.
+    """
 
     run_dir: Path
     model_path: Path
@@ -47,10 +52,15 @@ class ReplayResult:
 
 
 def load_replay_config(folder: Path, overrides: Sequence[str] = (), *, file: Path | None = None, out: Path | None = None) -> Config:
-    """Read the config of the run in `folder` (or beside it, or `file`) for a replay into `out` (default: `replay` in the run's folder).
+    """Read the config of a run and adapt it for a replay.
+
+    Args:
+        folder: of the run or of its trajectories; its own config.yaml is read, else that of the folder above.
+        file: read this config instead.
+        out: folder of the replay; None: `replay` in `folder`.
 
     Raises:
-        ConfigError: there is no such config, or a key or value is wrong.
+        ConfigError: there is no config, or a key or value is wrong.
     """
     found = [place / "config.yaml" for place in (folder, folder.parent) if (place / "config.yaml").is_file()]
     source = file or (found[0] if found else None)
@@ -58,7 +68,7 @@ def load_replay_config(folder: Path, overrides: Sequence[str] = (), *, file: Pat
         raise ConfigError(f"neither {str(folder)!r} nor the folder above holds a config.yaml; name one by --config")
     own = {
         "trainer.run_dir": json.dumps(str(out or folder / "replay")),
-        "trainer.resume_mode": "auto",  # of the replay; where the run went on from is no matter here
+        "trainer.resume_mode": "auto",  # of the replay; the run's own resume_mode does not apply
         "trainer.logger": "[console]",
         "trainer.keep_trajectories": "false",
     }
@@ -66,11 +76,13 @@ def load_replay_config(folder: Path, overrides: Sequence[str] = (), *, file: Pat
 
 
 def replay(folder: Path, config: Config, *, last_step: int | None = None, report: bool = False) -> ReplayResult:
-    """Train on the stored steps of `folder` as the run did, or go on where a replay into the same `trainer.run_dir` was stopped.
+    """Train on the stored steps in `folder` as the run did.
+
+    Resumes a stopped replay in the same `trainer.run_dir`.
 
     Args:
-        last_step: stop after it, with a checkpoint; None: after the last stored step.
-        report: also compare corrections on every step, before it is learned from.
+        last_step: stop after this step, with a checkpoint; None: after the last stored step.
+        report: also compare corrections on every step, before training on it.
 
     Raises:
         UserError: config or trajectories are wrong.
@@ -103,7 +115,7 @@ def replay(folder: Path, config: Config, *, last_step: int | None = None, report
 
 
 class _Replay:
-    """A replay under way: `step` batches are learned from."""
+    """A replay in progress; `step` counts the batches learned so far."""
 
     def __init__(
         self,
@@ -159,7 +171,7 @@ class _Replay:
                 step=self.step,
                 version=self.step,
                 save_learner=self._roles.save,
-                buffer_state=b"",  # a replay's place in the data is its step
+                buffer_state=b"",  # the step alone is a replay's position in the data
                 keep_last=self._config.trainer.keep_last,
             )
 
@@ -174,14 +186,15 @@ class _Replay:
 
 
 def _trajectories(folder: Path, config: Config) -> Path:
-    """Return where the run kept its trajectories: in its folder, unless the config says otherwise."""
+    """Return the folder with the run's trajectories: `folder`, else `trainer.rollout_data_dir` if it is
+    set."""
     elsewhere = config.trainer.rollout_data_dir
     return Path(elsewhere) if elsewhere and not (folder / "trajectories").is_dir() else folder
 
 
 @contextmanager
 def _open_roles(config: Config, run_dir: RunDir, *, num_steps: int) -> Iterator[Roles]:
-    """Yield the roles: in this process for one rank, as Ray actors for several."""
+    """Yield the roles: in this process for a single rank, else as Ray actors."""
     num_steps, dump_folder = config.trainer.steps or num_steps, str(run_dir.root / "non_finite")
     with ExitStack() as stack:
         if config.learner.world_size > 1:

@@ -1,6 +1,7 @@
-"""Who takes part in the learning of a step: the policy, and for some algorithms a critic and the price of KL in the reward.
+"""`Roles`: what learns in a step: the policy, and for some algorithms a critic and an adaptive KL
+coefficient.
 
-Together they are what a checkpoint holds of the learner:
+A checkpoint stores them in:
 ```
 learner/            the policy (DCP)
 learner/critic/     the critic (DCP), if there is one
@@ -37,9 +38,9 @@ CRITIC_FOLDER = "critic"
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """critic, reward_kl: None where the algorithm has no use for them.
+    """The workers of each role. critic, reward_kl: None if the algorithm does not use them.
 
-    is_critic_apart: the critic stands in a pool of its own, so that it computes while the policy does.
+    is_critic_apart: the critic has its own pool, so it can compute in parallel with the policy.
     """
 
     learner: Workers[Learner]
@@ -49,16 +50,22 @@ class Roles:
 
     @property
     def ranks(self) -> list[Workers[Learner] | Workers[Critic]]:
-        """The ranks of each role that has some."""
+        """The worker groups of all roles that have ranks."""
         return [self.learner] if self.critic is None else [self.learner, self.critic]
 
     @property
     def is_lost(self) -> bool:
-        """Whether a rank of any role was lost: then the ranks of all are of no use."""
+        """Whether a rank of any role was lost. The ranks of all roles are restarted then."""
         return any(workers.is_lost for workers in self.ranks)
 
     def start_save(self, folder: str) -> None:
-        """Copy the state of all roles and begin to write the copy into `folder`; when one cannot, none goes on writing."""
+        """Copy the state of all roles and start writing the copies to `folder`.
+
+        If one role fails, no role is left writing.
+
+        Raises:
+            CheckpointError: a role could not start its write.
+        """
         if self.reward_kl is not None:
             self.reward_kl.save(Path(folder))
         self.learner.run(Learner.start_save, folder)
@@ -66,12 +73,15 @@ class Roles:
             try:
                 self.critic.run(Critic.start_save, str(Path(folder) / CRITIC_FOLDER))
             except CheckpointError:
-                with suppress(CheckpointError):  # the critic's is told
+                with suppress(CheckpointError):  # the critic's error is raised below
                     self.learner.run(Learner.finish_save)
                 raise
 
     def finish_save(self) -> None:
-        """Wait until it is written, by all roles, whatever becomes of one; may be called by another thread than all else."""
+        """Wait until all roles have written, even if one fails.
+
+        May run in another thread than the other methods.
+        """
         with ExitStack() as stack:
             if self.critic is not None:
                 stack.callback(self.critic.run, Critic.finish_save)
@@ -82,10 +92,10 @@ class Roles:
         self.finish_save()
 
     def load(self, folder: Path) -> None:
-        """Read what was saved.
+        """Load the state of all roles from `folder`.
 
         Raises:
-            CheckpointError: it is missing, incomplete, or of other models.
+            CheckpointError: the state is missing, incomplete, or belongs to other models.
         """
         self.learner.run(Learner.load, str(folder))
         if self.reward_kl is not None:
@@ -94,7 +104,7 @@ class Roles:
             self.critic.run(Critic.load, str(folder / CRITIC_FOLDER))
 
     def usage(self) -> dict[str, float]:
-        """Return what the phases of all roles took since the last call."""
+        """Return the resource usage of all roles by phase since the last call."""
         own = self.learner.run(Learner.usage)
         return own if self.critic is None else own | self.critic.run(Critic.usage)
 
@@ -106,11 +116,11 @@ class Roles:
 
 
 def launch_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_steps: int, dump_folder: str) -> Roles:
-    """Begin to start all ranks as Ray actors in their seats, side by side; each of `ranks` ends it by its `wait_until_ready`.
+    """Launch all ranks as Ray actors in their seats, without waiting for them (see `wait_until_all_ready`).
 
     Args:
         config: with `model` resolved to a folder.
-        num_steps: of the whole run, which the schedules of the learning rates go by.
+        num_steps: steps of the whole run, for the learning rate schedules.
     """
     own = learner_spec(config, total_updates=_policy_updates(config, num_steps), dump_folder=dump_folder)
     learner = launch_learner(own, seats["actor"])
@@ -120,11 +130,11 @@ def launch_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_st
 
 
 def start_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_steps: int, dump_folder: str) -> Roles:
-    """Launch the roles (see there) and wait until the models stand on all ranks.
+    """Launch the roles (see `launch_roles`) and wait until all ranks have built their models.
 
     Raises:
-        ConfigError: a model, device or attention cannot be had.
-        LearnerError: the ranks did not come together.
+        ConfigError: a model, device or attention is not available.
+        LearnerError: the ranks did not form their process group.
     """
     roles = launch_roles(config, seats, num_steps=num_steps, dump_folder=dump_folder)
     try:
@@ -152,10 +162,10 @@ def open_local_roles(config: Config, *, num_steps: int, dump_folder: str) -> Rol
 
 
 def check_critic(config: Config) -> None:
-    """Refuse a critic that could not be built, before any rank is started; nothing where there is none.
+    """Check before any rank starts that the critic, if the config has one, can be built.
 
     Raises:
-        ConfigError: there is no such model, its head is not one linear value, or ranks cannot share it.
+        ConfigError: the model does not exist, its head is not one linear value, or ranks cannot shard it.
     """
     if not config.has_critic:
         return
@@ -168,7 +178,7 @@ def check_critic(config: Config) -> None:
 
 
 def critic_spec(config: Config, *, num_steps: int, dump_folder: str | None = None) -> CriticSpec:
-    """Return what every rank of the critic is told."""
+    """Return the spec that every critic rank gets."""
     algorithm = config.algorithm_in_use
     return CriticSpec(
         resolve_model(config.critic_model),

@@ -1,4 +1,4 @@
-"""The rollout actors of a run: started, told of servers and versions, replaced when they die."""
+"""`RolloutFleet`: starts the rollout actors of a run, sends them servers and versions, replaces dead ones."""
 
 from __future__ import annotations
 
@@ -28,24 +28,27 @@ from agentrl.workers.starting import Readiness, num_done
 
 CALL_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 600.0
-"""Tokenizer and plugins are read within seconds; but on a small machine all else starts at the same time."""
+"""Loading tokenizer and plugins takes seconds, or longer on a small machine where all parts start at once."""
 
 
 @dataclass
 class _Member:
-    """One incarnation of a rollout actor. `owner` is unique per incarnation: leases of a dead one are known by it."""
+    """One incarnation of a rollout actor.
+
+    `owner` is unique per incarnation, so a dead actor's leases are found.
+    """
 
     owner: str
     actor: ActorHandle
     running: ObjectRef | None = None
-    counts: AttemptCounts = field(default_factory=AttemptCounts)  # as it said last
-    position: int = 0  # failures that are known of it
+    counts: AttemptCounts = field(default_factory=AttemptCounts)  # its last report
+    position: int = 0  # how many of its failures were already read
 
 
 class RolloutFleet:
-    """All rollout actors of a run. Made, it begins to start them; `wait_until_ready` ends that.
+    """All rollout actors of a run. The constructor launches them; `wait_until_ready` waits for them.
 
-    `key_of` returns the key that the server at a URL asks for.
+    `key_of` returns the API key of the server at a URL.
     """
 
     def __init__(self, config: Config, buffer: BufferClient, *, key_of: Callable[[str], str | None]) -> None:
@@ -53,7 +56,7 @@ class RolloutFleet:
         self._buffer = buffer
         self._key_of = key_of
         self._restarts_left = config.rollout.max_actor_restarts * config.rollout.num_actors
-        self._keys: dict[str, str | None] = {}  # of the servers that the actors were told of last
+        self._keys: dict[str, str | None] = {}  # URL -> API key of the servers that the actors use
         self._version = -1
         front_url = config.rollout.front_url
         self._front = None if front_url is None else Front(front_url, api_key=server_key(config.rollout.api_key_env))
@@ -65,7 +68,7 @@ class RolloutFleet:
 
     @property
     def starting(self) -> Mapping[ObjectRef, float]:
-        """The actors that are not known to stand, and until when they have to (of the monotonic clock)."""
+        """The actors that are still starting, each with its deadline (monotonic clock, in seconds)."""
         return dict.fromkeys(self._starting, self._deadline)
 
     @property
@@ -74,15 +77,18 @@ class RolloutFleet:
 
     @property
     def actors(self) -> dict[str, ActorHandle]:
-        """The actors by the names that their leases carry; may be read by another thread."""
+        """The actors by owner, the name in their leases.
+
+        Other threads may read it: it copies the list first.
+        """
         return {member.owner: member.actor for member in list(self._members)}
 
     def wait_until_ready(self) -> None:
         """Wait until every actor has its tokenizer and plugins.
 
         Raises:
-            UserError: one of them is missing or wrong.
-            InfrastructureError: an actor died, or did not come up in time.
+            UserError: the tokenizer or a plugin is missing or wrong.
+            InfrastructureError: an actor died, or did not start in time.
         """
         get(self._starting, timeout_s=max(0.0, self._deadline - time.monotonic()), who="a rollout actor")
         self._starting = []
@@ -95,22 +101,24 @@ class RolloutFleet:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Servers that the actors were told of last."""
+        """The servers that the actors use."""
         return tuple(self._keys)
 
     def set_servers(self, urls: Sequence[str], *, version: int) -> None:
-        """Tell all actors where to generate, and which version a server must have at least; the router in front is told before.
+        """Send all actors their servers and the minimum version that a server must have.
+
+        A router in front of the servers (`rollout.front_url`) is updated first.
 
         Raises:
             ConfigError: the router in front has servers of somebody else.
-            ServerError: it does not answer, or does not take ours.
+            ServerError: the router does not answer, or refuses a server of this run.
         """
         keys = {url: self._key_of(url) for url in urls}
         if self._front is not None and urls:
             in_trio(self._front.put_behind, keys)
         self._keys, self._version = keys, version
         for member in self._members:
-            with suppress(InfrastructureError):  # a dead one is replaced by heal(), and told then
+            with suppress(InfrastructureError):  # heal() replaces a dead actor and sends its servers then
                 get(member.actor.set_servers.remote(self._keys, self._version), timeout_s=CALL_TIMEOUT_S, who=member.owner)
 
     def run(self) -> None:
@@ -120,10 +128,10 @@ class RolloutFleet:
             member.running = member.actor.run.remote()
 
     def heal(self, say: Callable[[str], None]) -> int:
-        """Replace the actors that died and give their leases back; return how many.
+        """Replace the actors that died and return their leases to the buffer; return how many died.
 
         Raises:
-            InfrastructureError: an actor failed by itself (a bug or a broken plugin), or the restarts are used up.
+            InfrastructureError: an actor raised (a bug or a broken plugin), or the restarts are used up.
         """
         dead = [index for index, member in enumerate(self._members) if self._is_dead(member)]
         for index in dead:
@@ -149,10 +157,11 @@ class RolloutFleet:
         if self._restarts_left == 0:
             raise InfrastructureError(f"rollout actor {old.owner} died and rollout.max_actor_restarts is used up")
         self._restarts_left -= 1
-        ray.kill(old.actor)  # unreachable is not dead: only after this can its leases go to another
+        # an unreachable actor may still play; its leases are free only after it is killed
+        ray.kill(old.actor)
         released = self._buffer.release(old.owner)
         new = self._new_member(index)
-        with suppress(InfrastructureError):  # struck while it started: the next heal() finds it
+        with suppress(InfrastructureError):  # it died while starting: the next heal() replaces it
             get(new.actor.set_servers.remote(self._keys, self._version), timeout_s=CALL_TIMEOUT_S * 3, who=new.owner)
         if self._is_running:
             new.running = new.actor.run.remote()
@@ -160,27 +169,30 @@ class RolloutFleet:
         say(f"rollout actor {old.owner} died; {released} groups are leased again, {new.owner} takes over")
 
     def start_play(self, leases: Sequence[Lease]) -> dict[ObjectRef, list[Lease]]:
-        """Start playing `leases` for validation, spread over the actors; `collect` takes each result, which is of the leases beside it."""
+        """Start playing `leases` for validation, spread over the actors.
+
+        Returns the leases behind each pending result; `collect` reads a result.
+        """
         shares = [list(leases[i :: len(self._members)]) for i in range(len(self._members))]
         return {m.actor.play.remote(share): share for m, share in zip(self._members, shares, strict=True) if share}
 
     @staticmethod
     def collect(result: ObjectRef) -> list[Trajectory] | None:
-        """Return what an actor played, once it is there; None when the actor died.
+        """Return the trajectories of a finished result; None if the actor died.
 
         Raises:
-            AgentRLError: the actor failed by itself.
+            AgentRLError: the actor raised an error.
         """
         try:
             played: bytes = ray.get(result, timeout=CALL_TIMEOUT_S)
-        except (RayActorError, ObjectLostError):  # the actor, or its node with what it had played
+        except (RayActorError, ObjectLostError):  # the actor died, or its node with the stored result
             return None
         except RayError as error:
             raise translate(error, who="a rollout actor", timeout_s=CALL_TIMEOUT_S) from error
         return decode(from_ipc(played))
 
     def stats(self) -> dict[str, float]:
-        """Return the sum of all actors' counters; an actor that does not answer is left out."""
+        """Return the sums of all actors' counters; an actor that does not answer is left out."""
         total: dict[str, float] = {}
         for member in self._members:
             with suppress(InfrastructureError):
@@ -189,10 +201,14 @@ class RolloutFleet:
         return total
 
     def attempts(self) -> tuple[AttemptCounts, list[FailedAttempt]]:
-        """Return how attempts of training ended since the start, of all actors there ever were, and the failures since the last call."""
+        """Return counts of how training attempts ended, and the failures since the last call.
+
+        The counts cover the whole run, replaced actors included.
+        """
         failed: list[FailedAttempt] = []
         for member in self._members:
-            with suppress(InfrastructureError):  # what it noted is asked for again
+            # `position` stays, so the next call asks for the same failures
+            with suppress(InfrastructureError):
                 report: AttemptReport = get(member.actor.attempts.remote(member.position), timeout_s=CALL_TIMEOUT_S, who=member.owner)
                 self._attempts += report.counts - member.counts
                 member.counts, member.position = report.counts, report.position
@@ -200,7 +216,7 @@ class RolloutFleet:
         return self._attempts, failed
 
     def outstanding_tokens(self) -> dict[str, int]:
-        """Return the tokens of running requests per server, of all actors that answer."""
+        """Return the tokens of requests in flight by server URL, summed over the actors that answer."""
         total: dict[str, int] = {}
         for member in self._members:
             with suppress(InfrastructureError):
@@ -209,9 +225,12 @@ class RolloutFleet:
         return total
 
     def close(self) -> None:
-        """Stop playing and end the actors; those that are still starting play nothing."""
+        """Stop playing and end the actors.
+
+        Actors that are still starting are killed without a stop: they play nothing.
+        """
         if self._front is not None:
-            with suppress(AgentRLError):  # it may be gone
+            with suppress(AgentRLError):  # the router may be gone
                 in_trio(self._front.leave)
         with suppress(AgentRLError):
             if not self._starting:

@@ -1,4 +1,4 @@
-"""Everything a training run holds, and the verbs of the loop: publish, take, validate, save, record, finish."""
+"""`Run`: the state of a training run, and the verbs of its loop (publish, take, validate, save, record)."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from agentrl.tracking.closing import STEP, TRAINED
 from agentrl.types import SCORED_OUTCOMES, BufferCounts, Group, Outcome
 
 POLL_S = 1.0
-"""How long one look into the buffer lasts before the health of servers and actors is looked at."""
+"""Seconds that one request to the buffer waits. After it, servers and actors are checked."""
 CHECKPOINT = "checkpoint"
 MAX_UNSCORED_BATCHES = 3
-"""So many batches in a row that rewards of scope `batch` fail on end the run: the reward is broken."""
+"""The run ends when rewards of scope `batch` fail on this many batches in a row: the reward is broken."""
 
 
 class Run:
-    """One training run: its processes and its place in time (`step` batches learned, `version` published)."""
+    """A training run: its processes and its progress (`step` batches learned, `version` published)."""
 
     def __init__(
         self,
@@ -85,17 +85,17 @@ class Run:
         self.is_resumed = checkpoint is not None
         self.step = checkpoint.step if checkpoint else 0
         self.version = -1
-        self.lineage = Lineage()  # all versions up to it
+        self.lineage = Lineage()  # the versions that the current weights descend from, up to `version`
         self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
         learner = ranks.roles.learner
         self._publishing = Publishing(config, run_dir, learner, servers=servers, rollouts=rollouts, observer=observer)
         self._failed_share = FailedShare(config)
         self.owes_checkpoint = False
-        """The last one could not be written: the next step tries again."""
+        """True if the last checkpoint could not be written. The next step retries."""
 
     @property
     def roles(self) -> Roles:
-        """Those of the ranks that stand at the moment."""
+        """The current roles; a recovery replaces them."""
         return self.ranks.roles
 
     @contextmanager
@@ -106,8 +106,11 @@ class Run:
 
     @contextmanager
     def traced(self) -> Iterator[None]:
-        """Record the learner's part of the step that comes, if it is one of `trainer.profile_steps`: with torch's profiler on every rank,
-        and as Ray saw the run so far."""
+        """Trace the learner's part of the next step if it is one of `trainer.profile_steps`.
+
+        Every rank writes a trace of torch's profiler; Ray's timeline of the whole run so far is written
+        beside it.
+        """
         step = self.step + 1
         if step not in self.config.trainer.profile_steps:
             yield
@@ -120,14 +123,17 @@ class Run:
         ray.timeline(str(folder / "ray.json"))
 
     def memory_for_learner(self) -> AbstractContextManager[None]:
-        """Have the memory of colocated servers free within the block; `publish` follows it."""
+        """Free the memory of colocated servers within the block.
+
+        `publish` must follow, to bring them back.
+        """
         return nullcontext() if self._colocation is None else self._colocation.lend(version=self.version)
 
     # -------------------------------------------------------------------------------------------------- publish
 
     def publish(self) -> None:
         """Give the learner's weights a new version and bring every server to it."""
-        # A run that never waits for its batches looks after servers and actors here.
+        # `take` heals only while it waits. A run whose batches are always ready must heal here.
         self.rollouts.heal(self.observer.say)
         self._elastic.attend(version=self.version)
         self._send("policy")
@@ -140,16 +146,18 @@ class Run:
     # ----------------------------------------------------------------------------------------------------- take
 
     def start_rollouts(self) -> None:
-        """Let the rollout actors lease and play training tasks, until the run ends."""
+        """Start the rollout actors: they lease and play training tasks until the run ends."""
         self.rollouts.run()
         self.observer.begin_steps()
 
     def take(self) -> list[Group]:
-        """Wait for the next batch, and give it the rewards that see all of it; one that they cannot score is replaced by the next.
+        """Wait for the next batch and score it with the rewards of scope `batch`.
+
+        A batch that cannot be scored is replaced by the next.
 
         Raises:
-            InfrastructureError: nothing finished for `buffer.stall_timeout_s`, or something was lost for good.
-            RewardError: MAX_UNSCORED_BATCHES in a row could not be scored.
+            InfrastructureError: no trajectory finished for `buffer.stall_timeout_s`, or a process is lost.
+            RewardError: MAX_UNSCORED_BATCHES batches in a row could not be scored.
         """
         self._settle_checkpoint(self.checkpoints.check)
         unscored = 0
@@ -182,7 +190,7 @@ class Run:
         self.observer.failures.add(records, step=self.step)
 
     def _take_groups(self) -> list[Group]:
-        """Wait for `buffer.groups_per_step` complete groups within the bound on staleness."""
+        """Wait for `buffer.groups_per_step` complete groups within the staleness bound."""
         num_groups = self.config.buffer.groups_per_step
         started = time.monotonic()
         constant_before = self._num_constant()
@@ -220,10 +228,10 @@ class Run:
             self.rollouts.set_servers(self.servers.urls, version=self.version)
 
     def _look_at_attempts(self) -> None:
-        """Tell of attempts that failed.
+        """Record attempts that failed since the last call.
 
         Raises:
-            InfrastructureError: they are too many (`rollout.max_failed_share`).
+            InfrastructureError: too many attempts failed (`rollout.max_failed_share`).
         """
         counts, failed = self.rollouts.attempts()
         self.observer.attempts(counts, failed, step=self.step)
@@ -235,7 +243,10 @@ class Run:
         return self.buffer.counts()
 
     def wait(self, refs: Sequence[ObjectRef], *, timeout_s: float) -> list[ObjectRef]:
-        """Wait for results of rollout actors while keeping servers and actors alive; return those that are there in time."""
+        """Wait up to `timeout_s` for results of rollout actors; return those that are ready.
+
+        Servers and actors are healed meanwhile.
+        """
         deadline = time.monotonic() + timeout_s
         done: list[ObjectRef] = []
         pending = list(refs)
@@ -255,7 +266,8 @@ class Run:
         with self.timer("validate"):
             self.results[name] = {**self.validation.run(self, step=self.step, version=self.version), STEP: self.step}
         self._validated = (self.step, self.results[name])
-        metric_of(self.results[name], self.config.trainer)  # a wrong name is told by the first validation
+        # raises at the first validation if the name is wrong
+        metric_of(self.results[name], self.config.trainer)
         self.observer.unwritten.attempt("validations.json", partial(self.dir.write_validations, self.results))
 
     def validate_baselines(self) -> None:
@@ -270,12 +282,12 @@ class Run:
     # ----------------------------------------------------------------------------------------------------- keep
 
     def save(self) -> None:
-        """Begin a checkpoint of this step: learner, ledger, ready groups and the place in the data.
+        """Start writing a checkpoint of this step: learner, ledger, ready groups and position in the dataset.
 
-        One that the disk does not take is said, and `owes_checkpoint` from then on.
+        If the write fails, it is reported and `owes_checkpoint` is set: the next step retries.
 
         Raises:
-            CheckpointError: it is the last of the run.
+            CheckpointError: the run's last checkpoint could not be written.
         """
         self._settle_checkpoint(self.checkpoints.finish)
         self.owes_checkpoint = False
@@ -296,7 +308,10 @@ class Run:
                 self._settle_checkpoint(save)
 
     def _settle_checkpoint(self, settle: Callable[[], Checkpoint | None]) -> None:
-        """Call `settle`, which returns the checkpoint that is complete, if one is; say it when the disk did not take one."""
+        """Call `settle`, which returns a completed checkpoint or None. Report a checkpoint that failed.
+
+        Until a checkpoint is complete, the buffer keeps what later steps consumed: a recovery takes it back.
+        """
         try:
             checkpoint = settle()
             if checkpoint is not None:
@@ -309,11 +324,14 @@ class Run:
     # -------------------------------------------------------------------------------------------------- recover
 
     def recovering(self) -> AbstractContextManager[None]:
-        """Go on after the block from the newest checkpoint, should a rank of the learner be lost within it."""
+        """Catch the loss of a learner rank within the block and restore the newest checkpoint."""
         return recovering(self)
 
     def go_back(self, step: int) -> None:
-        """Have `step` be the last that was made: what later ones consumed comes back, and the learner's weights are a new version."""
+        """Reset the run to `step`, whose weights the learner has already loaded.
+
+        The buffer takes back the groups that later steps consumed. The weights get a new version.
+        """
         self.step, self._validated, self.owes_checkpoint = step, None, False
         self.results = {name: values for name, values in self.results.items() if values.get(STEP, 0) <= step}
         self.observer.go_back(step)
@@ -322,7 +340,7 @@ class Run:
         self.publish()
 
     def record(self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]], *, learned_by: Lineage) -> None:
-        """Write down what the step was made of and what came out; `learned_by`: the versions up to the one that learned from it."""
+        """Record the batch and metrics of the step. `learned_by`: lineage of the weights before the step."""
         self._look_at_attempts()
         is_weighed = self.config.data.curriculum.is_used
         self.observer.step(
@@ -338,14 +356,14 @@ class Run:
         )
 
     def say_complete(self) -> None:
-        """Say why nothing is trained: the run that is resumed had ended."""
+        """Report that the resumed run is already complete, so there is nothing to train."""
         self.observer.say(
             f"this run is complete ({self.step} of {self.total_steps} steps); for more, raise trainer.steps; "
             "for a new run, choose another trainer.experiment_name or trainer.resume_mode=disable"
         )
 
     def finish(self) -> RunResult:
-        """Complete the last checkpoint, export the policy, draw the report, show the closing table."""
+        """Complete the last checkpoint, export the policy, draw the report and print the closing table."""
         self.checkpoints.finish()
         policy = self.dir.root / "policy"
         self.roles.learner.run(Learner.export, str(policy))
@@ -355,13 +373,13 @@ class Run:
 
 
 def check_variance(num_dropped: int, buffer: BufferConfig) -> None:
-    """End a run whose tasks are all too easy or too hard: it would draw groups without variance for ever.
+    """End a run whose tasks are all too easy or too hard: it would wait forever for groups with variance.
 
     Args:
-        num_dropped: groups dropped for it while one batch was waited for.
+        num_dropped: groups without reward variance that were dropped while waiting for one batch.
 
     Raises:
-        InfrastructureError: they are `buffer.max_constant_batches` batches' worth.
+        InfrastructureError: `num_dropped` reached `buffer.max_constant_batches` times the batch size.
     """
     if num_dropped >= buffer.max_constant_batches * buffer.groups_per_step:
         raise InfrastructureError(

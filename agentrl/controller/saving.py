@@ -1,4 +1,7 @@
-"""Writes the checkpoints of a run, in the background if it may: the loop goes on as soon as the learner has made its copy."""
+"""`CheckpointWriter`: writes checkpoints in the background.
+
+The loop continues once the learner has copied its state.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from agentrl.errors import AgentRLError, ConfigError, InfrastructureError, Learn
 
 
 class CheckpointWriter:
-    """One checkpoint at a time; it gets its manifest and its name when everything is written, and only then others are removed.
+    """Writes one checkpoint at a time. Older ones are pruned only after the new one is complete.
 
-    What fails in the background is raised by the next call of any method but `close`.
+    An error in the background thread is raised by the next call of `save`, `check` or `finish`.
     """
 
     def __init__(self, parent: Path, trainer: TrainerConfig, *, newest: Checkpoint | None = None) -> None:
-        """newest: what the run goes on from; None: the initial weights."""
+        """newest: the checkpoint that the run resumed from; None: the initial weights."""
         self._parent = parent
         self._trainer = trainer
         self._newest = newest
@@ -29,13 +32,15 @@ class CheckpointWriter:
         self._pending: Future[Checkpoint] | None = None
 
     def save(self, roles: Roles, *, step: int, version: int, buffer_state: bytes, metric: float | None) -> Checkpoint | None:
-        """Begin the checkpoint of `step`, after the one before is complete; complete and return it at once without `save_in_background`.
+        """Wait for the previous checkpoint, then start writing that of `step`.
+
+        Returns the completed checkpoint if `save_in_background` is false, else None.
 
         Args:
-            metric: the value that `keep_best` goes by, None when this step was not validated.
+            metric: the value that `keep_best` compares; None if this step was not validated.
 
         Raises:
-            CheckpointError: this one or the one before could not be written; earlier ones are untouched.
+            CheckpointError: this or the previous checkpoint could not be written; earlier ones are untouched.
         """
         self.finish()
         partial = begin(self._parent, step=step, buffer_state=buffer_state)
@@ -45,11 +50,14 @@ class CheckpointWriter:
         return None if self._trainer.save_in_background else self.finish()
 
     def check(self) -> Checkpoint | None:
-        """Return the checkpoint that was completed in the background since the last look, if any; raise what went wrong there."""
+        """Return a checkpoint that was completed in the background since the last call, or raise its error.
+
+        Returns None without waiting if none is pending or it is still being written.
+        """
         return self.finish() if self._pending is not None and self._pending.done() else None
 
     def finish(self) -> Checkpoint | None:
-        """Wait until nothing is being written; return the checkpoint that is complete with it, None where nothing was being written.
+        """Wait for the pending checkpoint and return it; None if none is pending.
 
         Raises:
             CheckpointError: it could not be written.
@@ -60,13 +68,14 @@ class CheckpointWriter:
         return pending.result()
 
     def give_up(self) -> Checkpoint | None:
-        """Return the newest checkpoint of this run's weights, None without one, once nothing is being written: the ranks were lost."""
-        with suppress(AgentRLError):  # it ended with the ranks, or is the newest
+        """Wait for the pending write after the ranks were lost; return the newest complete checkpoint, or
+        None."""
+        with suppress(AgentRLError):  # the write failed with the ranks, or it completed and is the newest
             self.finish()
         return self._newest
 
     def close(self) -> None:
-        """Wait until nothing is being written, whatever becomes of it: for a run that ends early."""
+        """Wait for the pending write and ignore its outcome: for a run that ends early."""
         self._executor.shutdown(wait=True)
 
     def _complete(self, roles: Roles, partial: Path, step: int, version: int, metric: float | None) -> Checkpoint:
@@ -79,10 +88,10 @@ class CheckpointWriter:
 
 @contextmanager
 def _removing(partial: Path) -> Iterator[None]:
-    """Remove a checkpoint that is not whole when its writing fails within the block.
+    """Remove the partial checkpoint if its write fails within the block.
 
     Raises:
-        CheckpointError: it could not be written.
+        CheckpointError: the write failed.
         LearnerError: a rank was lost meanwhile.
     """
     try:
@@ -95,10 +104,10 @@ def _removing(partial: Path) -> Iterator[None]:
 
 
 def metric_of(validation: Mapping[str, float] | None, trainer: TrainerConfig) -> float | None:
-    """Return the value of `trainer.best_metric`, None without a validation, or of one in which no attempt could be scored.
+    """Return the value of `trainer.best_metric`; None without a validation, or if no attempt was scored.
 
     Raises:
-        ConfigError: the best are to be kept and the validation has no such metric.
+        ConfigError: `trainer.keep_best` is set and the validation has no such metric.
     """
     if validation is None or ("val/failed" in validation and validation["val/failed"] == validation["val/trajectories"]):
         return None

@@ -1,7 +1,10 @@
-"""The inference servers of a run, of several kinds side by side: started and supervised by one Ray actor each, or attached by URL.
+"""`ServerFleet`: the inference servers of a run.
 
-A *guest* joined while the run went on. A guest that is lost is said and forgotten; any other server that is lost for good ends the run.
-Where its supervisor is gone as well, as with a whole machine, a guest is started in its seat: Ray puts it there as soon as it can.
+A Ray actor starts and supervises each, or it is attached by URL.
+
+A *guest* is a server that joined during the run. Losing a guest is reported and the run continues; losing any
+other server for good ends the run. If a supervisor is lost, for example with its machine, a guest is started
+in its seat; Ray places it as soon as resources are free.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from agentrl.workers.starting import Readiness, num_done
 
 POLL_TIMEOUT_S = 30.0
 SUPERVISOR_START_S = 300.0
-"""Beyond `rollout.server_start_timeout_s`, which the supervisor keeps itself once it stands: this only ends what hangs."""
+"""Extra time over `rollout.server_start_timeout_s`, which the supervisor enforces: for supervisors that
+hang."""
 UNPUBLISHED = "default"
 """Version of a server before its first publish; the client refuses tokens that carry it."""
 
@@ -41,7 +45,12 @@ _WHO = "a server's supervisor"
 
 @dataclass
 class _Member:
-    """One server and what was last heard of it. `watch` is an actor around a Supervisor, or watches an attached server from here."""
+    """A server and its last known status.
+
+    watch: the Ray actor around its Supervisor; for an attached server, the object that polls it from here.
+    deadline: of its start, on the monotonic clock.
+    starting: the pending result of its start; None once that has ended.
+    """
 
     name: str
     watch: ActorHandle | AttachedServer
@@ -62,7 +71,7 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class ServerLine:
-    """One server as `agentrl servers list` shows it."""
+    """A server as `agentrl servers list` shows it."""
 
     name: str
     url: str
@@ -74,7 +83,7 @@ class ServerLine:
 
 
 class ServerFleet:
-    """All servers of a run. `urls` are those that hold the current weights and may take traffic."""
+    """All servers of a run. `urls` are the servers with the current weights, which may take traffic."""
 
     def __init__(self, rollout: RolloutConfig, model: ModelConfig, *, run_dir: Path, say: Callable[[str], None]) -> None:
         self._rollout = rollout
@@ -91,7 +100,8 @@ class ServerFleet:
 
     @classmethod
     def launch(cls, config: Config, seats: Sequence[Seat], *, run_dir: Path, say: Callable[[str], None]) -> ServerFleet:
-        """Begin to start a server in every seat and to attach to those of rollout.urls; `wait_until_ready` ends it.
+        """Launch a server in every seat and attach to those of rollout.urls; `wait_until_ready` waits for
+        all.
 
         Raises:
             ConfigError: the key of the servers is missing.
@@ -132,16 +142,19 @@ class ServerFleet:
         return time.monotonic() + self._rollout.server_start_timeout_s + SUPERVISOR_START_S
 
     def _listens_to_the_network(self) -> bool:
-        """Tell whether servers must be reached from other machines: agents and learner may stand on any node of this Ray."""
+        """Return whether servers must be reachable from other machines.
+
+        They must if Ray has several nodes: agents and learner may run on any of them.
+        """
         machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-        self._is_open |= len(machines) > 1  # one that is lost may come back
+        self._is_open |= len(machines) > 1  # sticky: a lost machine may return
         return self._is_open
 
     # ---------------------------------------------------------------------------------------------------- start-up
 
     @property
     def starting(self) -> Mapping[ObjectRef, float]:
-        """The started servers that are not known to generate, and until when they have to (of the monotonic clock)."""
+        """The started servers that do not generate yet, each with its deadline (monotonic clock, seconds)."""
         return {m.starting: m.deadline for m in self._members if m.starting is not None}
 
     @property
@@ -153,14 +166,18 @@ class ServerFleet:
         return Readiness("servers", len(members) - num_waited, len(members), may_come="starting" in attached)
 
     def wait_until_attached(self) -> list[str]:
-        """Wait until every server of rollout.urls generates, and return their URLs; raise ServerError when one does not in time."""
+        """Wait until every server of rollout.urls generates; return their URLs.
+
+        Raises ServerError on a timeout.
+        """
         return [m.watch.wait_until_up() for m in self._members if isinstance(m.watch, AttachedServer)]
 
     def wait_until_ready(self) -> None:
-        """Wait until every server generates; none may take traffic before a publish.
+        """Wait until every server generates. None may take traffic before the first publish.
 
         Raises:
-            InfrastructureError: one did not come up within `rollout.server_start_timeout_s`; the message ends with its log.
+            InfrastructureError: a server did not start in `rollout.server_start_timeout_s`; the message ends
+                with its log.
         """
         deadline = max((m.deadline for m in self._members), default=0.0)
         get(list(self.starting), timeout_s=max(0.0, deadline - time.monotonic()), who=_WHO)
@@ -185,29 +202,29 @@ class ServerFleet:
 
     @property
     def states(self) -> dict[str, str]:
-        """URL (or name, before there is one) -> starting, ready, needs_weights or failed."""
+        """URL (or name, until the URL is known) -> starting, ready, needs_weights or failed."""
         return {m.label: m.status.state for m in self._members}
 
     @property
     def lines(self) -> list[ServerLine]:
-        """All servers, for people."""
+        """All servers, for display."""
         return [
             ServerLine(m.name, m.status.url, m.origin, m.status.kind or "unknown", m.status.state, m.status.restarts, m.status.message)
             for m in self._members
         ]
 
     def kind_of(self, url: str) -> ServerKind:
-        """Return which kind of server runs at `url`; one that did not say so is taken for `rollout.backend`."""
+        """Return the kind of server at `url`; `rollout.backend` if the server did not report its kind."""
         return next((m.status.kind for m in self._members if m.status.url == url and m.status.kind), self._rollout.backend)
 
     def has_restarted(self, url: str) -> bool:
         return any(m.status.url == url and m.status.restarts for m in self._members)
 
     def poll(self) -> None:
-        """Ask every supervisor.
+        """Poll every supervisor. A lost guest is reported and removed.
 
         Raises:
-            InfrastructureError: a server used up its restarts, said and forgotten if it is a guest; or no server is left.
+            InfrastructureError: a server that is no guest used up its restarts, or no server is left.
         """
         for member in list(self._members):
             try:
@@ -243,31 +260,37 @@ class ServerFleet:
             self._say(f"server {before.url}: {status.message.partition(chr(10))[0]}; restart {status.restarts} of {limit}")
 
     def _replace(self, lost: _Member, why: InfrastructureError) -> None:
-        """Start a server in the seat of one whose supervisor is gone, perhaps with its machine; the run goes on if that never comes back.
+        """Start a guest in the seat of a server whose supervisor is lost, perhaps with its machine.
+
+        Because it is a guest, the run continues even if the machine never returns.
 
         Raises:
-            InfrastructureError: `rollout.max_server_restarts` are used up, over all servers of the run.
+            InfrastructureError: the restarts of the whole fleet (`rollout.max_server_restarts` per started
+                server) are used up.
         """
         if lost.seat is None or self._replacements_left == 0:
             raise InfrastructureError(f"server {lost.label} is lost ({why}), and rollout.max_server_restarts is used up") from why
         self._replacements_left -= 1
         self._members.remove(lost)
-        _stop([lost])  # unreachable is not dead
+        _stop([lost])  # an unreachable supervisor may still be alive
         new = self._start(lost.seat, is_guest=True)
         self._say(f"server {lost.label} is lost ({why}); {new.name} is started in its place")
 
     def mark_ready(self, urls: Sequence[str]) -> None:
-        """Record that `urls` hold the current weights."""
+        """Record that `urls` have the current weights."""
         for member in self._with(urls):
             if isinstance(member.watch, AttachedServer):
                 member.watch.mark_ready(member.status.url)
             else:
-                with suppress(InfrastructureError):  # `poll` finds out what became of it
+                with suppress(InfrastructureError):  # `poll` handles a lost supervisor
                     get(member.watch.mark_ready.remote(member.status.url), timeout_s=POLL_TIMEOUT_S, who=_WHO)
         self.poll()
 
     def restart(self, url: str) -> None:
-        """End a server that did not take its weights: its supervisor starts it anew. An attached one is waited for."""
+        """Kill a server that did not take its weights; its supervisor restarts it.
+
+        An attached server is not killed: the run waits for it.
+        """
         for member in self._with([url]):
             if isinstance(member.watch, AttachedServer):
                 member.watch.restart(url)
@@ -282,10 +305,10 @@ class ServerFleet:
     # -------------------------------------------------------------------------------------------- joining, leaving
 
     def attach(self, url: str) -> str:
-        """Attach to a running server while the run goes on; return its URL.
+        """Attach to a running server during the run; return its URL.
 
         Raises:
-            ConfigError: it is here already, or may not be attached to.
+            ConfigError: the server already belongs to this run, or its URL is refused.
         """
         if why := refuse_url(url, has_key=self._api_key is not None):
             raise ConfigError(why)
@@ -294,7 +317,7 @@ class ServerFleet:
         return self._attach(url, is_guest=True).label
 
     def start_another(self) -> str:
-        """Start one more server of rollout.backend while the run goes on; return its name.
+        """Start one more server of rollout.backend during the run; return its name.
 
         Raises:
             ConfigError: no GPU is free for it.
@@ -310,14 +333,14 @@ class ServerFleet:
 
     @property
     def _rollout_gpus(self) -> float:
-        """What each of the other started servers has."""
+        """GPUs of each started server."""
         return next((m.seat.num_gpus for m in self._members if m.seat is not None), 0.0)
 
     def leaving(self, url_or_name: str) -> str:
-        """Return the URL of the server that is to leave.
+        """Return the URL of the server to be drained, its name if it has no URL yet.
 
         Raises:
-            ConfigError: there is none, or no other serves.
+            ConfigError: the run has no such server, or no other server is ready.
         """
         member = next((m for m in self._members if url_or_name.rstrip("/") in (m.status.url, m.name)), None)
         if member is None:
@@ -327,7 +350,7 @@ class ServerFleet:
         return member.label
 
     def remove(self, label: str) -> None:
-        """Forget a server that nobody asks any more: a started one ends, an attached one goes on for others."""
+        """Remove a server without traffic. A started server is stopped; an attached one keeps running."""
         for member in [m for m in self._members if m.label == label]:
             self._end(member)
 
@@ -344,12 +367,15 @@ class ServerFleet:
         return [m.status.pid for m in self._members if m.status.pid]
 
     def clients(self, urls: Sequence[str], *, adapter: str | None = None) -> list[SGLangClient]:
-        """Return a client for each URL, which samples with `adapter`; to be used within one trio.run."""
+        """Return a client for each URL that samples with `adapter`; valid within one trio.run."""
         num_ids = num_ids_of(self._model)
         return [SGLangClient(url, api_key=self.key_of(url), adapter=adapter, num_ids=num_ids) for url in urls]
 
     def key_of(self, url: str) -> str | None:
-        """Return the key that the server at `url` asks for. That of started servers is told to no other."""
+        """Return the API key of the server at `url`.
+
+        The key of started servers is sent to no other server.
+        """
         is_started = any(m.status.url == url and m.origin == "started" for m in self._members)
         return self._key_of_started if is_started else self._api_key
 
@@ -360,7 +386,7 @@ class ServerFleet:
 
 def _stop(members: Sequence[_Member]) -> None:
     actors = [m.watch for m in members if not isinstance(m.watch, AttachedServer)]
-    with suppress(AgentRLError):  # an actor that is already gone has taken its server with it
+    with suppress(AgentRLError):  # the server of a dead actor died with it
         get([actor.stop.remote() for actor in actors], timeout_s=POLL_TIMEOUT_S, who=_WHO)
     for actor in actors:
         ray.kill(actor)

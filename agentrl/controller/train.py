@@ -1,16 +1,17 @@
 """The training loop: read this file first.
 
-    take      groups from the replay buffer, none of whose tokens is older than `buffer.max_staleness` versions
-    reward    what only the whole batch can be scored by, if anything
-    assess    with a critic: values before action tokens; with KL in the reward: log-probabilities of policy and reference
+    take      groups from the replay buffer; no token lags by more than `buffer.max_staleness` versions
+    reward    rewards that need the whole batch, if the config has any
+    assess    with a critic: values before action tokens; with KL in the reward: KL(policy || reference)
     credit    rewards (and values) -> advantages on action tokens
     pack      trajectories -> microbatches without padding, per rank
     score     proximal (and reference) log-probabilities, before the first update
-    update    loss / global count, backward, clip, step; once per minibatch and epoch, the critic before the policy or beside it
+    update    loss / global count, backward, clip, step; once per minibatch and epoch.
+              The critic updates before the policy, or in parallel with it if it has its own pool
     publish   pause the servers, send the weights, resume; version + 1
 
-Meanwhile the rollout actors lease tasks, play them and fill the buffer; they stop for nobody but the bound on staleness.
-When a rank of the learner is lost, `recovering` sets the run back to its newest checkpoint, and the loop goes on from there.
+Meanwhile the rollout actors lease tasks, play them and fill the buffer. Only the staleness bound stops them.
+If a learner rank is lost, `recovering` resets the run to its newest checkpoint, and the loop continues there.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ Timer = Callable[[str], AbstractContextManager[None]]
 
 
 def train(config: Config) -> RunResult:
-    """Run a whole training, or the rest of one, and return what came out.
+    """Run a training, or resume an interrupted one, and return its result.
 
     Raises:
-        UserError: the config, data or a plugin is wrong; nothing was started or everything is stopped again.
-        InfrastructureError: something was lost that the run could not replace.
+        UserError: the config, data or a plugin is wrong. All processes that were started are stopped again.
+        InfrastructureError: the run lost a process, server or file that it could not replace.
     """
     with open_run(config) as run:
         run.validate_baselines()
@@ -81,9 +82,14 @@ def train_step(run: Run, config: Config) -> None:
 
 
 def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, lags: Lags, timer: Timer) -> list[dict[str, float]]:
-    """Make the updates of one step and return the metrics of each. `lags`: of tokens, from the weights that learn.
+    """Make the updates of one step and return the metrics of each.
 
-    Nothing but the state of the roles, the groups, step and lags decide what happens, so that a replay does the same.
+    The outcome depends only on the state of the roles, the groups, the step and the lags. That is why a
+    replay from stored trajectories gives the same weights.
+
+    Args:
+        step: number of steps made before this one; it also seeds the split into minibatches.
+        lags: returns the lag of each token, in versions behind the weights that are being trained.
     """
     learner = roles.learner
     with timer("assess"):
@@ -109,11 +115,11 @@ def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, l
     with timer("update"):
         updates = [learner.run(Learner.update, minibatch) for _ in range(config.learner.epochs_per_step) for minibatch in scored]
     if roles.critic is not None:
-        with timer("update_critic"):  # what is left of them
+        with timer("update_critic"):  # a critic in its own pool may still be computing
             beside += [update.wait() for update in critic_updates]
     return [*updates, *beside]
 
 
 def _is_due(step: int, frequency: int, total_steps: int) -> bool:
-    """-1 is never; otherwise every `frequency` steps and at the end."""
+    """Return whether `step` is a multiple of `frequency`, or the last. A frequency of -1 means never."""
     return frequency > 0 and (step % frequency == 0 or step == total_steps)
