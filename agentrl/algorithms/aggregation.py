@@ -1,7 +1,7 @@
-"""How token losses become one number: a scale per token, from counts over the whole optimizer update.
+"""Aggregation of token losses into one scalar: a scale per token, from counts over the whole update.
 
-The loss of an update is sum_t scale_t * loss_t over all microbatches and ranks. Because the counts are global, the sum does not
-depend on how the batch was cut.
+The loss of an update is sum_t scale_t * loss_t over all microbatches and ranks. Because the counts are
+global, the sum does not depend on how the batch was split into microbatches.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 class UpdateCounts:
     """Counts over ALL microbatches and ranks of one update.
 
-    loss_tokens: action tokens that the correction accepted. sequences: those with at least one action token.
-    action_tokens: before anything was rejected; None: nothing was.
+    loss_tokens: action tokens that the correction accepted.
+    sequences: sequences with at least one action token.
+    action_tokens: action tokens before rejection; None if nothing was rejected.
     """
 
     loss_tokens: int
@@ -28,10 +29,11 @@ class UpdateCounts:
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """A rule by name; `constant_length` (tokens) is L_max of the rule `constant`, unused by the others.
+    """An aggregation rule by name. Only the rule `constant` reads `constant_length`, its L_max in tokens.
 
-    denominator: which tokens a mean over tokens counts: `accepted`, so that it is a mean over what is learned from, or `original`, so
-    that a rejected token leaves the weight of the others as it was.
+    denominator: the tokens that a mean over tokens counts. With `accepted` the mean is over the tokens
+    learned from; with `original` it is over all action tokens, and rejecting a token does not raise the
+    weight of the others.
     """
 
     rule: str
@@ -51,9 +53,11 @@ def token_scales(
     """Return f[A], the scale of each loss token.
 
     Args:
-        sequence_ids_A: i64[A], label of the sequence of each loss token; what stands elsewhere of a sequence is here as well.
+        sequence_ids_A: i64[A], sequence label of each loss token. It includes the tokens of these sequences
+            that are in other microbatches.
         counts: of the whole update.
-        original_ids: i64[any], the same of all action tokens, rejected ones included; None: none was rejected.
+        original_ids: i64[any], sequence labels of all action tokens, including rejected ones; None if none
+            was rejected.
     """
     counted_ids = sequence_ids_A if original_ids is None or aggregation.denominator == "accepted" else original_ids
     return RULES[aggregation.rule](aggregation, sequence_ids_A, counted_ids, counts).to(dtype)

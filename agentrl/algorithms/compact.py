@@ -1,9 +1,9 @@
-"""The compact batch: what the policy sampled and what it earned, with every context token left out.
+"""The compact batch: sampled tokens and their rewards, without any context token.
 
-Because prompts, tool output and user turns do not exist here, no estimator can discount over them, reset at them or lose a reward
-to them; whatever is said of neighbours means the previous and the next sampled token.
+Prompts, tool output and user turns are absent. An estimator therefore cannot discount over them, reset at
+them or lose a reward to them. The neighbors of a token are always the previous and the next sampled token.
 
-Tensors on the CPU: credit is given by the controller, once per batch.
+Tensors are on the CPU: the controller computes advantages once per batch.
 
 Shapes: A action tokens of the batch, K turns with at least one of them, N trajectories.
 """
@@ -21,18 +21,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class ActionBatch:
-    """The action tokens of a whole global batch, trajectory after trajectory, each in the order of sampling.
+    """The action tokens of a whole global batch, trajectory after trajectory, each in sampling order.
 
-    rewards_A: f[A], reward received on the token. turn_A: i64[A], the assistant turn it belongs to, never falling in a trajectory.
-    num_tokens_N: i64[N], action tokens of each trajectory, may be 0; they sum to A. group_N: i64[N], equal within a group; any labels.
-    is_truncated_N: bool[N], the attempt was cut at a token limit rather than ended.
-    group_size: trajectories that every group must have; None only where groups may differ in size on purpose.
-    values_A, values_after_N: f[A], f[N], the critic's estimate before the token, and after the last one (read where truncated).
+    rewards_A: f[A], reward received on the token.
+    turn_A: i64[A], index of the token's assistant turn; never decreases within a trajectory.
+    num_tokens_N: i64[N], action tokens of each trajectory, may be 0; they sum to A.
+    group_N: i64[N], any labels, equal within a group.
+    is_truncated_N: bool[N], True if a token limit cut the attempt off.
+    group_size: trajectories that every group must have; None only where groups differ in size on purpose.
+    values_A: f[A], the critic's estimate before the token.
+    values_after_N: f[N], the critic's estimate after the last token; read only where truncated.
     greedy_rewards_N: f[N], reward of a greedy attempt at the same task by the same version.
     anchors_K: i64[K], hash of the environment's state before each turn.
 
     Raises:
-        ValueError: shapes disagree, a reward is not finite, or a group is incomplete.
+        ValueError: shapes disagree, a reward or value is not finite, or a group is incomplete.
     """
 
     rewards_A: Tensor
@@ -65,12 +68,12 @@ class ActionBatch:
 
     @cached_property
     def sequence_A(self) -> Tensor:
-        """i64[A], place of the token's trajectory in the batch."""
+        """i64[A], index of each token's trajectory in the batch."""
         return self.over_tokens(torch.arange(len(self.num_tokens_N)))
 
     @cached_property
     def outcomes_N(self) -> Tensor:
-        """f[N], R_i: everything the trajectory earned."""
+        """f[N], R_i: the total reward of each trajectory."""
         return segment_sums(self.rewards_A, self.num_tokens_N)
 
     @cached_property
@@ -79,14 +82,17 @@ class ActionBatch:
         return CompactTurns.of(self.sequence_A, self.turn_A, num_sequences=len(self.num_tokens_N))
 
     def over_tokens(self, values_N: Tensor) -> Tensor:
-        """Return [A]: each trajectory's value on all of its action tokens."""
+        """Return [A]: each trajectory's value, repeated on all of its action tokens."""
         return repeat(values_N, self.num_tokens_N)
 
 
 @dataclass(frozen=True, eq=False)
 class CompactTurns:
-    """K turns, ordered as their tokens. lengths_K: i64[K], action tokens. number_K: i64[K], which turn of its trajectory it is.
-    sequence_K: i64[K], place of its trajectory. counts_N: i64[N], turns of each trajectory."""
+    """The K turns of a batch, in the order of their tokens.
+
+    lengths_K: i64[K], action tokens. number_K: i64[K], index of the turn in its trajectory.
+    sequence_K: i64[K], index of its trajectory. counts_N: i64[N], turns of each trajectory.
+    """
 
     lengths_K: Tensor
     number_K: Tensor
@@ -95,7 +101,7 @@ class CompactTurns:
 
     @classmethod
     def of(cls, sequence_A: Tensor, turn_A: Tensor, *, num_sequences: int) -> CompactTurns:
-        """Cut where the trajectory or the turn changes.
+        """Start a turn wherever the trajectory or the turn index changes.
 
         Raises:
             ValueError: a trajectory's turns are not in order.
@@ -113,13 +119,15 @@ class CompactTurns:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageOptions:
-    """What estimators may be told; each reads what its docstring names.
+    """Options of the estimators. The docstring of an estimator names those that it reads.
 
     gamma, lam: in [0, 1], discount and GAE's lambda, per action token or per turn.
-    bootstrap_truncated: a truncated attempt goes on in value, values_after_N; else it ends at 0.
-    singleton: advantage of a group of one, which has nothing to be compared with: 0, or its raw reward.
-    passk_k: attempts of which one must be solved. solved_reward: reward from which an attempt counts as solved.
-    step_weight: weight of the step advantage beside that of the episode.
+    bootstrap_truncated: bootstrap a truncated attempt from values_after_N; otherwise its value after the last
+    token is 0.
+    singleton: advantage of a group of one, which has no other member to compare with: 0, or its raw reward.
+    passk_k: k of pass@k; a subset of k attempts succeeds if at least one of them is solved.
+    solved_reward: smallest reward of a solved attempt.
+    step_weight: weight of GiGPO's step advantage relative to the episode advantage.
     """
 
     gamma: float
@@ -133,22 +141,26 @@ class AdvantageOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Credit:
-    """What an estimator says. advantages_A: f[A]. returns_A: f[A], what a critic should have said; None without one."""
+    """The result of an estimator.
+
+    advantages_A: f[A]. returns_A: f[A], regression targets of the critic; None without a critic.
+    """
 
     advantages_A: Tensor
     returns_A: Tensor | None = None
 
 
 def repeat(values: Tensor, counts: Tensor) -> Tensor:
-    """Return each value as many times as `counts` says, in order."""
+    """Repeat each value `counts` times, in order."""
     return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))  # five times as fast as torch.repeat_interleave
 
 
 def segment_sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return the sum of each run of `lengths` neighbours; an empty run sums to 0."""
+    """Return the sum of each run of `lengths` neighbors; an empty run sums to 0."""
     counts, numbers = lengths.numpy(), values.numpy()
     starts = np.cumsum(counts) - counts
-    if len(counts) and counts.all():  # reduceat is four times as fast as torch.segment_reduce, and knows no empty runs
+    # reduceat is four times as fast as torch.segment_reduce, but wrong for empty runs.
+    if len(counts) and counts.all():
         return torch.from_numpy(np.add.reduceat(numbers, starts))
     sums, is_any = np.zeros(len(counts), numbers.dtype), counts > 0
     if is_any.any():
@@ -163,7 +175,8 @@ def _check_lengths(expected: int, **tensors: Tensor | None) -> None:
 
 
 def _check_finite(name: str, values: Tensor | None) -> None:
-    # One sum first: it is finite only if every value is, and 30 times as fast as looking at each.
+    # A finite sum implies finite values. An infinite sum may be an overflow, so only then test each value.
+    # Summing is 30 times as fast as testing each.
     if values is not None and not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
         raise ValueError(f"{name} has a value of {values[~torch.isfinite(values)][0].item()}; all must be finite")
 

@@ -1,6 +1,7 @@
-"""Off-policy correction: how far the proximal policy went from the behavior policy, and what a token weighs for it.
+"""Off-policy correction: importance weights and statistics of the ratio of proximal to behavior policy.
 
-rho' = proximal / behavior, everywhere; never its inverse. What is left out altogether: `agentrl.algorithms.rejection`.
+rho' = proximal / behavior in this whole file, never its inverse. Rejection of tokens:
+`agentrl.algorithms.rejection`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from agentrl.algorithms.log_ratios import bounded
 
 @dataclass(frozen=True, slots=True)
 class WeightRule:
-    """How rho' becomes the weight of a token.
+    """How rho' becomes the importance weight of a token.
 
-    level: `token`: rho' of the token; `sequence`: the product over its sequence; `geometric`: the exponential of the mean log.
-    cap, floor: bounds of the weight (None: none); outside of them it is cut to the bound (`truncate`) or 0 (`mask`).
+    level: `token`: rho' of the token; `sequence`: product of rho' over its sequence; `geometric`: geometric
+    mean of rho' over its sequence.
+    cap, floor: bounds of the weight (floor None: no lower bound).
+    outside: a weight outside the bounds is clamped to the bound (`truncate`) or set to 0 (`mask`).
     """
 
     level: str
@@ -33,11 +36,13 @@ def importance_weights(log_ratios: Tensor, sequence_ids: Tensor, rule: WeightRul
     """Return the weight of each token, f64[A].
 
     Args:
-        log_ratios: f64[A], proximal - behavior of all action tokens of a microbatch, without gradient.
-        sequence_ids: i64[A], any labels; a sequence never spans two calls.
+        log_ratios: f64[A], log rho' = proximal - behavior of all action tokens of a microbatch, without
+            gradient.
+        sequence_ids: i64[A], any labels. All tokens of a sequence must be in the same call.
 
-    Source: Ionides 2008, "Truncated importance sampling"; per token, against the sampling server's log-probabilities: Yao et al.
-    2025, "Your efficient RL framework secretly brings you off-policy RL training"; `mask`: Ling Team 2025 (IcePop), arXiv:2510.18855.
+    Source: Ionides 2008, "Truncated importance sampling"; per token, against the sampling server's
+    log-probabilities: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
+    training"; `mask`: Ling Team 2025 (IcePop), arXiv:2510.18855.
     """
     weights = raw_weights(log_ratios, sequence_ids, rule)
     low = 0.0 if rule.floor is None else rule.floor
@@ -47,7 +52,7 @@ def importance_weights(log_ratios: Tensor, sequence_ids: Tensor, rule: WeightRul
 
 
 def raw_weights(log_ratios: Tensor, sequence_ids: Tensor, rule: WeightRule) -> Tensor:
-    """Return what `importance_weights` returns, before any bound but that of exp."""
+    """Return the weights of `importance_weights` before `cap` and `floor`; only exp's argument is clamped."""
     return _bounded_exp(LEVELS[rule.level](log_ratios, sequence_ids))
 
 
@@ -71,7 +76,7 @@ LEVELS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"token": _per_token,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CorrectionStatistics:
-    """What adds up over microbatches and ranks (`sums`) or is compared (`maxima`); 0-d float64 tensors by name."""
+    """Statistics to add (`sums`) or maximize (`maxima`) over microbatches and ranks; 0-d float64 tensors."""
 
     sums: Mapping[str, Tensor]
     maxima: Mapping[str, Tensor]
@@ -84,9 +89,10 @@ def log_products(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
 
 
 def correction_statistics(proximal_A: Tensor, behavior_A: Tensor, log_products_S: Tensor, *, cap: float) -> CorrectionStatistics:
-    """Sum what `correction_metrics` needs over the tokens of one microbatch, on raw weights (before truncation).
+    """Compute what `correction_metrics` needs from the tokens of one microbatch, on untruncated weights.
 
-    `log_products_S`: f64[S], the log of the product of weights over each sequence (see `log_products`), each in one call alone.
+    log_products_S: f64[S], log of the product of weights over each sequence (see `log_products`). Each
+    sequence is passed in exactly one call.
     """
     log_ratios = (proximal_A - behavior_A).detach().double()
     weights = _bounded_exp(log_ratios)
@@ -109,10 +115,12 @@ def correction_statistics(proximal_A: Tensor, behavior_A: Tensor, log_products_S
 
 
 def correction_metrics(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[str, float]:
-    """Turn global sums and maxima of `correction_statistics` into metrics; all tokens of the update count alike.
+    """Turn global sums and maxima of `correction_statistics` into metrics. All tokens of the update have
+    equal weight.
 
-    kl_*: KL(behavior || proximal) by the estimators k1 and k3. chi2_*: E[rho'^2] - 1 under the behavior policy, per token and
-    per sequence (product of its weights). ess*: (sum w)^2 / (n sum w^2) in (0, 1], of raw and truncated weights.
+    kl_*: KL(behavior || proximal) by the estimators k1 and k3.
+    chi2_*: E[rho'^2] - 1 under the behavior policy, per token and per sequence (product of its weights).
+    ess*: effective sample size as a share, (sum w)^2 / (n sum w^2) in (0, 1], of raw and truncated weights.
     """
     tokens, sequences = max(sums["tokens"], 1.0), max(sums["sequences"], 1.0)
     behavior, proximal = sums["behavior"] / tokens, sums["proximal"] / tokens

@@ -1,7 +1,8 @@
 """Estimators of KL(policy || reference) per token, for tokens sampled from the policy.
 
-Source: Schulman 2020, "Approximating KL divergence" (k1, k2, k3). As a loss, the gradient of k1 is zero in expectation, that of
-k2 is right, that of k3 biased; `k3_k2grad` reports the low-variance value and follows the right gradient.
+Source: Schulman 2020, "Approximating KL divergence" (k1, k2, k3). Used as a loss on such tokens, k1 has a
+gradient of zero in expectation, k2 has the gradient of the KL, and k3 has a biased one. `k3_k2grad` has the
+low-variance value of k3 and the unbiased gradient of k2.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ KLEstimator = Callable[[Tensor, Tensor], Tensor]
 
 
 def k1(policy_A: Tensor, ref_A: Tensor) -> Tensor:
-    """Return log policy - log ref. For reports and rewards only: useless as a loss."""
+    """Return log policy - log ref. For metrics and rewards only: as a loss its expected gradient is zero."""
     return policy_A - ref_A
 
 
@@ -27,13 +28,17 @@ def k2(policy_A: Tensor, ref_A: Tensor) -> Tensor:
 
 
 def k3(policy_A: Tensor, ref_A: Tensor) -> Tensor:
-    """Return exp(-k1) - 1 + k1, never negative; with k1 clamped to [-20, 20], so that beyond there is no gradient."""
+    """Return exp(-k1) - 1 + k1, which is never negative. k1 is clamped to [-20, 20]; the gradient is 0
+    outside.
+    """
     log_ratio = bounded(k1(policy_A, ref_A))
     return torch.exp(-log_ratio) - 1 + log_ratio
 
 
 def absolute(policy_A: Tensor, ref_A: Tensor) -> Tensor:
-    """Return the absolute log-ratio, and 0 where it is rounding noise, as at the start, where policy and reference are one."""
+    """Return the absolute log-ratio, or 0 where it is rounding noise, as long as policy and reference are
+    equal.
+    """
     return distance(k1(policy_A, ref_A))
 
 
@@ -50,8 +55,9 @@ KL_ESTIMATORS: Mapping[str, KLEstimator] = {"k2": k2, "k3": k3, "abs": absolute,
 def off_policy_kl(name: str, policy_A: Tensor, ref_A: Tensor, proximal_A: Tensor) -> Tensor:
     """Return policy / proximal times the estimate, for tokens that the proximal policy sampled.
 
-    Through k3 the gradient runs in the ratio too: together they have the exact gradient of KL(policy || reference), which k3 alone
-    has not. The others have the right gradient (or none) by themselves, and the ratio only weighs it.
+    With k3 the gradient also flows through the ratio: the product then has the exact gradient of KL(policy ||
+    reference), which k3 alone does not have. The ratio of the other estimators is detached and only weights
+    their own gradient.
 
     Source: DeepSeek-AI 2025 (DeepSeek-V3.2), arXiv:2512.02556 (unbiased KL estimate).
     """

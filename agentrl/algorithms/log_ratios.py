@@ -1,7 +1,8 @@
-"""What all that is computed of a log-ratio shares: its bound before exp, and where it is nothing but rounding noise.
+"""Numerics shared by all log-ratios: the clamp before exp, and the band where they are only rounding noise.
 
-A log-ratio that is 0 on paper (at the first update of a step, where policy and proximal policy are one) is of the size of a rounding
-error in fact, and its sign is that of the CPU or GPU, the packing and the library. Nothing may follow from that sign.
+A log-ratio can be 0 in theory, for example at the first update of a step, where policy and proximal policy
+are equal. In practice it then has the size of a rounding error, and its sign depends on the device, the
+packing and the library. No result may depend on that sign.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to [-20, 20] before exp: e^20 is far above any cap, and finite in every dtype but float16."""
 
 ROUNDING = 1e-4
-"""Nats. Two float32 forwards of one token on different shapes or CPUs differ by 1e-7 to 1e-5; an update that matters moves more."""
+"""In nats. Two float32 forwards of one token with different shapes or CPUs differ by 1e-7 to 1e-5.
+
+An update that matters moves it more.
+"""
 
 
 def bounded(log_ratios: Tensor) -> Tensor:
@@ -22,13 +26,15 @@ def bounded(log_ratios: Tensor) -> Tensor:
 
 
 def distance(log_ratios: Tensor) -> Tensor:
-    """Return |log-ratio|, and 0 with gradient 0 where it is at most ROUNDING.
+    """Return |log-ratio|, or 0 with gradient 0 where it is at most ROUNDING.
 
-    0 is a subgradient of |x| at 0; without the band, noise would choose between -1 and 1.
+    0 is a subgradient of |x| at 0. Without the band, noise would choose between the gradients -1 and 1.
     """
     return log_ratios * torch.where(log_ratios.abs() > ROUNDING, log_ratios.detach().sign(), 0.0)
 
 
 def off_rounding(values: Tensor) -> Tensor:
-    """Return f64, `values` in whole multiples of ROUNDING: numbers that are equal on paper become equal."""
+    """Return f64, `values` rounded to multiples of ROUNDING: values that differ only by rounding noise become
+    equal.
+    """
     return torch.round(values.double() / ROUNDING) * ROUNDING

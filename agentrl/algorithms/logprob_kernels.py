@@ -1,8 +1,9 @@
-"""The arithmetic of one chunk of logits, from the products of hidden states and head to log-probabilities, and back to their gradient.
+"""Forward and backward of one chunk of logits: log-probabilities, entropies, and their gradient.
 
-`EAGER` is torch's operators one by one, a tensor in float32 for each: the reference, and the way of a CPU. `compiled()` are the same
-formulas through torch.compile, which makes one kernel of each (in Triton, on a GPU): logits are read as they are, and nothing of
-their size exists in float32.
+`EAGER` uses torch operators one by one, each with its own float32 tensor. It is the reference, and the
+implementation on a CPU. `compiled()` passes the same formulas through torch.compile, which fuses each into
+one kernel (Triton on a GPU). The kernels read the logits in their own dtype and materialize nothing of their
+size in float32.
 Shapes: C tokens of a chunk, V vocabulary.
 """
 
@@ -24,7 +25,7 @@ KernelChoice = Literal["eager", "compiled"]
 
 @dataclass(frozen=True, slots=True)
 class HeadForm:
-    """What a model does to the product of hidden states and head: times `scale`, then softcap * tanh(logits / softcap)."""
+    """The map from head products to logits: times `scale`, then softcap * tanh(logits / softcap)."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -35,16 +36,17 @@ class HeadForm:
 
 
 PLAIN_HEAD = HeadForm()
-"""The products are the logits."""
+"""No scale, no softcap: the products are the logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkKernels:
-    """The two functions of a chunk; both compute in float32, or float64 for float64 products.
+    """The two functions of a chunk. Both compute in float32, or in float64 for float64 products.
 
-    values(products_CV, targets_C, temperature, form) -> logprobs_C, entropies_C, in the dtype computed in.
-    gradient(products_CV, targets_C, entropies_C, grad_logprobs_C, grad_entropies_C, temperature, form) -> gradient of the products,
-    f[C, V] in their dtype; grad_entropies_C None: the loss does not depend on entropies.
+    values(products_CV, targets_C, temperature, form) -> logprobs_C, entropies_C, in the compute dtype.
+    gradient(products_CV, targets_C, entropies_C, grad_logprobs_C, grad_entropies_C, temperature, form) ->
+    gradient of the products, f[C, V] in their dtype. grad_entropies_C is None if the loss does not depend on
+    the entropies.
     """
 
     values: Callable[[Tensor, Tensor, float, HeadForm], tuple[Tensor, Tensor]]
@@ -66,10 +68,10 @@ def choose_kernels(requested: KernelChoice, *, device: str) -> ChunkKernels:
 
 
 def check_kernels(requested: KernelChoice, *, device: str) -> None:
-    """Refuse compiled kernels where they cannot be made.
+    """Raise if compiled kernels are requested but cannot be built.
 
     Raises:
-        ConfigError: they are asked for on a CPU, or Triton is not installed.
+        ConfigError: they are requested on a CPU, or Triton is not installed.
     """
     if requested != "compiled":
         return
@@ -83,9 +85,10 @@ def check_kernels(requested: KernelChoice, *, device: str) -> None:
 
 @functools.cache
 def compiled(backend: str = "inductor") -> ChunkKernels:
-    """Return the formulas compiled, when first called, by a backend of torch.compile.
+    """Return the formulas compiled by a backend of torch.compile. Compilation happens at the first call.
 
-    A graph is bound to the size of the first chunk; the second serves all other sizes. So a full chunk, which is met most, has its own.
+    torch.compile specializes a graph to the size of the first chunk, and a second graph serves all other
+    sizes. Full chunks are the most frequent, so they get the specialized graph.
     """
     return ChunkKernels(torch.compile(_values, backend=backend), torch.compile(_gradient, backend=backend))
 
@@ -100,9 +103,10 @@ def _has_triton() -> bool:
 def _values(products_CV: Tensor, targets_C: Tensor, temperature: float, form: HeadForm) -> tuple[Tensor, Tensor]:
     log_p_CV = _log_softmax(products_CV, temperature, form)
     p_CV = log_p_CV.exp()
-    # The target is found by comparison: to gather it, a kernel would first have to write all log-probabilities.
+    # Select the target by comparison: a gather would force the kernel to write out all log-probabilities
+    # first.
     logprobs_C = torch.where(_is_target(p_CV, targets_C), log_p_CV, 0.0).sum(-1)
-    # Masked-out vocabulary has 0 * -inf, which is 0 here.
+    # Masked-out vocabulary entries have p log p = 0 * -inf, which counts as 0.
     return logprobs_C, -torch.where(p_CV > 0, p_CV * log_p_CV, 0.0).sum(-1)
 
 
@@ -117,13 +121,16 @@ def _gradient(
 ) -> Tensor:
     log_p_CV = _log_softmax(products_CV, temperature, form)
     p_CV = log_p_CV.exp()
+    # With z = logits / temperature: d logprob / d z_j = [j = target] - p_j, and d entropy / d z_j = -p_j (log
+    # p_j + entropy).
     grad_CV = (_is_target(p_CV, targets_C).to(p_CV.dtype) - p_CV) * grad_logprobs_C[:, None]
     if grad_entropies_C is not None:
         surprise_CV = torch.where(p_CV > 0, log_p_CV + entropies_C[:, None], 0.0)
         grad_CV = grad_CV - p_CV * surprise_CV * grad_entropies_C[:, None]
     grad_CV = grad_CV * (form.scale / temperature)
     if form.softcap is not None:
-        # tanh again, not logits / softcap: a pass over the products makes it, where the logits would have to be stored.
+        # d logits / d products = scale * (1 - tanh^2). Recompute tanh from the products: reusing the logits
+        # would mean storing them.
         grad_CV = grad_CV * (1 - torch.tanh(products_CV.to(p_CV.dtype) * form.scale / form.softcap).square())
     return grad_CV.to(products_CV.dtype)
 
@@ -137,7 +144,9 @@ def _log_softmax(products_CV: Tensor, temperature: float, form: HeadForm) -> Ten
 
 
 def _over(values: Tensor, temperature: float) -> Tensor:
-    """Return values / temperature; at 1, at which one trains as a rule, a pass over all logits is saved."""
+    """Return values / temperature. At temperature 1, the usual value in training, this saves a pass over all
+    logits.
+    """
     return values if temperature == 1.0 else values / temperature
 
 
@@ -147,7 +156,8 @@ def _over(values: Tensor, temperature: float) -> Tensor:
 def _eager_values(products_CV: Tensor, targets_C: Tensor, temperature: float, form: HeadForm) -> tuple[Tensor, Tensor]:
     log_p_CV = _log_softmax(products_CV, temperature, form)
     logprobs_C = log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1)
-    # 0 * -inf is 0 here. Where logits are not finite the log-probability is NaN as well, so nothing is hidden by it.
+    # 0 * -inf counts as 0. This hides no error: where logits are not finite, the log-probability is NaN as
+    # well.
     return logprobs_C, -log_p_CV.exp().mul_(log_p_CV).nan_to_num_(nan=0.0).sum(-1)
 
 
@@ -160,14 +170,14 @@ def _eager_gradient(
     temperature: float,
     form: HeadForm,
 ) -> Tensor:
-    # Each pass over a chunk is one over memory, and what need not be stored is written over.
+    # Every pass is bound by memory bandwidth, so write in place where the old values are no longer needed.
     logits_CV = form.apply(products_CV.to(compute_dtype(products_CV)))
     scaled_CV, upstream_C = _over(logits_CV, temperature), _over(grad_logprobs_C, temperature)
     p_CV = torch.softmax(scaled_CV, dim=-1)
     if grad_entropies_C is None:
         grad_CV = p_CV.mul_(-upstream_C[:, None])
     else:
-        # d entropy / d logit_j = -p_j (log p_j + entropy); p_j = 0 contributes 0, not 0 * -inf.
+        # d entropy / d z_j = -p_j (log p_j + entropy); p_j = 0 contributes 0, not 0 * -inf.
         surprise_CV = torch.where(p_CV > 0, torch.log_softmax(scaled_CV, dim=-1) + entropies_C[:, None], 0.0)
         grad_CV = -p_CV * (upstream_C[:, None] + surprise_CV * _over(grad_entropies_C, temperature)[:, None])
     grad_CV.scatter_add_(-1, targets_C[:, None], upstream_C[:, None])

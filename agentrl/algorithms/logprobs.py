@@ -1,7 +1,7 @@
-"""Log-probabilities and entropies of given tokens, from logits or, without ever holding all logits, from hidden states.
+"""Log-probabilities and entropies of given tokens, from logits or directly from hidden states.
 
-Both work chunk by chunk and compute a chunk again in the backward pass instead of keeping it; what is done to the logits of a chunk
-is `ChunkKernels`' affair.
+Both functions work chunk by chunk, and the second never holds all logits. A chunk is recomputed in the
+backward pass instead of kept. `ChunkKernels` contains the arithmetic of one chunk.
 Shapes: A action tokens, V vocabulary, H width of the hidden states, C tokens of one chunk.
 """
 
@@ -17,7 +17,10 @@ from torch.nn.functional import linear
 from agentrl.algorithms.logprob_kernels import EAGER, PLAIN_HEAD, ChunkKernels, HeadForm, compute_dtype
 
 _CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**27}
-"""Logits worked on at once by device type: 64 MiB in float32 on a CPU, and on a GPU enough rows to keep its matrix units busy."""
+"""Logits per chunk by device type.
+
+64 MiB in float32 on a CPU; on a GPU, enough tokens to saturate the tensor cores.
+"""
 
 
 def logprobs_and_entropy(
@@ -49,17 +52,18 @@ def linear_logprobs_and_entropy(
     chunk_tokens: int | None = None,
     kernels: ChunkKernels = EAGER,
 ) -> tuple[Tensor, Tensor]:
-    """Return what `logprobs_and_entropy` returns for the logits `form(hidden @ weight.T + bias)`, which never exist as a whole.
+    """Return `logprobs_and_entropy` of the logits `form(hidden @ weight.T + bias)`, one chunk at a time.
 
-    Memory beyond inputs and gradients is a few chunks of logits. When all tokens fit one chunk it is kept, and nothing is
-    computed twice.
+    Memory beyond inputs and gradients is a few chunks of logits. If all tokens fit into one chunk, it is kept
+    for the backward pass and nothing is recomputed.
 
     Args:
-        hidden_AH: f[A, H]; weight_VH: f[V, H]; bias_V: f[V] or None; one dtype. Gradients flow into all three.
+        hidden_AH: f[A, H]; weight_VH: f[V, H]; bias_V: f[V] or None; all of one dtype. All three receive
+            gradients.
         targets_A: i64[A], ids below V.
         temperature: of the rollout, > 0.
         chunk_tokens: tokens per chunk, >= 1; None: by device, see `_CHUNK_ELEMENTS`.
-        kernels: that compute a chunk.
+        kernels: arithmetic of one chunk.
 
     Returns:
         logprobs_A, entropies_A (nats): f32[A], or f64[A] for float64 inputs.
@@ -119,7 +123,8 @@ class _FromHidden(torch.autograd.Function):
         grads = _Upstream(targets_A, entropies, grad_logprobs, grad_entropies, ctx.temperature, ctx.form)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden_AH) if needs_hidden else None
-        # Sums over chunks are kept in the dtype of the results: in bfloat16 each further chunk would round away what the last ones added.
+        # Accumulate over chunks in float32 (or float64): in bfloat16, rounding would lose the contributions
+        # of later chunks.
         grad_weight = torch.zeros_like(weight_VH, dtype=entropies.dtype) if needs_weight else None
         grad_bias = torch.zeros_like(bias_V, dtype=entropies.dtype) if needs_bias else None
         for chunk in _chunks(len(hidden_AH), ctx.size):
@@ -140,13 +145,13 @@ class _FromHidden(torch.autograd.Function):
 
 
 class _Upstream:
-    """Gradients of the loss by the results, and what else it takes to turn them into one by the products of a chunk."""
+    """The upstream gradients, and what else a chunk needs to turn them into the gradient of its products."""
 
     def __init__(
         self, targets_A: Tensor, entropies_A: Tensor, grad_logprobs_A: Tensor, grad_entropies_A: Tensor, temperature: float, form: HeadForm
     ) -> None:
         self._targets, self._entropies, self._grad_logprobs = targets_A, entropies_A, grad_logprobs_A
-        # Asked once for all chunks: on a GPU the answer is waited for.
+        # Test once for all chunks: on a GPU, reading the result synchronizes with the device.
         self._grad_entropies = grad_entropies_A if bool((grad_entropies_A != 0).any()) else None
         self._temperature, self._form = temperature, form
 

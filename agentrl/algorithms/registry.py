@@ -1,4 +1,4 @@
-"""Functions of an algorithm by name: built in, of an installed package, or of the user's own file."""
+"""Lookup of functions by name: built in, from an installed package, or from the user's own file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def find_function(kind: str, name: str, built_in: Mapping[str, F], *, group: str) -> F:
-    """Return the function that `name` stands for.
+    """Return the function registered or referenced as `name`.
 
     Args:
-        kind: what it is, for messages: `advantage estimator`.
-        name: a key of `built_in`, else an entry point of `group`, else `path/to/file.py:function` or `package.module:function`.
+        kind: what kind of function it is, for messages: `advantage estimator`.
+        name: a key of `built_in`, else an entry point of `group`, else `path/to/file.py:function` or
+            `package.module:function`.
 
     Raises:
-        PluginError: nothing has that name (with the list), its import fails, or it is no function.
+        PluginError: the name is unknown (the message lists the known ones), its import fails, or it is not a
+            function.
     """
     if name in built_in:
         return built_in[name]
@@ -39,5 +41,5 @@ def _load_entry_point(kind: str, name: str, built_in: Mapping[str, Any], group: 
     entry = installed[name]
     try:
         return entry.load()
-    except Exception as error:  # a third party's code runs at import
+    except Exception as error:  # importing runs third-party code
         raise PluginError(f"{kind} {name!r} ({entry.value}) cannot be imported: {error}") from error

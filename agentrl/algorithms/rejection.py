@@ -1,7 +1,9 @@
-"""Rejection: which tokens the off-policy correction leaves in the loss. It changes the loss mask, never a reward or an advantage.
+"""Rejection: which tokens the off-policy correction keeps in the loss.
 
-rho' = proximal / behavior, everywhere; bounds are on it and never on its inverse. Log-ratios are f64[A] of all action tokens of one
-microbatch, and `sequence_ids` (i64[A], any labels) tells which tokens share a sequence; a sequence never spans two calls.
+It changes the loss mask, never a reward or an advantage. rho' = proximal / behavior in this whole file;
+bounds apply to rho', never to its inverse. Log-ratios are f64[A] of all action tokens of one microbatch.
+`sequence_ids` (i64[A], any labels) group the tokens by sequence; all tokens of a sequence must be in the same
+call.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from agentrl.algorithms.log_ratios import bounded
 class RejectionRule:
     """Keep a token iff lower <= statistic <= upper; None: no such bound.
 
-    statistic: k1 is log rho' and its bounds are given as rho'; k2 and k3 are never negative and know an upper bound alone.
-    level: `token` judges each token; `sequence_sum`, `sequence_mean` and `sequence_max` (the farthest token) judge all tokens of a
-    sequence at once.
+    statistic: k1 is log rho', and its bounds are given as rho'. k2 and k3 are never negative and have an
+    upper bound only.
+    level: `token` tests each token alone. `sequence_sum`, `sequence_mean` and `sequence_max` (the most
+    extreme token) keep or reject all tokens of a sequence together.
     """
 
     statistic: str
@@ -32,9 +35,10 @@ class RejectionRule:
 
 
 def accepts(log_ratios: Tensor, sequence_ids: Tensor, rule: RejectionRule) -> Tensor:
-    """Return bool[A], True where the token is kept. A log-ratio that is not a number is never kept.
+    """Return bool[A], True where the token is kept. A NaN log-ratio is always rejected.
 
-    Source: Liu et al. 2025, "When speed kills stability" (sequence and geometric masks); k1 to k3: Schulman 2020.
+    Source: Liu et al. 2025, "When speed kills stability" (sequence and geometric masks); k1 to k3: Schulman
+    2020.
     """
     values = STATISTICS[rule.statistic](log_ratios)
     in_logs = rule.statistic == "k1"
@@ -66,9 +70,10 @@ STATISTICS: Mapping[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3"
 
 
 def second_moment_cut(squares: Tensor, threshold: float) -> float:
-    """Return the largest value that stays when the largest are dropped until the mean of the rest is at most `threshold`.
+    """Drop the largest values until the mean of the rest is at most `threshold`; return the largest one kept.
 
-    -inf when none may stay; equal values stay or go together, so that the order of the batch does not matter.
+    Returns -inf if none may remain. Equal values are kept or dropped together, so the result does not depend
+    on the order of the batch.
 
     Args:
         squares: f64[N], (behavior - proximal)^2 of all tokens of the update, in any order.
@@ -79,7 +84,7 @@ def second_moment_cut(squares: Tensor, threshold: float) -> float:
     means = torch.cumsum(ordered, 0) / torch.arange(1, len(ordered) + 1, dtype=ordered.dtype)
     is_last_of_equals = torch.ones_like(ordered, dtype=torch.bool)
     is_last_of_equals[:-1] = ordered[1:] != ordered[:-1]
-    # Means of an ascending row ascend, so what fits is a prefix.
+    # Running means of sorted values are non-decreasing, so the values that fit form a prefix.
     fits = ordered[(means <= threshold) & is_last_of_equals]
     return float(fits[-1]) if len(fits) else -math.inf
 

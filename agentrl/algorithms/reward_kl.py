@@ -1,4 +1,7 @@
-"""KL to the reference in the reward: each action token pays for going astray, before any advantage is estimated."""
+"""KL penalty in the reward: each action token pays for diverging from the reference.
+
+The penalty is applied before advantages are estimated.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,17 @@ from torch import Tensor
 from agentrl.algorithms.compact import ActionBatch
 
 ERROR_LIMIT = 0.2
-"""Largest relative error the coefficient answers to at once: one odd batch must not throw it off."""
+"""Bound on the relative error in one adaptation: a single unusual batch must not change the coefficient much."""
 
 
 def penalize(batch: ActionBatch, kl_A: Tensor, *, coefficient: float) -> ActionBatch:
-    """Return the batch with r_t - coefficient * kl_t on every action token, whatever the loss will make of the token.
+    """Return the batch with rewards r_t - coefficient * kl_t on every action token.
+
+    This includes tokens that are later masked out of the loss.
 
     Args:
-        kl_A: f[A], an estimate of KL(policy || ref) per token, in nats, such as `kl.k1` of the log-probabilities at the step's start.
+        kl_A: f[A], an estimate of KL(policy || ref) per token, in nats, such as `kl.k1` of the
+            log-probabilities at the step's start.
         coefficient: at least 0; 0 changes nothing.
 
     Source: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
@@ -25,13 +31,15 @@ def penalize(batch: ActionBatch, kl_A: Tensor, *, coefficient: float) -> ActionB
 
 
 def adapt_coefficient(coefficient: float, kl: float, *, target: float, num_sequences: int, horizon: int) -> float:
-    """Return the coefficient after a batch: times 1 + clip(kl / target - 1, -0.2, 0.2) * num_sequences / horizon.
+    """Return the next coefficient: coefficient * (1 + clip(kl / target - 1, -0.2, 0.2) * num_sequences /
+    horizon).
 
-    A fixed coefficient is one that is never passed through here.
+    Not called for a fixed coefficient.
 
     Args:
-        kl: mean over the batch of the KL that `target` is meant for (per token, or summed per sequence), in nats.
-        target: > 0. horizon: sequences in which the coefficient may about double, > 0.
+        kl: batch mean of the KL that `target` refers to (per token, or summed per sequence), in nats.
+        target: > 0. horizon: sequences in which the coefficient changes by a factor of at most about e^0.2 =
+            1.2, > 0.
 
     Raises:
         ValueError: target or horizon is not positive.

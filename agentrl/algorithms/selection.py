@@ -1,9 +1,11 @@
-"""Which tokens Clip-Cov and KL-Cov single out: those whose log-probability and advantage are high together.
+"""Token selection of Clip-Cov and KL-Cov: tokens by the covariance of log-probability and advantage.
 
-The papers select by the current policy within one mini-batch on one device. Here a token is selected once, before the update, by the
-log-probabilities of the proximal policy (of the behavior policy where there is no other) and by sums and order statistics over ALL
-microbatches and ranks; the first update sees what the papers see, and no packing or number of ranks changes the selection. Attempts at
-one task often begin with the same tokens, so equal covariances are common, and rounding noise must not choose among them.
+The papers select by the current policy within one mini-batch on one device. Here tokens are selected once,
+before the update. The log-probabilities are those of the proximal policy (of the behavior policy if there is
+no other), and the sums and order statistics are over ALL microbatches and ranks. The first update therefore
+selects as in the papers, and neither packing nor the number of ranks changes the selection. Attempts at one
+task often begin with the same tokens, so equal covariances are common, and rounding noise must not choose
+among them.
 
 Source: Cui et al. 2025, arXiv:2505.22617.
 """
@@ -21,24 +23,29 @@ from agentrl.algorithms.log_ratios import ROUNDING, off_rounding
 
 
 def covariances(logprobs: Tensor, advantages: Tensor, *, mean_logprob: float, mean_advantage: float) -> Tensor:
-    """Return (log p - mean log p)(A - mean A), f64[A] in multiples of ROUNDING; the means are over all loss tokens of the update."""
+    """Return (log p - mean log p)(A - mean A), f64[A], in multiples of ROUNDING.
+
+    The means are over all loss tokens of the update.
+    """
     return off_rounding((logprobs.double() - mean_logprob) * (advantages.double() - mean_advantage))
 
 
 def largest_first(covariances_A: Tensor, fair_keys_A: Tensor) -> Tensor:
-    """Return f64[A], keys that are small where the covariance is large; among equal covariances the fair keys, in [0, 1), decide."""
+    """Return f64[A], sort keys: the largest covariance has the smallest key; fair keys in [0, 1) break ties."""
     return fair_keys_A - torch.round(covariances_A / ROUNDING)
 
 
 def num_selected(share: float, num_tokens: int) -> int:
-    """Return how many of `num_tokens` loss tokens a share is: rounded down, but at least one."""
+    """Return how many of `num_tokens` loss tokens to select for a share: rounded down, but at least one."""
     return min(num_tokens, max(1, math.floor(share * num_tokens)))
 
 
 def smallest_cut(keys: Tensor, count: int) -> float:
-    """Return the bound below which the `count` smallest of `keys` (f64[N], of all ranks) lie; tokens with key < bound are chosen.
+    """Return the (count + 1)-th smallest of `keys` (f64[N], of all ranks); tokens with key < bound are
+    selected.
 
-    Ties at the bound are all left out, so that the order of the batch does not matter.
+    Returns inf if there are at most `count` keys. Ties at the bound are all excluded, so the order of the
+    batch does not matter.
     """
     if count >= len(keys):
         return math.inf
@@ -46,14 +53,14 @@ def smallest_cut(keys: Tensor, count: int) -> float:
 
 
 def fair_keys(sample_indices: NDArray[np.int64], places: NDArray[np.int64], token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return one pseudo-random number in [0, 1) per token that depends on nothing but what the token is.
+    """Return f64[A], one pseudo-random number in [0, 1) per token that depends only on the token's identity.
 
     Args:
-        sample_indices: i64[A], place of the token's sequence in the batch.
-        places: i64[A], place of the token among the action tokens of its sequence.
+        sample_indices: i64[A], index of the token's sequence in the batch.
+        places: i64[A], index of the token among the action tokens of its sequence.
         token_ids: i64[A].
 
-    The mixer is the finaliser of SplitMix64 (Steele et al. 2014).
+    The mixer is the finalizer of SplitMix64 (Steele et al. 2014).
     """
     state = np.zeros(len(token_ids), np.uint64)
     with np.errstate(over="ignore"):

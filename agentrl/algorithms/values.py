@@ -1,4 +1,4 @@
-"""The critic's loss: how far its values are from the returns, per action token, before aggregation."""
+"""The critic's loss: squared error of values and returns per action token, before aggregation."""
 
 from __future__ import annotations
 
@@ -11,36 +11,45 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueLoss:
-    """losses_A: f[A], with gradient. is_clipped_A: bool[A], where the bound decided the loss."""
+    """Loss and clip mask per token.
+
+    losses_A: f[A], with gradient. is_clipped_A: bool[A], True where the clip determined the loss.
+    """
 
     losses_A: Tensor
     is_clipped_A: Tensor
 
 
 def value_loss(values_A: Tensor, old_values_A: Tensor, returns_A: Tensor, *, cliprange: float | None) -> ValueLoss:
-    """Return (V - R)^2 / 2, or with a bound the larger of that and (clip(V, V_old - c, V_old + c) - R)^2 / 2.
+    """Return (V - R)^2 / 2 or, with clipping, the maximum of it and (clip(V, V_old - c, V_old + c) - R)^2 /
+    2.
 
-    So a value that has gone further than c from where the step began has no gradient, unless it leads back.
+    A value further than c from V_old therefore has no gradient, unless its gradient leads back.
 
     Args:
-        values_A: f[A], with gradient, in the reward's unit. old_values_A: f[A], of the critic at the start of the step.
-        returns_A: f[A], what the values should have been.
-        cliprange: c > 0 in the reward's unit; None: no bound.
+        values_A: f[A], with gradient, in the reward's unit. old_values_A: f[A], of the critic at the start of
+            the step.
+        returns_A: f[A], the regression targets.
+        cliprange: c > 0 in the reward's unit; None: no clipping.
 
-    Source: Schulman et al. 2017, OpenAI Baselines PPO2; Huang et al. 2022, "The 37 implementation details of PPO", detail 9.
+    Source: Schulman et al. 2017, OpenAI Baselines PPO2; Huang et al. 2022, "The 37 implementation details of
+    PPO", detail 9.
     """
     plain = (values_A - returns_A).square() / 2
     if cliprange is None:
         return ValueLoss(plain, torch.zeros_like(plain, dtype=torch.bool))
     moved = values_A - old_values_A
-    # Within the bound the value itself: old + (value - old) is another number by rounding, and noise would say what was clipped.
+    # Within the bound use the value itself: old + (value - old) differs by rounding, and noise would decide
+    # what counts as clipped.
     bounded = torch.where(moved.abs() <= cliprange, values_A, old_values_A + moved.detach().clamp(-cliprange, cliprange))
     clipped = (bounded - returns_A).square() / 2
     return ValueLoss(torch.maximum(plain, clipped), clipped.detach() > plain.detach())
 
 
 def value_moments(values_A: Tensor, returns_A: Tensor) -> dict[str, Tensor]:
-    """Return the sums over tokens that `explained_variance` needs, 0-d in float64; they add up over microbatches and ranks."""
+    """Return the sums over tokens that `explained_variance` needs, 0-d float64; add over microbatches and
+    ranks.
+    """
     returns = returns_A.detach().double()
     errors = returns - values_A.detach().double()
     return {
@@ -52,8 +61,12 @@ def value_moments(values_A: Tensor, returns_A: Tensor) -> dict[str, Tensor]:
 
 
 def explained_variance(*, error_mean: float, error_square: float, return_mean: float, return_square: float) -> float:
-    """Return 1 - Var(R - V) / Var(R) from means over all tokens: 1 is perfect, 0 no better than a constant; NaN where R is constant."""
+    """Return 1 - Var(R - V) / Var(R) from means over all tokens.
+
+    1 is perfect, 0 is no better than a constant. NaN if R is constant.
+    """
     variance = return_square - return_mean**2
-    if variance <= 1e-12 * max(return_square, 1e-300):  # what is left of equal numbers is rounding
+    # For equal returns E[R^2] - E[R]^2 is not exactly 0 but rounding error.
+    if variance <= 1e-12 * max(return_square, 1e-300):
         return math.nan
     return 1.0 - (error_square - error_mean**2) / variance

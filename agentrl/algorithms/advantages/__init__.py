@@ -52,13 +52,13 @@ def find_estimator(name: str) -> Estimator:
     """Return a built-in estimator, an installed one (entry point), or the user's (`file.py:function`).
 
     Raises:
-        PluginError: nothing has that name, or it cannot be imported.
+        PluginError: the name is unknown, or the estimator cannot be imported.
     """
     return find_function("advantage estimator", name, ESTIMATORS, group=ENTRY_POINTS)
 
 
 def estimate(estimator: Estimator, batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """Return what `estimator` says, checked: it may be the user's.
+    """Run `estimator` and check its result, since it may be the user's own.
 
     Raises:
         ValueError: it did not return a Credit with one finite advantage per action token.

@@ -1,4 +1,4 @@
-"""Generalized advantage estimation: the estimators that stand on a critic."""
+"""Generalized advantage estimation: the estimators that need a critic."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, re
 def gae(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     """Estimate advantages and returns over action tokens.
 
-    d_t = r_t + gamma V_{t+} - V_t and A_t = d_t + gamma lam A_{t+}, with t+ the next action token of the trajectory: the value
-    behind a tool call bootstraps the last token before it. Behind the last one the value is 0, or `values_after_N` where the
-    attempt was truncated and `bootstrap_truncated`. Returns are A_t + V_t.
+    d_t = r_t + gamma V_{t+} - V_t and A_t = d_t + gamma lam A_{t+}, where t+ is the next action token of the
+    trajectory. So the value after a tool call bootstraps the last token before it. The value after the last
+    token is 0, or `values_after_N` if the attempt was truncated and `bootstrap_truncated` is set. Returns are
+    A_t + V_t.
 
     Reads: values_A, values_after_N; gamma, lam, bootstrap_truncated.
     Raises:
-        ValueError: the batch lacks what it reads.
+        ValueError: the batch lacks a column that the estimator reads.
     Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
     """
     values = needed(batch.values_A, "gae", "values_A, a critic's estimate before each token")
@@ -27,15 +28,17 @@ def gae(batch: ActionBatch, options: AdvantageOptions) -> Credit:
 
 
 def gae_turn(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """Estimate advantages and returns over turns, the same for all tokens of a turn.
+    """Estimate advantages and returns over turns, equal for all tokens of a turn.
 
-    The recursion of `gae` with one step per turn: the turn's reward is the sum over its tokens, its value that before its first
-    token, and gamma and lam count turns. Returns are the turn's, on each of its tokens.
+    The recursion of `gae` with one step per turn. The reward of a turn is the sum over its tokens, its value
+    is the value before its first token, and gamma and lam apply per turn. Each token gets the return of its
+    turn.
 
     Reads: values_A, values_after_N; gamma, lam, bootstrap_truncated.
     Raises:
-        ValueError: the batch lacks what it reads.
-    Source: Zhou et al. 2024, arXiv:2402.19446, the utterance as the action; the recursion as in `gae`.
+        ValueError: the batch lacks a column that the estimator reads.
+    Source: Zhou et al. 2024, arXiv:2402.19446, with the utterance as the action; the recursion is that of
+    `gae`.
     """
     values = needed(batch.values_A, "gae_turn", "values_A, a critic's estimate before each token")
     lengths_K = batch.turns.lengths_K

@@ -1,7 +1,8 @@
-"""Estimators that compare the attempts of a group by their outcomes: one advantage per trajectory, on all of its action tokens.
+"""Estimators that compare the attempts of a group by outcome: one advantage per trajectory.
 
-R_i is the sum of everything trajectory i earned, n the size of its group. In each of them a group of equal outcomes has advantage
-exactly 0, and a group of one has 0 or, with `singleton: raw`, R_i.
+All action tokens of a trajectory get its advantage. R_i is the total reward of trajectory i, n the size of
+its group. For every estimator, a group of equal outcomes has advantage exactly 0, and a group of one has 0
+or, with `singleton: raw`, R_i.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
 Floats = NDArray[np.floating]
 
 STD_EPS = 1e-6
-"""Keeps nearly equal outcomes finite; the value that GRPO's implementations share."""
+"""Keeps the advantages of nearly equal outcomes finite; the usual value in GRPO implementations."""
 MEAN_EPS = 1e-6
 ROUNDING_ULPS = 16
-"""Outcomes that differ by so many units in the last place of the batch's largest are equal."""
+"""Outcomes that differ by at most this many ulps of the batch's largest outcome are equal."""
 
 
 class Groups:
-    """Values with the group of each; every result stands per member, f[N], so that formulas read as in the papers.
+    """Values and their groups. Every result is per member, f[N], so formulas read as in the papers.
 
-    In NumPy, whose operations on some hundred numbers take a third of the time of torch's.
+    NumPy rather than torch: on a few hundred numbers its operations take a third of the time.
     """
 
     def __init__(self, values_N: Tensor, labels: Sequence[Tensor]) -> None:
-        """`labels`: one or more i64[N]; members of a group agree in all of them."""
+        """`labels`: one or more i64[N]; two members share a group if they agree in all of them."""
         self.values_N: Floats = values_N.numpy()
         self.index_N = _places(labels[0].numpy())
         for label_N in labels[1:]:
@@ -46,7 +47,7 @@ class Groups:
 
     @classmethod
     def of(cls, batch: ActionBatch) -> Groups:
-        """The outcomes of the batch's trajectories."""
+        """Group the outcomes of the batch's trajectories."""
         return cls(batch.outcomes_N, [batch.group_N])
 
     def sums(self, values_N: Floats) -> Floats:
@@ -59,7 +60,7 @@ class Groups:
         return self._over_groups(np.minimum, values_N)
 
     def _over_groups(self, operation: np.ufunc, values_N: Floats) -> Floats:
-        if not self.count:  # reduceat knows no empty arrays
+        if not self.count:  # reduceat fails on empty arrays
             return values_N
         members: Floats = operation.reduceat(values_N[self._order], self._starts)
         return members[self.index_N]
@@ -79,17 +80,19 @@ class Groups:
 
     @property
     def tolerance(self) -> float:
-        """The difference that rounding alone may make: the sums 0.1 + 0.2 and 0.3 are one outcome, not two."""
+        """Largest difference due to rounding alone: 0.1 + 0.2 and 0.3 are the same outcome."""
         return ROUNDING_ULPS * float(np.finfo(self.values_N.dtype).eps) * float(np.abs(self.values_N).max()) if self.count else 0.0
 
     @cached_property
     def is_constant(self) -> NDArray[np.bool_]:
-        # By extremes, not by the variance: the mean of equal values such as 0.1 may differ from them in the last bit,
-        # and dividing that bit by a tiny std would make noise of size one out of nothing.
+        # Compare extremes, not the variance: the mean of equal values such as 0.1 may differ from them in the
+        # last bit, and dividing that bit by a tiny std would turn it into advantages near 1.
         return self.maxima(self.values_N) - self.minima(self.values_N) <= self.tolerance
 
     def settle(self, advantages_N: Floats, *, singleton: Literal["zero", "raw"]) -> Tensor:
-        """Return the advantages with those of constant groups 0 exactly, and those of groups of one as `singleton` says."""
+        """Return f[N], the advantages with constant groups set to exactly 0 and groups of one set as
+        `singleton` says.
+        """
         settled = np.where(self.is_constant, 0, advantages_N)
         return torch.from_numpy(settled if singleton == "zero" else np.where(self.sizes_N == 1, self.values_N, settled))
 
@@ -99,7 +102,7 @@ class Groups:
 
 
 def _places(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the place of each label among the different ones."""
+    """Return the index of each label among the distinct labels."""
     return np.unique(labels, return_inverse=True)[1]
 
 
@@ -114,7 +117,9 @@ def grpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
 
 
 def dr_grpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """A_i = R_i - mean_G: a group's weight does not grow as its outcomes draw together. Goes with the aggregation `constant`.
+    """A_i = R_i - mean_G. Use with the aggregation `constant`.
+
+    Without the division by std, a group gains no weight as its outcomes approach each other.
 
     Reads: singleton.
     Source: Liu et al. 2025, arXiv:2503.20783.
@@ -124,7 +129,9 @@ def dr_grpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
 
 
 def rloo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """A_i = R_i - mean of the other members = n / (n - 1) (R_i - mean_G): the baseline does not know R_i, hence has no bias.
+    """A_i = R_i - mean of the other members = n / (n - 1) (R_i - mean_G).
+
+    The baseline excludes R_i, hence adds no bias.
 
     Reads: singleton.
     Source: Ahmadian et al. 2024, arXiv:2402.14740.
@@ -134,7 +141,9 @@ def rloo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
 
 
 def opo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """A_i = R_i - sum_G(len R) / sum_G(len), len in action tokens: the baseline of least variance if gradients grow with length.
+    """A_i = R_i - sum_G(len R) / sum_G(len), len in action tokens.
+
+    The baseline has minimal variance if the squared norm of a gradient grows in proportion to the length.
 
     Reads: singleton.
     Source: Hao et al. 2025, arXiv:2505.23585.
@@ -146,7 +155,9 @@ def opo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
 
 
 def gpg(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """A_i = (R_i - mean_G) * B / B', B groups in the batch and B' of them with unequal outcomes: constant groups take no share.
+    """A_i = (R_i - mean_G) * B / B', for B groups in the batch, B' of them with unequal outcomes.
+
+    The factor compensates for constant groups, which contribute no gradient but count in the mean.
 
     Reads: singleton.
     Source: Chu et al. 2025, arXiv:2504.02546.
@@ -157,11 +168,12 @@ def gpg(batch: ActionBatch, options: AdvantageOptions) -> Credit:
 
 
 def max_rl(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """A_i = (R_i - mean_G) / (mean_G + 1e-6): the rarer success is, the more it weighs. Outcomes must not be negative.
+    """A_i = (R_i - mean_G) / (mean_G + 1e-6): the rarer success is, the more it weighs.
 
     Reads: singleton.
     Raises:
-        ValueError: an outcome is negative; the mean that divides could be 0 or turn every sign.
+        ValueError: an outcome is negative. The group mean could then be 0 or flip the sign of every
+            advantage.
     Source: "Maximum likelihood reinforcement learning", 2026, arXiv:2602.02710.
     """
     groups = Groups.of(batch)

@@ -1,4 +1,4 @@
-"""Estimators that raise the chance that one of k attempts succeeds, rather than that of a single one."""
+"""Estimators that maximize the chance that at least one of k attempts succeeds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
 
 
 def grpo_passk(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """Give the best of a group R_max - R_second, all others 0; at a tie of the best, everybody 0.
+    """Give the best attempt of a group R_max - R_second and all others 0; if several tie for the best, all
+    get 0.
 
     Reads: singleton.
     Source: the leave-one-out advantage of max_i R_i; Tang et al. 2025, arXiv:2503.19595.
@@ -25,9 +26,10 @@ def grpo_passk(batch: ActionBatch, options: AdvantageOptions) -> Credit:
 def pass_at_k(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     """Return the expected advantage over all subsets of k attempts, in closed form.
 
-    Of n attempts f failed (R_i < solved_reward). A subset of k succeeds if one of it does: the mean over subsets is
-    p = 1 - C(f, k) / C(n, k), their std s = sqrt(p (1 - p)). An attempt's advantage is the mean over the subsets that hold it:
-    (1 - p) / s if it succeeded, (1 - p - C(f-1, k-1) / C(n-1, k-1)) / s if it failed; 0 where s = 0.
+    Of n attempts f failed (R_i < solved_reward). A subset of k succeeds if at least one of its attempts does.
+    The mean over subsets is p = 1 - C(f, k) / C(n, k), their std is s = sqrt(p (1 - p)). An attempt's
+    advantage is the mean over the subsets that contain it: (1 - p) / s if it succeeded, (1 - p - C(f-1, k-1)
+    / C(n-1, k-1)) / s if it failed; 0 where s = 0.
 
     Reads: passk_k, solved_reward, singleton.
     Raises:

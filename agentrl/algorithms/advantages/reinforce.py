@@ -1,4 +1,4 @@
-"""Estimators of the REINFORCE family, and the whitening that some of them and PPO share."""
+"""Estimators of the REINFORCE family, and the whitening shared with PPO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ VARIANCE_EPS = 1e-8
 def whiten(values_A: Tensor) -> Tensor:
     """Return (x - mean) / sqrt(var + 1e-8), var with Bessel's correction; equal values become exactly 0.
 
-    Over all action tokens of the whole global batch: per rank or microbatch it would be another estimator for each.
+    The statistics must be over all action tokens of the global batch. Per rank or microbatch, each would use
+    a different estimator.
     """
     if not len(values_A) or bool(values_A.min() == values_A.max()):
         return torch.zeros_like(values_A)
@@ -24,7 +25,9 @@ def whiten(values_A: Tensor) -> Tensor:
 
 
 def reinforce_plus_plus(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """A_t = whitened G_t, with G_t = r_t + gamma G_{t+} over action tokens: no group, no critic, nothing resets at a tool call.
+    """A_t = whitened G_t, with G_t = r_t + gamma G_{t+} over action tokens.
+
+    It needs neither groups nor a critic. G does not reset at tool calls.
 
     Reads: gamma.
     Source: Hu 2025, arXiv:2501.03262.
@@ -33,9 +36,10 @@ def reinforce_plus_plus(batch: ActionBatch, options: AdvantageOptions) -> Credit
 
 
 def reinforce_plus_plus_baseline(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """A_t = whitened (R_i - mean_G), over the tokens of the batch; groups of equal outcomes are set back to 0 afterwards.
+    """A_t = whitened (R_i - mean_G), over the tokens of the batch; groups of equal outcomes are reset to 0.
 
-    Long failures draw the mean over tokens below 0: without that step, a group that tells nothing would be pushed up or down.
+    Long failures pull the mean over tokens below 0. Without the reset, whitening would push groups that carry
+    no signal up or down.
 
     Reads: singleton.
     Source: Hu 2025, arXiv:2501.03262, the variant with a group baseline.

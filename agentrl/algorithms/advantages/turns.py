@@ -1,6 +1,7 @@
-"""Estimators that compare turns: which turn earned what, beside which attempt did.
+"""Estimators that compare turns: credit per turn, in addition to or instead of credit per attempt.
 
-Rewards count where they were received; a turn's return is its reward and, discounted by gamma per turn, that of later turns.
+Rewards count in the turn where they were received. The return of a turn is its reward plus the rewards of
+later turns, discounted by gamma per turn.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, re
 
 
 def turn_group(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """A_ik = (G_ik - mean) / (std + 1e-6) over the k-th turns of a group's attempts, with G_ik = r_ik + gamma G_i(k+1).
+    """A_ik = (G_ik - mean) / (std + 1e-6) over the k-th turns of a group's attempts, with G_ik = r_ik + gamma
+    G_i(k+1).
 
-    A turn that no other attempt of the group reached is a group of one. Every token of a turn has the turn's advantage.
+    A turn that no other attempt of the group reached is a group of one. Every token of a turn has the turn's
+    advantage.
 
     Reads: gamma, singleton.
-    Source: Zeng et al. 2025, arXiv:2505.11821, credit per turn; the normalisation is that of `grpo`.
+    Source: Zeng et al. 2025, arXiv:2505.11821, credit per turn; normalized as in `grpo`.
     """
     turns = batch.turns
     groups = Groups(_turn_returns(batch, options.gamma), [batch.group_N[turns.sequence_K], turns.number_K])
@@ -28,10 +31,10 @@ def turn_group(batch: ActionBatch, options: AdvantageOptions) -> Credit:
 
 
 def gigpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """A_ik = A_episode + step_weight * A_step: `grpo`, and beside it the returns of turns taken in the same state of a group.
+    """A_ik = A_episode + step_weight * A_step: `grpo` plus a comparison of turns taken in the same state.
 
-    A_step = (G_ik - mean) / (std + 1e-6) over the turns of the group with an equal anchor, also several of one attempt; a state
-    that was met once has A_step = 0.
+    A_episode is `grpo`. A_step = (G_ik - mean) / (std + 1e-6) over the turns of the group with an equal
+    anchor, including several of one attempt. A state that was visited once has A_step = 0.
 
     Reads: anchors_K; gamma, singleton, step_weight.
     Raises:
@@ -46,5 +49,5 @@ def gigpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
 
 
 def _turn_returns(batch: ActionBatch, gamma: float) -> Tensor:
-    """Return f[K], the discounted return from each turn on."""
+    """Return f[K], the discounted return of each turn."""
     return sums_to_go(segment_sums(batch.rewards_A, batch.turns.lengths_K), batch.turns.counts_N, gamma)
