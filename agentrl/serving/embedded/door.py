@@ -1,4 +1,4 @@
-"""The door of the embedded server: who is not let in, by the head of a request alone."""
+"""Access control of the embedded server, by the head of a request alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
 class Door:
-    """Answers requests that web pages sent (403, 415), or that lack the key (401), before anything of their body is read."""
+    """ASGI middleware: refuses requests from web pages (403, 415) or without the key (401) unread."""
 
     def __init__(self, app: ASGIApp, api_key: str | None, *, is_on_loopback: bool) -> None:
         self._app = app

@@ -1,6 +1,7 @@
-"""The process groups that weights come through: joined by few at a time, within a deadline, beside all else.
+"""The process groups that weights arrive through.
 
-A join waits for the learner, and torch cannot be told to stop waiting.
+Joining blocks until the learner joins too, and torch cannot cancel a join. So each join runs in a thread of
+its own, within a deadline, and their number is bounded.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from agentrl.serving.embedded.threads import in_thread
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
 
 JOIN_TIMEOUT_S = 120.0
-"""A weights group that has not formed by then failed; so did a broadcast in it that has not come by then."""
+"""Seconds within which a group must form, and within which each of its broadcasts must complete."""
 _GRACE_S = 5.0
-"""For torch, which keeps the deadline itself."""
+"""Added to the deadline, because torch enforces the same one itself."""
 MAX_JOINS = 4
-"""Joins that wait at once. A run has one group."""
+"""Joins that may wait at once. A run needs one group."""
 MAX_GROUPS = 16
 
 
 class WrongState(Exception):
-    """A call came at a moment at which it has no meaning: an update outside of a session, a group that does not exist."""
+    """A valid call at the wrong moment: an update outside a session, or a group that does not exist."""
 
 
 class UpdateGroups:
-    """The groups of one server, by name."""
+    """The process groups of one server, by name. Used from its event loop only."""
 
     def __init__(self) -> None:
         self._groups: dict[str, ProcessGroup] = {}
         self._joining: set[str] = set()
 
     def get(self, name: str) -> ProcessGroup:
-        """Return the group; raise WrongState when it was not joined."""
+        """Return the group; raise WrongState if it was not joined."""
         group = self._groups.get(name)
         if group is None:
             raise WrongState(
@@ -46,10 +47,10 @@ class UpdateGroups:
         return group
 
     async def join(self, *, address: str, port: int, rank: int, world_size: int, name: str, backend: str) -> None:
-        """Join a group; generation and updates go on meanwhile.
+        """Join a group. Generation and updates continue meanwhile.
 
         Raises:
-            WrongState: the name is taken, or too many joins wait already.
+            WrongState: the name is taken, or too many groups exist or wait for their ranks.
             InfrastructureError: the group did not form within JOIN_TIMEOUT_S.
         """
         if name in self._groups or name in self._joining:
@@ -72,7 +73,8 @@ class UpdateGroups:
         self._joining.add(name)
         joined = in_thread(join)
         joined.add_done_callback(partial(self._keep, name))
-        # Not cancelled when whoever asked goes away: the thread waits on, and counts.
+        # `wait` does not cancel the join when this call is cancelled: the thread keeps waiting and keeps its
+        # slot.
         done, _ = await asyncio.wait({joined}, timeout=JOIN_TIMEOUT_S + _GRACE_S)
         if not done:
             raise InfrastructureError(f"the weights group {shown(name)} did not form within {JOIN_TIMEOUT_S:g} s")
@@ -84,7 +86,7 @@ class UpdateGroups:
             self._groups[name] = joined.result()
 
     async def leave(self, name: str) -> None:
-        """Leave a group; raise WrongState when it was not joined."""
+        """Leave a group; raise WrongState if it was not joined."""
         group = self._groups.pop(name, None)
         if group is None:
             raise WrongState("The group to be destroyed does not exist.")

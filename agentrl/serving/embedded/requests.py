@@ -1,8 +1,9 @@
-"""Bodies of POST /generate, read and checked before anything reaches the engine.
+"""Parsing and validation of POST /generate bodies, before anything reaches the engine.
 
-What SGLang refuses is refused with its status (400) and a message. Beyond SGLang: an id outside the vocabulary, which kills a CPU
-SGLang, is refused; and so is every field this server does not support, unless it carries the value that means "off".
-Unknown keys at the top level are ignored, as SGLang does; unknown sampling parameters are refused, as SGLang does.
+What SGLang refuses is refused with the same status (400) and a message. Two things are refused beyond that:
+ids outside the vocabulary, which crash SGLang on a CPU, and fields that this server does not support, unless
+their value means "off". As in SGLang, unknown keys at the top level are ignored and unknown sampling
+parameters refused.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from agentrl.serving.embedded.sampler import RowSampling
 from agentrl.serving.embedded.shown import shown
 
 DEFAULT_MAX_NEW_TOKENS = 128
-"""SGLang's, for requests that say nothing."""
+"""SGLang's default."""
 
 MAX_PROMPTS = 1024
-"""Of one body: each becomes a task and an entry of the engine, though the engine runs some hundred at once at most."""
+"""Per body. Each prompt becomes an asyncio task and a job of the engine, which runs a few hundred at once."""
 
 _GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature; dividing logits by less would overflow."""
@@ -50,7 +51,7 @@ _SAMPLING_WITHOUT_EFFECT = ("spaces_between_special_tokens", "no_stop_trim", "st
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What a request must fit into, in tokens; `eos_ids` end every generation that does not ignore them."""
+    """Token limits of a request. `eos_ids` end every generation that does not ignore them."""
 
     vocab_size: int
     context_tokens: int
@@ -60,7 +61,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt to continue, with the LoRA adapter of that name, or by the base weights alone."""
+    """One prompt to continue. `adapter` names a LoRA adapter; None samples from the base weights."""
 
     rid: str
     input_ids: list[int]
@@ -73,10 +74,10 @@ class GenerateRequest:
 
 
 def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateRequest], bool]:
-    """Return the requests of one body, and whether it was a batch (answered by a list).
+    """Return the requests of one body, and whether it was a batch. A batch is answered by a list.
 
     Raises:
-        BadRequest: anything is wrong with any of them.
+        BadRequest: any field of any request is invalid.
     """
     if not isinstance(body, Mapping):
         raise BadRequest("the body must be a JSON object")
@@ -132,7 +133,7 @@ def _parse_one(prompt: Any, rid: Any, params: Any, return_logprob: Any, adapter:
         input_ids=prompt,
         max_new_tokens=max_new_tokens,
         sampling=_parse_sampling(params),
-        # An id that the vocabulary does not have is never sampled.
+        # Ids outside the vocabulary can never be sampled.
         stop_ids=frozenset(token for token in stop_ids if 0 <= token < limits.vocab_size) | eos_ids,
         return_logprob=bool(return_logprob),
         skip_special_tokens=flag_of(params, "skip_special_tokens", True),

@@ -1,8 +1,10 @@
-"""What the server does with requests between HTTP and the engine: admission, pausing, aborting, updates, versions.
+"""Handling of requests between HTTP and the engine: admission, pause, abort, weight updates, versions.
 
-Every request passes a gate. The gate is shut while the server is paused and while weights are replaced; requests that come then
-wait. Weights change only when nothing runs, so all tokens of a request have one version unless the version is merely renamed.
-Lives on one event loop.
+Every request passes a gate. The gate is shut while the server is paused and while weights are replaced;
+requests that arrive then wait. Weights change only while nothing runs. Therefore all tokens of a request have
+one version, unless the version is merely renamed.
+
+Everything here runs on one event loop: state changes between two `await`s are atomic.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One answered request; `message` only with "abort", `matched` only with "stop"."""
+    """One answered request. `message` is set only for "abort", `matched` only for "stop"."""
 
     request: GenerateRequest
     samples: Sequence[tuple[int, float]]  # (token, logprob)
@@ -63,7 +65,10 @@ class LoadedAdapter:
 
 @dataclass(eq=False)
 class _Entry:
-    """One request from arrival to answer: waiting while `job` is None. `starts` are (version, index of its first token)."""
+    """A request in flight. `job` is None until the engine accepts it.
+
+    `starts` has (version, index of the first token sampled under it).
+    """
 
     request: GenerateRequest
     arrived: float
@@ -74,7 +79,11 @@ class _Entry:
 
 @dataclass(eq=False)
 class _Session:
-    """A bracket of updates from a process group: the version before it, what it overwrote, and how many updates are on their way."""
+    """Distributed updates between `begin_update` and `end_update`.
+
+    version: the version before the session. undo: the values that it overwrote.
+    num_coming: updates that have begun and not ended.
+    """
 
     version: str
     undo: Undo = field(default_factory=Undo)
@@ -82,7 +91,7 @@ class _Session:
 
 
 class Service:
-    """The state of one server. `version` is what SGLang calls weight_version."""
+    """The state of one server. SGLang calls `version` weight_version."""
 
     def __init__(self, engine: Engine, weights: Weights, *, model_path: str, version: str) -> None:
         self.engine = engine
@@ -92,16 +101,16 @@ class Service:
         self.is_warm = False
         self.adapter: LoadedAdapter | None = None
         self._weights = weights
-        self._weights_name: str | None = None  # known of weights that the learner named
+        self._weights_name: str | None = None  # None: unknown; only weights from the learner's disk transport have a name
         self._entries: dict[str, _Entry] = {}
         self._num_running = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._holds = 0  # updates that shut the gate
+        self._holds = 0  # number of updates that keep the gate shut
         self._session: _Session | None = None
         self._is_released = False
         self._update_lock = asyncio.Lock()
-        self._disk_lock = asyncio.Lock()  # only one reader of a folder holds a second model in memory
+        self._disk_lock = asyncio.Lock()  # one reader at a time: each holds a second copy of the model in memory
         self.groups = UpdateGroups()
 
     # ---------------------------------------------------------------------------------------------------- requests
@@ -112,11 +121,13 @@ class Service:
                 raise BadRequest(f"Duplicate request ID detected: {request.rid}")
 
     async def generate(self, request: GenerateRequest) -> Result:
-        """Sample one continuation. Cancelling it takes the request out of the engine.
+        """Sample one continuation. Cancelling this call removes the request from the engine.
 
         Raises:
-            BadRequest: a request with this rid is under way, or no adapter of its name is loaded when it is admitted.
-            EngineError: the engine ended.
+            BadRequest: another request with this rid is in flight, or its adapter is not loaded when it is
+                admitted.
+            EngineError: the engine died.
+            NotFinite: the model computes NaN or infinities for this prompt.
         """
         self.check_rids([request])
         entry = _Entry(request, time.monotonic())
@@ -130,7 +141,7 @@ class Service:
             del self._entries[request.rid]
 
     async def _admit(self, entry: _Entry) -> bool:
-        """Wait for the gate; False when the request was aborted before it opened."""
+        """Wait until the gate is open. Return False if the request was aborted while it waited."""
         while not self._is_open:
             entry.admitted = asyncio.get_running_loop().create_future()
             if not await entry.admitted:
@@ -139,7 +150,7 @@ class Service:
 
     async def _run(self, entry: _Entry) -> None:
         request = entry.request
-        self._check_adapter(request)  # behind the gate: a request that waited for a publish takes what that brought
+        self._check_adapter(request)  # after the gate: a request that waited for a publish sees the adapter it brought
         job = self.engine.submit(
             request.input_ids,
             max_new_tokens=request.max_new_tokens,
@@ -182,7 +193,7 @@ class Service:
         return result(finish="abort", message="Aborted")
 
     def abort(self, rid: str) -> None:
-        """End one request with what it has; an unknown rid is no error."""
+        """End one request, keeping the tokens sampled so far. An unknown rid is ignored."""
         entry = self._entries.get(rid)
         if entry is None:
             return
@@ -196,7 +207,7 @@ class Service:
             self.abort(rid)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return requests running, requests waiting, and tokens of the running ones."""
+        """Return the numbers of running and waiting requests, and the tokens that the running ones occupy."""
         running = [e for e in self._entries.values() if e.job is not None and e.job.samples]
         tokens = sum(len(e.request.input_ids) + len(e.job.samples) for e in running if e.job is not None)
         return len(running), len(self._entries) - len(running), tokens
@@ -215,7 +226,7 @@ class Service:
                 entry.admitted.set_result(True)
 
     def pause(self) -> None:
-        """Shut the gate and end all requests under way with what they have (mode `abort`)."""
+        """Shut the gate and end all requests with the tokens sampled so far (mode `abort`)."""
         self.is_paused = True
         self.abort_all()
 
@@ -224,25 +235,27 @@ class Service:
         self._open_if_free()
 
     async def release_memory(self) -> None:
-        """Sample nothing and take no weights until `resume_memory`. On a CPU nothing is gained by giving the memory itself back.
+        """Neither sample nor accept weights until `resume_memory`.
+
+        No memory is freed: on a CPU nothing would be gained.
 
         Raises:
-            WrongState: requests run, or it is released.
+            WrongState: requests are running, or the memory is already released.
         """
         if self._is_released or not (self.is_paused or self._idle.is_set()):
             raise WrongState("release_memory_occupation should be called only when the server is idle, and once: pause it before")
-        self._is_released = True  # shuts the gate before anything is awaited
+        self._is_released = True  # before the first await, so that no request starts meanwhile
         await self._idle.wait()
 
     def resume_memory(self) -> None:
-        """Raise WrongState when the memory was not released."""
+        """Undo `release_memory`; raise WrongState if the memory was not released."""
         if not self._is_released:
             raise WrongState("resume_memory_occupation came without release_memory_occupation before")
         self._is_released = False
         self._open_if_free()
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Tell whether nothing runs, waiting up to `timeout_s` for it."""
+        """Return whether nothing runs, after waiting for that up to `timeout_s`."""
         if timeout_s > 0 and not self._idle.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
@@ -250,7 +263,10 @@ class Service:
 
     @asynccontextmanager
     async def _exclusive(self, *, abort_all: bool) -> AsyncIterator[None]:
-        """One update at a time, with the gate shut and nothing running."""
+        """Run one update at a time, with the gate shut and no request running.
+
+        The gate is shut before the wait for idle; otherwise new requests could delay an update forever.
+        """
         async with self._update_lock:
             if self._is_released:
                 raise WrongState("the memory of the weights is released; call resume_memory_occupation before an update")
@@ -267,12 +283,14 @@ class Service:
     # ----------------------------------------------------------------------------------------------------- updates
 
     async def update_from_disk(self, folder: str, *, version: str | None, abort_all: bool) -> None:
-        """Replace all weights by those of `folder`.
+        """Replace all weights by the checkpoint in `folder`.
 
         Raises:
-            WeightsRefused: they do not fit, or their forward is not finite; nothing is changed.
+            WeightsRefused: they do not fit the model, or their forward is not finite; the old weights are
+                kept.
+            WrongState: the memory is released.
         """
-        # Read before the gate shuts: the server stands still only while the tensors are copied.
+        # Read before the gate shuts: sampling is blocked only while the tensors are copied.
         async with self._disk_lock:
             tensors = await in_thread(partial(self._weights.read_folder, folder))
             name = await in_thread(partial(name_of, folder))
@@ -284,10 +302,12 @@ class Service:
                     self.rename(version)
 
     async def update_from_changes(self, folder: str, *, version: str | None, abort_all: bool) -> None:
-        """Change the weights by a folder of changes.
+        """Apply a folder of changes to the current weights.
 
         Raises:
-            WeightsRefused: it stands on other weights, or does not fit, or the forward is not finite; nothing is changed.
+            WeightsRefused: the changes have another base, do not fit the model, or their forward is not
+                finite; the old weights are kept.
+            WrongState: the memory is released.
         """
         async with self._disk_lock:
             changes = await in_thread(partial(self._weights.read_changes, folder))
@@ -300,17 +320,20 @@ class Service:
                     self.rename(version)
 
     async def begin_update(self) -> None:
-        """Open a session of distributed updates: the gate stays shut until `end_update`. Again within one: go on with it."""
+        """Open a session of distributed updates; the gate stays shut until `end_update`.
+
+        An open session is continued.
+        """
         self._session = self._session or _Session(self.version)
         async with self._exclusive(abort_all=False):
             pass
 
     async def end_update(self) -> None:
-        """Close the session, if there is one.
+        """Close the session, if one is open.
 
         Raises:
-            WeightsRefused: an update of it was still on its way, or the forward of what it brought is not finite. Weights and version are
-                again those from before it.
+            WeightsRefused: one of its updates had not ended, or the forward of the new weights is not finite.
+                The weights and the version from before the session are restored.
         """
         session, self._session = self._session, None
         self._holds += 1
@@ -322,7 +345,7 @@ class Service:
             self._open_if_free()
 
     async def _close(self, session: _Session) -> None:
-        if session.num_coming:  # it may hang for long, and holds the lock
+        if session.num_coming:  # do not take the lock: the pending update holds it, and may hang for long
             await self._changed(session.undo.restore)
             self.rename(session.version)
             raise WeightsRefused("the session ended while weights of it were on their way; the old weights are kept")
@@ -336,7 +359,13 @@ class Service:
     async def update_from_group(
         self, specs: Sequence[WeightSpec], *, name: str, is_bucket: bool, version: str | None, abort_all: bool
     ) -> None:
-        """Receive weights from rank 0 of the group `name`; raise WrongState, WeightsRefused or InfrastructureError."""
+        """Receive weights from rank 0 of the group `name`, within a session.
+
+        Raises:
+            WrongState: no session is open, it ended meanwhile, or the group was not joined.
+            WeightsRefused: the weights do not fit the model.
+            InfrastructureError: the broadcast failed.
+        """
         session = self._session
         if session is None:
             raise WrongState("update_weights_from_distributed must run between begin_weight_update() and end_weight_update()")
@@ -346,6 +375,8 @@ class Service:
             async with self._exclusive(abort_all=abort_all):
                 tensors = await in_thread(partial(self._weights.receive, specs, group, is_bucket=is_bucket))
                 self._weights_name = None
+                # The session may end during either await. If it ends during the receive, nothing is replaced;
+                # if it ends during the replacement, the old weights are restored below.
                 if self._session is session:
                     session.undo.extend(await self._changed(partial(self._weights.replace, tensors)))
                 if self._session is not session:
@@ -357,10 +388,10 @@ class Service:
             session.num_coming -= 1
 
     async def _check(self, undo: Undo) -> None:
-        """Let the changed weights compute a little, with the adapter beside them and without; put the old ones back if they cannot.
+        """Run a short forward on the changed weights, with and without the adapter; roll back if not finite.
 
         Raises:
-            WeightsRefused: they cannot.
+            WeightsRefused: the forward is not finite; the old weights are restored.
         """
         if not undo.is_needed:
             return
@@ -370,7 +401,7 @@ class Service:
                 raise WeightsRefused("a forward of these weights is not finite, so that nothing could be sampled; the old weights are kept")
 
     async def _changed(self, change: Callable[[], T]) -> T:
-        """Return what `change` returns, called while no forward runs: a request that was cancelled a moment ago may be in a last one."""
+        """Return `change()`, called while no forward runs. A cancelled request may still be in its last one."""
 
         def parked() -> T:
             with self.engine.parked():
@@ -379,7 +410,7 @@ class Service:
         return await in_thread(parked)
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Put the LoRA adapter of `folder` beside the weights; raise WrongState or WeightsRefused, with nothing changed."""
+        """Load the LoRA adapter of `folder`; raise WrongState or WeightsRefused, with nothing changed."""
         async with self._disk_lock:
             adapter = await in_thread(partial(self.engine.adapter_slot.read, folder))
             async with self._exclusive(abort_all=False):
@@ -392,7 +423,7 @@ class Service:
                 self.adapter = LoadedAdapter(name, folder, adapter)
 
     async def unload_adapter(self, name: str) -> None:
-        """Take the LoRA adapter away when nothing runs any more; raise WrongState when there is none so called."""
+        """Unload the adapter once nothing runs; raise WrongState if no adapter has this name."""
         async with self._exclusive(abort_all=False):
             if self.adapter is None or self.adapter.name != name:
                 raise WrongState(f"no LoRA adapter {shown(name)} is loaded; {self._loaded_text()}")
@@ -400,7 +431,7 @@ class Service:
             self.adapter = None
 
     async def checksums(self) -> dict[str, str]:
-        """Return {name: sha256} of all weights, and of the tensors of the adapter behind its name and a slash."""
+        """Return {name: sha256} of all weights; tensors of the adapter are named `adapter/tensor`."""
         async with self._update_lock:
             found = await in_thread(self._weights.checksums)
             if self.adapter is not None:
@@ -409,14 +440,14 @@ class Service:
             return found
 
     def rename(self, version: str) -> None:
-        """Give the weights a version; tokens sampled from here on carry it."""
+        """Set the version of the weights; tokens sampled from here on carry it."""
         self.version = version
         for entry in self._entries.values():
             if entry.job is not None:
                 entry.starts.append((version, len(entry.job.samples)))
 
     async def leave_group(self, name: str) -> None:
-        """Leave a process group when no update uses it; raise WrongState when there is none so called."""
+        """Leave a process group once no update uses it; raise WrongState if no group has this name."""
         async with self._update_lock:
             await self.groups.leave(name)
 

@@ -1,4 +1,4 @@
-"""Values of others in messages: short, however long or deep they are."""
+"""Bounded representations of foreign values, for error messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SHOWN.maxstring, _SHOWN.maxlong, _SHOWN.maxother = 200, 40, 200
 
 
 def shown(value: Any) -> str:
-    """Return `repr(value)`, cut in its middle and at a depth of 2. repr itself fails for what is nested 1,000 deep."""
+    """Return a shortened `repr(value)`, cut at depth 2. The true `repr` fails on deep nesting."""
     return _SHOWN.repr(value)
 
 
 def cut(text: str) -> str:
-    """Return a text for a message, without what is in its middle if it is long."""
+    """Return `text` without its middle if it is longer than 400 characters."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"

@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop, in threads that never keep the process from ending."""
+"""Blocking work off the event loop, in daemon threads that do not delay process exit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Start `work` in a thread of its own, and return its result to come.
+    """Start `work` in a new daemon thread and return a future of its result.
 
-    Not the event loop's own threads: they are few, so that what hangs in them holds up all else, and the end of the process waits for
-    them. Whoever calls this bounds how many there are.
+    The event loop's default executor is not used. It has few threads, so a hanging call would block all
+    others, and the interpreter joins them at exit. The callers bound the number of threads.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -23,7 +23,7 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     def run() -> None:
         try:
             settle = partial(_settle, done, result=work())
-        except Exception as error:  # noqa: BLE001  # boundary of a thread: carried to whoever waits
+        except Exception as error:  # noqa: BLE001  # boundary of a thread: raised from the future instead
             settle = partial(_settle, done, error=error)
         try:
             loop.call_soon_threadsafe(settle)
