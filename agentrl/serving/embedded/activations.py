@@ -1,7 +1,7 @@
-"""What a model computes inside, watched for overflows.
+"""Detection of overflows inside a model.
 
-Logits alone do not show them: a norm makes zeros of activations whose squares are infinite, and a model of zeros samples as if all were
-well.
+Finite logits are not enough. A norm maps activations whose squares overflow to zeros, and the model then
+samples from meaningless, finite logits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Activations:
-    """Watches the outputs of all modules of `model`, from `start` to `stop`. No forward may run while these two are called."""
+    """Watches the outputs of all modules from `start` to `stop`. No forward may run while either is called."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

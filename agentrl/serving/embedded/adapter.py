@@ -1,8 +1,9 @@
-"""A LoRA adapter beside the served weights: read and checked as a whole, then computed unmerged, x W + scale * x A B.
+"""A LoRA adapter of the served model: checked as a whole, then computed unmerged, x W + scale * x A B.
 
-Unmerged, because so the learner computes it: in bfloat16 the sum of a weight and its adapter is rounded to the weight's precision, and
-what a small step changed is lost; and because the base weights then need no second copy to begin the next adapter from. Requests with
-and without the adapter share a forward: a mask over the packed tokens says whose token is whose.
+There are two reasons not to merge. The learner computes it unmerged too: in bfloat16, a merged weight is
+rounded to its own precision, and the effect of a small step is lost. And the base weights need no second copy
+from which to start the next adapter. Requests with and without the adapter share a forward: a mask over the
+packed tokens selects those that use it.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "alpha_pattern": (None, {}),
     "modules_to_save": (None, []),
 }
-"""Fields of adapter_config.json that change what an adapter computes, with the values that do not."""
+"""Fields of adapter_config.json that change the computation, with the values that do not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRankPair:
-    """The adapter of one layer: down_RI (A), up_OR (B)."""
+    """The adapter of one layer: down_RI (A), up_OR (B). R rank, I inputs, O outputs."""
 
     down: Tensor
     up: Tensor
@@ -52,7 +53,7 @@ class LowRankPair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """A checked adapter of the served model, in its dtype and on its device."""
+    """A checked adapter, in the served model's dtype and on its device."""
 
     pairs: Mapping[str, LowRankPair]
 
@@ -67,7 +68,7 @@ class Adapter:
 
 
 class AdapterSlot:
-    """The place for one adapter in a model's linear layers. Used by one generation thread; changed only while that is parked."""
+    """The one adapter in a model's linear layers. Change it only while the generation thread is parked."""
 
     def __init__(self, model: PreTrainedModel, *, max_rank: int) -> None:
         self._model = model
@@ -76,7 +77,7 @@ class AdapterSlot:
         self._rows: Sequence[tuple[int, bool]] = ()
 
     def read(self, folder: str) -> Adapter:
-        """Read an adapter in peft's format; raise WeightsRefused when it is not one of this model, or is larger than allowed."""
+        """Read an adapter in peft's format; raise WeightsRefused if it does not fit the model."""
         scale = _read_scale(Path(folder), max_rank=self._max_rank)
         file = Path(folder) / "adapter_model.safetensors"
         with reading(file):
@@ -102,14 +103,14 @@ class AdapterSlot:
         return LowRankPair(down, up, scale)
 
     def put(self, adapter: Adapter | None) -> None:
-        """Compute with `adapter`, or with none, from the next forward on."""
+        """Use `adapter` from the next forward on; None: no adapter."""
         for hook in self._hooks:
             hook.remove()
         pairs = adapter.pairs if adapter is not None else {}
         self._hooks = [self._model.get_submodule(name).register_forward_hook(partial(self._add, pair)) for name, pair in pairs.items()]
 
     def expect(self, rows: Sequence[tuple[int, bool]]) -> None:
-        """Say what the next forward is packed of: for each request its tokens, and whether they see the adapter."""
+        """Set the packing of the next forward: per request, its tokens and whether it uses the adapter."""
         self._rows = rows
 
     def _add(self, pair: LowRankPair, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
@@ -118,7 +119,7 @@ class AdapterSlot:
             return None
         if all(sees for _, sees in self._rows):
             return output + pair.product(x)
-        mask_T = torch.zeros(x.shape[-2], 1, dtype=torch.bool, device=x.device)  # padding behind the requests sees nothing
+        mask_T = torch.zeros(x.shape[-2], 1, dtype=torch.bool, device=x.device)  # padding after the requests: False
         start = 0
         for num_tokens, sees in self._rows:
             mask_T[start : start + num_tokens] = sees
@@ -127,7 +128,7 @@ class AdapterSlot:
 
 
 def _read_scale(folder: Path, *, max_rank: int) -> float:
-    """Return alpha / rank of adapter_config.json, after checking that nothing in it asks for more."""
+    """Return the scale alpha / rank of adapter_config.json; raise WeightsRefused for other variants."""
     file = folder / "adapter_config.json"
     with reading(file):
         described = json.loads(file.read_text(encoding="utf-8"))

@@ -1,8 +1,12 @@
-"""The routes: SGLang's paths, fields and status codes around the service.
+"""The HTTP routes: SGLang's paths, fields and status codes around the service.
 
-Where this server deliberately differs from SGLang 0.5.23: an input id outside of the vocabulary, unknown weight names, wrong
-shapes and values that are not finite are refused (400) instead of ending or silently corrupting the server; /health does not
-generate, so a pause does not fail it; a closed connection ends its generation; unsupported fields are refused like unknown ones.
+Deliberate differences from SGLang 0.5.23:
+- Input ids outside the vocabulary, unknown weight names, wrong shapes and non-finite values are refused
+(400).
+  SGLang crashes or is silently corrupted.
+- /health does not generate, so it also succeeds during a pause.
+- A closed connection ends its generation.
+- Unsupported fields are refused like unknown ones.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from agentrl.serving.embedded.weights import WeightsRefused, parse_specs
 from agentrl.sglang.weight_changes import CHANGES_FORMAT
 
 Decode = Callable[[list[int], bool], str]
-"""Token ids, whether to skip special tokens -> text; the empty text for a model without a tokenizer."""
+"""(token ids, whether to skip special tokens) -> text; "" for a model without a tokenizer."""
 
 _HOST = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
 _BACKENDS = ("gloo", "nccl") if torch.cuda.is_available() else ("gloo",)
@@ -40,7 +44,7 @@ _ONLY_ABORT = "the embedded server pauses in mode `abort` only: running requests
 
 
 class App:
-    """The handlers of one server. `info` is what /server_info shows of its settings."""
+    """The request handlers of one server. `info` has the settings that /server_info reports."""
 
     def __init__(self, service: Service, limits: RequestLimits, *, decode: Decode, info: Mapping[str, Any]) -> None:
         self._service = service
@@ -76,7 +80,7 @@ class App:
             meta["input_token_logprobs"] = []
             meta["output_token_logprobs"] = [(logprob, token, None) for token, logprob in result.samples]
             meta["output_token_logprobs_length"] = len(ids)
-        # The token that stopped the generation is in the ids, not in the text.
+        # The stop token is in the ids but not in the text.
         text_ids = ids[:-1] if result.finish == "stop" else ids
         return {"text": self._decode(text_ids, request.skip_special_tokens), "output_ids": ids, "meta_info": meta}
 
@@ -111,7 +115,7 @@ class App:
         return json_response(None)
 
     async def flush_cache(self, request: Request) -> Response:
-        """No block outlives its request, so there is nothing to flush; running requests refuse it as in SGLang."""
+        """Wait until the server is idle. There is nothing to flush; running requests make it fail, as in SGLang."""
         timeout_s = seconds_of(request.query_params.get("timeout", "0"))
         if await self._service.wait_idle(timeout_s):
             return PlainTextResponse("Cache flushed.\n")
@@ -285,7 +289,7 @@ class App:
 
 
 def build_app(app: App, *, api_key: str | None, is_on_loopback: bool, lifespan: Lifespan[Starlette]) -> ASGIApp:
-    """Return the ASGI application; with `api_key` every route but the two of readiness asks for it."""
+    """Return the ASGI application. With `api_key`, all routes except /health and /ready require it."""
     starlette = Starlette(
         routes=app.routes(),
         lifespan=lifespan,
@@ -303,7 +307,7 @@ def build_app(app: App, *, api_key: str | None, is_on_loopback: bool, lifespan: 
 
 
 async def _unless_disconnected(request: Request, work: Sequence[asyncio.Future[Result]]) -> list[Result] | None:
-    """Await all of `work`; None when the client goes away first. None of it goes on afterwards, also when one failed."""
+    """Await all of `work`; return None if the client disconnects first. Always cancels unfinished work."""
     gone = asyncio.ensure_future(_disconnected(request))
     finished = asyncio.gather(*work)
     try:
@@ -314,7 +318,7 @@ async def _unless_disconnected(request: Request, work: Sequence[asyncio.Future[R
         gone.cancel()
         for each in work:
             each.cancel()
-        # Waited for, or asyncio would log a traceback for each cancellation that nobody looked at.
+        # Awaited, because asyncio logs a traceback for each exception that nobody retrieves.
         await asyncio.gather(gone, finished, *work, return_exceptions=True)
 
 

@@ -1,4 +1,4 @@
-"""Fields of request bodies, read by type and bound; what has another type or size is a BadRequest that names the field."""
+"""Typed and bounded access to fields of request bodies. Anything else is a BadRequest that names the field."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from starlette.requests import Request
 from agentrl.serving.embedded.shown import shown
 
 MAX_BODY_BYTES = 32 * 2**20
-"""Many times the longest batch of prompts that the limits let through."""
+"""Many times the size of the largest batch of prompts within the limits."""
 MAX_TEXT = 4096
-"""Characters of a name, a version, or a path: what Linux allows for a path."""
+"""Characters of a name, a version or a path; Linux's PATH_MAX."""
 MAX_INTEGER = 2**31 - 1
-"""No count, port or id is larger; torch would refuse what has no 64 bits, in the thread that all requests share."""
+"""Bound of counts, ports and ids. Beyond 64 bits, torch would raise in the thread that all requests share."""
 
 
 class BadRequest(Exception):
-    """The request is wrong: answered with `status` and the message. `is_flat` chooses SGLang's shape for unknown sampling parameters."""
+    """The request is invalid. `is_flat` selects SGLang's error format for unknown sampling parameters."""
 
     def __init__(self, message: str, *, is_flat: bool = False, status: int = 400) -> None:
         super().__init__(message)
@@ -32,8 +32,8 @@ async def read_body(request: Request) -> Mapping[str, Any]:
     """Return the JSON object of the body.
 
     Raises:
-        BadRequest: it is longer than MAX_BODY_BYTES, or no JSON object.
-        ClientDisconnect: the client left before its end.
+        BadRequest: it is longer than MAX_BODY_BYTES, or not a JSON object.
+        ClientDisconnect: the client disconnected before the end of the body.
     """
     data = bytearray()
     async for piece in request.stream():

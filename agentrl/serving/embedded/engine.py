@@ -1,11 +1,13 @@
-"""The one file that touches transformers' ContinuousBatchingManager (5.19 to 5.23).
+"""The engine: continuous batching by transformers' ContinuousBatchingManager (5.19 to 5.23). Only this file
+uses it.
 
-The manager runs forwards in a thread of its own: paged cache, scheduling, cancellation, parking. Sampling is ours: a logits
-processor samples each row (`sampler.py`), records token and log-probability with the request, and hands the manager one-hot
-scores, of which its greedy choice can only take the sampled token. So every request has its own temperature (greedy included)
-and SGLang's log-probabilities, which the manager's own sampling does not offer, and a cancelled request keeps what it had.
+The manager runs forwards in its own thread: paged cache, scheduling, cancellation, parking. Sampling is done
+here, in a logits processor. It samples a token for each request (`sampler.py`) and records the token and its
+log-probability. Then it returns one-hot scores, so the manager's greedy choice must take the sampled token.
+The manager's own sampling lacks what this gives: a temperature per request (greedy included), SGLang's
+log-probabilities, and cancelled requests that keep their tokens.
 
-Blocks are never shared between requests: a prefix computed under old weights would outlive an update.
+Cache blocks are never shared between requests: a prefix computed under old weights would outlive an update.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ _PROBE_TOKENS = 8
 
 
 class EngineError(Exception):
-    """The generation loop failed a request; it failed all others too, and the process must end."""
+    """The generation loop failed. All requests fail with it, and the process must exit."""
 
 
 class NotFinite(Exception):
-    """The weights make NaN or infinities of one prompt; other requests go on."""
+    """The weights compute NaN or infinities for one prompt. Other requests are not affected."""
 
 
 @dataclass(eq=False)
 class Job:
-    """One request inside the engine. `samples` grows in the engine's thread; reading a copy is safe at any time."""
+    """One request inside the engine. The engine's thread appends to `samples`; others may copy it."""
 
     key: str
     sampling: RowSampling
@@ -57,7 +59,7 @@ class Job:
 
 
 class Engine:
-    """Continuous batching of one model. Used from one event loop; only `parked` may be entered from another thread."""
+    """Continuous batching of one model. For one event loop; only `parked` is for other threads."""
 
     def __init__(self, model: PreTrainedModel, config: EmbeddedServerConfig) -> None:
         self.model = model.eval()
@@ -65,37 +67,38 @@ class Engine:
         self.cache_tokens = config.num_blocks * config.page_size
         self._jobs: dict[str, Job] = {}
         self._keys = itertools.count()
-        # Greedy over scores that `_Sampling` made one-hot: see the head of this file.
+        # Greedy over scores that `_Sampling` made one-hot: see the top of this file.
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._manager = self.model.init_continuous_batching(generation_config=greedy, continuous_batching_config=_batching(config))
         self.adapter_slot = AdapterSlot(model, max_rank=config.max_lora_rank)
         self._manager.logit_processor = _Processors(_Sampling(self._jobs, self._fail), self._jobs, self.adapter_slot)
         if not _has_sliding_window(model):
-            # After the manager was made, which knows transformers' own implementations only.
+            # After the manager exists: its constructor accepts only transformers' own implementations.
             self.model.set_attn_implementation(_ATTENTION)
 
     def start(self) -> None:
         self._manager.start()
 
     def stop(self) -> None:
-        """End the generation thread; what runs is lost. Blocks until the current forward is done."""
+        """Stop the generation thread; running requests are lost. Blocks until the current forward is done."""
         if self._manager.is_running():
             self._manager.stop(block=True, timeout=10.0, hard_stop=True)
 
     @property
     def is_alive(self) -> bool:
-        """False once the generation loop ended: it cannot be started again in this process."""
+        """False once the generation loop has ended; it cannot be restarted in this process."""
         return self._manager.is_running()
 
     def submit(
         self, input_ids: list[int], *, max_new_tokens: int, stop_ids: frozenset[int], sampling: RowSampling, sees_adapter: bool = False
     ) -> Job:
-        """Queue a request and return it; its `finished` resolves at its last token, or raises EngineError or NotFinite.
+        """Queue a request. Its `finished` resolves after the last token, or raises EngineError or NotFinite.
 
-        The caller has checked what would end the loop: ids within the vocabulary, at least one of them, and prompt plus
-        max_new_tokens (>= 1) within `cache_tokens`.
+        The caller must have checked what would end the loop: at least one id, all ids within the vocabulary,
+        max_new_tokens >= 1, and prompt plus max_new_tokens within `cache_tokens`.
         """
-        # Keys are the engine's own: a cancelled request may linger for one forward after its rid is free for the next.
+        # Not the rid: after a cancellation the manager may hold the request for one more forward, and the
+        # client may reuse its rid at once.
         job = Job(f"r{next(self._keys)}", sampling, asyncio.get_running_loop().create_future(), sees_adapter)
         self._jobs[job.key] = job
         self._manager.register_result_handler(job.key, lambda output: self._finish(job, output.error))
@@ -108,7 +111,7 @@ class Engine:
         return job
 
     def cancel(self, job: Job, error: Exception | None = None) -> None:
-        """Take the request out; its `samples` stay as they are, its `finished` resolves, or raises `error`."""
+        """Remove the request. Its `samples` remain; its `finished` resolves, or raises `error`."""
         if self._jobs.pop(job.key, None) is None:
             return
         self._manager.cancel_request(job.key)
@@ -116,10 +119,12 @@ class Engine:
         _resolve(job.finished, error)
 
     async def computes(self, *, with_adapter: bool) -> bool:
-        """Return whether the weights compute finite values for a few tokens from all over the vocabulary, while nothing else runs.
+        """Return whether the weights compute finite values for a few tokens spread over the vocabulary.
+
+        Nothing else may run meanwhile: all activations are watched, not only those of the probe.
 
         Raises:
-            EngineError: the loop ended.
+            EngineError: the generation loop died.
         """
         probe = list(range(0, self.vocab_size, -(-self.vocab_size // _PROBE_TOKENS)))
         activations = Activations(self.model)
@@ -140,7 +145,7 @@ class Engine:
 
     @contextmanager
     def parked(self) -> Iterator[None]:
-        """Hold the generation loop between two forwards; blocks until it is there. For a worker thread."""
+        """Hold the generation loop between two forwards. Blocks, so call it in a worker thread."""
         with self._manager.pause():
             yield
 
@@ -155,7 +160,7 @@ class Engine:
 
 
 class _Sampling(ContinuousBatchingLogitsProcessor):
-    """Samples and records; see the head of this file."""
+    """Samples tokens and records them with their jobs; see the top of this file."""
 
     supported_kwargs: dict[str, type] = {}  # noqa: RUF012  (declared so by the base class)
     ignored_kwargs: tuple[str, ...] = ()
@@ -169,13 +174,14 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
-        # Called once before each forward, in the order of the rows; None stands for a request cancelled meanwhile.
+        # The manager calls this once before each forward, in the order of the scores. None: cancelled
+        # meanwhile.
         self._row_jobs = [self._all_jobs.get(request.state.request_id) for request in requests_with_new_token]
         return torch.zeros(len(self._row_jobs), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         jobs = self._row_jobs
-        one_hot = torch.zeros_like(scores)  # rows beyond len(jobs) belong to unfinished prompts: their token is never read
+        one_hot = torch.zeros_like(scores)  # the rest belongs to unfinished prompts, whose token is never read
         if jobs:
             tokens_B, logprobs_B = sample(scores[: len(jobs)], [job.sampling if job else GREEDY for job in jobs])
             one_hot[: len(jobs)].scatter_(1, tokens_B.unsqueeze(1), 1.0)
@@ -190,7 +196,11 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
 
 
 class _Processors(ContinuousBatchingLogitsProcessorList):
-    """Our sampling alone; and, because it hears of all requests of a forward beforehand, whose token sees the adapter."""
+    """The list of logits processors: sampling alone.
+
+    It sees all requests of a forward beforehand, so it also tells the adapter slot which tokens use the
+    adapter.
+    """
 
     def __init__(self, sampling: _Sampling, jobs: dict[str, Job], slot: AdapterSlot) -> None:
         super().__init__(LogitsProcessorList([sampling]))
@@ -205,8 +215,12 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
 
 
 class _Scheduler(FIFOScheduler):
-    """From the moment when the cache is full, requests that wait are let in only when one that runs has finished. Here also when none
-    runs any more: all of them may be cancelled at once, and the others would wait for ever."""
+    """First in, first out, without a deadlock of transformers' scheduler.
+
+    Once the cache is full, transformers admits no request until a running one finishes. If all running
+    requests are cancelled instead, the waiting ones would wait forever. So they are admitted also when
+    nothing runs.
+    """
 
     def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[Any] | None, bool, int, int]:
         self.block_new_requests &= bool(self.active_requests)
@@ -228,7 +242,7 @@ def _attend(
     cache: Any,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: write the new keys into the paged cache, read all, attend per request."""
+    """transformers' attention interface: write new keys and values to the paged cache, attend per request."""
     key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
     output = segment_attention(
         query[0],
@@ -246,7 +260,7 @@ AttentionInterface.register(_ATTENTION, _attend)
 
 
 def _has_sliding_window(model: PreTrainedModel) -> bool:
-    """Tell whether any layer forgets old keys; those keep transformers' own SDPA."""
+    """Return whether any layer has a sliding window; such models keep transformers' own SDPA."""
     config = model.config.get_text_config()
     layers = getattr(config, "layer_types", None)
     if layers is None:
@@ -262,7 +276,8 @@ def _batching(config: EmbeddedServerConfig) -> ContinuousBatchingConfig:
         max_requests_per_batch=config.max_requests_per_batch,
         allow_block_sharing=False,
         scheduler_type=_SCHEDULER,
-        # Sampling is Python between the forwards: it can neither be captured in a graph nor overlap the next forward.
+        # Sampling is Python code between the forwards: a CUDA graph cannot capture it, and the next forward
+        # needs its tokens.
         use_async_batching=False,
         use_cuda_graph=False,
         auto_switch_to_flash=False,

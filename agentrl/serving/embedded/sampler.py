@@ -1,6 +1,6 @@
-"""Sampling of one token per row, with the log-probability that SGLang would report.
+"""Sampling of one token per request, with the log-probability that SGLang would report.
 
-Legend: B rows (requests that get a token in this forward), V vocabulary.
+Legend: B requests that get a token in this forward, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How one request samples: temperature 0 is greedy, top_k -1 is off."""
+    """Sampling parameters of one request: temperature 0 is greedy, top_k -1 is off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -30,14 +30,15 @@ GREEDY = RowSampling(temperature=0.0)
 
 
 def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, Tensor]:
-    """Sample one token per row and report its log-probability.
+    """Sample one token per request and return its log-probability.
 
-    The log-probability is that of softmax(logits / temperature) over the whole vocabulary; top_p, top_k and min_p restrict what
-    may be sampled but do not renormalise it. A greedy row takes the largest logit and reports its log-probability at
-    temperature 1. All three are SGLang's meanings.
+    The semantics are SGLang's. The log-probability is that of softmax(logits / temperature) over the whole
+    vocabulary: top_p, top_k and min_p restrict the choice but do not renormalise it. A greedy request takes
+        the
+    largest logit and reports its log-probability at temperature 1.
 
-    A row whose logits are not finite gets any token, with a log-probability of NaN: nothing can be sampled from it, and the rows of
-    others are none the worse.
+    If a request's logits are not finite, it gets an arbitrary token with log-probability NaN. The other
+    requests are not affected.
 
     Args:
         logits_BV: f32[B, V].
@@ -48,11 +49,11 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, Tens
     """
     temperatures = [row.temperature or 1.0 for row in rows]
     if any(temperature != 1.0 for temperature in temperatures):
-        # From the largest down, so that a small temperature makes nothing infinite but what has no chance.
+        # Subtract the maximum first: a small temperature then turns only logits without a chance into -inf.
         logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
         logits_BV = logits_BV / torch.tensor(temperatures, dtype=logits_BV.dtype, device=logits_BV.device).unsqueeze(1)
     logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
-    # One NaN or positive infinity among the logits makes the whole row NaN.
+    # log_softmax makes a whole row of the matrix NaN if one logit is NaN or +inf; multinomial would raise.
     probs_BV = logprobs_BV.exp().nan_to_num_(nan=1.0)
     if any(row.is_truncated and row.temperature > 0 for row in rows):
         probs_BV = truncate(probs_BV, rows)
@@ -65,9 +66,10 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, Tens
 
 
 def truncate(probs_BV: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Set to 0 what a row's top_k, top_p and min_p exclude; the most likely token always stays. Not renormalised.
+    """Set the probabilities that top_k, top_p and min_p exclude to 0. Not renormalised.
 
-    top_p keeps the smallest set whose mass reaches it; min_p keeps what is at least that fraction of the largest probability.
+    top_p keeps the smallest set whose mass reaches it. min_p keeps tokens with at least this fraction of the
+    largest probability. The most likely token always stays.
     """
     sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
     device, dtype, vocabulary = probs_BV.device, probs_BV.dtype, probs_BV.shape[1]
@@ -76,7 +78,7 @@ def truncate(probs_BV: Tensor, rows: Sequence[RowSampling]) -> Tensor:
     min_p_B1 = torch.tensor([row.min_p for row in rows], device=device, dtype=dtype).unsqueeze(1)
     mass_before_BV = sorted_BV.cumsum(dim=-1) - sorted_BV
     keep_BV = torch.arange(vocabulary, device=device).unsqueeze(0) < top_k_B1
-    # A row with top_p = 1 keeps all: the rounded cumulative sum may exceed 1 before its end.
+    # top_p = 1 keeps everything explicitly: a rounded cumulative sum may exceed 1 before its end.
     keep_BV &= (mass_before_BV < top_p_B1) | (top_p_B1 >= 1.0)
     keep_BV &= sorted_BV >= min_p_B1 * sorted_BV[:, :1]
     keep_BV[:, 0] = True

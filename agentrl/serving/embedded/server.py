@@ -1,6 +1,6 @@
-"""The process of the embedded server: port, model, key, start, end.
+"""The process of the embedded server: port, model, key, start, shutdown.
 
-It ends with status 1 when the generation loop dies, so that whoever watches the process can start another.
+It exits with status 1 when the generation loop dies; its supervisor then restarts it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentrl.serving.embedded.service import Service
 from agentrl.serving.embedded.weights import Weights
 
 DEFAULT_WEIGHT_VERSION = "default"
-"""SGLang's name for weights that nobody published."""
+"""SGLang's version of weights that were never published."""
 
 _WATCH_INTERVAL_S = 0.2
 _KEEP_ALIVE_S = 600
@@ -46,7 +46,7 @@ _log = logging.getLogger("agentrl.serving")
 
 @dataclass(eq=False)
 class _Ending:
-    """Why the server ends by itself; `server` is set once it exists."""
+    """Why the server shuts itself down. `server` is set once it exists."""
 
     server: uvicorn.Server | None = None
     reason: str | None = field(default=None)
@@ -59,7 +59,7 @@ class _Ending:
 
 
 def set_up_logging() -> None:
-    """Log to standard error, without the libraries' chatter."""
+    """Log to standard error, without progress bars and the libraries' chatter."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
     disable_progress_bar()
@@ -78,18 +78,19 @@ def serve(
     trust_remote_code: bool = False,
     external_lib: str | None = None,
 ) -> int:
-    """Serve the model of a folder until SIGTERM or Ctrl-C, and return the exit status.
+    """Serve the model in a folder until SIGTERM or Ctrl-C; return the exit status.
 
     Args:
-        port: 0 takes a free one; the line "listening on http://..." names it.
-        weight_version: what replies report until weights are published.
-        api_key: what requests must carry; needed for any host but this machine.
-        parent_pid: end when the process with this id is no longer the parent.
+        port: 0 chooses a free port; the log line "listening on http://..." names it.
+        weight_version: version that replies report until weights are published.
+        api_key: required in every request. Mandatory if other machines can reach `host`.
+        parent_pid: exit when this process is no longer the parent.
         trust_remote_code: run Python code that comes with the model.
         external_lib: `package.module` or `file.py` to import before the model is loaded.
 
     Raises:
-        UserError: no model there, the port is taken, or a key is missing for a host that others reach.
+        UserError: no model in the folder, the port is taken, or the key is missing for a host that others
+            reach.
     """
     config = config or EmbeddedServerConfig()
     if not api_key and not is_local(host):
@@ -132,7 +133,7 @@ def serve(
     try:
         ending.server.run(sockets=[listener])
     finally:
-        engine.stop()  # not in the lifespan: a forced exit skips its end, and the engine's thread would keep the process
+        engine.stop()  # not in the lifespan: a forced exit skips its end, and the engine's thread would keep the process alive
     return 1 if ending.reason or not ending.server.started else 0
 
 
@@ -146,14 +147,14 @@ async def _watch(engine: Engine, parent_pid: int | None, ending: _Ending) -> Non
 
 
 async def _warm_up(service: Service) -> None:
-    """Generate one token: a server that cannot is not ready, and ends here."""
+    """Generate one token before the server is ready. A server that cannot fails here."""
     request = GenerateRequest("warm-up", [0], 1, GREEDY, frozenset(), return_logprob=False, skip_special_tokens=True)
     await service.generate(request)
     service.is_warm = True
 
 
 def named_key(variable: str | None) -> str | None:
-    """Return the API key in an environment variable, None when none is named; raise UserError when it is not set."""
+    """Return the API key in `variable` of the environment, None for None; raise UserError if it is unset."""
     if variable is None:
         return None
     if not os.environ.get(variable):

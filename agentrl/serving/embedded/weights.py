@@ -1,7 +1,7 @@
-"""The weights of the served model: checked as a whole, then replaced in place.
+"""The weights of the served model: an update is checked as a whole, then applied in place.
 
-Nothing is changed before every name, shape and dtype of an update was found right, and all its bytes are here and finite. What was
-overwritten is kept until a forward of the new weights was seen to be finite.
+Nothing changes until all names, shapes and dtypes are valid and all values are here and finite. The
+overwritten values are kept until a forward of the new weights has been finite.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from agentrl.sglang.weight_changes import CHANGES_FILE, NAME_FILE, NAME_KEY, POS
 
 _INDEX = "model.safetensors.index.json"
 _DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
-"""What weights may come in. Quantized ones would need their scales."""
+"""Accepted dtypes of incoming weights. Quantized weights would need their scales."""
 
 
 class WeightsRefused(Exception):
-    """An update was refused, and nothing was changed."""
+    """An update was refused; the weights are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """Name, dtype and shape of one weight to come."""
+    """Name, dtype and shape of one incoming weight."""
 
     name: str
     dtype: torch.dtype
@@ -43,9 +43,10 @@ class WeightSpec:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a folder of changes makes of the weights called `base`: those called `name`.
+    """A sparse update: it turns the weights called `base` into those called `name`.
 
-    whole: tensors by name. elements: by name, positions i64[n] in the flat tensor and their values [n].
+    whole: complete tensors by name. elements: by name, positions i64[n] in the flat tensor and their values
+        [n].
     """
 
     base: str
@@ -55,21 +56,21 @@ class Changes:
 
 
 class Undo:
-    """What updates overwrote, so that it can be put back. Of a whole tensor, the memory is the one that the new values came in."""
+    """The values that an update overwrote. A whole old tensor reuses the memory of the new one."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[Tensor, Tensor | None, Tensor]] = []  # flat weight, the positions changed (None: all), old values
+        self._steps: list[tuple[Tensor, Tensor | None, Tensor]] = []  # weight, flat positions (None: all), old values
 
     @torch.no_grad()
     def swap(self, target: Tensor, new: Tensor) -> None:
-        """Give `target` the values of `new`, and keep the old ones in `new`, of the same dtype."""
+        """Exchange the values of `target` and `new`, which have one dtype; `new` then keeps the old values."""
         old = target.clone()
         target.copy_(new)
         self._steps.append((target, None, new.copy_(old)))
 
     @torch.no_grad()
     def put(self, target: Tensor, positions: Tensor, values: Tensor) -> None:
-        """Give the elements of `target` at i64[n] flat `positions` the `values` [n]."""
+        """Set the elements of `target` at the flat positions i64[n] to `values` [n]."""
         flat = target.view(-1)
         self._steps.append((flat, positions, flat[positions]))
         flat[positions] = values.to(flat.device)
@@ -80,12 +81,12 @@ class Undo:
         return bool(self._steps)
 
     def extend(self, later: Undo) -> None:
-        """Take over what an update after this one overwrote."""
+        """Append what a later update overwrote."""
         self._steps += later._steps
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back, the last first: tied weights are one storage under two names."""
+        """Restore all values, in reverse order: tied weights are one storage under two names."""
         while self._steps:
             target, positions, old = self._steps.pop()
             if positions is None:
@@ -95,7 +96,7 @@ class Undo:
 
 
 class Weights:
-    """All parameters of a model by their Hugging Face names; tied ones have two names and one storage."""
+    """All parameters of a model by their Hugging Face names. Tied ones have two names and one storage."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._targets: dict[str, Tensor] = {name: tensor.detach() for name, tensor in model.state_dict().items()}
@@ -112,14 +113,14 @@ class Weights:
                 raise WeightsRefused(f"{name!r} has shape {shown(list(shape))}; this model's is {list(expected)}")
 
     def check_complete(self, names: Sequence[str]) -> None:
-        """Refuse a set of weights that leaves any old one in place; of tied weights one is enough."""
+        """Refuse an incomplete set of weights. Of tied weights, one name is enough."""
         covered = {self._targets[name].data_ptr() for name in names}
         missing = sorted(name for name, tensor in self._targets.items() if tensor.data_ptr() not in covered)
         if missing:
             raise WeightsRefused(f"{len(missing)} weights are missing, the first is {missing[0]!r}")
 
     def read_folder(self, folder: str) -> dict[str, Tensor]:
-        """Read a complete set of weights from the safetensors of `folder`: checked, and as this model holds them."""
+        """Read and check a complete set of weights from the safetensors of `folder`, in this model's dtypes."""
         tensors: dict[str, Tensor] = {}
         with reading(Path(folder)):
             files = _weight_files(Path(folder))
@@ -132,7 +133,7 @@ class Weights:
         return tensors
 
     def read_changes(self, folder: str) -> Changes:
-        """Read the changes of `folder`, checked against their own name and against this model, and as this model holds them."""
+        """Read the changes in `folder`, checked against their own name (a checksum) and against this model."""
         file = Path(folder) / CHANGES_FILE
         with reading(file), safe_open(file, framework="pt") as opened:
             names = opened.metadata() or {}
@@ -157,16 +158,21 @@ class Weights:
         return positions.long().to(self._device), self._fitted(name, values)
 
     def _fitted(self, name: str, tensor: Tensor) -> Tensor:
-        """Return values of a weight as this model holds them; refuse a dtype that is none of weights, and what is not finite then."""
+        """Return a weight in this model's dtype; refuse unknown dtypes and non-finite values."""
         target = self._targets[name]
         if tensor.dtype not in _DTYPES and tensor.dtype != target.dtype:
             raise WeightsRefused(f"{name!r} is of {tensor.dtype}; this server takes float32, bfloat16, float16 and float64")
-        fitted = tensor.to(target.dtype)  # on the host, if it comes from there: a GPU has no room for a second model
+        fitted = tensor.to(target.dtype)  # not moved to the GPU, which has no room for a second model
         check_finite({name: fitted})
         return fitted
 
     def receive(self, specs: Sequence[WeightSpec], group: ProcessGroup, *, is_bucket: bool) -> dict[str, Tensor]:
-        """Receive the weights that rank 0 of `group` broadcasts, each by itself or all in one flat byte bucket."""
+        """Receive the weights that rank 0 of `group` broadcasts, one by one or in one flat byte bucket.
+
+        Raises:
+            WeightsRefused: the names, shapes, dtypes or values do not fit the model.
+            InfrastructureError: the broadcast failed.
+        """
         self.check({spec.name: spec.shape for spec in specs})
         if is_bucket:
             sizes = [spec.dtype.itemsize * torch.Size(spec.shape).numel() for spec in specs]
@@ -181,26 +187,26 @@ class Weights:
         return {name: self._fitted(name, tensor) for name, tensor in tensors.items()}
 
     def replace(self, tensors: Mapping[str, Tensor]) -> Undo:
-        """Take fitted tensors in place of the model's own; they hold the old values afterwards. The caller holds the engine parked."""
+        """Swap the model's weights with fitted tensors of the same names. The engine must be parked."""
         undo = Undo()
         for name, tensor in tensors.items():
             undo.swap(self._targets[name], tensor)
         return undo
 
     def change(self, changes: Changes) -> Undo:
-        """Take checked changes into the model's own weights. The caller holds the engine parked."""
+        """Apply checked changes to the model's weights. The engine must be parked."""
         undo = self.replace(changes.whole)
         for name, (positions, values) in changes.elements.items():
             undo.put(self._targets[name], positions, values)
         return undo
 
     def checksums(self) -> dict[str, str]:
-        """Return {name: sha256 of the raw bytes, as stored in the served dtype}."""
+        """Return {name: sha256 of the raw bytes in the served dtype}."""
         return {name: tensor_checksum(tensor) for name, tensor in self._targets.items()}
 
 
 def name_of(folder: str) -> str | None:
-    """Return how the learner called the weights of `folder`, by which it says later on what changes stand on; None: it did not."""
+    """Return the learner's name for the weights in `folder`, or None. Later changes name it as their base."""
     file = Path(folder) / NAME_FILE
     with reading(file):
         if not file.is_file():
@@ -212,7 +218,7 @@ def name_of(folder: str) -> str | None:
 
 
 def parse_specs(names: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[WeightSpec]:
-    """Read the three parallel lists of SGLang's distributed update."""
+    """Parse the three parallel lists of SGLang's distributed update; raise WeightsRefused if invalid."""
     if not len(names) == len(dtypes) == len(shapes) or not names:
         raise WeightsRefused(
             f"names, dtypes and shapes must be as many, and at least one; they are {len(names)}, {len(dtypes)}, {len(shapes)}"
@@ -254,12 +260,12 @@ def _weight_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Refuse an update when `path`, a file or folder that anybody may have written, cannot be read as what it should be."""
+    """Turn any failure to read `path`, a file or folder that others wrote, into WeightsRefused."""
     try:
         yield
     except WeightsRefused:
         raise
-    except Exception as error:  # boundary of a foreign file: OSError, SafetensorError, and whatever strange content makes of a parser
+    except Exception as error:  # boundary of a foreign file: OSError, SafetensorError, or anything that a parser raises
         raise WeightsRefused(f"{cut(str(path))} cannot be read: {type(error).__name__}: {cut(str(error))}") from error
 
 
