@@ -42,7 +42,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
         for loop in source.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, _ROUNDS, [], [], None, None, lineno=loop.lineno)
-            if loop.recursive:  # `loop(...)` starts further iterations without the filter above, so count them in the body
+            # `loop(...)` starts further iterations without the filter above, so count them in the body
+            if loop.recursive:
                 loop.body.insert(0, _counted(loop.lineno))
         for block in source.find_all(nodes.AssignBlock):
             block.filter = nodes.Filter(block.filter, _SIZED, [], [], None, None, lineno=block.lineno)

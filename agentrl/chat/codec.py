@@ -29,7 +29,8 @@ CALL = "\ufdd3"
 _LARGE_TEXT = 100_000
 """In characters. Texts of at least this length are encoded as a batch of one."""
 
-_UNENCODABLE = re.compile(f"[{SPLIT}{TURN}{THOUGHT}{CALL}\ud800-\udfff]")  # the placeholders and lone surrogates
+# The placeholders and lone surrogates
+_UNENCODABLE = re.compile(f"[{SPLIT}{TURN}{THOUGHT}{CALL}\ud800-\udfff]")
 
 
 class Codec:

@@ -208,4 +208,5 @@ def _cut(content: str, spans: Sequence[tuple[int, int]], excess: int, how: Cut) 
         return ""
     first = {"left": 0, "right": len(spans) - count, "middle": (len(spans) - count) // 2}[how]
     start, end = spans[first][0], spans[first + count - 1][1]
-    return content[:start] + content[max(end, start + 1) :]  # some tokens span no character: always drop at least one character
+    # Some tokens span no character: always drop at least one character
+    return content[:start] + content[max(end, start + 1) :]

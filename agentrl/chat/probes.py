@@ -1,4 +1,7 @@
-"""Generated conversations that show whether a chat template only appends: all that agents, tools and partners may bring about."""
+"""Generated conversations for checking whether a chat template only appends.
+
+They cover everything that agents, tools and interaction partners may cause.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ PROBE_TOOLS: Tools = (
     },
     {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}},
 )
-"""Tools for a check that is given none."""
+"""Tools for a check without tools of its own."""
 
 _SAID = ("Done.", "It is 4.", "Naïve 日本語 – 🙂", "a\nb\n\nc", "x = {1: '2'}", 'He said "no".', "So  many   spaces", "été\u0301 \u200d")
 _GIVEN = (*_SAID, "", " leading", "trailing\n\n", "\n", "{}", "null", "<b>bold</b> & more", "0", "a\tb\\n")
@@ -47,10 +50,14 @@ _WORDS = ("sum", "naïve 日本", 'a "quoted" word', "line\nbreak", "back\\slash
 
 @dataclass(frozen=True, slots=True)
 class ProbeScope:
-    """What conversations of a run may hold.
+    """What the generated conversations may contain.
 
-    tools: schemas shown; without any there are no tool messages. thinks: turns may think. has_user_turns: a user may speak again.
-    has_system: a system message may come first. control: texts that mean something to tokenizer or template, for contents.
+    Attributes:
+        tools: schemas shown; without tools there are no tool messages.
+        thinks: assistant turns may contain thoughts.
+        has_user_turns: a user may speak again.
+        has_system: a system message may come first.
+        control: texts that mean something to the tokenizer or template, to be put into contents.
     """
 
     tools: Tools
@@ -61,7 +68,10 @@ class ProbeScope:
 
 
 def generate(rng: random.Random, scope: ProbeScope) -> Messages:
-    """Return a conversation: a prompt, then up to MAX_TURNS turns, each but the last followed by tool results or by a user."""
+    """Return a random conversation: a prompt, then up to MAX_TURNS turns.
+
+    Tool results or a user message follow every turn but the last.
+    """
     messages = [Message("system", _content(rng, scope))] if scope.has_system and rng.random() < 0.5 else []
     messages.append(Message("user", _content(rng, scope)))
     num_turns = rng.randint(0, MAX_TURNS)
@@ -79,7 +89,7 @@ def generate(rng: random.Random, scope: ProbeScope) -> Messages:
 
 
 def _content(rng: random.Random, scope: ProbeScope) -> str:
-    """Return what a user or a tool may say; now and then a control token in the middle of it."""
+    """Return the content of a user or tool message, sometimes with a control token inside."""
     text = rng.choice(_GIVEN)
     return f"{text} {rng.choice(scope.control)} {rng.choice(_GIVEN)}" if scope.control and rng.random() < 0.2 else text
 

@@ -1,4 +1,4 @@
-"""Everything that a conversation needs of a tokenizer's folder, in one immutable object."""
+"""Everything that a conversation needs from a tokenizer folder, in one immutable object."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ from agentrl.types import Message, Role
 Tools = Sequence[Mapping[str, Any]]
 
 NUM_CACHED_PROMPTS = 128
-"""The members of a group begin with the same messages at about the same time."""
+"""Prompts kept in the cache. The members of a group begin with the same messages at about the same time."""
 
-# Python's repr and ASCII JSON, with which templates may write arguments, spell a noncharacter as an escape.
+# Templates may write arguments with Python's repr or as ASCII JSON. Both escape a noncharacter.
 _CALL_MARK = re.compile(re.escape(CALL) + r"|\\ufdd3")
 _ANY_MARK = re.compile(f"{TURN}|{THOUGHT}|{_CALL_MARK.pattern}")
 
 
 def num_answers(messages: Sequence[Message]) -> int:
-    """Return how many of the first `messages` are results of tools."""
+    """Return how many of the first `messages` are tool results."""
     return next((i for i, message in enumerate(messages) if message.role != "tool"), len(messages))
 
 
 class HistoryEdited(Exception):
-    """The template shows earlier messages in another way than before; the text says which."""
+    """The template renders earlier messages differently than before; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
-    """What a sampled turn had besides calls: it has to come back when the turn is rendered as history.
+    """The parts of a sampled turn, besides calls, that its render as history must show.
 
-    thought: None where there was none, not even tags; else the white space around it, with THOUGHT for its words if it had any.
-    stop: the token that ended it; None: it was cut at a token limit.
+    Attributes:
+        has_text: the turn has text outside of calls and thoughts.
+        thought: None if there was no thought, not even tags; else the white space around it, with THOUGHT in
+            place of its words if it had any.
+        stop: the token that ended the turn; None: it was cut at a token limit.
     """
 
     has_text: bool = False
@@ -49,7 +52,7 @@ class SampledTurn:
 
 
 class Renderer:
-    """Messages -> text (template), text <-> ids (codec), sampled text -> calls (parser)."""
+    """Conversions: messages -> text (template), text <-> ids (codec), sampled text -> calls (parser)."""
 
     def __init__(self, template: ChatTemplate, codec: Codec, parse: Parser, eos_token_ids: tuple[int, ...]) -> None:
         self.template = template
@@ -59,14 +62,15 @@ class Renderer:
         self.style = AssistantStyle.of(template)
         self._ends: dict[Role | None, str | None] = {following: self._find_end(following) for following in (None, "user", "tool")}
         known = set(self._ends.values()) - {""}
-        self._end_depends = len(known) > 1 or None in known  # on what follows, and often begins it
+        # The token depends on the message that follows, and is often the first token of that message
+        self._end_depends = len(known) > 1 or None in known
         self._cached_prompt: Callable[[str], tuple[str, tuple[int, ...]]] = functools.lru_cache(NUM_CACHED_PROMPTS)(self._prompt_of)
 
     def render(self, messages: Sequence[TemplateMessage], tools: Tools, *, add_generation_prompt: bool) -> str:
         return self.template.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
     def prompt(self, messages: Sequence[TemplateMessage], tools: Tools) -> tuple[str, list[int]]:
-        """Return text and ids of a whole conversation with the generation prompt."""
+        """Return text and ids of a whole conversation with the generation prompt. Results are cached."""
         text, ids = self._cached_prompt(json.dumps([messages, tools]))
         return text, list(ids)
 
@@ -75,28 +79,30 @@ class Renderer:
         text = self.render(messages, tools, add_generation_prompt=True)
         return text, tuple(self.codec.encode_rendered(text))
 
-    # -------------------------------------------------------------------------------------- what the template is given
+    # -------------------------------------------------------------------------------------- input of the
+    # template
 
     def shown(self, message: Message) -> TemplateMessage:
-        """Return the dictionary for the template, its content protected (see `Codec`)."""
+        """Return a message as the dictionary for the template, with its content protected (see `Codec`)."""
         content = self.codec.protect(message.content, message.role)
         if message.role == "assistant":
             thought = self.codec.protect(message.reasoning, message.role) if message.reasoning else None
             calls = [(self._name(call.name), call.id, self._protected(call.arguments or {})) for call in message.tool_calls]
             return self.style.message(content, thought=thought, calls=calls)
         result: TemplateMessage = {"role": message.role, "content": content}
-        if message.name is not None:  # a tool message repeats the name that the model wrote
+        if message.name is not None:  # a tool message repeats the name that the model wrote, so it needs protection too
             result["name"] = self.codec.protect(message.name, message.role)
         if message.tool_call_id is not None:
             result["tool_call_id"] = message.tool_call_id
         return result
 
     def sampled(self, turn: SampledTurn, results: Sequence[Message]) -> TemplateMessage:
-        """Return the dictionary that stands for a sampled turn: marks, for its tokens are never rendered.
+        """Return the dictionary that represents a sampled turn, with placeholders for its text.
 
-        It makes the calls that `results`, the tool messages behind it, answer: templates check roles and repeat names and ids.
+        The turn has one call for each of `results`, the tool messages that follow it: templates check roles
+        and repeat names and ids. The sampled text itself is never rendered.
         """
-        # An empty turn has the mark as well: something must say where it ends.
+        # A turn without text and calls needs the placeholder as well: it marks where the turn ends.
         content = TURN if turn.has_text or not results else ""
         calls = [(self._name(result.name or ""), result.tool_call_id, {"turn": CALL}) for result in results]
         return self.style.message(content, thought=turn.thought, calls=calls)
@@ -112,10 +118,15 @@ class Renderer:
             return {key: self._protected(item) for key, item in value.items()}
         return [self._protected(item) for item in value] if isinstance(value, list | tuple) else value
 
-    # ------------------------------------------------------------------------------------------------ what came back
+    # ------------------------------------------------------------------------------------------ checks of the
+    # render
 
     def check_prefix(self, before: str, after: str, turn: SampledTurn) -> None:
-        """Raise HistoryEdited unless the render `after` begins with the earlier render `before`."""
+        """Check that the render `after` begins with the earlier render `before`.
+
+        Raises:
+            HistoryEdited: it does not.
+        """
         if after.startswith(before):
             return
         place, tags = first_difference(before, after), (self.style.open, self.style.close)
@@ -123,16 +134,19 @@ class Renderer:
         drops = any(mark in around for mark in (THOUGHT, *tags))
         if not drops:
             raise HistoryEdited("rewrites earlier messages")
-        # The prompt may have opened the thought: its tag is missing behind what stayed.
+        # The prompt may have opened the thought, so the tags alone do not show whether the thought was empty.
         is_empty = turn.thought is not None and THOUGHT not in turn.thought
         raise HistoryEdited("drops empty thinking" if is_empty else "drops thinking")
 
     def after_turn(self, text: str, start: int, turn: SampledTurn, following: Sequence[Message]) -> list[int]:
-        """Return the tokens of what `text` holds behind its last sampled turn, which begins at `start` (see `sampled`) and stands
-        before the messages `following`. They begin with the token that ends the turn, if that was cut.
+        """Return the tokens of the part of `text` that follows its last sampled turn.
+
+        The turn begins at `start` (see `sampled`); `following` are the messages after it. If the turn was cut
+        at a token limit, the result begins with the token that ends it.
 
         Raises:
-            HistoryEdited: a mark is missing, or the template ends the turn in another way than the model did.
+            HistoryEdited: a placeholder is missing, or the template ends the turn differently than the model
+                did.
         """
         marks = list(_ANY_MARK.finditer(text, start))
         found = [mark[0] for mark in marks]
@@ -150,7 +164,11 @@ class Renderer:
         return ids if turn.stop is not None else [self.codec.turn_ends[end[0]], *ids]
 
     def _shown_end(self, text: str, start: int, turn: SampledTurn, following: Role | None) -> re.Match[str]:
-        """Return where `text` ends a turn whose last mark ends at `start`; raise HistoryEdited where it does not as the model did."""
+        """Return the token in `text` that ends a turn whose last placeholder ends at `start`.
+
+        Raises:
+            HistoryEdited: the template ends the turn differently than the model did.
+        """
         end = self.codec.turn_end.search(text, start)
         expected = self._ends.get(following) if self._end_depends else ""
         if end is None or expected is None or (expected and end[0] != expected):
@@ -160,13 +178,17 @@ class Renderer:
         return end
 
     def last_end(self, message: Message) -> str:
-        """Return the token that ends a turn where the template's render of it as the last message has none: it begins the next."""
+        """Return the token that ends a turn for which the template
+        writes none: the first token of the next message.
+        """
         return self._ends["tool" if message.tool_calls else "user"] or self.codec.end_of_turn
 
     def _find_end(self, following: Role | None) -> str | None:
-        """Return the token with which the template ends a turn before a `following` message, or the last one.
+        """Return the token with which the template ends a turn before a `following` message.
 
-        None: with no stop token, and the end of a later message would be taken for the turn's. "": it refuses or hides the probe.
+        `following` None: a last turn. Returns None if the template writes no stop token: the end of a later
+        message would then be mistaken for that of the turn. Returns "" if the template refuses or hides the
+        probe.
         """
         results = [Message("tool", "", tool_call_id="call00000")] if following == "tool" else []
         behind = [Message("user", "")] if following == "user" else results
@@ -188,37 +210,46 @@ class Renderer:
         return end[0] if end is not None else None
 
     def count_calls(self, text: str) -> int:
-        """Return how many calls of a `sampled` turn the text shows, up to the end of the turn."""
+        """Return how many calls of a `sampled` turn `text` shows, up to the end of the turn."""
         first = _CALL_MARK.search(text)
         end = self.codec.turn_end.search(text, first.end()) if first is not None else None
         return sum(1 for _ in _CALL_MARK.finditer(text, 0, len(text) if end is None else end.start()))
 
-    # ---------------------------------------------------------------------------------------------- what was sampled
+    # ----------------------------------------------------------------------------------------------- sampled
+    # tokens
 
     def written(self, ids: Sequence[int], prompt: str) -> str:
-        """Return the text of sampled tokens, without stop token and with the thought that `prompt` opened."""
+        """Return the text of sampled tokens, without stop token;
+        with the opening tag if `prompt` opened a thought.
+        """
         text = self.codec.decode(ids[:-1] if ids and ids[-1] in self.eos_token_ids else ids)
         return prompt[prompt.rindex(self.style.open) :] + text if self.opens_thought(prompt) else text
 
     def view(self, text: str, *, turn: int, is_truncated: bool, tools: Tools) -> Message:
-        """Return what a turn says (see `written`) as a message."""
+        """Return the text of a turn (see `written`) as a message."""
         parsed = self.parse(self.style.with_known_tags(text), turn=turn, is_truncated=is_truncated, tools=tools)
         content = self.codec.strip_special(parsed.text).strip()
         return Message("assistant", content, parsed.tool_calls, reasoning=parsed.reasoning)
 
     def sampled_turn(self, view: Message, written: str, last_id: int | None) -> SampledTurn:
-        """Return what has to come back of a turn: `view` is the text `written` as a message, `last_id` its last token."""
+        """Return the parts of a turn that its render as history must show.
+
+        `view` is the text `written` as a message; `last_id` is the turn's last token.
+        """
         raw = self.style.raw_thought(written)
         stop = last_id if last_id in self.eos_token_ids else None
         if raw is None:
             return SampledTurn(bool(view.content.strip()), THOUGHT if view.reasoning else None, stop)
-        has_text = bool(view.content.rpartition(self.style.close)[2].strip())  # a parser may leave thoughts in the content
+        # A parser may leave thoughts in the content
+        has_text = bool(view.content.rpartition(self.style.close)[2].strip())
         return SampledTurn(has_text, raw.replace(raw.strip(), THOUGHT, 1) if raw.strip() else raw, stop)
 
     def opens_thought(self, prompt: str) -> bool:
-        """Tell whether the generation prompt already opened the thought that the model goes on with."""
+        """Return whether the generation prompt ends with an open thought, which the model continues."""
         return prompt.rstrip().endswith(self.style.open)
 
     def closes_thought(self, prompt: str) -> bool:
-        """Tell whether the generation prompt holds an empty thought: the model is not to think."""
+        """Return whether the generation prompt contains an
+        empty thought, so that the model skips thinking.
+        """
         return prompt.rstrip().endswith(self.style.close)

@@ -1,4 +1,7 @@
-"""Conversations whose assistant turns are known beforehand, built as if a model had sampled them: for imitation and for checks."""
+"""Conversations with known assistant turns, built as if a model had sampled them.
+
+They are used for imitation and for template checks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,13 @@ from agentrl.types import Message
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """Tokens of a conversation. token_ids: i32[T]; mask: bool[T], True on what the assistant wrote; where each row begins."""
+    """Tokens of a conversation.
+
+    Attributes:
+        token_ids: i32[T].
+        mask: bool[T], True on tokens that the assistant wrote.
+        segment_starts: index of the first token of each segment.
+    """
 
     token_ids: NDArray[np.int32]
     mask: NDArray[np.bool_]
@@ -27,10 +36,15 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayedStep:
-    """What was appended: a block of context, or a turn.
+    """One appended piece: a block of context, or a turn.
 
-    shown: messages that the tokens stand for so far. edit: how the template edited the history, so that the block begins a row;
-    replaced: the tokens of the row before, then.
+    Attributes:
+        conversation: the conversation, after this step.
+        shown: number of messages that the tokens represent so far.
+        ids: the appended tokens.
+        is_turn: the piece is an assistant turn.
+        edit: how the template edited the history, so that this block begins a segment; None: it did not.
+        replaced: the tokens of the previous segment, if `edit` is set.
     """
 
     conversation: Conversation
@@ -42,10 +56,11 @@ class ReplayedStep:
 
 
 def replay(renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edits: Edits = "fork") -> Replay:
-    """Build `messages` by turns, each assistant message written as the template writes a last one.
+    """Build `messages` turn by turn; assistant messages are written as the template renders a last message.
 
     Raises:
-        ConfigError: the template cannot write these messages, or edits them and `edits` is `refuse`.
+        ConfigError: the template cannot render these messages, or edits the history although `edits` is
+            `refuse`.
     """
     ids: list[int] = []
     mask: list[bool] = []
@@ -59,7 +74,7 @@ def replay(renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edi
 
 
 def replay_steps(renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edits: Edits = "fork") -> Iterator[ReplayedStep]:
-    """Yield each block and each turn as it is appended; messages behind the last turn end in a block."""
+    """Yield each block and each turn as it is appended. Messages after the last turn form a final block."""
     turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
     conversation = Conversation(renderer, messages[: turns[0] if turns else len(messages)], tools, edits=edits)
     yield ReplayedStep(conversation, len(conversation.messages), conversation.next_prompt(), is_turn=False)
@@ -79,10 +94,12 @@ def replay_steps(renderer: Renderer, messages: Sequence[Message], tools: Tools, 
 
 
 def write_turn(renderer: Renderer, messages: Sequence[Message], turn: int, tools: Tools) -> list[int]:
-    """Return the tokens that a model would write for assistant message `turn`, by the template's render of it as the last one.
+    """Return the tokens that a model would sample for assistant message `turn`.
+
+    They are what the template renders for the message in last position.
 
     Raises:
-        ConfigError: that render is no continuation of the messages before.
+        ConfigError: the render does not continue the messages before it.
     """
     codec = renderer.codec
     prompt = _prompt(renderer, messages[:turn], tools)
@@ -107,9 +124,11 @@ def _whole(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> str
 
 
 def _written(renderer: Renderer, messages: Sequence[Message], prompt: str, tools: Tools) -> str | None:
-    """Return what the template shows of the last message behind the generation prompt; None where there is no such prompt.
+    """Return what the template renders for the last message
+    after `prompt`; None if it renders another prompt.
 
-    A prompt may open a thought, or close an empty one, where the template shows none in a history.
+    Thoughts may differ: a prompt may open a thought, or contain an empty one, although the template renders
+    none in a history.
     """
     style = renderer.style
     whole = _whole(renderer, messages, tools)
@@ -126,7 +145,10 @@ def _written(renderer: Renderer, messages: Sequence[Message], prompt: str, tools
 
 
 def _written_alone(renderer: Renderer, messages: Sequence[Message], turn: int, prompt: str, tools: Tools) -> str | None:
-    """Return what the template shows of a turn behind the first prompt: further on, the turn makes it edit what came before."""
+    """Return what the template renders for a turn directly after the first prompt.
+
+    In its real position, the turn makes the template edit the earlier messages.
+    """
     first = next(index for index, message in enumerate(messages) if message.role == "assistant")
     opening = _prompt(renderer, messages[:first], tools)
     text = _written(renderer, [*messages[:first], messages[turn]], opening, tools)
@@ -136,7 +158,7 @@ def _written_alone(renderer: Renderer, messages: Sequence[Message], turn: int, p
 
 
 def _behind_header(renderer: Renderer, messages: Sequence[Message], prompt: str, tools: Tools) -> str | None:
-    """Return what the template shows of the last message behind the header that a generation prompt adds."""
+    """Return what the template renders for the last message after the header of a generation prompt."""
     bare = _whole(renderer, messages[:-1], tools)
     header = prompt[len(bare) :] if prompt.startswith(bare) else ""
     _, found, text = _whole(renderer, messages, tools).rpartition(header) if header else ("", "", "")
@@ -144,8 +166,11 @@ def _behind_header(renderer: Renderer, messages: Sequence[Message], prompt: str,
 
 
 def _as_written(renderer: Renderer, ids: Sequence[int], message: Message, prompt: str) -> Message:
-    """Return `message` with the thought that the turn has: none where the prompt closed it, else with the white space around it,
-    which some templates repeat as it is."""
+    """Return `message` with its thought as the turn contains it.
+
+    The thought is empty if the prompt closed it. Otherwise it has its surrounding white space, which some
+    templates repeat.
+    """
     if renderer.closes_thought(prompt):
         return dataclasses.replace(message, reasoning="")
     raw = renderer.style.raw_thought(renderer.written(ids, prompt))

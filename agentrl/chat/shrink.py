@@ -1,4 +1,4 @@
-"""Make a conversation that shows something as small as can be."""
+"""Shrink a conversation to a minimal one with the same property."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ MAX_TRIALS = 400
 
 
 def shrink(messages: Messages, is_kept: Callable[[Messages], bool]) -> Messages:
-    """Return a conversation for which `is_kept` holds, as it does for `messages`, and for no single simpler one. Greedy."""
+    """Return a smaller conversation for which `is_kept` is still true, as it is for `messages`.
+
+    The search is greedy: it stops when no single simplification keeps the property, or after MAX_TRIALS
+    trials.
+    """
     trials = 0
     while True:
         for candidate in _simpler(messages):
@@ -28,7 +32,9 @@ def shrink(messages: Messages, is_kept: Callable[[Messages], bool]) -> Messages:
 
 
 def _simpler(messages: Messages) -> Iterator[Messages]:
-    """Yield conversations with one thing less: the end, a message with its results, a call with its result, a part of a message."""
+    """Yield simplifications that remove one thing: the end, a message
+    with its results, a call with its result, a part of a message.
+    """
     for index in range(1, len(messages)):
         if messages[index].role != "tool" and messages[index - 1].role != "tool":
             yield messages[:index]

@@ -1,4 +1,7 @@
-"""Chat templates: Jinja text of a tokenizer's folder, rendered exactly as `transformers` renders it, without importing it."""
+"""Chat templates: the Jinja text of a tokenizer folder, rendered exactly as by `transformers`.
+
+`transformers` itself is not imported.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +26,33 @@ from agentrl.plugins.sources import locate
 TemplateMessage = dict[str, Any]
 
 NUM_KEPT_TOOLS = 8
-"""Lists of tools whose JSON is kept."""
+"""Number of tool lists whose JSON is cached."""
 
 
 _FAILURES = (
     *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
     *(RecursionError, MemoryError),
 )
-"""What Jinja and the values of a template raise."""
+"""Exceptions raised by Jinja or by values used in a template."""
 
 
 class TemplateRefusal(ConfigError):
-    """The template refuses messages, or fails on them; `reason` is what it said by itself."""
+    """The template refuses messages, or fails on them. `reason` is the template's own message."""
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.reason = reason or message
 
-    def __reduce__(self) -> tuple[object, ...]:  # the reason is no part of the exception's arguments
+    def __reduce__(self) -> tuple[object, ...]:  # pickling passes only the exception's arguments, which do not include the reason
         return (TemplateRefusal, (str(self), self.reason))
 
 
 class ChatTemplate:
-    """A compiled chat template and the names it may use (`bos_token`, `eos_token`, ...).
+    """A compiled chat template and the special tokens it may use (`bos_token`, `eos_token`, ...).
 
-    A folder may hold a second template named `tool_use`, which is chosen when tools are given. Content is given as text; where
-    the template shows no text but a list of parts, as those of vision models do, it gets one part with the text.
+    A folder may have a second template named `tool_use`, which is used if there are tools. Content is passed
+    as text. If the template shows no text, but only lists of parts, as the templates of vision models do,
+    content is passed as one text part.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
@@ -75,7 +79,7 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """All Jinja text, to look for tokens and marks that the template writes."""
+        """All Jinja text, for finding the tokens and marks that the template writes."""
         return "\n".join(self.sources.values())
 
     def render(self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]] = (), *, add_generation_prompt: bool) -> str:
@@ -85,7 +89,7 @@ class ChatTemplate:
             TemplateRefusal: the template refuses these messages or fails on them.
         """
         compiled = self._compiled["tool_use" if tools and "tool_use" in self._compiled else "default"]
-        # an absent value, never an empty list: templates ask `if tools` as well as `if tools is not none`
+        # None, never an empty list: templates test both `if tools` and `if tools is not none`
         shown = self._shown_tools(tools) or None
         given = [self._with_parts(message) for message in messages] if self._roles_with_parts else list(messages)
         names = {"messages": given, "tools": shown, "documents": None, "add_generation_prompt": add_generation_prompt}
@@ -97,10 +101,15 @@ class ChatTemplate:
             reason = f"{type(error).__name__}: {error}"
             raise TemplateRefusal(f"the chat template fails on the roles [{roles}]: {reason}", reason) from error
         finally:
-            context.vars.clear()  # macros, which hold the context: a circle that would keep the messages until garbage is collected
+            # Macros hold the context: a reference cycle would keep the messages alive until garbage
+            # collection
+            context.vars.clear()
 
     def _shown_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[_Tool]:
-        """Return the tools for the template; some are kept, for most conversations of a run show the very same list."""
+        """Return the tools for the template.
+
+        The last few lists are cached: most conversations of a run pass the same list object.
+        """
         for given, shown in self._recent_tools:
             if given is tools:
                 return list(shown)
@@ -109,7 +118,10 @@ class ChatTemplate:
         return list(shown)
 
     def _choose_content(self, role: str, before: Sequence[TemplateMessage], after: Sequence[TemplateMessage]) -> None:
-        """Find out how content of `role` is shown, between the messages `before` and `after`: as text, if at all possible."""
+        """Determine how to pass content of `role`: as text if possible, else as parts.
+
+        `before` and `after` are the messages around the probe.
+        """
         probe = [*before, {"role": role, "content": TURN, "tool_call_id": "call00000"}, *after]
         others = self._roles_with_parts
         if not self._shows_turn(probe):
@@ -142,14 +154,18 @@ _CONTENT_PROBES: Sequence[tuple[str, Sequence[TemplateMessage], Sequence[Templat
     ("assistant", (_QUESTION,), ()),
     ("tool", (_QUESTION, _ASKING), ()),
 )
-"""Where a message of each role stands; the user comes first, for the others are shown behind a question."""
+"""Role, messages before and messages after of each probe. The
+user comes first, because the other probes contain a question.
+"""
 
 
 def load_template(folder: Path, *, template_file: str | None = None) -> ChatTemplate:
-    """Read the template of a tokenizer's folder: `template_file`, else `chat_template.jinja`, else `tokenizer_config.json`.
+    """Read the template of a tokenizer folder.
+
+    The first that exists is used: `template_file`, `chat_template.jinja`, `tokenizer_config.json`.
 
     Raises:
-        ConfigError: none of them holds a template, or a file is missing or malformed.
+        ConfigError: no file contains a template, or a file is missing or malformed.
     """
     config = read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens({**read_json(folder / "special_tokens_map.json"), **config})
@@ -157,7 +173,11 @@ def load_template(folder: Path, *, template_file: str | None = None) -> ChatTemp
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, {} when there is no such file; raise ConfigError when it is malformed."""
+    """Return the object in a JSON file; {} if the file does not exist.
+
+    Raises:
+        ConfigError: the file is malformed.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -187,7 +207,7 @@ def _sources(folder: Path, configured: Any, template_file: str | None) -> dict[s
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the named special tokens; each is written as text or as {"content": text}."""
+    """Return the named special tokens. Each is configured as text or as {"content": text}."""
     tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items() if name.endswith("_token")}
     return {name: text for name, text in tokens.items() if isinstance(text, str)}
 
@@ -196,9 +216,9 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks assistant text for trainers that need it; here it is transparent."""
+    """Ignores `{% generation %} ... {% endgeneration %}`, which marks assistant text for some trainers."""
 
-    tags = {"generation"}  # noqa: RUF012  (declared so by Jinja)
+    tags = {"generation"}  # noqa: RUF012  (Jinja requires a mutable class attribute)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -207,9 +227,10 @@ class _GenerationTag(Extension):
 
 
 class _Environment(BoundedEnvironment):
-    """The sandbox of templates, with a short way for what they do most: `message.role` of a dictionary.
+    """The templates' sandbox, with a fast path for their most frequent operation: `message.role`.
 
-    A dictionary has no attribute of that name, so that Jinja's rules come to the same item, behind an exception and two checks.
+    A dictionary has no attribute of that name. Jinja's own rules give the same item, but through an exception
+    and two checks.
     """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -222,13 +243,14 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    # the day of loading: a template that writes the date must not edit the history of a conversation that passes midnight
+    # Bound at load time: a template that writes the date must not edit the history of a conversation that
+    # passes midnight.
     environment.globals["strftime_now"] = datetime.datetime.now().strftime
     return environment
 
 
 class _Tool(dict[str, Any]):
-    """A tool's schema as templates see it, with its JSON: they write all tools anew for every prompt."""
+    """A tool's schema for templates, with its JSON cached: templates write all tools in every prompt."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         super().__init__(schema)
@@ -236,7 +258,7 @@ class _Tool(dict[str, Any]):
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
-    # Jinja's own filter escapes < > & for HTML; a model should read them as they are
+    # Jinja's own filter escapes < > & for HTML; a model should read them unescaped.
     encoder = _encoder(ensure_ascii, indent, None if separators is None else tuple(separators), sort_keys)
     if not isinstance(value, _Tool):
         return encoder.encode(value)

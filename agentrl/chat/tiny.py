@@ -1,4 +1,7 @@
-"""The tokenizer of the quickstart's policy: bytes, single digits, a few whole words, and a short chat template with tools."""
+"""The tokenizer of the quickstart's policy, with its short chat template.
+
+The tokenizer has bytes, single digits and a few whole words; the template supports tools.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +20,36 @@ SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", END_OF_TURN, "<tool_call>", "</to
 MAX_CONTEXT_TOKENS = 1024
 
 SPACE = "Ġ"
-"""How byte-level BPE spells a space."""
+"""Spelling of a space in byte-level BPE."""
 
 WORDS = (
     *("assistant", "system", "user", "calculator", "arguments", "arithmetic", "expression", "Compute", "string", "name"),
     *("Tools", "Call", "Wrong", "again", "What", "Try", "an", "is", "##", '{"', '":', '",', '"}}', "):"),
 )
-"""Fragments of the template, of calls and of the arithmetic rows, each one token, which halves what is sampled. Of two fragments
-that share letters the earlier wins. Digits stay single, so that a sum can be learned place by place."""
+"""Fragments of the template, of calls and of the arithmetic rows. Each is one token,
+which halves the number of sampled tokens. If two fragments share letters, the
+earlier one wins. Digits stay single, so that a sum can be learned digit by digit.
+"""
 
 JOINED = (("##", "##"), *((" ", word) for word in ("an", "arithmetic", "expression", "string", "again", "name", "Try", "is", '{"', '"')))
-"""Pairs of fragments that are one token when they meet."""
+"""Pairs of fragments that become one token when adjacent."""
 
 
 SPLITS = (
     *("(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n]*"),
     *(r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"),
 )
-"""What of a text is merged apart from the rest: an ending after an apostrophe; a word with the character before it; a digit; punctuation;
-line breaks; spaces. It is as Qwen 2 has it, as is the normal form (NFC), for `transformers` goes by `model_type` of the model that the
-tokenizer belongs to, not by what `tokenizer.json` says of these two."""
+"""Pieces of a text that are tokenized separately: an ending after an apostrophe; a word with the character
+before it; a digit; punctuation; line breaks; spaces. These patterns and the normal form (NFC) are those of
+Qwen 2, because `transformers` takes both from the `model_type` of the model, not from `tokenizer.json`.
+"""
 
 
 def write_tiny_tokenizer(folder: Path) -> None:
-    """Write `tokenizer.json`, its configs and the chat template, as `transformers.AutoTokenizer` reads them. Deterministic."""
+    """Write `tokenizer.json`, its configs and the chat template, for `transformers.AutoTokenizer`.
+
+    Deterministic.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tiny_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"), pretty=True)
@@ -63,7 +72,9 @@ def write_tiny_tokenizer(folder: Path) -> None:
 
 
 def build_tiny_tokenizer() -> Tokenizer:
-    """Return byte-level BPE whose merges spell WORDS from left to right, then join JOINED; the special tokens come last."""
+    """Return byte-level BPE whose merges spell WORDS from left
+    to right, then join JOINED; the special tokens come last.
+    """
     vocab = {letter: id for id, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     spelled = [(word[:end], word[end]) for word in WORDS for end in range(1, len(word))]
     merges: dict[tuple[str, str], None] = {}

@@ -1,4 +1,4 @@
-"""The formats in which models write tool calls, and which of them a chat template shows."""
+"""The formats in which models write tool calls, and detection of the format that a chat template shows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from agentrl.chat.parsing import ToolFormat
 from agentrl.errors import ConfigError
 
 NO_FORMAT = "none"
-"""Format of a template that shows no tool calls: everything sampled is text or thought."""
+"""Format of a template that shows no tool calls: all sampled text is text or thought."""
 
 FORMATS: Mapping[str, ToolFormat] = {
     tool_format.name: tool_format
     for tool_format in (Hermes(), Qwen3Coder(), Llama3Json(), Mistral(), DeepSeekV3(), GptOss(), Pythonic(), Plain())
 }
 
-# What templates of each family write, and none of another does; the first that is found decides. `<tool_call>` is written by
-# several families, so it comes last; with <arg_key> inside it is GLM's, which is none of ours.
+# Text that only the templates of one family contain; the first match decides. Several families write
+# `<tool_call>`, so it comes last. With <arg_key> inside it is GLM's format, which has no parser.
 _SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("deepseek_v3", re.compile("<｜tool▁calls▁begin｜>|<｜tool▁call▁begin｜>")),
     ("gpt_oss", re.compile(r"<\|channel\|>(?:.|\n)*<\|call\|>")),
@@ -39,12 +39,16 @@ _SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 def get_format(name: str) -> ToolFormat:
-    """Return the format registered as `name`; raise ConfigError with the list when unknown."""
+    """Return the format registered as `name`.
+
+    Raises:
+        ConfigError: the name is unknown; the message lists the known names.
+    """
     if name not in FORMATS:
         raise ConfigError(f"unknown tool format {name!r}; known: auto, {', '.join(sorted(FORMATS))}")
     return FORMATS[name]
 
 
 def detect_format(template: str) -> str:
-    """Return the format that a chat template's text shows to the model, NO_FORMAT if it is none of ours."""
+    """Return the name of the format that a chat template shows; NO_FORMAT if it has no parser."""
     return next((name for name, sign in _SIGNS if sign.search(template)), NO_FORMAT)

@@ -1,4 +1,4 @@
-"""Types for arguments that a format writes as bare text: what the tool's schema says decides."""
+"""Types for arguments that a format writes as bare text, chosen by the tool's schema."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from agentrl.chat.parsing import Tools
 ANY = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 
 MAX_REFERENCES = 8
-"""`$ref`s and unions followed inside of each other; a schema may refer to itself."""
+"""Maximum nesting of `$ref`s and unions; a schema may refer to itself."""
 
 _SPELLINGS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
-"""Templates write these values by Jinja's `string` filter, as Python does."""
+"""Templates write these values with Jinja's `string` filter, which spells them as Python does."""
 
 
 def typed(text: str, tools: Tools, tool: str, parameter: str) -> Any:
     """Return the value of an argument written as `text`.
 
-    It is read as the first type that it fits, text coming last; text that fits no type stays text, so that the check of the
-    arguments says what is wrong. Without a schema, text that reads as JSON (but a JSON string) is JSON.
+    The text is converted to the type that it reads as, if the schema allows that type. Otherwise it stays
+    text, and the check of the arguments reports the error. Without a schema, text that is valid JSON is
+    parsed, except a JSON string.
     """
     types = parameter_types(tools, tool, parameter)
     if types == {"string"}:
@@ -34,7 +35,9 @@ def typed(text: str, tools: Tools, tool: str, parameter: str) -> Any:
 
 
 def parameter_types(tools: Tools, tool: str, parameter: str) -> frozenset[str]:
-    """Return the JSON types that a tool's schema allows for a parameter; all when it says nothing."""
+    """Return the JSON types that a tool's schema allows for
+    a parameter; all types if the schema names none.
+    """
     for shown in tools:
         function = shown.get("function", {})
         if function.get("name") == tool:
@@ -61,7 +64,7 @@ def _allowed(schema: Any, root: Any, depth: int) -> frozenset[str]:
 
 
 def _resolve(reference: str, root: Any) -> Any:
-    """Return what a reference within the schema (`#/$defs/Name`) points at, None when that is not there."""
+    """Return the target of a reference within the schema (`#/$defs/Name`); None if it does not exist."""
     place = root
     for key in reference.removeprefix("#/").split("/"):
         place = place.get(key) if isinstance(place, Mapping) else None

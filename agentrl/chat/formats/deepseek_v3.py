@@ -1,4 +1,6 @@
-"""DeepSeek: V3 and R1 write `function<｜tool▁sep｜>name`, then the arguments in a fenced JSON block; V3.1 `name<｜tool▁sep｜>{...}`."""
+"""DeepSeek: V3 and R1 write `function<｜tool▁sep｜>name` and the arguments
+in a fenced JSON block; V3.1 writes `name<｜tool▁sep｜>{...}`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _HEAD = re.compile(rf"([^<{{]*){SEPARATOR}(?:([^\n{{`<]+)\n\s*(?:```(?:json)?)?)
 
 
 class DeepSeekV3(ToolFormat):
-    """The marks around all calls of a turn say nothing and are left out."""
+    """The marks around all calls of a turn have no meaning and are skipped."""
 
     name = "deepseek_v3"
     closing = END
@@ -59,7 +61,10 @@ class DeepSeekV3(ToolFormat):
         return ParsedPiece(end + len(END), (call_with(name, arguments),))
 
     def _broken(self, source: SampledText, start: int, name: str, error: str) -> ParsedPiece | None:
-        """Return a call that cannot be read: it ends at its closing mark, else at the next mark, else with the turn."""
+        """Return a call that cannot be read.
+
+        It ends at its closing mark, else at the next mark, else with the turn.
+        """
         mark = source.search(_MARK, start)
         if mark is not None and mark[0] == END:
             return ParsedPiece(mark.end(), (ToolCall("", name, None, error),))

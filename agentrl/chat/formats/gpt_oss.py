@@ -27,7 +27,7 @@ _MARK = re.compile("|".join(map(re.escape, FRAME)))
 
 
 class GptOss(ToolFormat):
-    """The model stops at `<|call|>`, which is therefore not part of the text of a turn that it ended itself."""
+    """The model stops at `<|call|>`, so this mark is missing from the text of a turn that the model ended."""
 
     name = "gpt_oss"
     closing = CALL
@@ -35,7 +35,7 @@ class GptOss(ToolFormat):
     def __init__(self) -> None:
         super().__init__()
         self.marks = FRAME
-        # the template writes the recipient before the channel, the model behind it
+        # the template writes the recipient before the channel, the model after it
         self.opening = re.compile(rf" ?to=[^\s<]{{1,128}}+(?={re.escape(CHANNEL)})|{_MARK.pattern}")
         self.partial = beginnings(FRAME, rf" ?t(?:o(?:=[^\s<]{{0,128}}+(?:{beginnings((CHANNEL,)).pattern})?)?)?| ")
         self.thought_end = re.compile(f"(?={_MESSAGE_END.pattern})")

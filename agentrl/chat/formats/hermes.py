@@ -17,7 +17,7 @@ _TAG = re.compile(f"{OPEN}|{CLOSE}")
 
 
 class Hermes(ToolFormat):
-    """The JSON is read by a parser, not cut at the closing tag, so that an argument may contain `</tool_call>`."""
+    """The JSON is parsed, not cut at the closing tag, because an argument may contain `</tool_call>`."""
 
     name = "hermes"
     closing = CLOSE
@@ -41,7 +41,10 @@ class Hermes(ToolFormat):
         return ParsedPiece(end + len(CLOSE), (call_of(read.value),))
 
     def _broken(self, source: SampledText, start: int, name: str, error: str) -> ParsedPiece | None:
-        """Return a call that cannot be read: it ends at its closing tag, else at the next call, else with the turn."""
+        """Return a call that cannot be read.
+
+        It ends at its closing tag, else at the next call, else with the turn.
+        """
         tag = source.search(_TAG, start)
         if tag is not None and tag[0] == CLOSE:
             return ParsedPiece(tag.end(), (ToolCall("", name, None, error),))

@@ -1,4 +1,4 @@
-"""JSON inside of sampled text: read from where it begins, judged, and written."""
+"""JSON inside sampled text: reading it from a start position, checking it, and writing it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,28 @@ from agentrl.chat.parsing import SampledText
 from agentrl.types import JsonObject, ToolCall
 
 MAX_DEPTH = 64
-"""Deeper values are refused: Python's parsers and validators recurse, and how deep they get depends on who called them."""
+"""Deeper values are refused. Python's parsers and validators
+recurse, and the depth they reach depends on the caller.
+"""
 
 MAX_DIGITS = 4000
-"""Python converts no longer integers (it takes quadratic time)."""
+"""Python refuses to convert longer integers, because the conversion takes quadratic time."""
 
 FIRST_WINDOW = 1024
-"""Characters given to the decoder first. Its errors count lines from the start of what it got, so that thousands of broken calls
-in one text would take quadratic time."""
+"""Characters given to the decoder first. Its errors count lines from the start of its input, so thousands of
+broken calls in one text would take quadratic time.
+"""
 
 LOOKAHEAD = 16
-"""An error so close to the end of the text may be a number, a literal or an escape that has not come to its end."""
+"""An error this close to the end of the text may be caused by an incomplete number, literal or escape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A value that ends before `end`; or, with an `error`, none, and `end` is where to look for the end of the call."""
+    """A value that ends before `end`.
+
+    With an `error` there is no value, and the search for the call's end starts at `end`.
+    """
 
     value: Any
     end: int
@@ -36,8 +42,10 @@ class Json:
 
 
 def read_json(source: SampledText, start: int) -> Json | None:
-    """Read the value that begins at `start`; None when more text could change the answer. Reads real line breaks in strings, as
-    models write them into code."""
+    """Read the value that begins at `start`; None if more text could change the answer.
+
+    Accepts unescaped line breaks in strings, which models write into code.
+    """
     text, window = source.text, FIRST_WINDOW
     while True:
         piece = text[start : start + window]
@@ -58,7 +66,7 @@ def _decode(piece: str, start: int, *, is_final: bool) -> Json | None:
     except RecursionError:
         return Json(None, start, TOO_DEEP)
     if piece[end - 1] not in '}]"' and end >= len(piece) - LOOKAHEAD and not is_final:
-        return None  # a number may go on
+        return None  # more digits may follow
     if is_too_deep(value, piece[:end]):
         return Json(None, start, TOO_DEEP)
     return Json(value, start + end)
@@ -68,7 +76,7 @@ TOO_DEEP = f"the call is not valid JSON: nested too deeply, at most {MAX_DEPTH} 
 
 
 def is_too_deep(value: Any, written: str) -> bool:
-    """Tell whether `value`, read from the text `written`, has more than MAX_DEPTH levels."""
+    """Return whether `value`, read from the text `written`, has more than MAX_DEPTH levels."""
     if written.count("[") + written.count("{") + written.count("(") <= MAX_DEPTH:
         return False
     level = [value]
@@ -80,7 +88,10 @@ def is_too_deep(value: Any, written: str) -> bool:
 
 
 def call_of(value: Any, *, keys: Sequence[str] = ("arguments",)) -> ToolCall:
-    """Return the call that a JSON value describes: a "name", and the arguments under the first of `keys` that is there."""
+    """Return the call that a JSON value describes.
+
+    The value needs a "name", and the arguments under one of `keys`; the first that exists counts.
+    """
     name = name_of(value)
     if not name:
         return ToolCall("", "", None, f'a call must be a JSON object with "name" and "{keys[0]}"')
@@ -91,7 +102,7 @@ def call_of(value: Any, *, keys: Sequence[str] = ("arguments",)) -> ToolCall:
 
 
 def call_with(name: str, arguments: Any) -> ToolCall:
-    """Return the call of `name`, once `arguments` are an object that can travel as JSON."""
+    """Return the call of `name`, with an `error` unless `arguments` are an object that JSON can represent."""
     if isinstance(arguments, str):  # some models write the object as a JSON string
         read = read_json(SampledText(arguments.strip(), "", ()), 0)
         assert read is not None, "a whole text is read to its end"
@@ -108,19 +119,22 @@ def call_with(name: str, arguments: Any) -> ToolCall:
 
 
 def name_of(value: Any) -> str:
-    """Return the "name" of a JSON object, "" when there is none."""
+    """Return the "name" of a JSON object; "" if there is none."""
     name = value.get("name") if isinstance(value, dict) else None
     return name if isinstance(name, str) and (name.isascii() or is_portable(name)) else ""
 
 
 def begun_name(text: str, start: int) -> str:
-    """Return the name of a call whose JSON begins at `start` and cannot be read, "" when it is not there either."""
+    """Return the name in a call at `start` whose JSON cannot be read; "" if the name is missing too."""
     match = _BEGUN.match(text, start)
     return match[1] if match else ""
 
 
 def is_portable(value: Any) -> bool:
-    """Tell whether `value` can travel as JSON in UTF-8; Python's parser also reads lone surrogates, NaN and 1e999."""
+    """Return whether `value` can be sent as JSON in UTF-8.
+
+    Python's parser also reads lone surrogates, NaN and 1e999.
+    """
     try:
         _ENCODER.encode(value).encode()
     except (ValueError, RecursionError):
@@ -129,14 +143,14 @@ def is_portable(value: Any) -> bool:
 
 
 def skip_space(text: str, position: int) -> int:
-    """Return where the text goes on behind white space."""
+    """Return the first position after white space."""
     match = _SPACE.match(text, position)
     assert match is not None, "nothing is white space as well"
     return match.end()
 
 
 def write_json(value: JsonObject | None) -> str:
-    """Return arguments as models write them: unicode as it is."""
+    """Return arguments as models write them: JSON with unescaped unicode."""
     return json.dumps(dict(value or {}), ensure_ascii=False)
 
 
@@ -150,7 +164,7 @@ def _integer(digits: str) -> int | float:
 
 
 def _constant(_: str) -> float:
-    return math.nan  # refused with the whole call, for JSON has no such number
+    return math.nan  # the whole call is refused later: JSON has no such number
 
 
 _DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_constant, strict=False)

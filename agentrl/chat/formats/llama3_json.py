@@ -1,4 +1,7 @@
-"""Llama 3.1 and 3.2: `{"name": ..., "parameters": {...}}`, behind `<|python_tag|>` or not; several are set apart by `;` or line ends."""
+"""Llama 3.1 and 3.2: `{"name": ..., "parameters": {...}}`, with or without `<|python_tag|>` before it.
+
+Several calls are separated by `;` or line breaks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from agentrl.types import Message, ToolCall
 TAG = "<|python_tag|>"
 KEYS = ("parameters", "arguments")
 
-# No mark sets such a call apart from other JSON; only what begins like one may be one.
+# No mark distinguishes such a call from other JSON; an object is a candidate only if it begins like a call.
 _OBJECT = r'\{\s*+"(?:name"\s*+:\s*+"|type"\s*+:\s*+"function")'
 _PARTIAL_OBJECT = r'\{\s*+(?:"[a-z]*+(?:"\s*+(?::\s*+(?:"[a-z]*+)?)?)?)?'
 _SEPARATOR = r"(?:;\s*+)?"
@@ -21,7 +24,7 @@ _NEXT = re.compile(rf"{re.escape(TAG)}|[;\n]\s*+(?={_OBJECT})")
 
 
 class Llama3Json(ToolFormat):
-    """An object is a call if it has a name and parameters; JSON without them is text."""
+    """An object with a name and parameters is a call; other JSON is text."""
 
     name = "llama3_json"
 
@@ -44,7 +47,7 @@ class Llama3Json(ToolFormat):
         return ParsedPiece(read.end, (call_of(read.value, keys=KEYS),))
 
     def _broken(self, source: SampledText, body: int, error: str) -> ParsedPiece | None:
-        """Return a call that cannot be read: it ends where the next begins, else with the turn."""
+        """Return a call that cannot be read. It ends where the next call begins, else with the turn."""
         name = begun_name(source.text, body)
         following = None if error == TOO_DEEP else source.search(_NEXT, body + 1)
         if following is not None:

@@ -1,4 +1,6 @@
-"""Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}, ...]`; since 2025 `[TOOL_CALLS]name[ARGS]{...}` for each call."""
+"""Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...},
+...]`; since 2025, `[TOOL_CALLS]name[ARGS]{...}` for each call.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,16 @@ _OPEN = re.compile(re.escape(OPEN))
 _HEAD = re.compile(r"([^{}\[\]\n]+)(?:\[CALL_ID\]([^{}\[\]\n]*))?(?:\[ARGS\])?[ \t]*+(?=\{)")
 _HEAD_END = re.compile(rf"[{{}}\n]|{re.escape(OPEN)}")
 _ID = re.compile(r"[a-zA-Z0-9]{9}")
-"""What Mistral's templates accept as the id of a call. Theirs is kept, for the answer repeats it."""
+"""Call ids that Mistral's templates accept. The model's
+own id is kept, because the tool's answer repeats it.
+"""
 
 
 class Mistral(ToolFormat):
-    """Nothing closes these calls but the end of their JSON. Thoughts stand as `<think>` or, in Magistral, as `[THINK]`."""
+    """A call ends with its JSON; there is no closing mark.
+
+    Thoughts are in `<think>` or, for Magistral, in `[THINK]`.
+    """
 
     name = "mistral"
 
@@ -46,7 +53,7 @@ class Mistral(ToolFormat):
         return self._read_named(source, body)
 
     def _read_list(self, source: SampledText, start: int) -> ParsedPiece | None:
-        """Read the elements one by one, so that those before a broken or cut one count."""
+        """Read the elements one by one, so that complete calls count even if a later one is broken or cut."""
         text = source.text
         calls: list[ToolCall] = []
         position = skip_space(text, start + 1)
@@ -92,7 +99,7 @@ class Mistral(ToolFormat):
         return ParsedPiece(read.end, (_with_id(call_with(name, read.value), (head[2] or "").strip()),))
 
     def _broken(self, source: SampledText, start: int, calls: list[ToolCall], name: str, error: str) -> ParsedPiece | None:
-        """Add a call that cannot be read: it ends where the next mark is, else with the turn."""
+        """Add a call that cannot be read. It ends at the next mark, else with the turn."""
         mark = source.search(_OPEN, start)
         if mark is not None:
             return ParsedPiece(mark.start(), (*calls, ToolCall("", name, None, error)))

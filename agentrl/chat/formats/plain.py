@@ -8,7 +8,7 @@ from agentrl.types import Message
 
 
 class Plain(ToolFormat):
-    """For templates that show no tools, and agents that read the text themselves."""
+    """For templates that show no tools, and for agents that parse the text themselves."""
 
     name = "none"
 

@@ -1,7 +1,8 @@
-"""A list of Python calls with literal arguments, read without `ast`.
+"""A parser for lists of Python calls with literal arguments, without `ast`.
 
-`ast.parse` answers whole texts only, warns of odd escapes, and can end the process on deep nesting. Beyond Python's grammar, real
-line breaks and apostrophes in strings and JSON's true, false and null are read, for templates and models write them.
+`ast.parse` needs the whole text, warns about unusual escapes, and can crash the process on deep nesting. This
+parser also accepts what templates and models write beyond Python's grammar: unescaped line breaks and
+apostrophes in strings, and JSON's true, false and null.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from agentrl.chat.formats.json_calls import LOOKAHEAD, MAX_DEPTH, MAX_DIGITS, sk
 _NAME = re.compile(r"[^\W\d][\w.]*")
 _KEY = re.compile(r"([^\W\d]\w*)\s*=(?!=)\s*")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?")
-# A quote with a letter behind it does not end a string: templates write strings with their apostrophes as they are. The marks around
-# calls are no part of a string, so that thousands of open strings do not each reach to the end of the text.
+# A quote followed by a letter does not end a string, because templates do not escape apostrophes. A string
+# cannot contain the marks around calls; otherwise thousands of unclosed strings would each be searched to the
+# end of the text.
 _CONTENT = r"""[^'"\\<]++|<(?!\|tool_call_)|\\."""
 _STRING = re.compile(
     rf"""[rRuU]?(?:'''(?:{_CONTENT}|"|'(?!''))*+'''|'(?!'')(?:{_CONTENT}|"|'(?=\w))*+')"""
@@ -30,11 +32,11 @@ _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
 class MoreText(Exception):
-    """What was read so far may go on in text to come."""
+    """The text read so far may continue in text to come."""
 
 
 class NotPython(Exception):
-    """The text is no list of calls; `name` is that of the call which cannot be read."""
+    """The text is not a list of calls; `name` is the name of the call that cannot be read."""
 
     def __init__(self, reason: str, position: int, name: str) -> None:
         super().__init__(reason)
@@ -43,11 +45,13 @@ class NotPython(Exception):
 
 
 def read_calls(text: str, start: int, *, is_final: bool) -> tuple[list[tuple[str, dict[str, Any] | str]], int]:
-    """Read `[f(a=1), g()]`; return name and arguments of each call (or why they cannot be used), and where the list ends.
+    """Read `[f(a=1), g()]`; return the calls and the position after the list.
+
+    Each call is its name and its arguments, or its name and the reason why it cannot be used.
 
     Raises:
-        MoreText: the list is not whole, and `is_final` is False.
-        NotPython: it cannot be read.
+        MoreText: the list is incomplete, and `is_final` is False.
+        NotPython: the list cannot be read.
     """
     reader = _Reader(text, start, is_final=is_final)
     calls: list[tuple[str, dict[str, Any] | str]] = []
@@ -89,7 +93,7 @@ class _Reader:
         return self._name, problem or arguments
 
     def takes(self, character: str) -> bool:
-        """Step over white space, and over `character` if it is there."""
+        """Skip white space, and `character` if it follows; return whether it does."""
         self._skip_space()
         if not self.text.startswith(character, self.position):
             return False
@@ -101,7 +105,12 @@ class _Reader:
             self._fail(f"expected {character}")
 
     def _wait_for_key(self) -> None:
-        """Make sure that what follows a name is known: a name may be a key."""
+        """Ensure that the text after a name is known, because the name may be a key.
+
+        Raises:
+            MoreText: the text ends after the name.
+            NotPython: it ends there, and no more text comes.
+        """
         name = _NAME.match(self.text, self.position)
         if name is not None and skip_space(self.text, name.end()) == len(self.text):
             self._fail("the text ends", len(self.text))
@@ -121,7 +130,7 @@ class _Reader:
         return match
 
     def _fail(self, reason: str, position: int | None = None) -> NoReturn:
-        """Raise: for good, or until there is more text, when an answer so close to the end could change."""
+        """Raise NotPython, or MoreText if more text could change a result this close to the end."""
         position = self.position if position is None else position
         if not self._is_final and len(self.text) - position < LOOKAHEAD:
             raise MoreText
@@ -129,7 +138,8 @@ class _Reader:
 
     def _value(self, depth: int) -> Any:
         if depth > MAX_DEPTH:
-            raise NotPython(f"nested too deeply, at most {MAX_DEPTH} levels", self.position, self._name)  # no text to come helps
+            # More text cannot help, so do not use _fail
+            raise NotPython(f"nested too deeply, at most {MAX_DEPTH} levels", self.position, self._name)
         self._skip_space()
         opening = self.text[self.position]
         if opening == "{":
@@ -169,10 +179,10 @@ class _Reader:
                 self.expect(closing)
                 break
             is_tuple = True
-        return values if is_tuple or not values else values[0]  # (1) is 1
+        return values if is_tuple or not values else values[0]  # (1) is 1, not a tuple
 
     def _strings(self) -> str:
-        """Read a string, and those right behind it, which Python joins."""
+        """Read a string and adjacent strings, which Python concatenates."""
         parts: list[str] = []
         while _STRING_START.match(self.text, self.position):
             match = _STRING.match(self.text, self.position)

@@ -14,14 +14,15 @@ from agentrl.types import Message, ToolCall
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 TAG = "<|python_tag|>"
 
-# Without marks a list of calls begins a line (or stands right behind a mark), and looks like calls, not like a link or mathematics.
+# Without marks, a list of calls must begin a line or directly follow a mark, and must look like calls, not
+# like a link or mathematics.
 _LIST = r"""(?<=[\n>])[ \t]*+\[\s*+[^\W\d][\w.]*+\(\s*+(?:\)|["']|[^\W\d]\w*+\s*+=(?!=))"""
 _PARTIAL_LIST = r"""(?<=[\n>])[ \t]*+(?:\[\s*+(?:[^\W\d][\w.]*+(?:\(\s*+(?:[^\W\d]\w*+\s*+=?)?)?)?)?"""
 _NEXT = re.compile(f"{re.escape(OPEN)}|{re.escape(CLOSE)}")
 
 
 class Pythonic(ToolFormat):
-    """Arguments are Python literals with names; nothing is evaluated."""
+    """Arguments are named Python literals; nothing is evaluated."""
 
     name = "pythonic"
     closing = CLOSE
@@ -54,7 +55,10 @@ class Pythonic(ToolFormat):
         return ParsedPiece(position + len(CLOSE) if is_closed else end, tuple(_call(*call) for call in calls))
 
     def _broken(self, source: SampledText, start: int, error: NotPython) -> ParsedPiece | None:
-        """Return a call that cannot be read: it ends at its closing mark, else at the next call, else with the turn."""
+        """Return a call that cannot be read.
+
+        It ends at its closing mark, else at the next call, else with the turn.
+        """
         mark = source.search(_NEXT, start + 1)
         if mark is None and source.unfinished is None:
             return None

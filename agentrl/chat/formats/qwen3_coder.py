@@ -32,15 +32,15 @@ _NAME = re.compile(r"([^<>\n]*)>")
 _NAME_END = re.compile(r"[<>\n]")
 _TAG = re.compile(f"{OPEN}|{CLOSE}|{FUNCTION}")
 
-# A value may hold "</parameter>" itself, in code that writes such calls: only one with the next tag behind it ends the value. The
-# other marks are a value whose end was forgotten.
+# A value may itself contain "</parameter>", in code that writes such calls. Only a closing tag that is
+# followed by the next tag ends the value. The other alternatives match a value whose closing tag is missing.
 _VALUE_END = re.compile(
     rf"(?P<end></parameter>\s*+(?={PARAMETER}|{END_FUNCTION}))|(?={END_FUNCTION}\s*+{CLOSE})|(?P<lost>{CLOSE}\s*+{OPEN})"
 )
 
 
 class _Open(Exception):
-    """The answer depends on text to come."""
+    """The result depends on text to come."""
 
 
 class _Broken(Exception):
@@ -53,7 +53,7 @@ class _Broken(Exception):
 
 
 class Qwen3Coder(ToolFormat):
-    """`<tool_call>` may be left out, as these models do at times."""
+    """`<tool_call>` is optional: these models sometimes omit it."""
 
     name = "qwen3_coder"
     closing = END_FUNCTION
@@ -81,7 +81,10 @@ class Qwen3Coder(ToolFormat):
         return ParsedPiece(end + len(CLOSE) if closes else position, (_call(source, function, spans),))
 
     def _broken(self, source: SampledText, broken: _Broken, name: str) -> ParsedPiece | None:
-        """Return a call that cannot be read: it ends at its closing tag, else at the next call, else with the turn."""
+        """Return a call that cannot be read.
+
+        It ends at its closing tag, else at the next call, else with the turn.
+        """
         tag = source.search(_TAG, broken.position)
         if tag is not None:
             error = broken.reason or self.unfinished(is_truncated=False)
@@ -104,7 +107,7 @@ def _expect(source: SampledText, literal: str, position: int, error: str) -> Non
 
 
 def _name(source: SampledText, start: int, tag: str) -> tuple[str, int]:
-    """Return the name that ends with `>`, and where the text goes on."""
+    """Return the name that ends with `>`, and the next position."""
     match = _NAME.match(source.text, start)
     if match is not None and (name := match[1].strip()) and is_portable(name):
         return name, match.end()
@@ -115,7 +118,7 @@ def _name(source: SampledText, start: int, tag: str) -> tuple[str, int]:
 
 
 def _parameters(source: SampledText, start: int) -> tuple[list[tuple[str, int, int]], int]:
-    """Return name, begin and end of each value, and where the text goes on behind the function's end."""
+    """Return (name, start, end) of each value, and the position after the function's closing tag."""
     spans: list[tuple[str, int, int]] = []
     position = start
     while True:
@@ -144,7 +147,7 @@ def _call(source: SampledText, function: str, spans: list[tuple[str, int, int]])
 
 
 def _value(text: str) -> str:
-    """Drop one line break at each end: they belong to the tags."""
+    """Drop one line break at each end; they belong to the tags."""
     return text.removeprefix("\n").removesuffix("\n")
 
 
