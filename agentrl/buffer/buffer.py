@@ -1,10 +1,11 @@
-"""The replay buffer: the dataset's cursor, the ledger, and the journal that has both of them and the groups' trajectories.
+"""The replay buffer: the dataset's cursor, the ledger, and the journal that persists both with the
+trajectories.
 
-Rollout actors lease groups and add finished trajectories; the learner's controller takes batches and says when a publish
-happened. Nobody is pushed: a producer that runs ahead waits in `lease`, a learner that runs ahead waits in `take`.
+Rollout actors lease groups and add finished trajectories. The controller takes batches and reports publishes.
+Both sides pull: a producer that runs ahead waits in `lease`, a learner that runs ahead waits in `take`.
 
-Everything is written down before it takes effect: a buffer that reads it again goes on where the other one died, and
-a call that was made and not answered may be made again.
+Every change is journaled before it takes effect. A restarted buffer replays the journal and continues where
+the last one stopped. Callers can retry a call whose answer was lost.
 """
 
 from __future__ import annotations
@@ -33,22 +34,25 @@ from agentrl.errors import CheckpointError, DataError
 from agentrl.types import BufferCounts, HeldLease, Lease, Task
 
 STATE_KEY = b"agentrl.buffer"
-"""Where `state` keeps the ledger's JSON: in the metadata of the Arrow stream of its ready groups."""
+"""Metadata key of the Arrow stream that `state` returns; its value is the ledger's JSON."""
 
 ROUNDING = 1e-12
-"""Rewards of a group are equal up to this share of the largest: 0.1 + 0.2 earns no more than 0.3."""
+"""Relative tolerance for equal rewards in a group: 0.1 + 0.2 equals 0.3."""
 
 T = TypeVar("T")
 
 
 class TaskSequence(Protocol):
-    """What is needed of a Dataset: any position, from any thread."""
+    """A dataset that returns the task at any position. Must be thread-safe."""
 
     def task(self, position: int) -> Task: ...
 
 
 class ReplayBuffer:
-    """Safe to use from any number of threads; every method but `lease` and `take` returns at once."""
+    """The replay buffer. It is thread-safe; only `lease` and `take` block.
+
+    `_changed` guards the ledger, the rows and the journal; each change to them notifies its waiters.
+    """
 
     def __init__(
         self,
@@ -69,17 +73,20 @@ class ReplayBuffer:
         journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start as the journal says, or empty; the arguments are those of `Ledger`, `clock` returns seconds.
+        """Start from the journal's state, or empty. Arguments not listed here are those of `Ledger`.
 
-        has_greedy: a group is complete with one greedy attempt more, its last member; the bound on staleness holds for it as well.
-        drop_constant_groups: a group whose attempts all earned the same, the greedy one included, is dropped when it is complete, and
-            another leased.
-        lease_timeout_s: a group that an owner has had for so long is leased to another.
-        duplicate_after_s: a group that an owner has had for so long goes to another, too, that would have nothing to do; the first counts.
-        journal: None: one in memory, which ends with the process.
+        Args:
+            has_greedy: each group has one more member, a greedy attempt. The staleness bound covers it too.
+            drop_constant_groups: drop a complete group if all its rewards are equal, including the greedy
+                one; another group is leased instead.
+            lease_timeout_s: a lease older than this expires, and its group is leased to another owner.
+            duplicate_after_s: a group held longer than this is also leased to an owner that would otherwise
+                be idle; the first complete copy wins.
+            journal: None keeps the journal in memory, for the life of the process.
+            clock: returns monotonic seconds.
 
         Raises:
-            CheckpointError: the journal is of other data.
+            CheckpointError: the journal belongs to other data.
         """
         self._tasks = tasks
         self._drop_constant_groups = drop_constant_groups
@@ -112,16 +119,19 @@ class ReplayBuffer:
     # ------------------------------------------------------------------------------------------------ rollout side
 
     def lease(self, owner: str, limit: int, timeout_s: float, held: Collection[int] | None = None) -> list[Lease]:
-        """Wait until the bound on staleness admits a group, then lease up to `limit` to `owner`.
+        """Wait until the staleness bound admits a group, then lease up to `limit` groups to `owner`.
 
-        Returns [] after `timeout_s` seconds, or at once when the buffer is closed or `owner` was released. `held`: the groups that the
-        owner knows of; others of its own are given again, for an answer was lost. None: it knows of all.
+        Returns [] after `timeout_s` seconds, or at once if the buffer is closed or `owner` was released.
+
+        `held`: the groups that the owner knows it holds. Groups leased to it that are missing from `held` are
+            returned
+        again, because the answer that leased them was lost. None: the owner knows all its groups.
         """
         with self._changed:
             lost = [] if held is None else [group_id for group_id in self._ledger.held_by(owner) if group_id not in held]
             group_ids = lost if lost else self._lease(owner, limit, timeout_s)
             version = self._ledger.version
-        # Outside of the lock: reading a row may decode a whole row group.
+        # Outside the lock: reading one dataset row may decode a whole Parquet row group.
         leases = [Lease(group_id, self._tasks.task(group_id), self._group_size, version, self._has_greedy) for group_id in group_ids]
         if leases:
             with self._changed:
@@ -147,18 +157,21 @@ class ReplayBuffer:
         return group_ids
 
     def withdrawn(self, owner: str, held: Collection[int]) -> list[int]:
-        """Return which of the groups `held`, by what `owner` knows, it does not hold: another was quicker, or the lease has ended."""
+        """Return the groups in `held` that `owner` no longer holds.
+
+        Another owner finished the group first, or the lease has ended.
+        """
         with self._changed:
             return sorted(set(held).difference(self._ledger.held_by(owner)))
 
     def add(self, owner: str, data: bytes) -> None:
-        """Keep finished trajectories (an Arrow IPC stream of `agentrl.data.trajectories`).
+        """Store finished trajectories (an Arrow IPC stream of `agentrl.data.trajectories`).
 
-        A member that comes twice, or of a group that `owner` does not hold (any more), is discarded and counted.
+        A duplicate member is discarded and counted, and so is a member of a group that `owner` does not hold.
 
         Raises:
-            DataError: the bytes are no trajectories.
-            JournalError: not all of them could be written; the call may be made again.
+            DataError: the bytes are not trajectories.
+            JournalError: some of them could not be written; the call can be retried.
         """
         batch = from_ipc(data)
         group_ids, members = batch.column("group_id").to_pylist(), batch.column("member").to_pylist()
@@ -172,13 +185,18 @@ class ReplayBuffer:
             self._changed.notify_all()
 
     def leave_out(self, owner: str, group_id: int, member: int, reason: str) -> None:
-        """Note that a member of a group that `owner` holds will not come: the group is complete with the others."""
+        """Record that a member of a group that `owner` holds will not arrive.
+
+        The group completes without it.
+        """
         with self._changed:
             self._look_at(group_id, self._ledger.leave_out(owner, group_id, member, reason))
             self._changed.notify_all()
 
     def _look_at(self, group_id: int, admission: Admission) -> None:
-        """Drop a group that became ready and teaches nothing; forget what others had of it."""
+        """If the group just became ready, forget its copies from other owners; drop it if its rewards are
+        constant.
+        """
         if admission != "ready":
             return
         group = self._ledger.ready_group(group_id)
@@ -188,16 +206,22 @@ class ReplayBuffer:
             self._rows.forget([group_id])
 
     def drop_group(self, owner: str, group_id: int, reason: str) -> None:
-        """End a group that `owner` cannot finish; the bound admits another in its place."""
+        """Drop a group that `owner` cannot finish. The staleness bound then admits another group.
+
+        The ledger queues the group again instead if it keeps its place in the order of batches (see
+        `Ledger.drop`).
+        """
         with self._changed:
             if self._ledger.drop(owner, group_id, reason):
                 self._rows.forget_plays([(owner, group_id)])
             self._changed.notify_all()
 
     def release(self, owner: str) -> int:
-        """Queue the groups of a dead owner for others and return how many; call it only when the owner is surely dead.
+        """Queue the groups of a dead owner again and return their number. Call it only when the owner is
+        known to be dead.
 
-        The name never leases again: a long poll that its process left behind would take the very groups that come free here.
+        The name can never lease again. Otherwise a pending long poll of the dead process could take the
+        released groups.
         """
         with self._changed:
             released = self._ledger.release(owner)
@@ -208,10 +232,12 @@ class ReplayBuffer:
     # ------------------------------------------------------------------------------------------------ learner side
 
     def take(self, num_groups: int, timeout_s: float, step: int | None = None) -> bytes | None:
-        """Wait for `num_groups` complete groups within the bound and consume them for `step` (None: the next), in the sampler's order.
+        """Wait for `num_groups` ready groups within the staleness bound, then consume them for `step` (None:
+        the next).
 
-        Returns an Arrow IPC stream, the rows of a group together and in order of member; None after `timeout_s` seconds,
-        or at once when the buffer is closed. The batch of a step that was taken and not published is given again.
+        The sampler chooses the groups and their order. Returns an Arrow IPC stream, ordered by group and
+        member. Returns None after `timeout_s` seconds, or at once if the buffer is closed. Taking a step
+        again returns the same batch, until its trajectories are forgotten.
         """
         with self._changed:
             groups = self._wait("take", lambda: self._take(num_groups, step), timeout_s)
@@ -222,19 +248,23 @@ class ReplayBuffer:
         return to_ipc(pa.concat_batches(rows))
 
     def reject(self, step: int, reason: str) -> None:
-        """Drop the groups that `take` gave for `step`: nothing was learned from them, and others are leased in their place."""
+        """Drop the groups that `take` returned for `step` because nothing was learned from them; others are
+        leased instead.
+        """
         with self._changed:
             self._rows.forget(self._ledger.reject(step, reason))
             self._changed.notify_all()
 
     def tasks(self, group_ids: Sequence[int]) -> list[Task]:
-        """Return the tasks that groups attempt."""
+        """Return the tasks of the given groups."""
         return [self._tasks.task(group_id) for group_id in group_ids]
 
     def advance(self, version: int, step: int | None = None) -> None:
-        """Note that the servers serve `version`, which learned from every batch up to `step` (None: the last one taken).
+        """Record that the servers use `version`, which learned from every batch up to `step` (None: the last
+        one taken).
 
-        Groups that it makes too old are dropped at once, and their places are leased anew. To say it again changes nothing.
+        Ready groups that are now too stale are dropped at once, which makes room for new leases. The call is
+        idempotent.
         """
         with self._changed:
             if version != self._ledger.version:
@@ -244,26 +274,27 @@ class ReplayBuffer:
             self._changed.notify_all()
 
     def settle(self, step: int) -> None:
-        """Note that a checkpoint of `step` is complete: what was learned up to it will not be undone."""
+        """Record that the checkpoint of `step` is complete: batches up to `step` will never be rolled back."""
         with self._changed:
             settled = [group for own, batch in self._ledger.batches().items() if own <= step for group in batch]
             self._ledger.settle(step)
             self._rows.forget(settled)
 
     def roll_back(self, step: int) -> None:
-        """Undo the batches after `step`, whose weights are restored and published next.
+        """Undo all batches after `step`. The weights of `step` are restored and published next.
 
-        Their groups are ready again, or where their tokens are too far from those weights, their tasks are queued again.
+        The undone groups become ready again. If a group's tokens would lag too far behind the restored
+        weights, or its trajectories are gone, its task is queued again instead.
 
         Raises:
-            CheckpointError: they are settled.
+            CheckpointError: a batch to undo is settled.
         """
         with self._changed:
             self._rows.forget(self._ledger.roll_back(step, is_kept=self._rows.has))
             self._changed.notify_all()
 
     def lineage(self) -> Lineage:
-        """Return which versions there were, so that lag can be told."""
+        """Return a copy of the tree of versions, which computes lags."""
         with self._changed:
             return self._ledger.lineage.copy()
 
@@ -271,13 +302,13 @@ class ReplayBuffer:
         stale = self._ledger.drop_stale()
         if stale:
             self._rows.forget(stale)
-            self._changed.notify_all()  # they made room for other leases
+            self._changed.notify_all()  # dropped groups make room for new leases
         return self._ledger.take(num_groups, step)
 
     def _let_go(self) -> None:
-        """Forget the trajectories of the batch just published, but for those that could be learned from again after a roll-back.
+        """Forget trajectories of the batch just published if no rollback could make their groups ready again.
 
-        The latter are those that would be within the bound at the newest checkpoint.
+        A rollback restores at most the newest checkpoint, so the lag is measured from its version.
         """
         ledger = self._ledger
         restored = ledger.lineage.copy()
@@ -293,7 +324,7 @@ class ReplayBuffer:
             return self._ledger.counts()
 
     def stats(self) -> dict[str, float]:
-        """Return numbers for metrics: groups by state, seconds waited in all since the start, lags of the last batch."""
+        """Return metrics: groups by state, total seconds waited since the start, and lags of the last batch."""
         with self._changed:
             counts = self._ledger.counts()
             lags = self._last_lags
@@ -317,17 +348,17 @@ class ReplayBuffer:
         return stats | {f"discarded_{reason}": count for reason, count in counts.discarded.items()}
 
     def curriculum(self) -> dict[str, float]:
-        """Return the metrics of the curriculum, those of the step up to the last publish; none where there is no curriculum."""
+        """Return the curriculum's metrics for the step before the last publish; {} without a curriculum."""
         with self._changed:
             return {} if self._curriculum is None else self._curriculum.metrics()
 
     def leases(self) -> list[HeldLease]:
-        """Return who holds which group for how long, the oldest first."""
+        """Return all held leases with their owners and ages, oldest first."""
         with self._changed:
             return self._ledger.held_leases(self._clock())
 
     def close(self) -> None:
-        """End all waiting: from here on `lease` returns [] and `take` None."""
+        """Wake all waiters. From now on `lease` returns [] and `take` returns None."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -335,19 +366,23 @@ class ReplayBuffer:
     # ------------------------------------------------------------------------------------------------- checkpoint
 
     def state(self) -> bytes:
-        """Return cursor, ledger and ready groups as one Arrow IPC stream; leased groups are saved as places in the data."""
+        """Return cursor, ledger and ready groups as one Arrow IPC stream.
+
+        Of leased groups it holds only the dataset positions.
+        """
         with self._changed:
-            self._journal.sync()  # what the checkpoint learned from must not be ready again after a power loss
+            # After a power loss, groups that the checkpoint learned from must not be ready again.
+            self._journal.sync()
             state = self._ledger.state()
             rows = [row for group in state["ready"] for row in self._rows.of(self._ledger.ready_group(group["group_id"]))]
         batch = pa.concat_batches(rows) if rows else pa.RecordBatch.from_pylist([], schema=SCHEMA)
         return to_ipc(batch.replace_schema_metadata({**SCHEMA.metadata, STATE_KEY: json.dumps(state).encode()}))
 
     def restore(self, data: bytes) -> None:
-        """Become what `state` described, with its weights restored: a publish of them follows.
+        """Replace the buffer's content with a saved `state`. Its weights are restored and published next.
 
         Raises:
-            CheckpointError: the bytes are no such state.
+            CheckpointError: the bytes are not a valid state.
         """
         try:
             batch = from_ipc(data)
@@ -367,12 +402,14 @@ class ReplayBuffer:
             self._changed.notify_all()
 
     def resume(self, step: int, state: bytes | None) -> None:
-        """Go on after `step`, whose weights are restored and published next, with nobody left of those who held leases.
+        """Continue after `step`, whose weights are restored and published next. All former lease owners are
+        dead.
 
-        The journal says what there was; where it cannot (it is empty, or forgot what is to be undone), `state` of the checkpoint does.
+        The journal is used if it can be rolled back to `step`. If it is empty or no longer holds the batches
+        to undo, the checkpoint's `state` is used.
 
         Raises:
-            CheckpointError: neither can.
+            CheckpointError: neither source is available.
         """
         if self._journal.is_empty or step < self._ledger.settled:
             if state is not None:
@@ -388,16 +425,18 @@ class ReplayBuffer:
         self.roll_back(step)
 
     def _read(self) -> None:
-        """Apply what the journal says."""
+        """Replay the journal."""
         for event in self._journal.events():
             self._ledger.apply(event)
         self._ledger.touch(self._clock())
-        for group in self._ledger.ready_groups():  # the last life may have ended between a group's last member and this look
+        # The process may have died between a group's last member and its variance check.
+        for group in self._ledger.ready_groups():
             self._look_at(group.group_id, "ready")
 
     # ---------------------------------------------------------------------------------------- under the lock only
 
     def _wait(self, what: str, attempt: Callable[[], T | None], timeout_s: float) -> T | None:
+        # The condition calls `attempt` again, with the lock held, after every notify_all.
         start = self._clock()
         result: T | None = None
 
@@ -411,9 +450,10 @@ class ReplayBuffer:
         return result
 
     def _record(self, events: Sequence[Event]) -> None:
-        """Write events, with the trajectories that come with them."""
+        """Write events to the journal, with the trajectories that they refer to."""
         arriving = self._rows.arriving()
-        is_kept = events[0].kind in (EventKind.ADDED, EventKind.IMPORTED)  # what comes late, or twice, is not
+        # Late and duplicate members are not kept.
+        is_kept = events[0].kind in (EventKind.ADDED, EventKind.IMPORTED)
         self._journal.append(events, arriving if is_kept else {})
 
     def _is_constant(self, group: ReadyGroup) -> bool:

@@ -1,20 +1,24 @@
-"""The life of every group: queued -> leased -> ready -> consumed, or dropped with a reason. No clock, no I/O, no threads.
+"""The ledger: the life cycle of every group, queued -> leased -> ready -> consumed, or dropped with a reason.
 
-The ledger decides by its state, and changes it by events only: each is recorded (by the journal) before it takes effect, so that
-a ledger which reads them again is the same.
+It uses no clock, no I/O and no threads. Its state changes only by events. Each event is recorded in the
+journal before it takes effect, so replaying the journal restores the same state.
 
-The bound on staleness has two halves. With B groups per step, S the largest lag allowed, and k batches taken and published:
+The staleness bound has two parts. Let B be the groups per step, S the largest lag allowed, and k the number
+of batches taken and published:
 
     admission     a group may be leased iff  consumed + ready + leased < (S + k + 1) * B
     consumption   a ready group with a token that lags by more than S is dropped, never taken
 
-The first keeps the second rare: whoever is leased would be taken, in order, S batches from now at the latest. With S = 0
-nothing is leased between a take and its publish.
+Admission makes stale drops rare: taken in order, a leased group is consumed at most S batches later. With S =
+0 nothing
+is leased between a take and its publish.
 
-A batch that does not wait for stragglers makes those too old that were leased S versions ago. One that waits for them drops none: the
-first half leaves at most B groups of that age, so that they fit into it.
+A batch that does not wait for stragglers makes groups leased S versions ago too stale. A batch that waits for
+them
+drops none: admission allows at most B groups of that age, so they all fit into the batch.
 
-When weights are restored, the batches learned since come back (`roll_back`), and lag counts along the tree of versions (`Lineage`).
+When weights are restored, the batches learned since then are undone (`roll_back`), and lag is counted along
+the tree of versions (`Lineage`).
 """
 
 from __future__ import annotations
@@ -39,17 +43,21 @@ ROLLED_BACK = "rolled_back"
 NO_VARIANCE = "no_variance"
 
 MAX_LEASES_IN_ORDER = 3
-"""With the sampler in_order a group that could not be played is leased so often, before it is dropped and its batch is another."""
+"""Leases of one group with the sampler in_order, before a group that cannot be played is dropped."""
 
 Admission = Literal["waiting", "ready", "late", "duplicate"]
-"""What became of a member: kept (its group still incomplete | complete with it), or discarded."""
+"""Result of adding a member.
+
+waiting: kept, the group is incomplete. ready: kept, the group is complete. Else: discarded.
+"""
 
 
 class Ledger(GroupStates):
-    """Knows where each group is; a group's id is the position of its task in the dataset, the next one or the curriculum's choice.
+    """Tracks the state of each group. A group's id is its task's position: the next one, or the curriculum's
+    choice.
 
-    An `owner` is one life of one rollout actor: a restarted actor needs a new name, or what its former self still had in
-    flight could be taken for its own.
+    An `owner` is one incarnation of a rollout actor. A restarted actor needs a new name; otherwise calls that
+    its previous process still had in flight would count as its own.
     """
 
     def __init__(
@@ -71,12 +79,13 @@ class Ledger(GroupStates):
             groups_per_step: B.
             max_staleness: S, in versions.
             group_size: members of a complete group.
-            total_groups: groups the run will consume; no more are leased than it still needs. None: endless.
-            waits_for_stragglers: no batch is taken before every leased group is complete that would be too old for the next one.
-            sampler: a name of `SAMPLERS`.
-            oversample: times as many groups are in flight as the bound above admits, >= 1.
-            curriculum: chooses the tasks that are drawn; None: one position of the dataset after the other.
-            record: keeps events, all or none; if it raises, none of them happened.
+            total_groups: groups that the run will consume; no more are leased than it still needs. None:
+                unlimited.
+            waits_for_stragglers: take no batch while a leased group would be too stale for the next batch.
+            sampler: a key of `SAMPLERS`.
+            oversample: factor >= 1 on the number of groups that admission allows.
+            curriculum: chooses the tasks to draw. None: dataset positions in order.
+            record: stores events atomically; if it raises, none of them happened.
         """
         super().__init__(group_size, curriculum)
         self._waits_for_stragglers = waits_for_stragglers
@@ -94,8 +103,8 @@ class Ledger(GroupStates):
     # ------------------------------------------------------------------------------------------------- admission
 
     def can_lease(self) -> bool:
-        """Say whether the bound admits one more group, and the run needs it."""
-        # k * B is counted as groups, not as steps, so that a resumed run may change B.
+        """Return whether the bound admits one more group and the run needs it."""
+        # `_published` counts groups (k * B), not steps, so that a resumed run can change B.
         ahead = (self._max_staleness + 1) * self._groups_per_step
         bound = self._published + math.ceil(self._oversample * ahead)
         if self._total_groups is not None:
@@ -103,7 +112,8 @@ class Ledger(GroupStates):
         return self._consumed + len(self._ready) + len(self._leased) < bound
 
     def lease(self, owner: str, now: float = 0.0) -> int:
-        """Give `owner` a group to play: the one queued that was drawn first, else one that is drawn.
+        """Lease one group to `owner`: the queued group that was drawn first, or a newly drawn group if none
+        is queued.
 
         Raises:
             ValueError: `can_lease` is False.
@@ -119,9 +129,10 @@ class Ledger(GroupStates):
         return self._lease(owner, group_id, now)
 
     def lease_copy(self, owner: str, *, older_than: float, now: float) -> int | None:
-        """Give `owner`, too, the oldest group that another alone has played since before `older_than`; the first to finish counts.
+        """Lease to `owner` a copy of the oldest group that exactly one other owner has held since before
+        `older_than`.
 
-        None: there is no such group.
+        The first owner to finish the group wins. Returns None if there is no such group.
         """
         slow = [
             (play.order, group_id)
@@ -138,13 +149,19 @@ class Ledger(GroupStates):
         return group_id
 
     def add_member(self, owner: str, group_id: int, member: int, versions: int | Iterable[int], accuracy: float | None = None) -> Admission:
-        """Record a finished trajectory; with its last member the group becomes ready.
+        """Record a finished trajectory. The group becomes ready when its last member arrives.
 
-        Then the curriculum hears of it: a group that is dropped later, for its age or lack of variance, says no less of its task.
-        `versions`: of its action tokens, or the one of all of them (NO_VERSION: it has none). `accuracy`: in 0..1; None: it does not count.
+        The curriculum observes the group at that moment, before it can be dropped as stale or without
+            variance: such a
+        group is equally informative about its task.
+
+        Args:
+            versions: versions of the action tokens, or one version for all of them (NO_VERSION: no action
+                tokens).
+            accuracy: in 0..1; None: it does not count.
 
         Raises:
-            ValueError: there is no such member in a group.
+            ValueError: `member` is outside of the group.
         """
         self._check_member(group_id, member)
         play = self._held(owner, group_id)
@@ -160,10 +177,11 @@ class Ledger(GroupStates):
         return "ready" if group_id in self._ready else "waiting"
 
     def leave_out(self, owner: str, group_id: int, member: int, reason: str) -> Admission:
-        """Record that a member will not come: its group is complete with the others. The last one cannot be left out: drop the group.
+        """Record that a member will not arrive; its group completes without it.
 
         Raises:
-            ValueError: there is no such member, or it is the last.
+            ValueError: `member` is outside of the group, or all members would be left out: drop the group
+                instead.
         """
         self._check_member(group_id, member)
         play = self._held(owner, group_id)
@@ -181,9 +199,12 @@ class Ledger(GroupStates):
             raise ValueError(f"group {group_id}: member {member} is not in 0..{self._group_size - 1}")
 
     def drop(self, owner: str, group_id: int, reason: str) -> bool:
-        """End what `owner` has of a group; False (and nothing happens) when it does not hold it.
+        """End the owner's lease of a group. Returns False, and changes nothing, if `owner` does not hold the
+        group.
 
-        The group ends with it, unless another plays it, too, or its place in the order of batches is kept for it.
+        The group is dropped, with two exceptions: another owner plays a copy of it, or the sampler in_order
+            keeps its place
+        (it is queued again, up to MAX_LEASES_IN_ORDER leases).
         """
         if self._held(owner, group_id) is None:
             return False
@@ -196,23 +217,27 @@ class Ledger(GroupStates):
         return True
 
     def drop_ready(self, group_id: int, reason: str) -> None:
-        """End a complete group that no batch holds yet; the bound admits another in its place.
+        """Drop a ready group; the bound then admits another group.
 
         Raises:
-            ValueError: it is not ready.
+            ValueError: the group is not ready.
         """
         if group_id not in self._ready:
             raise ValueError(f"group {group_id} is not ready: it cannot be dropped as a complete one")
         self._commit(Event(EventKind.DROPPED, group_id, reason=reason))
 
     def release(self, owner: str) -> list[int]:
-        """Queue all groups of a dead owner again, oldest lease first; members that had arrived are discarded."""
+        """End the leases of a dead owner and return its groups, oldest lease first; they are queued again.
+
+        Members that had already arrived are discarded. A group of which another owner plays a copy stays
+        leased.
+        """
         held = self.held_by(owner)
         self._commit(Event(EventKind.RELEASED, owner=owner), *(Event(EventKind.QUEUED, g, owner, reason=OWNER_LOST) for g in held))
         return held
 
     def expire(self, *, older_than: float) -> list[tuple[str, int]]:
-        """Take back the groups that an owner has had since before `older_than`: its lease has ended. Returns (owner, group)."""
+        """End all leases that started before `older_than`. Returns their (owner, group id) pairs."""
         late = [
             (owner, group_id) for group_id, group in self._leased.items() for owner, play in group.plays.items() if play.since < older_than
         ]
@@ -226,18 +251,20 @@ class Ledger(GroupStates):
     # ----------------------------------------------------------------------------------------------- consumption
 
     def drop_stale(self) -> list[int]:
-        """Drop the ready groups that no batch may hold any more, and return their ids."""
+        """Drop the ready groups that are too stale for any batch and return their ids."""
         stale = [group_id for group_id, group in self._ready.items() if self.lag(group) > self._max_staleness]
         self._commit(*(Event(EventKind.DROPPED, group_id, reason=STALE) for group_id in stale))
         return stale
 
     def take(self, num_groups: int, step: int | None = None) -> list[ReadyGroup] | None:
-        """Consume `num_groups` ready groups within the bound, chosen by the sampler, for `step` (None: the next).
+        """Consume `num_groups` ready groups within the bound for `step` (None: the next). The sampler chooses
+        them.
 
-        None: there are fewer, or stragglers. A step that was taken before is given again.
+        Returns None if too few groups are ready, or if a straggler must be waited for. A step that was
+        already taken returns the same groups again.
 
         Raises:
-            ValueError: num_groups is not in 1..groups_per_step: the bound admits no more at once.
+            ValueError: num_groups is not in 1..groups_per_step.
         """
         if not 1 <= num_groups <= self._groups_per_step:
             raise ValueError(f"cannot take {num_groups} groups: a batch holds 1 to groups_per_step={self._groups_per_step}")
@@ -258,10 +285,11 @@ class Ledger(GroupStates):
         return any(self.lineage.lag(version) >= self._max_staleness for version in leases)
 
     def reject(self, step: int, reason: str) -> list[int]:
-        """Drop the groups of a batch that nothing was learned from, and return them: the bound admits others in their place.
+        """Drop the groups of a batch from which nothing was learned and return their ids; the bound admits
+        others.
 
         Raises:
-            ValueError: its update is published.
+            ValueError: the update of this batch is published.
         """
         rejected = list(self._batches.get(step, ()))
         if len(rejected) > self._consumed - self._published:
@@ -270,28 +298,30 @@ class Ledger(GroupStates):
         return rejected
 
     def advance(self, version: int, step: int | None = None) -> None:
-        """Record that weights which learned from every batch taken so far are published as `version`.
+        """Record that `version` was published. It learned from every batch up to `step` (None: the last one
+        taken).
 
         Raises:
-            ValueError: the version is not newer than the last.
+            ValueError: `version` is not newer than the last one.
         """
         if version <= self.version:
             raise ValueError(f"version {version} was published after version {self.version}: versions only grow")
         self._commit(Event(EventKind.PUBLISHED, version=version, step=self._step if step is None else step))
 
     def settle(self, step: int) -> None:
-        """Note that nothing up to `step` will be undone: a checkpoint of it is complete."""
+        """Record that the checkpoint of `step` is complete: no batch up to `step` will be undone."""
         if step > self._settled:
             self._commit(Event(EventKind.SETTLED, step=step))
 
     def roll_back(self, step: int, *, is_kept: Callable[[ReadyGroup], bool] = lambda group: True) -> list[int]:
-        """Undo all batches after `step`: its weights are restored, and a publish of them follows.
+        """Undo all batches after `step`. The weights of `step` are restored and published next.
 
-        Their groups are ready again where `is_kept` says that their trajectories are there and the bound allows them; the tasks
-        of the others are queued again, their trajectories discarded, and their ids returned.
+        An undone group becomes ready again if it is within the bound and `is_kept` returns True (its
+        trajectories still exist). Otherwise its trajectories are discarded, its task is queued again, and its
+        id is returned.
 
         Raises:
-            CheckpointError: what was consumed since then is not known any more.
+            CheckpointError: batches after `step` are already settled.
         """
         if step < self._settled:
             raise CheckpointError(f"batches up to step {self._settled} are settled and cannot be undone; step {step} was asked for")
@@ -307,18 +337,19 @@ class Ledger(GroupStates):
         return [event.group_id for event in events if event.kind is EventKind.REQUEUED]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Become what `state` describes, with its weights restored: a publish of them follows.
+        """Replace the ledger's state with `state`. Its weights are restored and published next.
 
-        The owners of its leases are gone: their groups are queued.
+        The owners of its leases are gone, so their groups are queued.
 
         Raises:
-            CheckpointError: the state has another format, or another curriculum than this run.
+            CheckpointError: the state's format or curriculum differs from this run's.
         """
         if state.get("format") != FORMAT:
             raise CheckpointError(f"the buffer's state has format {state.get('format')!r}, expected {FORMAT}")
         self._commit(Event(EventKind.IMPORTED, reason=json.dumps(state)))
 
     def _commit(self, *events: Event) -> None:
+        # Record first: if `_record` raises, no event has taken effect and the caller can retry.
         if events:
             self._record(events)
         for event in events:

@@ -1,4 +1,4 @@
-"""Where every group is, as events say; `Ledger` decides which events there are."""
+"""The state of all groups as a function of events. `Ledger` decides which events happen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.errors import CheckpointError
 from agentrl.types import BufferCounts, HeldLease
 
 FORMAT = 2
-"""Number of the form of `state`."""
+"""Format number of `GroupStates.state`."""
 
 OUTRUN = "outrun"
 OWNER_LOST = "owner_lost"
@@ -24,19 +24,19 @@ OWNER_LOST = "owner_lost"
 
 @dataclass(slots=True)
 class Play:
-    """What one owner has of a group."""
+    """One owner's lease of a group and the members that it delivered."""
 
     order: int
-    version: int  # at the lease: no token is older
-    since: float  # seconds, of the clock that `lease` was told
+    version: int  # newest version at the time of the lease: no token is older
+    since: float  # start of the lease in seconds, on the clock of the caller of `lease`
     members: dict[int, tuple[int, ...]] = field(default_factory=dict)  # member -> versions of its action tokens
     left_out: set[int] = field(default_factory=set)
-    accuracies: list[float] = field(default_factory=list)  # of the members that say something about the task
+    accuracies: list[float] = field(default_factory=list)  # of the members that have one
 
 
 @dataclass(slots=True)
 class OpenGroup:
-    """A group that is drawn and not complete: queued while nobody plays it."""
+    """A group that is drawn but not complete. It is queued while no owner plays it, leased otherwise."""
 
     number: int
     num_leases: int = 0
@@ -44,12 +44,15 @@ class OpenGroup:
 
 
 class GroupStates:
-    """The state of all groups. It changes by `apply` alone; one that applies the same events again is the same."""
+    """The state of all groups.
+
+    Only `apply` changes it, and replaying the same events gives the same state.
+    """
 
     def __init__(self, group_size: int, curriculum: Curriculum | None) -> None:
         self._group_size = group_size
         self._curriculum = curriculum
-        self._next_draw: int | None = None  # asked of the curriculum, and not yet leased
+        self._next_draw: int | None = None  # drawn from the curriculum, not yet leased
         self.lineage = Lineage()
         self._drawn = 0
         self._num_leases = 0
@@ -57,11 +60,11 @@ class GroupStates:
         self._queued: dict[int, OpenGroup] = {}
         self._leased: dict[int, OpenGroup] = {}
         self._ready: dict[int, ReadyGroup] = {}
-        self._batches: dict[int, dict[int, ReadyGroup]] = {}  # step -> its groups, of steps that may still be undone
+        self._batches: dict[int, dict[int, ReadyGroup]] = {}  # step -> its groups; only steps that can be undone
         self._step = 0  # of the last batch taken
         self._settled = 0
         self._consumed = 0
-        self._published = 0  # of the consumed ones, those whose update is published: k * B
+        self._published = 0  # consumed groups whose update is published: k * B
         self._dropped: Counter[str] = Counter()
         self._discarded: Counter[str] = Counter()
         self._released: set[str] = set()
@@ -70,7 +73,7 @@ class GroupStates:
 
     @property
     def version(self) -> int:
-        """The policy's newest published version; NO_VERSION before the first."""
+        """The policy's newest published version; NO_VERSION before the first publish."""
         return self.lineage.version
 
     @property
@@ -79,12 +82,12 @@ class GroupStates:
 
     @property
     def step(self) -> int:
-        """The step that the last batch was taken for."""
+        """The step of the last batch taken."""
         return self._step
 
     @property
     def settled(self) -> int:
-        """The newest step that will not be undone."""
+        """The newest step that can no longer be undone."""
         return self._settled
 
     def is_released(self, owner: str) -> bool:
@@ -95,11 +98,11 @@ class GroupStates:
         return [group_id for group_id, group in self._leased.items() if owner in group.plays]
 
     def batch(self, step: int) -> list[ReadyGroup]:
-        """Return the groups that `step` has consumed, in their order; none of a step that was never taken, or is settled."""
+        """Return the groups that `step` consumed, in order; [] if `step` was never taken or is settled."""
         return list(self._batches.get(step, {}).values())
 
     def batches(self) -> Mapping[int, Mapping[int, ReadyGroup]]:
-        """Return the groups of each step that may be undone."""
+        """Return the groups of each step that can still be undone: step -> group id -> group."""
         return self._batches
 
     def ready_group(self, group_id: int) -> ReadyGroup:
@@ -109,17 +112,17 @@ class GroupStates:
         return list(self._ready.values())
 
     def owners(self) -> list[str]:
-        """Return all who play groups."""
+        """Return the names of all owners that hold a lease."""
         return sorted({owner for group in self._leased.values() for owner in group.plays})
 
     def lag(self, group: ReadyGroup) -> int:
-        """Return the largest lag of the group's tokens, in versions; 0 for a group without any."""
+        """Return the largest lag of the group's action tokens, in versions; 0 if it has none."""
         return max(map(self.lineage.lag, group.versions), default=0)
 
     # ----------------------------------------------------------------------------------------------------- events
 
     def apply(self, event: Event) -> None:
-        """Let an event that is recorded take effect; a new ledger that applies all of them again is the same."""
+        """Apply a recorded event."""
         getattr(self, f"_on_{event.kind}")(event)
 
     def _on_leased(self, event: Event) -> None:
@@ -148,7 +151,7 @@ class GroupStates:
         self._complete(event.group_id, event.owner)
 
     def _complete(self, group_id: int, owner: str) -> None:
-        """Make the group ready if `owner` has all of it."""
+        """Make the group ready if `owner` has delivered or left out every member."""
         group = self._leased[group_id]
         play = group.plays[owner]
         if len(play.members) + len(play.left_out) < self._group_size:
@@ -176,7 +179,7 @@ class GroupStates:
             step = next(step for step, batch in self._batches.items() if event.group_id in batch)
             del self._batches[step][event.group_id]
             self._consumed -= 1
-            if not self._batches[step]:  # as if it had not been taken
+            if not self._batches[step]:  # the whole batch was rejected: the step counts as not taken
                 del self._batches[step]
                 self._step = step - 1
         self._dropped[event.reason] += 1
@@ -234,7 +237,7 @@ class GroupStates:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return all that a run in another folder needs to go on, as JSON values."""
+        """Return everything that a run in another folder needs to continue, as JSON values."""
         opened = {group_id: group for groups in (self._leased, self._queued) for group_id, group in groups.items()}
         return {
             "format": FORMAT,
@@ -252,7 +255,10 @@ class GroupStates:
         }
 
     def _on_imported(self, event: Event) -> None:
-        """The owners of its leases are gone: their groups are queued, and members that had arrived are discarded."""
+        """Load a saved state.
+
+        Its lease owners are gone, so their groups are queued and their members discarded.
+        """
         state = json.loads(event.reason)
         if state.get("format") != FORMAT:
             raise CheckpointError(f"the buffer's state has format {state.get('format')!r}, expected {FORMAT}")
@@ -271,17 +277,20 @@ class GroupStates:
         self._discarded[OWNER_LOST] += sum(num_members for _, _, num_members in state["open"])
 
     def touch(self, now: float) -> None:
-        """Let all leases begin at `now`: for a ledger that was read again, whose clock is another."""
+        """Set the start of all leases to `now`.
+
+        Needed after replaying a journal, which was written under another clock.
+        """
         for group in self._leased.values():
             for play in group.plays.values():
                 play.since = now
 
     def held_leases(self, now: float) -> list[HeldLease]:
-        """Return who holds which group, at `now` of the clock that `lease` was told; the oldest first."""
+        """Return all held leases, oldest first. `now` is on the clock of the caller of `lease`."""
         held = [(group_id, owner, play) for group_id, group in self._leased.items() for owner, play in group.plays.items()]
         found = [HeldLease(group_id, owner, now - play.since, len(play.members)) for group_id, owner, play in held]
         return sorted(found, key=lambda lease: -lease.age_s)
 
     def oldest_lease(self) -> float | None:
-        """Return since when the longest lease is held, None without any."""
+        """Return the start of the oldest lease, in seconds of the caller's clock; None if nothing is leased."""
         return min((play.since for group in self._leased.values() for play in group.plays.values()), default=None)
