@@ -1,8 +1,9 @@
-"""Which requests a server refuses by their head, because only a web page would send them.
+"""Rejection of requests that only a web page would send, by their head.
 
-A page that a browser of this machine shows can reach a server on 127.0.0.1. It may post text to it from a foreign origin, which browsers
-allow without asking, or let its own name resolve to 127.0.0.1. Programs send neither an Origin nor a foreign Host, and say that their
-JSON is JSON. So these three are required even where a key is, and cost honest clients nothing.
+A page in a browser on this machine can reach a server on 127.0.0.1 in two ways. It may post plain text from a
+foreign origin, which browsers allow without asking. Or its own domain may resolve to 127.0.0.1 (DNS
+rebinding). Programs send neither an Origin nor a foreign Host, and they declare JSON as JSON. So these three
+checks cost honest clients nothing; they apply even if the server requires a key.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The answer to a request that is not read on."""
+    """The answer to a rejected request; its body is not read."""
 
     status: int
     message: str
 
 
 def refusal_of(headers: Mapping[str, str], *, is_on_loopback: bool) -> Refusal | None:
-    """Return why a request is refused, None if it may go on.
+    """Return why a request is refused, None if it is accepted.
 
     Args:
         headers: names in lower case.
-        is_on_loopback: the server listens on this machine alone. Any name may lead to a server that listens to the network;
-            such a server needs a key.
+        is_on_loopback: the server listens on this machine only; Host must then be a local name. A server on
+            the network may be reached by any name, so Host is not checked there; it needs a key.
     """
     if is_on_loopback and not is_local(_name_of(headers.get("host", ""))):
         return Refusal(403, f"the Host {headers.get('host', '')[:100]!r} is not this machine; use 127.0.0.1 or localhost")
@@ -43,7 +44,7 @@ def refusal_of(headers: Mapping[str, str], *, is_on_loopback: bool) -> Refusal |
 
 
 def _name_of(host: str) -> str:
-    """Return the name in a Host header, without port and brackets; the empty text if there is none."""
+    """Return the name in a Host header without port and brackets, "" if there is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

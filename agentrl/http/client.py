@@ -1,6 +1,7 @@
-"""An HTTP/1.1 client on trio streams: h11, keep-alive connections, orjson bodies. It has no time-outs: the caller's cancel scope has.
+"""An HTTP/1.1 client on trio streams: h11, keep-alive connections, orjson bodies.
 
-Failures without a reply are ServerError(status=None); a reply of any status is an HttpReply.
+It has no timeouts: use a cancel scope. A request without a reply raises ServerError(status=None). A reply of
+any status is an HttpReply.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """One whole reply; `origin` is host:port, for error messages."""
+    """One complete reply. `origin` is host:port, for error messages."""
 
     status: int
     body: bytes
     origin: str
 
     def json(self) -> Any:
-        """Return the decoded body; raise ServerError when it is not JSON."""
+        """Return the decoded body; raise ServerError if it is not JSON."""
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
@@ -42,17 +43,17 @@ class HttpReply:
 
 
 class _StaleConnection(Exception):
-    """The server closed a kept connection before any byte of a reply: the request was not answered, and may be sent again."""
+    """A kept-alive connection was closed before any byte of the reply: the request may be sent again."""
 
 
 class HttpClient:
-    """Requests to one origin over a pool of kept connections; safe to share among tasks of one trio run.
+    """Requests to one origin over a pool of keep-alive connections. Safe to share among the tasks of one trio run.
 
     Args:
         base_url: http://host[:port][/prefix] or https://...
-        headers: sent with every request (an API key, say); their values appear in no error.
-        max_connections: requests beyond it wait for a connection.
-        max_reply_bytes: a longer reply is an error instead of a full memory.
+        headers: sent with every request, for example an API key. Their values appear in no error message.
+        max_connections: further requests wait for a free connection.
+        max_reply_bytes: a longer reply is an error; it would fill the memory.
     """
 
     def __init__(
@@ -87,12 +88,14 @@ class HttpClient:
     async def request(self, method: str, path: str, *, json: Any = None) -> HttpReply:
         """Send one request and return its reply, whatever its status.
 
-        A kept connection that the server closed before any byte of a reply is replaced once by a fresh one.
+        If a kept-alive connection turns out to be closed, the request is sent once more on a fresh one.
 
         Raises:
-            ServerError: no (whole) reply came: unreachable, broken off, not HTTP, or longer than `max_reply_bytes`.
+            ServerError: no complete reply: unreachable, broken off, not HTTP, or longer than
+                `max_reply_bytes`.
         """
-        # A copy, for what orjson returns keeps its whole buffer, of 32 KiB or more, and thousands of requests wait here at once.
+        # Copied: the bytes from orjson keep their whole buffer of 32 KiB or more alive, and thousands of
+        # requests wait here at once.
         body = b"" if json is None else bytes(memoryview(orjson.dumps(json)))
         headers = [*self._headers, ("Content-Length", str(len(body)))]
         if body:
@@ -100,7 +103,7 @@ class HttpClient:
         request = h11.Request(method=method, target=self._prefix + path, headers=headers)
         async with self._slots:
             if self._idle:
-                # The newest connection first: the old ones are those that a server's keep-alive limit closes.
+                # The newest connection first: the oldest are the likeliest to have been closed by the server.
                 try:
                     return await self._exchange(self._idle.pop(), request, body)
                 except _StaleConnection:
@@ -112,7 +115,7 @@ class HttpClient:
                 raise ServerError(f"{self.origin} closed the connection without a reply to {method} {path}") from error
 
     async def aclose(self) -> None:
-        """Close the kept connections; requests in flight close theirs when they end."""
+        """Close the idle connections. Requests in flight close theirs when they end."""
         self._is_closed = True
         idle, self._idle = self._idle, []
         for connection in idle:
@@ -136,7 +139,8 @@ class HttpClient:
             what = f"{request.method.decode()} {request.target.decode()}"
             raise ServerError(f"{self.origin} broke off its reply to {what}: {error or type(error).__name__}") from error
         finally:
-            # Whatever did not end as a whole exchange (an error, a cancellation) leaves bytes of unknown meaning in the stream.
+            # After an error or a cancellation, the rest of the reply may still be in the stream: do not reuse
+            # it.
             if connection.is_reusable and not self._is_closed:
                 self._idle.append(connection)
             else:
@@ -166,7 +170,7 @@ class _Connection:
             await self._stream.send_all(data)
         except trio.BrokenResourceError as error:
             raise _StaleConnection from error
-        del data  # the answer may take minutes
+        del data  # frees the body: the reply may take minutes
         status, reply = await self._read_reply(max_bytes)
         if self._state.our_state is h11.DONE and self._state.their_state is h11.DONE:
             self._state.start_next_cycle()
@@ -192,7 +196,11 @@ class _Connection:
                 return status, b"".join(chunks)
 
     async def _receive(self, has_bytes: bool) -> bytes:
-        """Return bytes, or b"" at the end of a stream that had sent some."""
+        """Return the next bytes, or b"" at the end of a stream that has sent some.
+
+        Raises:
+            _StaleConnection: the stream ended before its first byte.
+        """
         try:
             data = bytes(await self._stream.receive_some(_READ_BYTES))
         except trio.BrokenResourceError as error:
@@ -205,12 +213,12 @@ class _Connection:
 
     async def close(self) -> None:
         self.is_reusable = False
-        with trio.CancelScope(shield=True):  # never blocks: the connection is dropped, not shut down politely
+        with trio.CancelScope(shield=True):  # does not block: the connection is dropped without a TLS or TCP goodbye
             await trio.aclose_forcefully(self._stream)
 
 
 def _checked(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    # Checked here because h11's own error would print the value, and that may be a key.
+    # Checked here because h11's own error would print the value, which may be a key.
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             raise ValueError(f"header {name!r} has an empty value, or characters that HTTP headers may not have (a line break, say)")

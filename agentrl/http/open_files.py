@@ -1,4 +1,4 @@
-"""How many files and connections a process may have open at once."""
+"""The limit of open files and connections of a process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 
 
 def raise_open_files(wanted: int) -> int:
-    """Raise this process's soft limit to `wanted` where it is lower, as far as the hard limit goes; return the limit in force."""
+    """Raise this process's soft limit to `wanted` if it is lower, at most to the hard limit; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft == resource.RLIM_INFINITY or soft >= reachable:

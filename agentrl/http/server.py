@@ -1,6 +1,7 @@
-"""A small HTTP/1.1 server on trio streams for programs on this machine: h11, keep-alive connections, whole bodies in and out.
+"""A small HTTP/1.1 server on trio streams for programs on this machine: h11, keep-alive, whole bodies in and out.
 
-A client that goes away cancels the handling of its request. Who may not ask is told so by the head of his request; its body is not read.
+If the client disconnects, the handling of its request is cancelled. Unauthorised requests are refused by
+their head; their body is not read.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 * 1024
 IDLE_TIMEOUT_S = 600.0
-"""How long a kept connection may rest, or a request take to arrive."""
+"""Seconds that a kept-alive connection may be idle, and that a request may take to arrive."""
 
 
 LINGER_S = 2.0
-"""How long a client that was refused may go on sending what nobody keeps. Closed at once, it might never see the answer."""
+"""Seconds to drain what a refused client still sends. If the connection closed at once, it might miss the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpHead:
-    """The head of a request; `path` is without its query, the names of `headers` are in lower case."""
+    """The head of a request: `path` has no query, the names in `headers` are in lower case."""
 
     method: str
     path: str
@@ -36,14 +37,14 @@ class HttpHead:
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest(HttpHead):
-    """One whole request."""
+    """One complete request."""
 
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """One whole response; Content-Length is added."""
+    """One complete response; Content-Length is added."""
 
     status: int
     body: bytes
@@ -53,18 +54,18 @@ class HttpResponse:
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 Admit = Callable[[HttpHead], HttpResponse | None]
-"""Returns the refusal of a request, by its head; None admits it."""
+"""Returns the refusal of a request by its head, or None to admit it."""
 
 
 def admit_all(head: HttpHead) -> HttpResponse | None:
-    """Refuse nobody."""
+    """Admit every request."""
     return None
 
 
 async def serve_http(handler: Handler, listeners: Sequence[trio.SocketListener], *, max_body_bytes: int, admit: Admit = admit_all) -> None:
     """Serve until cancelled.
 
-    What the handler raises is logged and answered with 500: one request never ends the others.
+    An exception of the handler is logged and answered with 500: a failed request never ends the others.
     """
     await trio.serve_listeners(partial(_serve_connection, handler, admit, max_body_bytes), list(listeners))
 
@@ -77,7 +78,7 @@ async def _serve_connection(handler: Handler, admit: Admit, max_body_bytes: int,
             if response is None or not await connection.respond(response):
                 return
     except (trio.BrokenResourceError, trio.ClosedResourceError, h11.LocalProtocolError):
-        return  # the client is gone: there is nobody to tell
+        return  # the client disconnected
     finally:
         await trio.aclose_forcefully(stream)
 
@@ -92,7 +93,7 @@ class _Connection:
         self._state = h11.Connection(h11.SERVER)
 
     async def read_request(self) -> HttpRequest | None:
-        """Return the next request; None when there is none: the client left, stays silent, or does not speak HTTP."""
+        """Return the next request; None if the client left, timed out, was refused, or does not speak HTTP."""
         with trio.move_on_after(IDLE_TIMEOUT_S):
             try:
                 return await self._read_request()
@@ -103,14 +104,15 @@ class _Connection:
         return None
 
     async def unless_gone(self, handler: Handler, request: HttpRequest) -> HttpResponse | None:
-        """Return the handler's response; None, with the handler cancelled, when the client goes away meanwhile."""
+        """Return the handler's response; None if the client disconnects first, which cancels the handler."""
         response: HttpResponse | None = None
         async with trio.open_nursery() as nursery:
 
             async def watch() -> None:
                 if not await self._receive():
                     nursery.cancel_scope.cancel()
-                # else the client sends its next request early: it waits in the state machine, and is not watched any more
+                # Otherwise these bytes are the client's next request, sent early. The state machine keeps
+                # them, and a disconnect during this request goes unnoticed.
 
             nursery.start_soon(watch)
             response = await _guarded(handler, request)
@@ -118,7 +120,7 @@ class _Connection:
         return response
 
     async def respond(self, response: HttpResponse) -> bool:
-        """Send the response, and return whether the connection goes on."""
+        """Send the response; return whether the connection can be reused."""
         headers = [
             ("Content-Type", response.content_type),
             ("Content-Length", str(len(response.body))),
@@ -147,14 +149,14 @@ class _Connection:
                 head = _head(event)
                 if (refusal := self._admit(head)) is not None:
                     raise _Refused(refusal)
-                self._check_size(int(head.headers.get("content-length", 0)))  # h11 has seen that it is a number
+                self._check_size(int(head.headers.get("content-length", 0)))  # h11 has checked that it is a number
             elif isinstance(event, h11.Data):
                 body += event.data
                 self._check_size(len(body))
             elif isinstance(event, h11.EndOfMessage):
                 assert head is not None
                 return HttpRequest(head.method, head.path, head.headers, bytes(body))
-            else:  # the connection was closed between two requests
+            else:  # the client closed the connection between two requests
                 return None
 
     def _check_size(self, num_bytes: int) -> None:
@@ -171,7 +173,7 @@ class _Connection:
         return bool(data)
 
     async def _refuse(self, response: HttpResponse) -> None:
-        """Answer, and close when the client has stopped sending."""
+        """Send the response, drain the input for at most LINGER_S, and leave the connection to be closed."""
         if self._state.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         await self.respond(replace(response, headers={**response.headers, "Connection": "close"}))
@@ -182,7 +184,7 @@ class _Connection:
 
 
 class _Refused(Exception):
-    """A request is not read on."""
+    """The request is refused; the rest of it is not read."""
 
     def __init__(self, response: HttpResponse) -> None:
         super().__init__(response.status)

@@ -1,7 +1,7 @@
-"""A client of one inference server that speaks SGLang's native protocol (SGLang itself, or the embedded server).
+"""A client of one inference server that speaks SGLang's native protocol: SGLang itself, or the embedded server.
 
-Every call is one attempt and has no time-out of its own: use a cancel scope. Nothing is retried here but a request on a kept
-connection that the server had closed already.
+Each call is one attempt without a timeout of its own: use a cancel scope. Nothing is retried, with one
+exception: a request on a kept-alive connection that the server had already closed.
 """
 
 from __future__ import annotations
@@ -33,29 +33,34 @@ from agentrl.sglang.protocol import (
 from agentrl.types import Generation, SamplingParams, TensorSpec
 
 _ABORT_GRACE_S = 2.0
-"""How long a cancelled generation may still take to tell the server so."""
+"""Seconds that a cancelled generation may spend on aborting its request on the server."""
 
 PROBE_RID = "probe"
-"""How the request ids of `serves` begin."""
+"""Prefix of the request ids of `serves`."""
 _PROBE_TOKEN = 1
-"""In every vocabulary."""
+"""This id is in every vocabulary."""
 
 _BUSY = frozenset({408, 429})
-"""Statuses that call the moment wrong, not the request."""
+"""Statuses that mean "try later"; the request is not at fault."""
 _NOT_A_SERVER = frozenset({401, 403, 404, 405})
-"""Statuses of /generate that say nothing of the request: whoever answers so answers all alike."""
+"""Statuses of /generate that do not concern the request: whoever sends them treats every request like this."""
 _QUESTION_CONNECTIONS = 16
 
 
 class SGLangClient:
-    """One server at `url`; `api_key` goes into the Authorization header and into no message; `adapter` is the LoRA adapter to sample with.
+    """The server at `url`.
 
-    `unpublished`: the version of weights that nobody published; None refuses them, for a learner could not know how old they are.
-    `num_ids`: how many ids the model has; a reply with others is an error (None: any). `max_connections`: of generations at once; what
-    else is asked never waits behind them.
+    Args:
+        api_key: sent in the Authorization header; it appears in no message.
+        adapter: the LoRA adapter to sample with, None: the base weights.
+        max_connections: of concurrent generations. All other calls have connections of their own and never
+            wait for generations.
+        unpublished: version to report for weights that were never published. None: such replies are errors,
+            because their staleness is unknown.
+        num_ids: size of the model's vocabulary; a reply with a larger id is an error. None: not checked.
 
-    Every method raises RequestRefused when the server calls the request wrong (4xx), and ServerError when it fails (5xx, an
-    unreadable reply) or does not answer (status None).
+    Every method raises RequestRefused if the server calls the request invalid (4xx). It raises ServerError if
+    the server fails (5xx, an unreadable reply) or does not answer (status None).
     """
 
     def __init__(
@@ -75,7 +80,7 @@ class SGLangClient:
         self._cancelled: set[str] = set()  # rids that a paused server may still hold
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._generations = HttpClient(self.url, headers=headers, max_connections=max_connections)
-        # Where all generations wait, whether the server lives is asked beside them.
+        # A pool of its own: health checks must not queue behind generations.
         self._http = HttpClient(self.url, headers=headers, max_connections=_QUESTION_CONNECTIONS)
 
     async def aclose(self) -> None:
@@ -85,10 +90,11 @@ class SGLangClient:
     # ------------------------------------------------------------------------------------------------- generation
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, rid: str) -> Generation:
-        """Sample one continuation of `input_ids`. It may finish with "abort" and the tokens sampled until then.
+        """Sample one continuation of `input_ids`. It may finish with "abort" and the tokens sampled so far.
 
-        Cancelling it aborts the request on the server too, which would otherwise sample on for nobody. A real SGLang does not hear
-        that of a request that it holds during a pause: `settle_aborts` says it again.
+        If this call is cancelled, it also aborts the request on the server, which would otherwise keep
+        sampling. A real SGLang ignores an abort of a request that it holds during a pause; `settle_aborts`
+        repeats it.
         """
         body = generate_body(input_ids, params, rid=rid, adapter=self._adapter)
         try:
@@ -102,7 +108,7 @@ class SGLangClient:
         )
 
     async def abort(self, rid: str | None) -> None:
-        """End the request `rid`, or all requests when it is None; they answer with what they have."""
+        """End the request `rid`, or all requests if it is None. They return the tokens sampled so far."""
         await self._call("POST", "/abort_request", {"abort_all": True} if rid is None else {"rid": rid})
 
     async def _abort_quietly(self, rid: str) -> None:
@@ -110,12 +116,13 @@ class SGLangClient:
             try:
                 await self.abort(rid)
             except ServerError:
-                return  # a server that is gone samples nothing any more
+                return  # a server that does not answer needs no abort
 
     async def settle_aborts(self) -> None:
-        """Abort once more what was cancelled since the last call; nothing happens while the server is paused.
+        """Abort again the generations cancelled since the last call. Does nothing while the server is paused.
 
-        A real SGLang knows nothing of the requests that came during a pause, and would run them after it for nobody.
+        A real SGLang does not find requests that arrived during a pause when it is told to abort them, and
+        would run them after the pause.
         """
         if not self._cancelled or await self.is_paused():
             return
@@ -123,14 +130,14 @@ class SGLangClient:
             await self.abort(self._cancelled.pop())
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling. Requests sent from here on hang until `resume`; what becomes of running ones is the mode's matter."""
+        """Stop sampling. New requests wait until `resume`; `mode` decides what happens to running ones."""
         await self._call("POST", "/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
         await self._call("POST", "/continue_generation", {})
 
     async def release_memory(self) -> None:
-        """Give up the memory of weights and KV cache; the server must be paused, and stay so until they are there again."""
+        """Free the memory of weights and KV cache. The server must be paused until `resume_memory` is done."""
         await self._call("POST", "/release_memory_occupation", {})
 
     async def resume_memory(self) -> None:
@@ -142,14 +149,17 @@ class SGLangClient:
     # -------------------------------------------------------------------------------------------------- questions
 
     async def is_ready(self) -> bool:
-        """Tell whether the server answers and takes requests; a real SGLang that is paused says no. It never raises ServerError."""
+        """Return whether the server accepts requests. False for a paused real SGLang. Never raises ServerError."""
         try:
             return (await self._http.request("GET", "/ready")).status == 200
         except ServerError:
             return False
 
     async def is_paused(self) -> bool:
-        """Tell whether generation is paused. A real SGLang that calls itself unhealthy counts as paused: `/ready` is all it tells."""
+        """Return whether generation is paused.
+
+        An unhealthy real SGLang also counts as paused: /ready does not distinguish the two.
+        """
         reply = await self._http.request("GET", "/ready")
         return reply.status == 503 or (await self.server_info()).get("is_paused") is True
 
@@ -157,7 +167,7 @@ class SGLangClient:
         return Pulse(await self.is_paused(), await self.loads())
 
     async def serves(self, version: int) -> bool:
-        """Tell whether a token that the server samples just now carries `version` or a later one; a paused server lets it wait."""
+        """Return whether the server now samples tokens of `version` or later. Waits while the server is paused."""
         published = (await self.model_info()).version
         published = self._unpublished if published is None else published
         if published is None or published < version:
@@ -178,35 +188,35 @@ class SGLangClient:
         return parse_adapter_support(await self.server_info(), server=self.url)
 
     async def checksums(self) -> Mapping[str, str]:
-        """Return {weight name: hex}; a real SGLang uses its own fused names."""
+        """Return {weight name: hex}. A real SGLang uses its own names, of fused weights."""
         return parse_checksums((await self._call("POST", "/weights_checker", {"action": "checksum"})).json(), server=self.url)
 
     # ---------------------------------------------------------------------------------------------------- weights
 
     async def update_weights_from_disk(self, path: str, *, version: int, flush_cache: bool, load_format: str = "auto") -> None:
-        """Load the safetensors of folder `path`, which the server must be able to read, as `version`.
+        """Load the safetensors in folder `path`, which the server must be able to read, as `version`.
 
-        The format is always said: a server that was started with dummy weights would make up others.
+        `load_format` is always sent: a server started with dummy weights would otherwise invent them again.
         """
         body = {"model_path": path, "weight_version": str(version), "flush_cache": flush_cache, "load_format": load_format}
         await self._update("/update_weights_from_disk", body)
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load the LoRA adapter of folder `path`, which the server must be able to read, as `name`; refused while it has one so called."""
+        """Load the LoRA adapter in `path`, a folder that the server can read; refused if `name` is loaded."""
         await self._update("/load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget the LoRA adapter `name`; waits for its running requests, refused when there is none so called."""
+        """Unload the LoRA adapter `name` after its running requests; refused if it is not loaded."""
         await self._update("/unload_lora_adapter", {"lora_name": name})
 
     async def update_weight_version(self, version: int) -> None:
-        """Rename the weights the server has; nothing is transferred and nothing aborted."""
+        """Rename the server's current weights. Nothing is transferred or aborted."""
         await self._update("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
 
     async def init_weights_group(self, *, address: str, port: int, rank_offset: int, world_size: int, name: str, backend: str) -> None:
-        """Let the server join a process group, its tensor-parallel rank r as rank `rank_offset` + r.
+        """Tell the server to join a process group, with its tensor-parallel rank r as rank `rank_offset` + r.
 
-        Call it when the peers join too: a real server blocks until they do.
+        Call it while the other ranks join: a real server blocks until they do.
         """
         body = {
             "master_address": address,
@@ -230,11 +240,11 @@ class SGLangClient:
     async def update_weights_from_distributed(
         self, specs: Sequence[TensorSpec], *, group: str, version: int | None, flush_cache: bool
     ) -> None:
-        """Receive one bucket that rank 0 of `group` broadcasts; `version` with the last bucket, None before."""
+        """Receive one bucket that rank 0 of `group` broadcasts. `version` is set on the last bucket only."""
         await self._update("/update_weights_from_distributed", bucket_body(specs, group=group, version=version, flush_cache=flush_cache))
 
     async def update_weights_from_tensor(self, pickled: str, *, num_ranks: int, version: int | None, flush_cache: bool) -> None:
-        """Send one bucket inside the request, the same to each of the server's tensor-parallel ranks; the embedded server refuses it."""
+        """Send one bucket in the request, the same for each tensor-parallel rank. Not for the embedded server."""
         body: dict[str, Any] = {"serialized_named_tensors": [pickled] * num_ranks, "flush_cache": flush_cache}
         await self._update("/update_weights_from_tensor", body | ({"weight_version": str(version)} if version is not None else {}))
 
@@ -252,7 +262,7 @@ class SGLangClient:
         return self._checked(path, await self._http.request(method, path, json=body))
 
     def _checked(self, path: str, reply: HttpReply, *, excused: Set[int] = frozenset()) -> HttpReply:
-        """Return a reply of status 200; `excused`: statuses that do not blame the request."""
+        """Return a reply of status 200, raise for others. `excused`: 4xx statuses that do not blame the request."""
         if reply.status == 200:
             return reply
         message = f"{self.url}{path} answered {reply.status}: {_error_text(reply)}"

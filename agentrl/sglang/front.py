@@ -1,6 +1,7 @@
-"""SGLang's router in front of a run's servers: it chooses who generates; all else concerns each server by itself.
+"""SGLang's router in front of a run's servers. It load-balances generation; all other calls go to each server.
 
-What it passes on is `/generate`. It knows servers as workers: GET and POST `/workers`, DELETE `/workers/{id}` (sglang_router 0.3).
+The router forwards only `/generate`. It lists servers as workers: GET and POST `/workers`,
+DELETE `/workers/{id}` (sglang_router 0.3).
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from agentrl.sglang.protocol import ModelInfo, ServerLoad
 
 POLL_S = 0.2
 REGISTER_TIMEOUT_S = 120.0
-"""It looks at a server for some seconds before it calls it healthy."""
+"""The router probes a server for some seconds before it reports it as healthy."""
 
 
 class FrontClient(SGLangClient):
-    """Generates through the router at `url`; what that does not pass on is asked of the servers behind it.
+    """Generates through the router at `url`. Calls that the router does not forward go to the servers behind it.
 
-    `behind` returns their URLs, and `connect` makes the client of one.
+    Args:
+        behind: returns the servers' URLs. connect: opens a client for one of them.
+        options: those of SGLangClient, for the router.
     """
 
     def __init__(self, url: str, *, behind: Callable[[], Sequence[str]], connect: Callable[[str], SGLangClient], **options: Any) -> None:
@@ -38,10 +41,10 @@ class FrontClient(SGLangClient):
             await client.aclose()
 
     async def abort(self, rid: str | None) -> None:
-        """End the request `rid` (None: all) wherever it runs: the router does not say where.
+        """End the request `rid` (None: all) on every server, since the router does not report where it runs.
 
         Raises:
-            ServerError: a server did not answer; all were asked.
+            ServerError: at least one server did not answer; all were asked.
         """
         errors: list[ServerError] = []
 
@@ -58,11 +61,11 @@ class FrontClient(SGLangClient):
             raise errors[0]
 
     async def is_paused(self) -> bool:
-        """Tell whether a server is paused."""
+        """Return whether any server is paused."""
         return any([await server.is_paused() for server in self._servers()])
 
     async def loads(self) -> ServerLoad:
-        """Return the sum over the servers."""
+        """Return the sum of the servers' loads."""
         loads = [await server.loads() for server in self._servers()]
         return ServerLoad(
             sum(load.num_running for load in loads),
@@ -72,7 +75,7 @@ class FrontClient(SGLangClient):
         )
 
     async def model_info(self) -> ModelInfo:
-        """Return that of the server with the oldest weights, of one with unpublished ones if there is any."""
+        """Return the info of the server with the oldest weights; unpublished weights count as oldest."""
         infos = [await server.model_info() for server in self._servers()]
         if not infos:
             raise ServerError(f"{self.url} has no server of this run behind it")
@@ -87,7 +90,7 @@ class FrontClient(SGLangClient):
 
 
 class Front:
-    """The router of a run as its driver sees it: which servers stand behind it."""
+    """The driver's control of a run's router: which servers are behind it."""
 
     def __init__(self, url: str, *, api_key: str | None) -> None:
         self.url = url.rstrip("/")
@@ -95,14 +98,14 @@ class Front:
         self._own: set[str] = set()
 
     async def put_behind(self, keys: Mapping[str, str | None]) -> None:
-        """Let the router choose among these servers and no others; returns when it calls all of them healthy.
+        """Make these servers the only ones behind the router; return once it reports all of them as healthy.
 
         Args:
-            keys: URL of each -> the key that it asks for.
+            keys: {URL of the server: its API key}.
 
         Raises:
-            ConfigError: it has a server that is none of this run's, whose weights would be anybody's.
-            ServerError: it does not answer, or does not take them within REGISTER_TIMEOUT_S.
+            ConfigError: the router has a server that is not of this run; its weights would be unknown.
+            ServerError: the router does not answer, or not all are healthy within REGISTER_TIMEOUT_S.
         """
         try:
             with trio.fail_after(REGISTER_TIMEOUT_S):
@@ -111,7 +114,7 @@ class Front:
             raise ServerError(f"{self.url} did not call {', '.join(keys)} healthy within {REGISTER_TIMEOUT_S:g} s") from None
 
     async def leave(self) -> None:
-        """Take this run's servers from the router. Raises ServerError when it does not answer."""
+        """Remove this run's servers from the router; raise ServerError if it does not answer."""
 
         async def remove(http: HttpClient) -> None:
             for worker in await self._workers(http):

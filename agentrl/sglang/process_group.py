@@ -1,7 +1,7 @@
-"""The torch process group between the learner (rank 0) and the servers: the second wire of SGLang's protocol.
+"""The torch process group between the learner (rank 0) and the servers: the data path of SGLang's weight updates.
 
-It is a group of its own beside (or without) the default group of the process, as a server forms it: rendezvous at rank 0's address,
-keys under the group's name.
+It is separate from the process's default group, which need not exist. It is formed as SGLang does it:
+rendezvous at rank 0's address, keys prefixed with the group's name.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from agentrl.errors import InfrastructureError
 
 
 def join_weights_group(*, address: str, port: int, rank: int, world_size: int, name: str, backend: str, timeout_s: float) -> ProcessGroup:
-    """Join the group `name` of `world_size` members; blocks until rank 0 listens on address:port and all have come.
+    """Join the group `name` of `world_size` ranks. Blocks until rank 0 listens on address:port and all ranks joined.
 
     Raises:
-        InfrastructureError: they did not come within `timeout_s`, or the group could not be formed.
+        InfrastructureError: not all joined within `timeout_s`, or the group could not be formed.
     """
     timeout = timedelta(seconds=timeout_s)
     try:
@@ -47,7 +47,7 @@ def join_weights_group(*, address: str, port: int, rank: int, world_size: int, n
 
 
 def leave_weights_group(group: ProcessGroup) -> None:
-    """Leave the group; it cannot be used again, its name can."""
+    """Leave the group. It cannot be used again, but its name can."""
     dist.destroy_process_group(group)
 
 
@@ -55,7 +55,7 @@ def broadcast(tensor: Tensor, group: ProcessGroup, src: int = 0) -> None:
     """Send `tensor` (rank `src`) or receive into it (all others), in place.
 
     Raises:
-        InfrastructureError: a member is gone, or the group's time-out passed.
+        InfrastructureError: a peer is gone, or the group's timeout passed.
     """
     try:
         dist.broadcast(tensor, src=src, group=group)
@@ -64,21 +64,21 @@ def broadcast(tensor: Tensor, group: ProcessGroup, src: int = 0) -> None:
 
 
 class Broadcast:
-    """A broadcast under way from this rank; the tensor must not change before `wait` returned."""
+    """An asynchronous broadcast from this rank. The tensor must not change before `wait` returns."""
 
     def __init__(self, tensor: Tensor, group: ProcessGroup, src: int = 0) -> None:
         self._tensor = tensor
         self._error: RuntimeError | None = None
         try:
             self._work = dist.broadcast(tensor, src=src, group=group, async_op=True)
-        except RuntimeError as error:  # raised where it is waited for, so that one place deals with a lost peer
+        except RuntimeError as error:  # raised by `wait`, so that lost peers are handled in one place
             self._error = error
 
     def wait(self) -> None:
-        """Return when the members have it, or the next operation of this device may be begun.
+        """Return when the peers have the tensor, or (nccl) when the device's next operation may be enqueued.
 
         Raises:
-            InfrastructureError: a member is gone, or the group's time-out passed.
+            InfrastructureError: a peer is gone, or the group's timeout passed.
         """
         try:
             if self._error is not None:
@@ -89,29 +89,29 @@ class Broadcast:
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Lay tensors end to end as bytes, u8[sum of sizes], row-major and without padding: SGLang's `flattened_bucket`."""
+    """Concatenate the bytes of tensors, u8[sum of sizes], row-major and unpadded: SGLang's `flattened_bucket`."""
     return torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
 
 
 def unflatten(flat: Tensor, specs: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
-    """Cut the bytes of `flatten` into copies of the given dtypes and shapes.
+    """Split the output of `flatten` into copies with the given dtypes and shapes.
 
     Raises:
-        ValueError: the bytes are not as many as the specs say.
+        ValueError: the number of bytes differs from that of the specs.
     """
     sizes = [dtype.itemsize * torch.Size(shape).numel() for dtype, shape in specs]
     if sum(sizes) != flat.numel():
         raise ValueError(f"the bucket has {flat.numel()} bytes, its tensors {sum(sizes)}")
-    # Cloned, because a slice may start where its dtype may not.
+    # Cloned for alignment: a slice may start at an offset that its dtype does not allow.
     pieces = [piece.clone() for piece in flat.split(sizes)]
     return [piece.view(dtype).reshape(shape) for piece, (dtype, shape) in zip(pieces, specs, strict=True)]
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Return a tensor's bytes in row-major order, in its own dtype, on the host."""
+    """Return a tensor's bytes on the host, row-major and in its own dtype."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def tensor_checksum(tensor: Tensor) -> str:
-    """Return the sha256 of `tensor_bytes` as hex: what `/weights_checker` compares."""
+    """Return the sha256 of `tensor_bytes` as hex, as `/weights_checker` of the embedded server does."""
     return hashlib.sha256(tensor_bytes(tensor)).hexdigest()

@@ -1,4 +1,4 @@
-"""SGLang's native protocol in types: request bodies built, replies read and checked.
+"""Types of SGLang's native protocol: builds request bodies, parses and validates replies.
 
 A reply that contradicts itself (lengths, ids, version spans) is a ServerError: training on it would be silent damage.
 """
@@ -19,16 +19,16 @@ from agentrl.types import Generation, SamplingParams, TensorSpec
 PauseMode = Literal["abort", "retract", "in_place"]
 
 _UNREADABLE = (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError)
-"""What reading JSON of a wrong shape raises."""
+"""What access to JSON of an unexpected shape raises."""
 _MAX_INT32 = 2**31 - 1
 
 POLICY_ADAPTER = "policy"
-"""The name under which servers hold the LoRA adapter of the policy, whatever its version."""
+"""The name of the policy's LoRA adapter on the servers, the same for every version."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a server serves; `version` is None until weights were published to it."""
+    """The model that a server serves. `version` is None until weights are published to it."""
 
     model_path: str
     version: int | None
@@ -36,7 +36,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """Requests and KV-cache tokens of a server at one moment."""
+    """Requests and KV-cache tokens of a server at one moment, summed over its data-parallel ranks."""
 
     num_running: int
     num_waiting: int
@@ -46,26 +46,29 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a server says of itself while it answers no generation: one that works has another `load` each time."""
+    """A server's state, to judge whether it makes progress: while it works, `load` keeps changing."""
 
     is_paused: bool
     load: ServerLoad
 
 
 def adapter_tensor(adapter: str, name: str) -> str:
-    """Return how `/weights_checker` of the embedded server calls a tensor of a loaded adapter."""
+    """Return the name of an adapter's tensor in `/weights_checker` of the embedded server."""
     return f"{adapter}/{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSupport:
-    """Which LoRA adapters a server loads: none (`max_rank` 0), or those up to a rank."""
+    """The largest rank of LoRA adapters that a server can load; `max_rank` 0: none."""
 
     max_rank: int
 
 
 def generate_body(input_ids: Sequence[int], params: SamplingParams, *, rid: str, adapter: str | None = None) -> dict[str, Any]:
-    """Return the body of POST /generate: token ids in, token ids and log-probabilities out; `adapter` None: of the base weights."""
+    """Return the body of POST /generate: token ids in, token ids and log-probabilities out.
+
+    adapter: name of a loaded LoRA adapter, None: the base weights.
+    """
     body: dict[str, Any] = {
         "rid": rid,
         "input_ids": list(map(int, input_ids)),
@@ -84,7 +87,7 @@ def generate_body(input_ids: Sequence[int], params: SamplingParams, *, rid: str,
     if params.ignore_eos:
         body["sampling_params"]["ignore_eos"] = True
     if adapter is not None:
-        body["lora_path"] = adapter  # SGLang's word for the name of a loaded adapter
+        body["lora_path"] = adapter  # SGLang's field for the name of a loaded adapter
     return body
 
 
@@ -106,14 +109,16 @@ def bucket_body(specs: Sequence[TensorSpec], *, group: str, version: int | None,
 def parse_generation(
     reply: Any, *, server: str, max_tokens: int | None = None, num_ids: int | None = None, unpublished: int | None = None
 ) -> Generation:
-    """Read a reply of /generate into aligned arrays.
+    """Parse a reply of /generate into aligned arrays.
 
-    max_tokens: that were asked for, None: any number. num_ids: how many ids the model has, None: any. unpublished: version of weights
-    that nobody published.
+    Args:
+        max_tokens: the number requested; a longer reply is an error. None: not checked.
+        num_ids: size of the model's vocabulary; larger ids are an error. None: not checked.
+        unpublished: version to report for weights that were never published. None: they are an error.
 
     Raises:
-        ServerError: fields are missing or disagree, there are more tokens or other ones than there can be, or the server samples from
-            weights that nobody published and `unpublished` is None.
+        ServerError: fields are missing or contradict each other, there are too many tokens, an id is out of
+            range, or the weights were never published and `unpublished` is None.
     """
     try:
         meta = reply["meta_info"]
@@ -132,7 +137,7 @@ def parse_generation(
         raise ServerError(f"{server} sent a generation that is finished ({reason}) without a token")
     if max_tokens is not None and len(ids) > max_tokens:
         raise ServerError(f"{server} sent {len(ids)} tokens, and {max_tokens} were asked for")
-    # The learner would look such a token up, and end.
+    # Training would index the embedding with such an id, and crash.
     if ids and not (min(ids) >= 0 and max(ids) < (num_ids or _MAX_INT32)):
         raise ServerError(f"{server} sent a token id outside of 0..{(num_ids or _MAX_INT32) - 1}")
     if logprob_ids != ids:
@@ -152,10 +157,11 @@ def parse_generation(
 def parse_versions(
     spans: Sequence[Mapping[str, Any]], *, num_tokens: int, server: str, unpublished: int | None = None
 ) -> NDArray[np.int32]:
-    """Turn spans [{version, start, end}] over the output into one version per token, i32[num_tokens].
+    """Convert spans [{version, start, end}] over the output to one version per token, i32[num_tokens].
 
     Raises:
-        ServerError: the spans do not cover the tokens in order, or a version is no integer (no weights were published).
+        ServerError: the spans do not cover the tokens in order, or a version is not an integer (the weights
+            were never published) and `unpublished` is None.
     """
     versions = np.empty(num_tokens, np.int32)
     position = 0
@@ -180,14 +186,14 @@ def parse_model_info(reply: Any, *, server: str) -> ModelInfo:
 
 
 def parse_server_info(reply: Any, *, server: str) -> Mapping[str, Any]:
-    """Return the settings of /server_info by name."""
+    """Return the settings of /server_info by name; raise ServerError if it is not a JSON object."""
     if not isinstance(reply, Mapping):
         raise ServerError(f"{server} sent a server info that is no JSON object but {type(reply).__name__}")
     return reply
 
 
 def parse_setting(info: Mapping[str, Any], name: str, *, default: int, server: str) -> int:
-    """Return a whole number of /server_info; `default` where it is not there, null or 0."""
+    """Return an integer of /server_info; `default` if it is missing, null or 0."""
     try:
         return int(info.get(name) or default)
     except _UNREADABLE as error:
@@ -195,10 +201,11 @@ def parse_setting(info: Mapping[str, Any], name: str, *, default: int, server: s
 
 
 def parse_num_ranks(info: Mapping[str, Any], *, server: str) -> int:
-    """Return how many members a server adds to a weights group: one for each part of the model that it computes with.
+    """Return the number of ranks that a server adds to a weights group: tensor-parallel times pipeline-parallel.
 
     Raises:
-        ServerError: its data-parallel ranks are whole copies of the model, of which SGLang lets one alone join.
+        ServerError: the server has several data-parallel copies of the model; SGLang lets only one of them
+            join.
     """
     num_copies = parse_setting(info, "dp_size", default=1, server=server)
     if num_copies > 1 and info.get("enable_dp_attention") is not True:
@@ -210,14 +217,14 @@ def parse_num_ranks(info: Mapping[str, Any], *, server: str) -> int:
 
 
 def parse_adapter_support(info: Mapping[str, Any], *, server: str) -> AdapterSupport:
-    """Read the settings of LoRA in /server_info; a server that does not speak of it loads none."""
+    """Read the LoRA settings of /server_info. A server that does not mention LoRA loads no adapters."""
     if info.get("enable_lora") is not True or parse_setting(info, "dp_size", default=1, server=server) > 1:
-        return AdapterSupport(0)  # SGLang loads adapters at run time on one data-parallel rank alone
+        return AdapterSupport(0)  # with several data-parallel ranks, SGLang loads adapters on only one of them
     return AdapterSupport(parse_setting(info, "max_lora_rank", default=0, server=server))
 
 
 def parse_load(reply: Any, *, server: str) -> ServerLoad:
-    """Sum the loads of all data-parallel ranks of a server."""
+    """Sum the loads of a server's data-parallel ranks."""
     try:
         ranks = reply["loads"]
         return ServerLoad(
@@ -231,7 +238,7 @@ def parse_load(reply: Any, *, server: str) -> ServerLoad:
 
 
 def parse_checksums(reply: Any, *, server: str) -> dict[str, str]:
-    """Read {weight name: hex} of a server's first rank."""
+    """Return {weight name: hex} of a server's first rank."""
     try:
         return {str(name): str(value) for name, value in reply["ranks"][0]["checksums"].items()}
     except _UNREADABLE as error:
@@ -239,7 +246,7 @@ def parse_checksums(reply: Any, *, server: str) -> dict[str, str]:
 
 
 def error_message(reply: Any) -> str | None:
-    """Find the message in an error body; SGLang has several shapes of them."""
+    """Return the message of an error body, which has several shapes in SGLang; None if there is none."""
     if not isinstance(reply, Mapping):
         return None
     for value in (reply.get("error"), reply.get("message"), reply.get("error_message")):
