@@ -31,10 +31,9 @@ def penalize(batch: ActionBatch, kl_A: Tensor, *, coefficient: float) -> ActionB
 
 
 def adapt_coefficient(coefficient: float, kl: float, *, target: float, num_sequences: int, horizon: int) -> float:
-    """Return the next coefficient: coefficient * (1 + clip(kl / target - 1, -0.2, 0.2) * num_sequences /
-    horizon).
+    """Return coefficient * (1 + clip(kl / target - 1, -0.2, 0.2) * num_sequences / horizon).
 
-    Not called for a fixed coefficient.
+    Call it after each batch; not for a fixed coefficient.
 
     Args:
         kl: batch mean of the KL that `target` refers to (per token, or summed per sequence), in nats.

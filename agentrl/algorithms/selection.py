@@ -41,8 +41,7 @@ def num_selected(share: float, num_tokens: int) -> int:
 
 
 def smallest_cut(keys: Tensor, count: int) -> float:
-    """Return the (count + 1)-th smallest of `keys` (f64[N], of all ranks); tokens with key < bound are
-    selected.
+    """Return the (count + 1)-th smallest of `keys` (f64[N], of all ranks). Smaller keys are selected.
 
     Returns inf if there are at most `count` keys. Ties at the bound are all excluded, so the order of the
     batch does not matter.

@@ -47,8 +47,9 @@ def value_loss(values_A: Tensor, old_values_A: Tensor, returns_A: Tensor, *, cli
 
 
 def value_moments(values_A: Tensor, returns_A: Tensor) -> dict[str, Tensor]:
-    """Return the sums over tokens that `explained_variance` needs, 0-d float64; add over microbatches and
-    ranks.
+    """Return the sums over tokens that `explained_variance` needs, 0-d float64.
+
+    They add up over microbatches and ranks.
     """
     returns = returns_A.detach().double()
     errors = returns - values_A.detach().double()

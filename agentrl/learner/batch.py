@@ -1,7 +1,11 @@
-"""What the learner reads: trajectories as samples, samples packed into microbatches. numpy only, so that Ray shares it.
+"""The learner's input types: trajectories as samples, and samples packed into microbatches.
 
-Shapes: T tokens, A action tokens, S sequences (trajectories), G segments (rows of them that attend to themselves alone).
-Per-token facts of a microbatch exist for action tokens alone, because nothing is learned, scored or counted on a context token.
+Only numpy arrays, so Ray can share them without copies.
+
+Shapes: T tokens, A action tokens, S sequences (trajectories), G segments. A segment is a run of tokens that
+attend to each other: a training row or, with shared prefixes, a shared prompt or the rest of a row that
+continues it. Per-token columns of a microbatch exist for action tokens only, because nothing is learned,
+scored or counted on a context token.
 """
 
 from __future__ import annotations
@@ -19,18 +23,22 @@ from agentrl.types import Trajectory
 Floats = NDArray[np.floating]
 
 Mode = Literal["decoupled", "bypass", "on_policy"]
-"""Where the proximal policy comes from (`algorithm.mode`, with auto resolved)."""
+"""The origin of the proximal policy (`algorithm.mode`, with auto resolved)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """One trajectory to learn from; all arrays have length T.
 
-    action_mask: bool, True where the policy sampled the token (never at the start of a segment: nothing predicts it).
-    loss_mask: bool, a subset of action_mask: the tokens accepted for the loss.
-    behavior_logprobs, advantages: f32, read where action_mask is True. index: its place in the batch.
-    values, returns: f32, what the critic said at the start of the step and what it should have said; None without a critic.
-    segment_starts: where each training row begins. Rows see nothing of each other, but count as one sequence.
+    index: its index in the batch.
+    action_mask: True where the policy sampled the token. The first token of a segment is never an action,
+    since nothing predicts it.
+    loss_mask: tokens accepted for the loss, a subset of action_mask.
+    behavior_logprobs, advantages: read only where action_mask is True.
+    segment_starts: index of the first token of each segment. Segments do not attend to each other, but count
+    as one sequence.
+    values: the critic's estimates at the start of the step; None without a critic.
+    returns: regression targets of the critic; None without a critic.
     """
 
     index: int
@@ -63,7 +71,7 @@ class Sample:
         return np.diff([*self.segment_starts, self.num_tokens]).astype(np.int64)
 
     def rows(self) -> list[Sample]:
-        """Return each training row as a sample of its own, of the same index."""
+        """Return each segment as a sample of its own with the same index."""
         bounds = itertools.pairwise((*self.segment_starts, self.num_tokens))
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         per_token = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
@@ -73,15 +81,18 @@ class Sample:
     def supervised(
         cls, index: int, token_ids: NDArray[np.int32], mask: NDArray[np.bool_], segment_starts: tuple[int, ...] = (0,)
     ) -> Sample:
-        """Return a sample to imitate: `mask` (bool[T]) is True on the tokens to learn."""
+        """Return a sample for supervised learning; `mask` (bool[T]) is True on the tokens to learn."""
         mask = mask.copy()
-        mask[list(segment_starts)] = False  # the first token of a row has no predictor
+        mask[list(segment_starts)] = False  # nothing predicts the first token of a segment
         zeros = np.zeros(len(token_ids), np.float32)
         return cls(index, np.asarray(token_ids, np.int32), mask, mask, zeros, zeros, segment_starts)
 
 
 def samples_from(trajectories: Sequence[Trajectory], advantages: Sequence[float | Floats]) -> list[Sample]:
-    """Return one sample per trajectory. `advantages`: of each, f[T], or one number for all of its action tokens."""
+    """Return one sample per trajectory.
+
+    advantages: for each trajectory f[T], or one number for all of its action tokens.
+    """
     pairs = zip(trajectories, advantages, strict=True)
     return [_sample_from(index, trajectory, advantage) for index, (trajectory, advantage) in enumerate(pairs)]
 
@@ -94,16 +105,23 @@ def _sample_from(index: int, trajectory: Trajectory, advantage: float | Floats) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Microbatch:
-    """Rows of sequences one after the other, without padding: what one rank puts through the model at once.
+    """Segments of sequences, concatenated without padding: the input of one forward of one rank.
 
-    token_ids, position_ids: i64[T], positions restart at each segment. segment_lengths: i64[G].
-    prefix_segments: i64[G], the segment that this one continues, whose tokens it attends to before its own; -1: none.
-    predictor_positions: i64[A], the position whose logits predict the action token; targets: i64[A], that token.
-    sequence_ids: i64[A], place of the token's sequence in sample_indices; action_places: i64[A], the token's number among all action
-    tokens of its sequence. loss_mask: bool[A]. behavior_logprobs, advantages: f32[A].
-    sample_indices: i64[S], -1 for a filler that only keeps ranks in step. is_split: bool[S], True where other rows of the sequence
-    stand in other microbatches. is_counted: bool[S], True in one microbatch of each sequence that has action tokens.
-    loss_lengths: i64[S], tokens in loss_mask of the whole sequence, here and elsewhere.
+    token_ids: i64[T].
+    position_ids: i64[T]; they restart at each segment, but continue after the prompt in a segment that
+    continues one.
+    segment_lengths: i64[G].
+    prefix_segments: i64[G], index of the segment that this one continues and attends to before its own
+    tokens; -1: none.
+    predictor_positions: i64[A], position whose logits predict the action token.
+    targets: i64[A], the action token.
+    sequence_ids: i64[A], index of the token's sequence in sample_indices.
+    action_places: i64[A], index of the token among all action tokens of its sequence.
+    loss_mask: bool[A]. behavior_logprobs, advantages: f32[A].
+    sample_indices: i64[S], `Sample.index`; -1 for a filler, which only keeps ranks in step.
+    is_split: bool[S], True if other segments of the sequence are in other microbatches.
+    is_counted: bool[S], True in exactly one microbatch of each sequence that has action tokens.
+    loss_lengths: i64[S], loss_mask tokens of the whole sequence, including those in other microbatches.
     values, returns: f32[A], None without a critic.
     """
 
@@ -127,7 +145,7 @@ class Microbatch:
 
     @property
     def num_tokens(self) -> int:
-        """Packed tokens, without fillers."""
+        """Packed tokens; 0 for a filler."""
         return 0 if self.is_filler else len(self.token_ids)
 
     @property
@@ -140,7 +158,7 @@ class Microbatch:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences with at least one action token; one that stands in several microbatches counts in one of them."""
+        """Sequences with at least one action token. A split sequence counts in only one of its microbatches."""
         return int(self.is_counted.sum())
 
     @property
@@ -150,10 +168,12 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Elsewhere:
-    """The action tokens of a microbatch's sequences that stand in other microbatches or on other ranks, E of them: mostly none.
+    """The action tokens of a microbatch's sequences that are in other microbatches, on any rank.
 
-    sequence_ids: i64[E], place in the microbatch's sample_indices. accepted, is_selected: bool[E]. weights, advantages,
-    behavior_logprobs, proximal_logprobs: f64[E]; the last are those of the behavior policy in mode bypass, and where nothing was scored.
+    Usually there are none. E is their number.
+    sequence_ids: i64[E], index in the microbatch's sample_indices.
+    accepted, is_selected: bool[E]. weights, advantages, behavior_logprobs: f64[E].
+    proximal_logprobs: f64[E]; those of the behavior policy in mode bypass and where nothing was scored.
     """
 
     sequence_ids: NDArray[np.int64]
@@ -167,12 +187,14 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """What was decided about the action tokens of a microbatch before the update, with a look at the whole of it.
+    """Decisions about a microbatch's action tokens, made before the update with a view of all of it.
 
-    accepted: bool[A], the tokens of the loss: the microbatch's loss_mask without what was rejected. weights: f[A], factor of the
-    policy's and the reference's terms. is_selected: bool[A], tokens that the policy loss singles out; None when it has no such rule.
-    rejected: stage -> tokens that it alone would reject. log_products: f64[.], the log of the product of proximal / behavior over each
-    sequence that is counted here.
+    accepted: bool[A], the tokens of the loss: loss_mask minus rejected tokens.
+    weights: f[A], importance weight of the policy term and of the KL term.
+    is_selected: bool[A], tokens that the policy loss singles out; None if it has no such rule.
+    rejected: stage -> number of tokens that this stage alone would reject.
+    log_products: f64[.], log of the product of proximal / behavior over each sequence that is counted here.
+    elsewhere: the same for tokens in other microbatches.
     """
 
     accepted: NDArray[np.bool_]
@@ -185,10 +207,11 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredMicrobatch:
-    """A microbatch with the log-probabilities taken before the step's first update, f[A].
+    """A microbatch with log-probabilities from before the step's first update, f[A].
 
-    proximal_logprobs: by the policy itself; None where nothing needs them (on_policy, and bypass without rejection; in bypass the
-    proximal policy is the behavior policy, and these serve rejection alone). ref_logprobs: None without KL.
+    proximal_logprobs: by the policy. None if nothing needs them (on_policy, and bypass without rejection). In
+    bypass the behavior policy is the proximal policy, and these serve rejection only.
+    ref_logprobs: by the reference; None without KL in the loss.
     """
 
     microbatch: Microbatch

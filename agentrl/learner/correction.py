@@ -1,7 +1,9 @@
-"""What is settled before an update by looking at all of it: rejected tokens, importance weights, selected tokens.
+"""Decisions that need the whole update before it begins: rejected tokens, importance weights, selected
+tokens.
 
-Everything here follows from the batch and the proximal log-probabilities, which do not change while the step learns. Sums and order
-statistics go over the microbatches of ALL ranks, so that neither packing nor the number of ranks changes the outcome.
+Everything here follows from the batch and the proximal log-probabilities, which do not change during the
+step. Sums and order statistics are over the microbatches of ALL ranks, so neither packing nor the number of
+ranks changes the result.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ M2PO = "m2po"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Facts:
-    """One microbatch: log rho' (f64[A], 0 where nothing was scored), and what is known of its tokens so far.
+    """One microbatch with its log-ratios.
 
-    whole_ratios, whole_ids: f64, i64[A + E], log rho' and sequences of its tokens and, behind them, of those elsewhere.
+    log_ratios: f64[A], log rho'; 0 where nothing was scored.
+    whole_ratios, whole_ids: f64[A + E], i64[A + E], log rho' and sequences of its own tokens, then of those
+    of the same sequences in other microbatches.
+    logprobs: f64[A], proximal log-probabilities; the behavior policy's where nothing was scored.
     """
 
     microbatch: Microbatch
@@ -41,12 +46,12 @@ class _Facts:
     logprobs: Tensor
 
     def own(self, values: Tensor) -> Tensor:
-        """Return the part of `values` (f[A + E]) that is of the microbatch's own tokens."""
+        """Return the part of `values` (f[A + E]) of the microbatch's own tokens."""
         return values[: len(self.log_ratios)]
 
 
 class Corrector:
-    """The chain of `algorithm.correction` and the selection of the policy loss."""
+    """The rejection and weighting of `algorithm.correction`, and the token selection of the policy loss."""
 
     def __init__(self, algorithm: AlgorithmConfig, mode: Mode = "decoupled") -> None:
         self._algorithm = algorithm
@@ -57,8 +62,8 @@ class Corrector:
     def correct(self, microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None]) -> list[Correction]:
         """Return one Correction for each microbatch of this rank's part of ONE update. A collective.
 
-        proximal: f[A] per microbatch, the policy's log-probabilities at the start of the step; None where nothing was scored: nothing is
-        corrected. Weights other than 1 there are in mode decoupled alone.
+        proximal: f[A] per microbatch, the policy's log-probabilities at the start of the step. None where
+        nothing was scored; nothing is corrected then. Only mode decoupled gives weights other than 1.
         """
         spanning = Spanning.find(microbatches)
         facts = _find_facts(microbatches, proximal, spanning)
@@ -79,7 +84,7 @@ class Corrector:
     def _reject(self, facts: Sequence[_Facts]) -> tuple[list[Tensor], list[dict[str, int]]]:
         accepted = [torch.tensor(f.microbatch.loss_mask) for f in facts]
         rejected: list[dict[str, int]] = [{} for _ in facts]
-        if self._config.max_lag is not None:  # laid on the loss mask where versions are known
+        if self._config.max_lag is not None:  # already removed from the loss mask, where the versions are known
             for f, counts in zip(facts, rejected, strict=True):
                 counts[MAX_LAG] = f.microbatch.num_action_tokens - f.microbatch.num_loss_tokens
         kept_by = {name: [f.own(accepts(f.whole_ratios, f.whole_ids, rule)) for f in facts] for name, rule in self._rules.items()}
@@ -95,8 +100,9 @@ class Corrector:
     def _bound_second_moment(
         self, facts: Sequence[_Facts], accepted: Sequence[Tensor], rejected: Sequence[dict[str, int]], threshold: float
     ) -> list[Tensor]:
-        """Last of the chain, over what the others left: only then is the mean of what stays under the threshold."""
-        squares = [off_rounding(f.log_ratios).square() for f in facts]  # twice the same attempt: both stay or both go
+        """Reject by M2PO, last in the chain: the mean of the tokens that remain must be under the threshold."""
+        # Rounding noise must not separate equal attempts.
+        squares = [off_rounding(f.log_ratios).square() for f in facts]
         cut = second_moment_cut(_gather(squares, accepted), threshold)
         kept = [a & (s <= cut) for a, s in zip(accepted, squares, strict=True)]
         for counts, before, after in zip(rejected, accepted, kept, strict=True):
@@ -113,7 +119,7 @@ class Corrector:
         weights = [f.own(importance_weights(f.whole_ratios, f.whole_ids, rule)) for f in facts]
         if not config.self_normalize:
             return weights
-        # A weight that a whole sequence shares is one number, whatever its length.
+        # A weight shared by a sequence counts once in the mean, whatever the sequence's length.
         shares = [a.double() for a in accepted] if config.weight == "token" else _shares_of_sequences(facts, accepted, spanning)
         weight = sum(float((w * s).sum()) for w, s in zip(weights, shares, strict=True))
         local = {"weight": weight, "count": sum(float(s.sum()) for s in shares)}
@@ -129,7 +135,10 @@ class Corrector:
     def _select_clip_cov(
         self, facts: Sequence[_Facts], covariance: Sequence[Tensor], accepted: Sequence[Tensor], total: int
     ) -> list[Tensor]:
-        """Choose a share of all tokens among those with a covariance within bounds, at random but the same for any packing."""
+        """Select a share of all tokens among those whose covariance is within the bounds.
+
+        The choice is pseudo-random, but the same for any packing and number of ranks (see `fair_keys`).
+        """
         config = self._algorithm.clip_cov
         eligible = [a & (c > config.lower) & (c < config.upper) for a, c in zip(accepted, covariance, strict=True)]
         keys = [_keys(f.microbatch) for f in facts]
@@ -137,7 +146,7 @@ class Corrector:
         return [e & (k < cut) for e, k in zip(eligible, keys, strict=True)]
 
     def _select_kl_cov(self, facts: Sequence[_Facts], covariance: Sequence[Tensor], accepted: Sequence[Tensor], total: int) -> list[Tensor]:
-        """Choose the share of all tokens that has the largest covariance."""
+        """Select the share of all tokens with the largest covariance."""
         keys = [largest_first(c, _keys(f.microbatch)) for c, f in zip(covariance, facts, strict=True)]
         cut = smallest_cut(_gather(keys, accepted), num_selected(self._algorithm.kl_cov.share, total))
         return [a & (k < cut) for a, k in zip(accepted, keys, strict=True)]
@@ -176,6 +185,7 @@ def _look_elsewhere(
     *,
     is_bypass: bool,
 ) -> list[Elsewhere]:
+    """Exchange the decisions about split sequences; return those of the tokens in other microbatches."""
     tables = []
     for f, a, w, s in zip(facts, accepted, weights, selected, strict=True):
         is_selected = torch.zeros_like(w) if s is None else torch.tensor(s).double()
@@ -191,7 +201,7 @@ def _look_elsewhere(
 
 
 def _shares_of_sequences(facts: Sequence[_Facts], accepted: Sequence[Tensor], spanning: Spanning) -> list[Tensor]:
-    """Return f64[A] per microbatch: 1 / accepted tokens of the whole sequence on each of them, 0 on the others."""
+    """Return f64[A] per microbatch: 1 / number of accepted tokens of the sequence on accepted tokens, else 0."""
     found = []
     for f, a, elsewhere in zip(facts, accepted, spanning.gather([a.double()[:, None] for a in accepted]), strict=True):
         whole = torch.cat([a.double(), elsewhere[:, 0]])
@@ -201,6 +211,7 @@ def _shares_of_sequences(facts: Sequence[_Facts], accepted: Sequence[Tensor], sp
 
 
 def _products_of(facts: _Facts) -> NDArray[np.float64]:
+    """Return f64[.], sum of log rho' of each sequence counted here, over all of its action tokens."""
     microbatch = facts.microbatch
     sums = torch.zeros(len(microbatch.sample_indices), dtype=torch.float64).index_add_(0, facts.whole_ids, facts.whole_ratios)
     products: NDArray[np.float64] = sums.numpy()[microbatch.is_counted]

@@ -1,4 +1,7 @@
-"""The learner of one rank, without Ray: all ranks call the same methods in the same order, each with its own microbatches."""
+"""The learner of one rank, without Ray.
+
+All ranks call the same methods in the same order, each with its own microbatches.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,16 @@ from agentrl.workers.dispatch import dispatch
 
 @dataclass(frozen=True, slots=True)
 class LearnerSpec:
-    """What every rank is told.
+    """Settings that are the same on every rank.
 
-    mode: resolved, never `auto`. temperature: of the rollout. total_updates: length of the schedule.
-    dump_folder: where a batch with a non-finite loss is kept; None: nowhere. from_scratch: a new model instead of model.path.
-    master_dtype: of weights, gradients and optimizer state; float64 serves numerical comparisons.
-    score_head: of a reward model, which learns from pairs alone; None: a policy. device: of the pool; auto: a GPU where torch sees one.
+    mode: resolved, never `auto`.
+    temperature: of the rollout.
+    total_updates: length of the learning rate schedule, in updates.
+    dump_folder: where to write a batch with a non-finite loss; None: not written.
+    from_scratch: sizes of a new model that replaces model.path; None: load model.path.
+    master_dtype: of weights, gradients and optimizer state; float64 is for numerical comparisons.
+    score_head: of a reward model, which learns only from pairs; None: a policy.
+    device: of the rank's pool; auto: a GPU if torch sees one.
     """
 
     model: ModelConfig
@@ -58,11 +65,13 @@ class LearnerSpec:
 
 
 class Learner:
-    """One FSDP rank: the policy, its optimizer and, with KL, the frozen reference. Its marked methods are what a group of ranks runs.
+    """One FSDP rank: the policy, its optimizer and, with KL, the frozen reference.
+
+    A `WorkerGroup` runs the methods marked with `@dispatch`.
 
     Raises:
-        ConfigError: model, device or attention cannot be had.
-        LearnerError: the other ranks did not come.
+        ConfigError: the model, the device or the attention is not available.
+        LearnerError: the other ranks did not join in time.
     """
 
     def __init__(self, spec: LearnerSpec, *, rank: int, address: str, port: int) -> None:
@@ -86,19 +95,22 @@ class Learner:
         self._sender: BucketSender | None = None
         self._written = WrittenWeights(self._policy, self._place, spec.model)
         self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
-        torch.manual_seed(spec.seed + 1 + rank)  # dropout differs between ranks
+        torch.manual_seed(spec.seed + 1 + rank)  # different dropout on each rank
 
     @property
     def place(self) -> RankPlace:
-        """Where this rank stands, for a critic in the same process."""
+        """Rank, device and process groups, for a critic in the same process."""
         return self._place
 
     # ------------------------------------------------------------------------------------------------------ learn
 
     @dispatch("dp", join="remote")
     def score(self, microbatches: Sequence[Microbatch]) -> Sequence[ScoredMicrobatch]:
-        """Return the microbatches of ONE update with the policy's log-probabilities (in mode decoupled, where they are the proximal ones,
-        and where rejection needs them), reference ones (with KL), and what the correction makes of them. A collective."""
+        """Add log-probabilities and corrections to the microbatches of ONE update. A collective.
+
+        The log-probabilities are the policy's (in mode decoupled, where they are the proximal ones, and where
+        rejection needs them) and the reference's (with KL in the loss).
+        """
         needs_proximal = self._objective.needs_scores
         reference = self._reference if self._spec.algorithm.kl.place == "loss" else None
         num_forwards = int(needs_proximal) + int(reference is not None)
@@ -110,25 +122,29 @@ class Learner:
 
     @dispatch("dp", join="concat")
     def logprobs(self, microbatches: Sequence[Microbatch]) -> Sequence[tuple[Floats, Floats]]:
-        """Return for each microbatch the log-probabilities of its action tokens by the policy and by the reference, each f[A]."""
+        """Return per microbatch the log-probabilities of its action tokens by policy and reference, each
+        f[A].
+        """
         assert self._reference is not None, "there is no reference without algorithm.kl.coefficient"
         with self._meter.phase("assess", num_tokens=2 * _count_tokens(microbatches)):
             return [(self._logprobs(self._policy, m), self._logprobs(self._reference, m)) for m in microbatches]
 
     @dispatch("dp", join="concat")
     def own_logprobs(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
-        """Return for each microbatch the policy's log-probabilities of its action tokens, f[A]."""
+        """Return per microbatch the policy's log-probabilities of its action tokens, f[A]."""
         return [self._logprobs(self._policy, microbatch) for microbatch in microbatches]
 
     @dispatch("dp")
     def update(self, minibatch: Sequence[ScoredMicrobatch]) -> dict[str, float]:
-        """Make one optimizer update of all microbatches of all ranks and return its metrics, equal on every rank.
+        """Make one optimizer update over all microbatches of all ranks; return metrics, equal on every rank.
 
-        Per loss token over the whole update: `entropy`, `kl` (to the reference), `ppo_kl` (proximal - policy), `ratio_mean`, `clip_*`
-        (shares), `mismatch_mean` and `mismatch_max` (|policy - behavior|), `correction/*` (see `correction_metrics`), and as shares of all
-        action tokens `correction/rejected/*` (by stage, and `all` together); `num_tokens` and
-        `num_sequences` are what was learned from. `is_skipped` is 1 when no weight changed: nothing to learn, or not finite
-        (`non_finite_updates` counts those); a metric that is not finite is left out.
+        Means per loss token of the whole update: `entropy`, `kl` (to the reference), `ppo_kl` (proximal -
+        policy), `ratio_mean`, `clip_*` (shares), `mismatch_mean` (|policy - behavior|). `mismatch_max` and
+        `ratio_max` are maxima. `correction/*`: see `correction_metrics`. `correction/rejected/*` are shares
+        of all action tokens, by stage and for `all` stages together. `num_tokens` and `num_sequences` count
+        what was learned from. `is_skipped` is 1 if no weight changed: there was nothing to learn, or the loss
+        or gradient was not finite (counted by `non_finite_updates`). Metrics that are not finite are left
+        out.
         """
         self._policy.module.train()
         counts = count_update(minibatch)
@@ -140,9 +156,10 @@ class Learner:
 
     @dispatch("dp")
     def supervised_update(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
-        """Make one optimizer update by cross-entropy on the loss tokens, or with a score head by the Bradley-Terry loss of pairs.
+        """Make one optimizer update by cross-entropy or, with a score head, by the Bradley-Terry loss.
 
-        `loss` and `entropy` are means over the loss tokens of the update; `loss`, `accuracy`, `margin` and scores over its pairs.
+        With cross-entropy, `loss` and `entropy` are means over the loss tokens of the update. With
+        Bradley-Terry, `loss`, `accuracy`, `margin` and the scores are means over its pairs.
         """
         self._policy.module.train()
         counts = count_update(microbatches)
@@ -152,34 +169,37 @@ class Learner:
 
     @dispatch("dp")
     def measure(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
-        """Return what `supervised_update` would report of these microbatches of all ranks, without learning from them."""
+        """Return the metrics of `supervised_update` for these microbatches, without learning from them."""
         return measure(self._policy, self._supervised, microbatches)
 
     @dispatch("all")
     def usage(self) -> dict[str, float]:
-        """Return what the phases `score` and `update` took since the last call (see `Meter.finish`). A collective."""
+        """Return time, tokens and memory by phase since the last call (see `Meter.finish`). A collective."""
         return self._meter.finish()
 
     @dispatch("all")
     def start_trace(self) -> None:
-        """Begin to record this rank with torch's profiler."""
+        """Start recording this rank with torch's profiler."""
         self._meter.start_trace()
 
     @dispatch("all")
     def write_trace(self, folder: str) -> None:
-        """End the recording and write it into `folder`, one file per rank."""
+        """Stop recording and write the trace into `folder`, one file per rank."""
         self._meter.write_trace(Path(folder))
 
     @dispatch("rank0")
     def parity_tokens(self) -> float:
-        """Return what `pack` weighs attention by, of the policy's sizes (see `attention_parity`)."""
+        """Return the `parity_tokens` of `pack` for the policy's sizes (see `attention_parity`)."""
         return attention_parity(self._policy.module)
 
     @dispatch("dp")
     def compare(
         self, microbatches: Sequence[Microbatch], reference: Sequence[Microbatch], variants: Mapping[str, AlgorithmConfig]
     ) -> dict[str, Counterfactual]:
-        """Return what each of `variants` would make of an update of `microbatches`, without making one (see `counterfactual`)."""
+        """Return what each of `variants` would do in an update of `microbatches` (see `counterfactual`).
+
+        No weight changes.
+        """
         proximal = [self._logprobs(self._policy, m) for m in microbatches]
         return compare(self._policy, self._place, microbatches, proximal, reference, variants, temperature=self._spec.temperature)
 
@@ -187,17 +207,20 @@ class Learner:
 
     @dispatch("rank0")
     def collective_backend(self) -> str:
-        """Return what collectives of this rank's weights run on: `gloo` on a CPU, `nccl` on a GPU."""
+        """Return the backend for collectives of this rank's weights: `gloo` on a CPU, `nccl` on a GPU."""
         return "gloo" if self._place.device.type == "cpu" else "nccl"
 
     @dispatch("all")
     def tensor_specs(self) -> list[TensorSpec]:
-        """Return the published weights by their Hugging Face names; of tied ones, one."""
+        """Return the published weights by their Hugging Face names; tied weights appear once."""
         return weights.tensor_specs(self._policy)
 
     @dispatch("all")
     def checksums(self, dtype: str | None = None, is_fused: bool = False) -> dict[str, str]:
-        """Return {name: sha256 of the bytes} of the published weights, in `dtype` or as published; fused: as SGLang lays them out."""
+        """Return {name: sha256 of the bytes} of the published weights, cast to `dtype` if one is given.
+
+        is_fused: hash them in SGLang's layout, with fused layers under one name.
+        """
         return weights.checksums(self._policy, dtype=dtype, is_fused=is_fused)
 
     @dispatch("all")
@@ -207,17 +230,23 @@ class Learner:
 
     @dispatch("all")
     def write_base(self, folder: str, is_again: bool) -> None:
-        """Export the policy, and keep a copy to tell by what later updates change; again: what `write_changes` wrote last, whole."""
+        """Export the policy and keep a copy, so that `write_changes` can find what later updates change.
+
+        is_again: write the weights of the last `write_changes` again, as a whole model.
+        """
         self._written.write_whole(Path(folder), is_again=is_again)
 
     @dispatch("all")
     def write_changes(self, folder: str) -> tuple[int, int]:
-        """Write what changed since the last weights written; return bytes of the changed elements, and of the tensors they are in."""
+        """Write what changed since the last weights written.
+
+        Returns the bytes of the file of changed elements, and of the file of the tensors that contain them.
+        """
         return self._written.write_changes(Path(folder))
 
     @dispatch("all")
     def adapter_specs(self) -> list[TensorSpec]:
-        """Return the tensors of the LoRA adapter by the names of peft's files; none without an adapter."""
+        """Return the tensors of the LoRA adapter by their names in peft's files; empty without an adapter."""
         return weights.adapter_specs(self._policy)
 
     @dispatch("all")
@@ -227,12 +256,15 @@ class Learner:
 
     @dispatch("all")
     def export_adapter(self, folder: str) -> None:
-        """Write the LoRA adapter alone as a folder that peft and SGLang load; rank 0 writes."""
+        """Write only the LoRA adapter, as a folder that peft and SGLang load; rank 0 writes."""
         weights.export_adapter(self._policy, self._place, self._spec.model, Path(folder))
 
     @dispatch("all")
     def join_weights_group(self, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float) -> None:
-        """Open the group to the servers: rank 0 of the learner is its rank 0; blocks until all have come, at most `timeout_s`."""
+        """Open the process group to the servers, with the learner's rank 0 as its rank 0.
+
+        Blocks until all members have joined, at most `timeout_s`.
+        """
         self.leave_weights_group()
         if self._place.is_first:
             self._weights_group = join_weights_group(
@@ -241,7 +273,7 @@ class Learner:
 
     @dispatch("all")
     def send_bucket(self, names: Sequence[str]) -> None:
-        """Gather the named weights, and begin to send them, end to end in this order, to all servers of the group."""
+        """Gather the named weights and start sending them, concatenated in this order, to all servers."""
         assert not self._place.is_first or self._weights_group is not None, "send_bucket before join_weights_group"
         if self._sender is None:
             self._sender = BucketSender(self._policy, self._weights_group)
@@ -249,19 +281,21 @@ class Learner:
 
     @dispatch("rank0")
     def finish_buckets(self) -> SendTimes:
-        """Wait until all buckets were sent; return what that took."""
+        """Wait until all buckets are sent; return how long gathering and waiting took."""
         assert self._sender is not None, "finish_buckets before send_bucket"
         sender, self._sender = self._sender, None
         return sender.finish()
 
     @dispatch("all")
     def pickle_bucket(self, names: Sequence[str]) -> str:
-        """Return the named weights pickled, in base64, for servers on this machine (see `agentrl.weights.tensor`)."""
+        """Return the named weights pickled, in base64, for servers on this machine
+        (`agentrl.weights.tensor`).
+        """
         return weights.pickle_bucket(self._policy, self._place, names)
 
     @dispatch("all")
     def leave_weights_group(self) -> None:
-        """Close the group to the servers, if one is open."""
+        """Close the process group to the servers, if one is open."""
         self._sender = None
         if self._weights_group is not None:
             group, self._weights_group = self._weights_group, None
@@ -271,12 +305,15 @@ class Learner:
 
     @dispatch("all")
     def start_save(self, folder: str) -> None:
-        """Copy model, optimizer, schedule and random state, and begin to write the copy into `folder`; one at a time."""
+        """Copy model, optimizer, schedule and random state; start writing the copy into `folder`.
+
+        Only one save may run at a time.
+        """
         self._saver.start(self._policy, self._stepper, self._place, Path(folder))
 
     @dispatch("all", thread=checkpoint.SAVING)
     def finish_save(self) -> None:
-        """Wait until what `start_save` began is written; may be called by another thread than all else."""
+        """Wait until the save begun by `start_save` is written. May run in a thread of its own."""
         self._saver.finish()
 
     @dispatch("all")
@@ -299,7 +336,9 @@ class Learner:
 
     def _build(self, *, has_backward: bool) -> Policy:
         spec = self._spec
-        torch.manual_seed(spec.seed)  # a new model must be one model on all ranks, and as policy and reference
+        # The same seed everywhere: a new model must be equal on all ranks, and equal as policy and as
+        # reference.
+        torch.manual_seed(spec.seed)
         return build_policy(
             spec.model,
             spec.learner,

@@ -1,6 +1,7 @@
-"""From one scored microbatch to its part of the update's loss, and what the metrics need of it.
+"""The loss of one scored microbatch: its part of the update's loss, and the sums that the metrics need.
 
-A loss tokens of the microbatch. `behavior`, `proximal`, `policy` and `ref` are log-probabilities, f[A].
+A loss tokens of the microbatch; E loss tokens of its sequences that are in other microbatches. `behavior`,
+`proximal`, `policy` and `ref` are log-probabilities, f[A].
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ACTION_TOKENS = "action_tokens"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossPart:
-    """One microbatch's part of the loss (with gradient), sums over its loss tokens, and maxima; 0-d tensors by name."""
+    """One microbatch's part of the loss (with gradient), sums over its loss tokens, and maxima; 0-d, by name."""
 
     loss: Tensor
     sums: Mapping[str, Tensor]
@@ -39,11 +40,15 @@ class LossPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossTokens:
-    """The loss tokens of a microbatch on the device. Tokens out of the loss are not masked but absent: no logits are computed for
-    them, so whatever they hold (an infinite logit times 0 is NaN) cannot reach a gradient.
+    """The loss tokens of a microbatch, on the device.
 
-    chosen: bool[all action tokens]. ids_elsewhere: i64[E], sequences of the loss tokens that stand in other microbatches; elsewhere: what
-    is known of them, None where nothing was corrected.
+    Tokens outside the loss are absent instead of masked: no logits are computed for them. Otherwise an
+    infinite logit times a mask of 0 would put NaN into the gradient.
+
+    predictors, targets, sequence_ids: i64[A], see `Microbatch`.
+    chosen: bool[all action tokens], True for the A loss tokens.
+    ids_elsewhere: i64[E], sequences of the loss tokens in other microbatches.
+    elsewhere: what is known of them; None if nothing was corrected.
     """
 
     predictors: Tensor
@@ -74,11 +79,11 @@ class LossTokens:
         return torch.tensor(column)[self.chosen].to(like)
 
     def whole_ids(self) -> Tensor:
-        """Return i64[A + E], the sequence of each loss token here and of those elsewhere."""
+        """Return i64[A + E], the sequence of each loss token here, then of those in other microbatches."""
         return torch.cat([self.sequence_ids, self.ids_elsewhere])
 
     def whole(self, own: Tensor, column: Floats | NDArray[np.bool_] | Tensor) -> Tensor:
-        """Return f[A + E], `own` (f[A]) and behind it the loss tokens of a column of `elsewhere`."""
+        """Return f[A + E]: `own` (f[A]), then the loss tokens of a column of `elsewhere`."""
         assert self.elsewhere is not None
         return torch.cat([own, torch.as_tensor(column)[torch.from_numpy(self.elsewhere.accepted)].to(own)])
 
@@ -90,7 +95,10 @@ def _ids_elsewhere(microbatch: Microbatch) -> NDArray[np.int64]:
 
 
 class PolicyObjective:
-    """The decoupled, bypass or on-policy objective with KL to the reference and an entropy bonus."""
+    """The decoupled, bypass or on-policy objective, with KL to the reference and an entropy bonus.
+
+    Source: decoupled PPO: Hilton et al. 2021, arXiv:2110.00641.
+    """
 
     def __init__(self, algorithm: AlgorithmConfig, mode: Mode, *, temperature: float) -> None:
         self._aggregation = Aggregation(algorithm.aggregation, algorithm.constant_length, algorithm.correction.denominator)
@@ -101,14 +109,15 @@ class PolicyObjective:
 
     @property
     def needs_scores(self) -> bool:
-        """Whether something compares with the policy's log-probabilities at the start of the step: the ratio, or rejection."""
+        """Whether the ratio or rejection needs the policy's log-probabilities from the start of the step."""
         return self._mode == "decoupled" or (self._mode == "bypass" and self._algorithm.correction.has_comparison)
 
     @torch.no_grad()
     def logprobs_of_split_sequences(self, policy: Policy, minibatch: Sequence[ScoredMicrobatch]) -> list[Tensor | None]:
-        """Return for each microbatch the current policy's log-probabilities at the tokens of `elsewhere`, f64[E]. A collective.
+        """Return per microbatch the current policy's log-probabilities at the tokens of `elsewhere`, f64[E].
 
-        None where there are no such tokens on any rank, or the loss looks at single tokens; else this costs one more forward.
+        A collective. None if no rank has such tokens, or if the loss of a token depends on that token alone;
+        otherwise this costs one more forward.
         """
         nothing: list[Tensor | None] = [None for _ in minibatch]
         if not sees_sequences(self._algorithm):
@@ -117,7 +126,8 @@ class PolicyObjective:
         if spanning.is_empty:
             return nothing
         devices = [policy.device] if policy.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):  # the forwards with gradient draw the same dropout
+        # Restored afterwards, so the forward with gradient draws the same dropout.
+        with torch.random.fork_rng(devices=devices):
             own = [self._logprobs(policy, scored.microbatch) for scored in minibatch]
         policy.reshard()
         return [table[:, 0] for table in spanning.gather(own)]
@@ -125,7 +135,7 @@ class PolicyObjective:
     def part(self, policy: Policy, scored: ScoredMicrobatch, counts: UpdateCounts, policy_elsewhere: Tensor | None = None) -> LossPart:
         """Run the forward and return the microbatch's part of the loss of the update that `counts` describes.
 
-        policy_elsewhere: see `logprobs_of_split_sequences`.
+        policy_elsewhere: f64[E] from `logprobs_of_split_sequences`, or None.
         """
         microbatch = scored.microbatch
         tokens = LossTokens.of(microbatch, policy.device, scored.correction)
@@ -149,10 +159,13 @@ class PolicyObjective:
         terms = whole_weights * torch.where(kept, whole_loss.losses_A, 0.0)
         policy_part, others = terms[: len(logprobs)].sum(), terms[len(logprobs) :].sum()
         policy_loss, kept = whole_loss.first(len(logprobs)), kept[: len(logprobs)]
-        # The tokens were sampled by the behavior policy: what corrects the policy term corrects an expectation over them here.
+        # The tokens were sampled by the behavior policy, so the KL term is an expectation under it too and
+        # needs the same importance weights as the policy term.
         kl_part = self._algorithm.kl.coefficient * (scales * weights * kl).sum()
         loss = policy_part + kl_part - self._algorithm.entropy_coefficient * (scales * entropies).sum()
-        # The loss of a token elsewhere is counted there, but what it owes to the tokens here has its gradient here.
+        # A sequence-level loss of tokens elsewhere also depends on the tokens here. Its value is counted in
+        # their own microbatch; add 0 with that gradient here. The gradients over all microbatches then sum to
+        # the full one.
         loss = loss + (others - others.detach())
         mismatch = (logprobs.detach() - behavior).abs()
         statistics = self._statistics(scored, tokens, proximal, behavior)
@@ -177,7 +190,7 @@ class PolicyObjective:
         return logprobs.cpu()[:, None]
 
     def _scales(self, scored: ScoredMicrobatch, tokens: LossTokens, counts: UpdateCounts, *, dtype: torch.dtype) -> Tensor:
-        """Return f[A + E], the scale of each loss token here and elsewhere."""
+        """Return f[A + E], the scale of each loss token here and in other microbatches."""
         original = np.concatenate([scored.microbatch.sequence_ids, scored.correction.elsewhere.sequence_ids])
         ids = tokens.whole_ids()
         return token_scales(self._aggregation, ids, counts, dtype=dtype, original_ids=torch.tensor(original).to(ids))
@@ -186,7 +199,7 @@ class PolicyObjective:
         if self._mode == "bypass":
             return behavior
         if self._mode == "on_policy":
-            return logprobs.detach()  # the ratio is exactly 1, with the gradient of the policy
+            return logprobs.detach()  # the ratio is exactly 1, and its gradient is that of log policy
         assert scored.proximal_logprobs is not None, "mode decoupled updates on scored microbatches"
         return tokens.select(scored.proximal_logprobs, logprobs)
 
@@ -226,10 +239,11 @@ class PolicyObjective:
         return KL_ESTIMATORS[name](logprobs, ref)
 
     def _statistics(self, scored: ScoredMicrobatch, tokens: LossTokens, proximal: Tensor, behavior: Tensor) -> CorrectionStatistics:
-        """Measure all action tokens where they are scored: over the accepted ones alone, rejection would look like agreement."""
+        """Measure all scored action tokens. Over accepted tokens alone, rejection would look like agreement."""
         cap = self._algorithm.correction.cap
         if scored.proximal_logprobs is None:
-            # Before the last microbatch nobody knows the product over a sequence that is split: it is left out.
+            # The log product of a split sequence is not known here, since its other segments are in other
+            # microbatches. Leave such sequences out.
             is_whole = ~torch.tensor(scored.microbatch.is_split, device=proximal.device)[tokens.sequence_ids]
             products = log_products((proximal - behavior).detach().double()[is_whole], tokens.sequence_ids[is_whole])
             return correction_statistics(proximal, behavior, products, cap=cap)
@@ -238,7 +252,7 @@ class PolicyObjective:
         return correction_statistics(proximal, behavior, products, cap=cap)
 
     def _rejected(self, scored: ScoredMicrobatch, is_dropped: Tensor, *, like: Tensor) -> dict[str, Tensor]:
-        """Count tokens by stage, of all action tokens."""
+        """Return the number of rejected tokens by stage, and the number of all action tokens."""
         counts: dict[str, float] = dict(scored.correction.rejected)
         counts["all"] = scored.num_action_tokens - scored.num_loss_tokens
         if self._algorithm.correction.opsm_delta is not None:
@@ -248,7 +262,7 @@ class PolicyObjective:
 
 
 class SupervisedObjective:
-    """Cross-entropy of the loss tokens, averaged over all of the update."""
+    """Cross-entropy, averaged over all loss tokens of the update."""
 
     def part(self, policy: Policy, microbatch: Microbatch, counts: UpdateCounts) -> LossPart:
         """Run the forward and return the microbatch's part of the loss of the update that `counts` describes."""
@@ -262,7 +276,8 @@ class SupervisedObjective:
 def finish_metrics(sums: Mapping[str, float], maxima: Mapping[str, float], *, num_tokens: int) -> dict[str, float]:
     """Turn global sums and maxima into metrics.
 
-    The losses are sums already; what was rejected is a share of all action tokens; everything else is a mean over loss tokens.
+    The losses are already complete sums, rejected tokens become shares of all action tokens, and all other
+    sums become means over loss tokens.
     """
     own = _without(sums, _CORRECTION, _REJECTED)
     metrics = {name: value if name in ("loss", "policy_loss") else value / num_tokens for name, value in own.items()}

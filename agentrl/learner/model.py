@@ -1,8 +1,9 @@
-"""The policy: built from a folder or from sizes, sharded by FSDP2, and put through one forward for packed microbatches.
+"""The policy: loaded from a folder or built from sizes, sharded by FSDP2, run on packed microbatches.
 
-Master weights are float32; FSDP computes in `model.dtype` and reduces gradients in float32. So a small learning rate is not
-lost to the rounding of bfloat16 weights, and the published weights are the master weights in `model.dtype`, as computed with.
-Under a LoRA adapter only the adapter has master weights: the frozen ones are kept in `model.dtype`.
+Master weights are float32. FSDP computes in `model.dtype` and reduces gradients in float32. A small learning
+rate is therefore not lost to the rounding of bfloat16 weights. Published weights are the master weights cast
+to `model.dtype`, the same values that the learner's forward uses. With a LoRA adapter, only the adapter has
+master weights; the frozen weights are kept in `model.dtype`.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do w
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """A model, sharded where it is trained.
+    """A model; sharded on learner ranks.
 
-    tensors: its weights by their published names, tied ones once, by the name that comes first.
-    adapters: the LoRA adapters of those that have one, by the same names.
+    tensors: its weights by their published names; a tied weight appears once, under its first name.
+    adapters: LoRA adapters of the weights that have one, by the same names.
     uses_adapters: False computes without them.
-    sequence_group: the ranks that share each microbatch (sequence parallelism); None: none do.
+    sequence_group: the ranks that share each microbatch (sequence parallelism); None: not shared.
     """
 
     module: PreTrainedModel
@@ -62,13 +63,15 @@ class Policy:
     sequence_group: ProcessGroup | None = None
 
     def without_adapters(self) -> Policy:
-        """Return the policy as it was before its adapters were trained: the same weights, no copy."""
+        """Return the policy with its adapters switched off, i.e. as before training. Shares the weights."""
         return replace(self, uses_adapters=False)
 
     def score(self, microbatch: Microbatch, positions_A: Tensor, targets_A: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of the targets and entropies at the positions that predict them, each f[A] with gradient.
+        """Return log-probabilities of the targets and entropies at the given positions, each f[A] with
+        gradient.
 
-        No logits are computed for other positions, and for these no more than a chunk at once (see `answer_scores`).
+        positions_A: i64[A], where the targets are predicted. Logits are computed for these positions only,
+        one chunk at a time (see `answer_scores`).
         """
         row = self.row(microbatch, positions_A)
         request = ScoreRequest(row.positions, row.own(targets_A), temperature)
@@ -77,20 +80,21 @@ class Policy:
         return row.join(logprobs), row.join(entropies)
 
     def row(self, microbatch: Microbatch, positions_P: Tensor) -> PackedRow:
-        """Return the microbatch as the module's forward takes it on this rank, of which `positions_P` (i64[P]) are read."""
+        """Return the input of this rank's forward; `positions_P` (i64[P]) are read from the output."""
         return PackedRow.of(microbatch, positions_P, attention=self.attention, device=self.device, group=self.sequence_group)
 
     def reshard(self) -> None:
-        """Free gathered weights after a forward without backward: they would go stale at the next optimizer step."""
+        """Free gathered weights after a forward without backward; the next step would make them stale."""
         sharding.reshard(self.module)
 
     def full_tensor(self, name: str) -> Tensor:
-        """Gather one weight as published: its adapter merged, on this rank's device, in `published_dtype`. A collective."""
+        """Gather one weight as published: adapter merged, on this device, in `published_dtype`. A collective."""
         tensor = gather(self.tensors[name])
         adapter = self.adapters.get(name)
         if adapter is not None:
             product = adapter.product()
-            tensor = tensor.to(product.dtype) + product  # the sum is rounded to `published_dtype` once
+            # Add before rounding to `published_dtype`, so only the sum is rounded.
+            tensor = tensor.to(product.dtype) + product
         return tensor.to(self.published_dtype)
 
 
@@ -104,12 +108,15 @@ def build_policy(
     master_dtype: torch.dtype,
     score_head: ScoreHead | None = None,
 ) -> Policy:
-    """Build the model on every rank, equal by the current seed or by the files, and shard it.
+    """Build the model on every rank and shard it.
 
-    With `score_head` its forward gives one score per segment (`reward_model.score_segments`) and no log-probabilities.
+    A new model is equal on all ranks because of the current seed, a loaded one because of its files. With
+    `score_head` the forward returns one score per segment (`reward_model.score_segments`) instead of
+    log-probabilities.
 
     Raises:
-        ConfigError: there is no such model, it is of the wrong kind or dtype, or ranks cannot share it as `learner` says.
+        ConfigError: the model does not exist, has the wrong kind or dtype, or cannot be divided over ranks as
+            `learner` says.
     """
     if has_backward:
         check_dtype(model)
@@ -122,7 +129,7 @@ def build_policy(
     )
     published_dtype = getattr(torch, model.dtype)
     compute_dtype = published_dtype if published_dtype != torch.float32 else None
-    # Frozen weights need no master copy: nothing is ever added to them.
+    # Frozen weights need no master copy: no update is ever added to them.
     dtype = master_dtype if model.lora.rank == 0 else compute_dtype or master_dtype
     module = load_module(model, attention, dtype, from_scratch=from_scratch, has_score_head=score_head is not None)
     class_name = type(module).__name__
@@ -144,7 +151,11 @@ def build_policy(
 
 
 def as_policy(module: PreTrainedModel, class_name: str, attention: str, device: torch.device, published_dtype: torch.dtype) -> Policy:
-    """Return the policy of a model whose parameters are final: sharded, with or without adapters."""
+    """Wrap a model whose parameters are final, i.e. after sharding and after adding adapters.
+
+    Raises:
+        ConfigError: an adapter is on a weight that is tied to another.
+    """
     tensors, adapters = _tensors(module), low_ranks(module)
     missing = sorted(set(adapters) - set(tensors))
     if missing:
@@ -155,10 +166,12 @@ def as_policy(module: PreTrainedModel, class_name: str, attention: str, device: 
 def load_module(
     model: ModelConfig, attention: str, dtype: torch.dtype, *, from_scratch: ModelFromScratchConfig | None, has_score_head: bool = False
 ) -> PreTrainedModel:
-    """Return the model of `model.path`, or a new one, on the CPU and without adapters; `has_score_head`: one score, no vocabulary.
+    """Return the model of `model.path`, or a new one, on the CPU and without adapters.
+
+    has_score_head: load a sequence classifier with one label instead of a causal language model.
 
     Raises:
-        ConfigError: there is no such model, its sizes or its head are wrong, or a weight is missing.
+        ConfigError: the model does not exist, its sizes or its head are wrong, or a weight is missing.
         PluginError: `model.external_lib` cannot be imported.
     """
     if model.external_lib is not None:
@@ -187,16 +200,17 @@ def _load_model(model: ModelConfig, attention: str, dtype: torch.dtype, *, has_s
         called = "sequence classifier with one label" if has_score_head else "causal language model"
         raise ConfigError(f"model.path={model.path!r} cannot be loaded as a {called}: {error}") from error
     missing = sorted(name for name in info["missing_keys"] if not (is_new_head and name.startswith(f"{SCORE_HEAD}.")))
-    if missing:  # transformers fills in random numbers
+    if missing:  # transformers would silently initialize it at random
         raise ConfigError(f"model.path={model.path!r} lacks the weight {missing[0]!r}; name the folder of a whole model")
     return module
 
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Keep back transformers' table of weights that the files lack: of a head that is to be new it reads as an error."""
+    """Suppress transformers' report of missing weights, which reads as an error for a head that is new."""
     logger = logging.getLogger("transformers.modeling_utils")
-    logger.addFilter(_is_no_report)  # a level of ERROR would let transformers check what it never checks at its own level
+    # A filter, not a higher level: the level also controls other checks of transformers.
+    logger.addFilter(_is_no_report)
     try:
         yield
     finally:
@@ -232,7 +246,10 @@ def _vocabulary_size(model: ModelConfig) -> int:
 
 
 def _tensors(module: PreTrainedModel) -> dict[str, Tensor]:
-    """Tensors by published name, each shared one once. FSDP keeps these objects for as long as the model lives."""
+    """Return tensors by published name, each shared one once.
+
+    FSDP keeps these tensor objects for the life of the model, so references to them stay valid.
+    """
     by_id: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         published = published_name(name)

@@ -1,4 +1,4 @@
-"""A microbatch as the forward of one rank takes it: the whole packed row, or with sequence parallelism the rank's part of it."""
+"""The input of one rank's forward: the whole microbatch or, with sequence parallelism, the rank's part of it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from agentrl.learner.sequence_parallel import RowPart
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRow:
-    """What this rank computes of a row, and which of the P positions to read.
+    """The forward arguments of this rank, and which of the P positions to read from its output.
 
-    arguments: of the model's forward. positions: i64[P'], where to read in what the forward returns; all P without sequence parallelism.
+    arguments: of the model's forward.
+    positions: i64[P'], where to read the forward's output; without sequence parallelism all P.
+    part: this rank's part of the microbatch; None without sequence parallelism.
     """
 
     arguments: dict[str, Any]
@@ -29,7 +31,10 @@ class PackedRow:
     def of(
         cls, microbatch: Microbatch, positions_P: Tensor, *, attention: str, device: torch.device, group: ProcessGroup | None
     ) -> PackedRow:
-        """Lay out a microbatch of which `positions_P` (i64[P], on `device`) are read; `group` shares the row, None: it is whole."""
+        """Lay out a microbatch, of which `positions_P` (i64[P], on `device`) are read.
+
+        group: the ranks that share the microbatch; None: this rank computes all of it.
+        """
         token_ids = torch.tensor(microbatch.token_ids, device=device)
         position_ids = torch.tensor(microbatch.position_ids, device=device)
         lengths = microbatch.segment_lengths.tolist()
@@ -37,11 +42,13 @@ class PackedRow:
         if group is not None:
             part = RowPart.of(positions_P, num_tokens=len(token_ids), group=group)
             token_ids, position_ids, positions_P = part.cut(token_ids), part.cut(position_ids), part.positions
-            lengths += [part.padding] if part.padding else []  # a segment of its own, which nobody reads
+            # The padding is a segment of its own, and its output is never read.
+            lengths += [part.padding] if part.padding else []
         arguments = {
             "input_ids": token_ids[None],
             "position_ids": position_ids[None],
-            # A cache would make transformers ignore the restarts of the position ids in eval mode: sequences would see each other.
+            # With a cache, transformers in eval mode ignores the restarts of the position ids, and sequences
+            # would attend to each other.
             "use_cache": False,
             **packed_arguments(
                 attention, lengths, device=device, sequence_group=group, prefix_segments=microbatch.prefix_segments.tolist()
@@ -50,9 +57,12 @@ class PackedRow:
         return cls(arguments, positions_P, part)
 
     def own(self, column_P: Tensor) -> Tensor:
-        """Return what this rank needs of one value per position."""
+        """Return this rank's part of `column_P`, one value per position read."""
         return column_P if self.part is None else column_P[self.part.is_own]
 
     def join(self, values: Tensor) -> Tensor:
-        """Return the values of all positions, f[P] with gradient, of those that this rank has read. A collective where they share it."""
+        """Return f[P] with gradient, the values of all positions from those that each rank has read.
+
+        A collective if ranks share the microbatch.
+        """
         return values if self.part is None else self.part.join(values)

@@ -1,4 +1,4 @@
-"""Cut samples into microbatches: whole rows, no padding, as many for every rank, and as even in compute as can be."""
+"""Packing of samples into microbatches: no padding, equally many per rank, balanced by compute."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.shared_prefix import Bundle, SequencePart, share_prefixes
 
 PARITY_TOKENS = 16384.0
-"""Of a model of unknown sizes; that of 0.5 B to 8 B parameters is 20,000 to 60,000, and the quickstart's is 1,000."""
+"""Default for a model of unknown size.
+
+Models of 0.5 B to 8 B parameters have 20,000 to 60,000; the quickstart's has 1,000.
+"""
 
 
 def segment_cost(lengths: NDArray[np.int64], prefix_segments: NDArray[np.int64], parity_tokens: float) -> float:
-    """Return what segments of these lengths cost, in tokens put through the matrices alone.
+    """Return the cost of segments of these lengths, in units of one token through the linear layers.
 
-    Attention grows with the square of a segment: at `parity_tokens` it costs as much as all matrices (see `attention_parity`). To each
-    token of the segment that it continues (`prefix_segments`, see `Microbatch`) a segment attends twice as often as to its own.
+    Attention grows with the square of the length: for a segment of `parity_tokens` it costs as much as all
+    linear layers (see `attention_parity`). With a causal mask a token attends to half of its own segment on
+    average, but to all of the segment that it continues (`prefix_segments`, see `Microbatch`); hence the
+    factor 2.
     """
     prefixes = np.where(prefix_segments >= 0, lengths[prefix_segments], 0).astype(np.float64)
     return float(lengths.sum() + (lengths * (lengths + 2 * prefixes)).sum() / parity_tokens)
@@ -34,13 +39,16 @@ def pack(
     may_split: bool = True,
     shared_prefix: bool = False,
 ) -> list[list[Microbatch]]:
-    """Return the microbatches of each rank: `world_size` lists of one length.
+    """Return the microbatches of each rank: `world_size` lists of equal length.
 
-    No microbatch exceeds `max_tokens`, but that a longer row stands alone; within that they cost alike (`segment_cost`). A sequence
-    that exceeds it is cut into its rows, which may go to several microbatches and ranks, unless `may_split` is False. With
-    `shared_prefix` a prompt that several rows begin with stands once in a microbatch (see `share_prefixes`). Ranks get fillers where
-    there is too little to learn: every forward and backward is a collective, so a rank with fewer of them would leave the others
-    waiting.
+    A microbatch has at most `max_tokens` tokens, unless a single piece is longer; such a piece is alone in
+    its microbatch. Within this limit the costs are balanced (`segment_cost`). A piece is a whole sequence. A
+    sequence longer than `max_tokens` is cut into its training rows, one piece each, which may go to different
+    microbatches and ranks; with `may_split` False it is kept whole. With `shared_prefix`, a prompt that
+    several pieces begin with is stored once per microbatch (see `share_prefixes`).
+
+    Ranks with too little data get fillers. Every forward and backward is a collective, so a rank with fewer
+    microbatches would leave the others waiting.
 
     Raises:
         ValueError: there are no samples.
@@ -61,7 +69,10 @@ def pack(
 
 
 def budget_metrics(microbatches: Sequence[Microbatch], *, max_tokens: int) -> dict[str, float]:
-    """Return `microbatches_over_budget`, how many exceed `max_tokens` (a row that is longer by itself), and `microbatch_tokens_max`."""
+    """Return `microbatches_over_budget` and `microbatch_tokens_max`.
+
+    The first counts microbatches of more than `max_tokens`: single pieces that are longer than the limit.
+    """
     sizes = [m.num_tokens for m in microbatches]
     return {"microbatches_over_budget": float(sum(n > max_tokens for n in sizes)), "microbatch_tokens_max": float(max(sizes))}
 
@@ -69,7 +80,7 @@ def budget_metrics(microbatches: Sequence[Microbatch], *, max_tokens: int) -> di
 def _cut(sample: Sample, max_tokens: int) -> list[SequencePart]:
     rows = [sample] if sample.num_tokens <= max_tokens else sample.rows()
     ends = np.cumsum([row.action_mask.sum() for row in rows])
-    first_with_actions = int(np.searchsorted(ends, 1))  # past the last row where there are none
+    first_with_actions = int(np.searchsorted(ends, 1))  # len(rows) if there are no action tokens
     starts = [0, *ends.tolist()]
     length = int(sample.loss_mask.sum())
     return [SequencePart(row, starts[i], len(rows) > 1, i == first_with_actions, length) for i, row in enumerate(rows)]
@@ -80,13 +91,15 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def _spread(ordered: Sequence[tuple[Bundle, float]], num_bins: int, max_tokens: int) -> list[list[Bundle]] | None:
-    """Put each bundle, the costliest first, into the cheapest bin with room for its tokens; None when there is none.
+    """Put each bundle, costliest first, into the cheapest bin with room for it; None if no bin has room.
 
-    Source: Graham 1969, where without a bound on tokens the costliest bin is within 4/3 of even.
+    Source: Graham 1969 (LPT scheduling). Without the token limit, the costliest bin is within 4/3 of optimal.
     """
     bins: list[list[Bundle]] = [[] for _ in range(num_bins)]
     loads = [(0.0, 0, index) for index in range(num_bins)]  # cost, tokens
     for bundle, cost in ordered:
+        # Bins come off the heap cheapest first. Those without room are set aside and pushed back afterwards.
+        # An empty bin takes any bundle, even one longer than max_tokens.
         full = []
         while loads and bins[loads[0][2]] and loads[0][1] + bundle.num_tokens > max_tokens:
             full.append(heapq.heappop(loads))
@@ -100,14 +113,18 @@ def _spread(ordered: Sequence[tuple[Bundle, float]], num_bins: int, max_tokens: 
 
 
 def _deal(microbatches: Sequence[Microbatch], world_size: int, parity_tokens: float) -> list[list[Microbatch]]:
-    """Give each rank one of the `world_size` costliest, then of the next: ranks wait for each other at every microbatch."""
+    """Deal the `world_size` costliest microbatches to the ranks, then the next ones, and so on.
+
+    Ranks wait for each other at every microbatch, so microbatches at the same index should have similar
+    costs.
+    """
     shards: list[list[Microbatch]] = [[] for _ in range(world_size)]
     loads = [0.0] * world_size
     ordered = sorted(microbatches, key=lambda m: -segment_cost(m.segment_lengths, m.prefix_segments, parity_tokens))
     for start in range(0, len(ordered), world_size):
         row = ordered[start : start + world_size]
         row += [filler() for _ in range(world_size - len(row))]
-        # The costliest of a row goes to the rank that had the least so far.
+        # The costliest of this round goes to the rank with the least load so far.
         for microbatch, rank in zip(row, sorted(range(world_size), key=loads.__getitem__), strict=True):
             shards[rank].append(microbatch)
             loads[rank] += segment_cost(microbatch.segment_lengths, microbatch.prefix_segments, parity_tokens)
@@ -115,9 +132,9 @@ def _deal(microbatches: Sequence[Microbatch], world_size: int, parity_tokens: fl
 
 
 def filler() -> Microbatch:
-    """Return a microbatch with nothing to learn; its gradient is exactly 0.
+    """Return a microbatch without loss tokens; its gradient is exactly 0.
 
-    Of two tokens: for one, a compiled layer has a graph of its own.
+    It has two tokens, because torch.compile would specialize a separate graph for a size of one.
     """
     none = np.zeros(0, np.int64)
     floats = np.zeros(0, np.float32)
@@ -131,7 +148,8 @@ def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
     pieces = [p for bundle in bundles for p in bundle.pieces]
     samples = [p.rows for p in pieces]
     starts = np.cumsum([0, *(bundle.num_tokens for bundle in bundles)])
-    # Where each token of each piece stands; a shared prompt is the same place for several.
+    # Position of each token of each piece in the microbatch; a shared prompt has one position for several
+    # pieces.
     stands = [start + places for bundle, start in zip(bundles, starts[:-1], strict=True) for places in bundle.places()]
     token_ids, position_ids = np.zeros((2, starts[-1]), np.int64)
     for sample, own in zip(samples, stands, strict=True):
@@ -147,7 +165,8 @@ def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
         position_ids=position_ids,
         segment_lengths=np.concatenate([bundle.segments[0] for bundle in bundles]),
         prefix_segments=_prefix_segments(bundles),
-        predictor_positions=np.concatenate(stands)[actions - 1],  # position 0 of a row is never an action, so this stays within it
+        # Never -1 or in another piece: the first token of a training row is never an action.
+        predictor_positions=np.concatenate(stands)[actions - 1],
         targets=np.concatenate([s.token_ids for s in samples]).astype(np.int64)[actions],
         sequence_ids=np.repeat(places, [s.num_tokens for s in samples])[actions],
         action_places=np.concatenate([p.first_place + np.arange(p.rows.action_mask.sum()) for p in pieces]),
@@ -175,7 +194,10 @@ def _join(columns: Sequence[NDArray[np.float32] | None], actions: NDArray[np.int
 
 
 def _sequence_places(pieces: Sequence[SequencePart]) -> list[int]:
-    """Number the sequences in order of appearance: pieces of a split one are one sequence, and a sample given twice is two."""
+    """Number the sequences in order of appearance.
+
+    Pieces of a split sequence share a number; a sample passed twice gets two.
+    """
     seen: dict[tuple[bool, int], int] = {}
     for position, piece in enumerate(pieces):
         seen.setdefault(_sequence_key(piece, position), len(seen))

@@ -1,4 +1,4 @@
-"""The policy loss that the config names, with its options bound."""
+"""Resolution of the configured policy loss, with its options bound."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agentrl.algorithms.registry import find_function
 from agentrl.config.algorithm import SEQUENCE_LOSSES, AlgorithmConfig
 
 GROUP = "agentrl.policy_losses"
-"""Entry points of installed packages: name -> function."""
+"""Entry point group of installed packages: name -> function."""
 
 
 def bind_policy_loss(algorithm: AlgorithmConfig) -> Callable[[PolicyTokens], PolicyLoss]:
-    """Return `algorithm.policy_loss` with its options.
+    """Return `algorithm.policy_loss` with its options bound.
 
     Raises:
-        PluginError: there is no such loss, or its import fails.
+        PluginError: the loss is unknown, or its import fails.
     """
     function = find_function("policy loss", algorithm.policy_loss, POLICY_LOSSES, group=GROUP)
     options_of = _OPTIONS.get(algorithm.policy_loss, lambda a: a.loss_options)
@@ -28,7 +28,10 @@ def bind_policy_loss(algorithm: AlgorithmConfig) -> Callable[[PolicyTokens], Pol
 
 
 def sees_sequences(algorithm: AlgorithmConfig) -> bool:
-    """Tell whether the loss of a token depends on the current policy at other tokens of its sequence; of your own loss that is assumed."""
+    """Return whether the loss of a token depends on the policy at other tokens of its sequence.
+
+    A user's own loss is assumed to do so.
+    """
     sees_tokens = algorithm.policy_loss in POLICY_LOSSES and algorithm.policy_loss not in SEQUENCE_LOSSES
     if algorithm.policy_loss == "reinforce":
         sees_tokens = algorithm.reinforce.weight == "token"

@@ -1,8 +1,9 @@
-"""Sequences that stand in several microbatches, on one rank or on many: what each microbatch must know of the tokens elsewhere.
+"""Sequences that span several microbatches, on one rank or many: exchange of their tokens.
 
-A loss, weight or rejection may look at a whole sequence, and an attempt with several training rows may be longer than a microbatch. So
-the tokens of such sequences, few as they are, are exchanged as constants; what is computed over a microbatch's own tokens and these
-together is what one microbatch with the whole sequence would compute.
+A loss, weight or rejection may depend on a whole sequence, and an attempt with several training rows may be
+longer than a microbatch. The tokens of such sequences (usually few) are exchanged as constants. A computation
+over a microbatch's own tokens and these together gives the same result as a microbatch with the whole
+sequence.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from agentrl.learner.ranks import add_over_ranks, gather_over_ranks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Window:
-    """Of one microbatch: which of its tokens are sent, bool[A], which of all that were sent it reads, i64[E], and their sequences."""
+    """The tokens that one microbatch sends and reads.
+
+    sent: bool[A], which of its action tokens it sends.
+    read: i64[E], which of all sent tokens it reads. sequence_ids: i64[E], their sequences.
+    """
 
     sent: Tensor
     read: Tensor
@@ -30,7 +35,9 @@ class _Window:
 
 
 class Spanning:
-    """The exchange between the microbatches of all ranks of ONE update; without split sequences nothing is sent."""
+    """The exchange between the microbatches of all ranks of ONE update. Sends nothing if no sequence is
+    split.
+    """
 
     def __init__(self, windows: Sequence[_Window], *, is_empty: bool) -> None:
         self._windows = windows
@@ -38,12 +45,14 @@ class Spanning:
 
     @classmethod
     def find(cls, microbatches: Sequence[Microbatch]) -> Spanning:
-        """Find out which tokens stand elsewhere. A collective."""
+        """Find the tokens of split sequences in all microbatches. A collective."""
         sent = [m.is_split[m.sequence_ids] for m in microbatches]
         if add_over_ranks({"sent": float(sum(s.sum() for s in sent))})["sent"] == 0:
             nothing = torch.zeros(0, dtype=torch.int64)
             return cls([_Window(torch.from_numpy(s), nothing, nothing.numpy()) for s in sent], is_empty=True)
         rank, world_size = dist.get_rank(), dist.get_world_size()
+        # A number unique to each microbatch over all ranks, to tell a microbatch's own tokens from the
+        # others.
         homes = [rank + world_size * i for i in range(len(microbatches))]
         labels = _gather([m.sample_indices[m.sequence_ids][s] for m, s in zip(microbatches, sent, strict=True)])
         origins = _gather([np.full(s.sum(), home) for s, home in zip(sent, homes, strict=True)])
@@ -54,11 +63,14 @@ class Spanning:
 
     @property
     def sequence_ids(self) -> list[NDArray[np.int64]]:
-        """Of each microbatch i64[E]: the place in its sample_indices of the tokens elsewhere."""
+        """Per microbatch i64[E]: index in its sample_indices of each token in other microbatches."""
         return [w.sequence_ids for w in self._windows]
 
     def gather(self, tables: Sequence[Tensor]) -> list[Tensor]:
-        """Return f64[E, C] of each microbatch, the rows elsewhere of `tables` (f64[A, C] of each). A collective."""
+        """Return per microbatch f64[E, C], the entries of the other microbatches' `tables` (f64[A, C] each).
+
+        A collective.
+        """
         num_columns = tables[0].shape[1]
         if self.is_empty:
             return [table.new_zeros(0, num_columns, dtype=torch.float64) for table in tables]

@@ -1,4 +1,4 @@
-"""One optimizer update: forward and backward over all microbatches, then all ranks step together or skip together."""
+"""One optimizer update: forward and backward over all microbatches; then all ranks step or skip together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def count_update(items: Sequence[Item]) -> UpdateCounts:
 
 
 class Stepper:
-    """The optimizer of one rank's shards, and how many updates were made or tried."""
+    """The optimizer of one rank's shards, and the counts of updates and of non-finite updates."""
 
     def __init__(
         self,
@@ -61,9 +61,11 @@ class Stepper:
         self._is_alone = is_alone(place.mesh)
 
     def run(self, items: Sequence[Item], part_of: Callable[[int], LossPart], counts: UpdateCounts) -> dict[str, float]:
-        """Make one update of all `items`, whose parts of the loss `part_of(index)` computes, and return the global metrics.
+        """Make one update over `items` and return the global metrics. A collective.
 
-        With nothing to learn on any rank, or with a loss or gradient that is not finite, no weight changes on any rank.
+        `part_of(index)` computes the loss part of an item. If there is nothing to learn on any rank, or a
+        loss or gradient is not finite, no weight changes on any rank. The learning rate schedule advances in
+        every case.
         """
         lr = learning_rate(self.num_updates, self._config, total_updates=self._total_updates)
         self.num_updates += 1
@@ -93,7 +95,8 @@ class Stepper:
             if self._is_alone:
                 hold(self._policy.module, until_next_backward=index < num_items - 1)
             part = part_of(index)
-            # FSDP averages gradients over ranks, but the scales in the loss already hold the global counts.
+            # FSDP averages gradients over ranks. The scales in the loss already contain the global counts, so
+            # the gradients must be summed: undo the division.
             (part.loss * self._place.mesh.size()).backward()
             for name, value in part.sums.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
@@ -102,7 +105,8 @@ class Stepper:
         return {k: float(v) for k, v in sums.items()}, {k: float(v) for k, v in maxima.items()}
 
     def _all_finite(self, loss: float, norm: float) -> bool:
-        # The norm is global, but the loss is this rank's: without asking the others, one rank would skip and the rest step.
+        # The norm is global, but the loss is this rank's own. Without agreement one rank would skip the step
+        # while the others take it.
         is_bad = not (math.isfinite(loss) and math.isfinite(norm))
         return largest_over_ranks({"is_bad": float(is_bad)})["is_bad"] == 0.0
 

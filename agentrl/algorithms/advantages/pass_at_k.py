@@ -9,8 +9,9 @@ from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
 
 
 def grpo_passk(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """Give the best attempt of a group R_max - R_second and all others 0; if several tie for the best, all
-    get 0.
+    """Give the best attempt of a group R_max - R_second, and all others 0.
+
+    If several attempts tie for the best, all get 0.
 
     Reads: singleton.
     Source: the leave-one-out advantage of max_i R_i; Tang et al. 2025, arXiv:2503.19595.

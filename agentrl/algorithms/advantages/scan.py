@@ -15,13 +15,12 @@ BLOCK = 32
 
 
 def sums_to_go(values_A: Tensor, lengths_N: Tensor, decay: float) -> Tensor:
-    """Return y with y_t = x_t + decay * y_{t+1} within each segment of `lengths_N` neighbors, y = x at its
-    end.
+    """Return y with y_t = x_t + decay * y_{t+1} within each segment of `lengths_N` neighbors.
 
-    Each segment is cut into blocks. The sums within a block are one product with the triangular matrix of
-    powers of `decay`. The contribution of later blocks is the same problem over the first elements of the
-    blocks with decay^B, so a segment of T elements takes log_B(T) rounds. No power exceeds 1, so powers never
-    overflow at any length.
+    At the last element of a segment y = x. Each segment is cut into blocks. The sums within a block are one
+    product with the triangular matrix of powers of `decay`. The contribution of later blocks is the same
+    problem over the first elements of the blocks with decay^B, so a segment of T elements takes log_B(T)
+    rounds. No power exceeds 1, so powers never overflow at any length.
 
     Args:
         values_A: f[A]. lengths_N: i64[N], sum to A, may be 0. decay: in [0, 1].
