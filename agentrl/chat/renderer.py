@@ -79,8 +79,7 @@ class Renderer:
         text = self.render(messages, tools, add_generation_prompt=True)
         return text, tuple(self.codec.encode_rendered(text))
 
-    # -------------------------------------------------------------------------------------- input of the
-    # template
+    # ---------------------------------------------------------------------------------- input of the template
 
     def shown(self, message: Message) -> TemplateMessage:
         """Return a message as the dictionary for the template, with its content protected (see `Codec`)."""
@@ -118,8 +117,7 @@ class Renderer:
             return {key: self._protected(item) for key, item in value.items()}
         return [self._protected(item) for item in value] if isinstance(value, list | tuple) else value
 
-    # ------------------------------------------------------------------------------------------ checks of the
-    # render
+    # ----------------------------------------------------------------------------------- checks of the render
 
     def check_prefix(self, before: str, after: str, turn: SampledTurn) -> None:
         """Check that the render `after` begins with the earlier render `before`.
@@ -215,8 +213,7 @@ class Renderer:
         end = self.codec.turn_end.search(text, first.end()) if first is not None else None
         return sum(1 for _ in _CALL_MARK.finditer(text, 0, len(text) if end is None else end.start()))
 
-    # ----------------------------------------------------------------------------------------------- sampled
-    # tokens
+    # ----------------------------------------------------------------------------------------- sampled tokens
 
     def written(self, ids: Sequence[int], prompt: str) -> str:
         """Return the text of sampled tokens, without stop token;

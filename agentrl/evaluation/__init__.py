@@ -1,1 +1,1 @@
-"""Validation."""
+"""Evaluation of models, and validation during training."""

@@ -1,4 +1,4 @@
-"""Finished attempts as statistics see them: a row of facts each, read from trajectories or from their Parquet columns."""
+"""Finished attempts as records for statistics, read from trajectories or from their Parquet columns."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from agentrl.tracking.summary import num_tool_calls
 from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
 
 ATTEMPTS = "attempts.parquet"
-"""Name of the file of all attempts in the folder of an evaluation."""
+"""Name of the file with all attempts, in the folder of an evaluation."""
 
 _ROWS_AT_ONCE = 1024
 
 _DIFFICULTY_KEYS = ("difficulty", "level")
-"""Of `extra_info`: what data sets call it. MATH says `level`."""
+"""Keys of `extra_info` that data sets use for the difficulty. MATH uses `level`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedAttempt:
-    """One finished try at one problem, as statistics see it."""
+    """One finished attempt at one problem, as a record for statistics."""
 
     source: str  # data_source
-    problem: str  # task_id: attempts of one problem share it
+    problem: str  # task_id; shared by all attempts at the problem
     member: int  # 0..n-1
-    accuracy: float | None  # unshaped, 0..1; None: not scored (an infrastructure failure is never a wrong answer)
-    reward: float | None  # the weighted sum of rewards
-    answer: str | None  # canonical text of the final answer, for majority votes; None: none found
+    # Unshaped, in [0, 1]; None: not scored (an infrastructure failure is never a wrong answer)
+    accuracy: float | None
+    reward: float | None  # weighted sum of the rewards; None: not scored
+    answer: str | None  # canonical text of the final answer, for majority votes; None: no answer found
     format: float | None
     is_truncated: bool
     num_tokens: int  # sampled tokens
     num_turns: int
     num_tool_calls: int
     num_tool_errors: int
-    failure: str | None  # why it has no score
-    difficulty: str | None  # extra_info.difficulty / level, as text
+    failure: str | None  # why there is no score; None: there is one
+    difficulty: str | None  # extra_info.difficulty or .level, as text
     agent: str
 
 
 def attempt_of(trajectory: Trajectory) -> EvaluatedAttempt:
-    """Return what statistics see of a trajectory.
+    """Return the record of a trajectory.
 
-    A reward that reports no accuracy is right when it is positive. An attempt that failed, or that no reward has seen, has
-    neither accuracy nor reward.
+    If the reward reports no accuracy, a positive reward counts as right. An attempt that failed, or that no
+    reward has scored, has neither accuracy nor reward.
     """
     failure = _failure(trajectory)
     own = None if failure is not None else _own_reward(trajectory)
@@ -75,16 +76,20 @@ def attempt_of(trajectory: Trajectory) -> EvaluatedAttempt:
 
 
 def attempts_of(table: pa.Table | pa.RecordBatch) -> list[EvaluatedAttempt]:
-    """Return what statistics see of the rows of a table that has at least the columns of `agentrl.data.trajectories.SCHEMA`."""
+    """Return the records of a table with at least the columns of `agentrl.data.trajectories.SCHEMA`."""
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
     return [attempt_of(trajectory) for batch in batches for trajectory in decode(batch)]
 
 
 def read_attempts(path: Path) -> list[EvaluatedAttempt]:
-    """Read the attempts of one evaluation: a Parquet file, or a folder with `attempts.parquet` or else other Parquet files in it.
+    """Read the attempts of one evaluation.
+
+    `path` is a Parquet file, or a folder. In a folder, `attempts.parquet` is read, or else all other Parquet
+    files.
 
     Raises:
-        DataError: there is no such file or folder, no Parquet file in it, one that holds no trajectories, or the same attempt twice.
+        DataError: there is no such file or folder, the folder has no Parquet file, a file contains no
+            trajectories, or an attempt occurs twice.
     """
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder of attempts")
@@ -106,7 +111,7 @@ def read_attempts(path: Path) -> list[EvaluatedAttempt]:
 
 
 def _batches(file: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file some at a time: the tokens of a whole evaluation may be gigabytes."""
+    """Yield a file in batches: the tokens of a whole evaluation may take gigabytes."""
     try:
         parquet = pq.ParquetFile(file)
     except pa.ArrowInvalid as error:
@@ -124,13 +129,13 @@ def _failure(trajectory: Trajectory) -> str | None:
 
 
 def _own_reward(trajectory: Trajectory) -> str | None:
-    """Return the name of the row's own reward, which scoring notes before the terms beside it."""
+    """Return the name of the task's own reward, which scoring records before all other terms."""
     names = (name.split("/") for name in trajectory.metrics if name.startswith("reward/"))
     return next((parts[1] for parts in names if len(parts) == 3 and parts[2] in ("accuracy", "format")), None)
 
 
 def _answer(trajectory: Trajectory) -> str | None:
-    """Return the answer that a reward reports among its details, as text."""
+    """Return the answer that a reward reports in its details, as text; None if no reward reports one."""
     details: Mapping[str, Mapping[str, Any]] = trajectory.extra_info.get("reward_details") or {}
     found = next((reported["answer"] for reported in details.values() if "answer" in reported), None)
     return found if found is None or isinstance(found, str) else json.dumps(found, sort_keys=True)

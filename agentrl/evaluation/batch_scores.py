@@ -1,4 +1,4 @@
-"""Rewards of scope batch: an evaluation is one batch, scored when all of its attempts are there."""
+"""Rewards of scope batch: an evaluation is one batch, scored when all of its attempts are finished."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from agentrl.types import SCORED_OUTCOMES, Task, Trajectory
 
 
 def with_batch_rewards(prepared: Prepared) -> Iterable[Trajectory]:
-    """Return the finished attempts in their order, scored together where a reward does that; those that failed are as they were.
+    """Return the finished attempts in their order, with rewards of scope batch added.
+
+    Failed attempts are unchanged.
 
     Raises:
-        RewardError: such a reward raised, or took too long. The attempts are kept, and the next run asks it again.
+        RewardError: such a reward raised or timed out. The attempts are kept, and the next run calls the
+            reward again.
     """
     table = RewardTable(prepared.config.reward, prepared.plugins)
     if not table.may_score("batch"):

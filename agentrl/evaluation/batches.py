@@ -1,4 +1,4 @@
-"""A stream in pieces."""
+"""Split a stream into batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
-    """Yield `size` items at a time, in their order; the last time what is left."""
+    """Yield `size` items at a time, in order; the last batch may be smaller."""
     iterator = iter(items)
     while batch := tuple(itertools.islice(iterator, size)):
         yield batch

@@ -1,4 +1,4 @@
-"""`agentrl eval` and `agentrl generate`: their options, and what they say at the end."""
+"""`agentrl eval` and `agentrl generate`: their options, and their output at the end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from agentrl.evaluation.run import EvaluationRequest
 
 WIDTH = 132
-"""Of the table where no terminal says how wide it is."""
+"""Width of the table, in characters, if there is no terminal that defines it."""
 DEFAULT_CONFIG = "eval"
-"""The packaged config of evaluations that name none."""
+"""The packaged config, used if the command line names none."""
 
 Arguments = Annotated[
     list[str] | None,
@@ -177,10 +177,10 @@ def generate(
 
 
 def load_base(arguments: Sequence[str], sampling: Mapping[str, Any], *, tools: str | None, templates: Sequence[str]) -> tuple[Config, bool]:
-    """Return the config that arguments and options come to, and whether a file was named.
+    """Return the config that results from arguments and options, and whether a file was named.
 
     Raises:
-        ConfigError: it is wrong; a template or a value is unknown.
+        ConfigError: the config is invalid, or a template or value is unknown.
     """
     from agentrl.config.compose import load_config
 
@@ -196,7 +196,9 @@ def load_base(arguments: Sequence[str], sampling: Mapping[str, Any], *, tools: s
 
 
 def default_folder(model: str | Sequence[str]) -> Path:
-    """Return where results of a model go that were given no folder: by the last part of its name, or by its first address."""
+    """Return the default folder for the results of a model, named
+    after the model's last path component or first address.
+    """
     name = model if isinstance(model, str) else next(iter(model), "")
     name = name.partition(",")[0].rstrip("/")
     name = name.partition("://")[2] if "://" in name else Path(name).name

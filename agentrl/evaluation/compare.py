@@ -1,4 +1,6 @@
-"""Two evaluations of the same problems side by side: by how much they differ, how surely, and which problems were won and lost."""
+"""Compare two evaluations of the same problems: the difference,
+its significance, and the problems won and lost.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from agentrl.evaluation.paired import sign_flip_test
 from agentrl.evaluation.summary import OVERALL, Estimate, by_problem, share
 
 MIN_CHANGED = 6
-"""With fewer problems won or lost even all of them on one side have p above 0.05: two of 2**5 ways are 0.0625."""
+"""With fewer problems won or lost, p is above 0.05 even
+if all are on one side: with 5, p = 2 / 2**5 = 0.0625.
+"""
 
 Key = tuple[str, str]
 """Data source and task id of a problem."""
@@ -26,7 +30,10 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ProblemPair:
-    """One problem in both evaluations: the mean accuracy of its scored attempts in each, and how many those are."""
+    """One problem in both evaluations.
+
+    `accuracy_a` and `accuracy_b` are means over the scored attempts; `num_a` and `num_b` are their numbers.
+    """
 
     source: str
     problem: str
@@ -42,10 +49,14 @@ class ProblemPair:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a comparison found on one data source, or on all (`name` is OVERALL).
+    """Result of a comparison on one data source, or on all (`name` is OVERALL).
 
-    difference: accuracy of B minus that of A, a mean over problems, with its 95 % interval; p_value: two-sided, of the sign-flip test
-    (`is_exact`: of all signs, not of samples). num_won: problems of a higher mean accuracy in B; num_lost: of a lower one.
+    Attributes:
+        difference: accuracy of B minus that of A, a mean over problems, with its 95 % interval.
+        p_value: two-sided, of the sign-flip test.
+        is_exact: the test used all sign patterns, not a sample.
+        num_won: problems with a higher mean accuracy in B.
+        num_lost: problems with a lower mean accuracy in B.
     """
 
     name: str
@@ -65,7 +76,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """B against A. won, lost: largest difference first. notes: one line each, of what was left out."""
+    """B against A.
+
+    Attributes:
+        won, lost: problems, largest difference first.
+        notes: one line for each reason why problems were left out.
+    """
 
     sources: tuple[Difference, ...]
     overall: Difference
@@ -74,14 +90,14 @@ class Comparison:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as JSON values, field by field."""
+        """Return all fields as JSON values."""
         return dataclasses.asdict(self)
 
 
 def compare(a: Sequence[EvaluatedAttempt], b: Sequence[EvaluatedAttempt], *, only_common: bool = False) -> Comparison:
     """Compare two evaluations problem by problem.
 
-    only_common: leave out problems that only one of them has.
+    `only_common`: leave out problems that only one evaluation has.
 
     Raises:
         DataError: the problems differ, unless `only_common`; or no problem has a score in both.
@@ -139,7 +155,7 @@ def _difference(name: str, pairs: Sequence[ProblemPair]) -> Difference:
     values_a, values_b = np.array([pair.accuracy_a for pair in pairs]), np.array([pair.accuracy_b for pair in pairs])
     differences = values_b - values_a
     low, high = difference_interval(differences)
-    # Sorted, so that the order of the files does not move sampled signs.
+    # Sorted, so that the result of a sampled test does not depend on the order of the files.
     test = sign_flip_test(np.sort(differences), num_attempts=math.lcm(*(count for pair in pairs for count in (pair.num_a, pair.num_b))))
     accuracy_a, accuracy_b = share(values_a), share(values_b)
     assert accuracy_a, "a difference has problems"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agentrl.evaluation.summary import Estimate
 
 MAX_SHOWN = 10
-"""Problems won and lost that the terminal shows of each; files name all of them."""
+"""Maximum number of problems won, and of problems lost, on the terminal. The files list all."""
 
 COLUMNS = ("source", "A", "B", "B - A", "95 %", "p", "won", "lost", "of")
 PROBLEM_COLUMNS = ("source", "problem", "A", "B")
@@ -54,7 +54,7 @@ def compare(
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print the comparison; of the problems won and lost the largest differences."""
+    """Print the comparison, with the problems won and lost by the largest differences."""
     console.print(_table(COLUMNS, [_cells(found) for found in _rows(comparison)]))
     for title, pairs in (("won", comparison.won), ("lost", comparison.lost)):
         if pairs:
@@ -65,14 +65,14 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def verdict(found: Difference) -> str:
-    """Return one sentence: how far B is from A, and how surely."""
+    """Return one sentence with the difference of B and A and its significance."""
     kind = "exact sign-flip test" if found.is_exact else "sign-flip test, sampled"
     sure = "a difference that chance hardly explains" if found.p_value < 0.05 else "no difference that chance could not explain"
     return f"B - A = {_signed(found.difference.value)} {_interval(found.difference)}, p = {_p(found.p_value)} ({kind}): {sure}"
 
 
 def markdown(comparison: Comparison, name_a: str, name_b: str) -> str:
-    """Return the comparison as a page, with all problems won and lost."""
+    """Return the comparison as a Markdown page, with all problems won and lost."""
     lines = [f"# {name_b} against {name_a}", "", f"A: `{name_a}`, B: `{name_b}`.", "", verdict(comparison.overall) + ".", ""]
     lines += _markdown_table(COLUMNS, [_cells(found) for found in _rows(comparison)])
     for title, pairs in (("Won", comparison.won), ("Lost", comparison.lost)):
@@ -84,7 +84,7 @@ def markdown(comparison: Comparison, name_a: str, name_b: str) -> str:
 
 
 def _rows(comparison: Comparison) -> Sequence[Difference]:
-    """Return the sources, and all of them together where there are several."""
+    """Return the sources, and the overall result if there are several."""
     return (*comparison.sources, comparison.overall) if len(comparison.sources) > 1 else comparison.sources
 
 
@@ -95,7 +95,7 @@ def _cells(found: Difference) -> tuple[str, ...]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> Table:
-    """Return a table that fits into 80 columns; names fold there, figures are never cut."""
+    """Return a table that fits into 80 columns. Names are folded; numbers are never cut."""
     from rich import box
     from rich.table import Table
 

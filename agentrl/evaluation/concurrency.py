@@ -1,4 +1,4 @@
-"""How many attempts are under way at once: as many as the servers bear."""
+"""Control of the number of concurrent attempts: as many as the servers can handle."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ from statistics import median
 import trio
 
 START = 16
-"""Attempts at the beginning; doubled in each round until the servers first show that it is too much."""
+"""Attempts at the beginning. The number doubles each round until the servers are first overloaded."""
 LATENCY_FACTOR = 4.0
-"""Tokens that take so many times longer than in the quickest window wait for something; a batch that is only larger may take as long."""
+"""If tokens take this many times longer than in the quickest window, they may be queueing. A larger batch
+alone may be as slow, so throughput decides too.
+"""
 THROUGHPUT_SHARE = 0.7
-"""Of the best window: fewer tokens per second than that, though more attempts wait, and the servers do the same work over and over."""
+"""Share of the best window's throughput. Fewer tokens per second,
+although more attempts run, mean that the servers repeat work.
+"""
 WINDOW = 16
-"""Attempts that are measured together, or as many as there is room for at the window's beginning, if that is more."""
+"""Attempts per measuring window; the limit at the start of the window, if that is larger."""
 
 
 class Concurrency:
-    """Additive increase, multiplicative decrease, between 1 and `limit`.
+    """Additive increase, multiplicative decrease (AIMD), between 1 and `limit`.
 
-    Until the first trouble each finished attempt makes room for one more, which doubles the number in each round; later a whole
-    round makes room for one. A trouble halves it, once per round: what was begun before the last halving says nothing about it.
-    `reasons` counts what halved it: overload (a server said so, or failed), timeout (of an attempt), latency (tokens take
-    LATENCY_FACTOR times longer than at best, and there are fewer of them per second than THROUGHPUT_SHARE of the best).
+    Until the first trouble, each finished attempt raises the limit by one, which doubles it each round (slow
+    start). After that, a whole round raises it by one. Trouble halves the limit, at most once per round:
+    attempts that began before the last halving carry no new information.
 
-    Source: Chiu and Jain 1989, "Analysis of the increase and decrease algorithms for congestion avoidance in computer networks".
+    `reasons` counts the halvings by cause: overload (a server reported it, or failed), timeout (of an
+    attempt), latency (tokens take LATENCY_FACTOR times longer than at best, and throughput is below
+    THROUGHPUT_SHARE of the best).
+
+    Source: Chiu and Jain 1989, "Analysis of the increase and decrease algorithms for congestion avoidance in
+    computer networks".
     """
 
     def __init__(self, limit: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,37 +43,37 @@ class Concurrency:
         self._limit = limit
         self._room = float(min(START, limit))
         self._slots = trio.CapacityLimiter(int(self._room))
-        self._rounds = 0  # halvings so far: an attempt belongs to the round that it began in
+        self._rounds = 0  # halvings so far; an attempt belongs to the round in which it began
         self._congestion = _Congestion(clock)
 
     @property
     def now(self) -> int:
-        """How many attempts may be under way at this moment."""
+        """The current limit: how many attempts may run at this moment."""
         return int(self._slots.total_tokens)
 
     @property
     def round(self) -> int:
-        """In which round an attempt begins that begins now."""
+        """The current round, to which an attempt that begins now belongs."""
         return self._rounds
 
     async def begin(self, attempt: str) -> int:
-        """Wait for room for the attempt of this name, and return the round that it begins in."""
+        """Wait for a slot for the attempt of this name, and return the round in which it begins."""
         await self._slots.acquire_on_behalf_of(attempt)
         return self._rounds
 
     def end(self, attempt: str) -> None:
-        """Give the attempt's room back."""
+        """Release the attempt's slot."""
         self._slots.release_on_behalf_of(attempt)
 
     def went_well(self, began_in: int, seconds: float, num_tokens: int) -> None:
-        """Take note of an attempt that was answered: `num_tokens` were sampled, for which it waited `seconds`."""
+        """Record a successful attempt: `num_tokens` were sampled, in `seconds` of waiting for the servers."""
         if self._congestion.add(seconds, num_tokens, room=self.now):
             self.trouble(began_in, "latency")
         else:
             self._set(self._room + (1.0 if self._rounds == 0 else 1.0 / self._room))
 
     def trouble(self, began_in: int, reason: str) -> None:
-        """Take note of a trouble: half as many attempts, unless that was done since the attempt began."""
+        """Halve the limit, unless it was halved since the attempt began."""
         if began_in < self._rounds:
             return
         self.reasons[reason] += 1
@@ -79,23 +87,29 @@ class Concurrency:
 
 
 class _Congestion:
-    """Tells servers that queue from servers that are well filled: both answer slowly, but the former do less."""
+    """Detects servers that queue.
+
+    Well-filled servers answer slowly too, but only queueing lowers the throughput.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._quickest = float("inf")  # seconds per token, of the best window
-        self._most = 0.0  # tokens per second, of the best window
+        self._quickest = float("inf")  # seconds per token, in the best window
+        self._most = 0.0  # tokens per second, in the best window
         self.begin_window(0)
 
     def begin_window(self, room: int) -> None:
-        """Measure anew: what was begun under other conditions says nothing."""
+        """Start a new window; measurements under other conditions are discarded."""
         self._began = self._clock()
         self._size = max(WINDOW, room)
         self._num_tokens = 0
         self._paces: list[float] = []
 
     def add(self, seconds: float, num_tokens: int, *, room: int) -> bool:
-        """Take note of an attempt; at the end of a window, tell whether the servers queue. `room`: for how many attempts there is."""
+        """Record an attempt; at the end of a window, return whether the servers queue.
+
+        `room`: the current limit on concurrent attempts, for the size of the next window.
+        """
         if seconds <= 0 or not num_tokens:
             return False
         self._paces.append(seconds / num_tokens)

@@ -1,11 +1,12 @@
-"""Which questions of an evaluation a training set holds already, word for word.
+"""Detection of evaluation questions that a training set contains word for word.
 
-Two texts overlap where they share 13 words in a row, as in Brown et al. 2020 (arXiv:2005.14165, appendix C): lower case, without
-punctuation. A question of 8 to 12 words is looked for as a whole, and a shorter one only where it is the whole of a training message,
-because short phrases recur by chance. Words that the questions of a source have in common at their beginning or end are the prompt
-template and never count, nor does a phrase that stands in more than MAX_SHARED of the questions.
+Two texts overlap if they share 13 consecutive words, as in Brown et al. 2020 (arXiv:2005.14165, appendix C),
+compared in lower case and without punctuation. A question of 8 to 12 words must occur as a whole. A shorter
+question counts only if it is an entire training message, because short phrases recur by chance. Words that
+all questions of a source share at their beginning or end are the prompt template and never count. Neither
+does a phrase of more than MAX_SHARED questions.
 
-A question with its numbers changed, translated or paraphrased is not found: the note is a lower bound.
+Questions that were translated, paraphrased or given other numbers are not found: the result is a lower bound.
 """
 
 from __future__ import annotations
@@ -29,23 +30,25 @@ from agentrl.errors import DataError
 
 NGRAM_WORDS = 13
 MIN_NGRAM_WORDS = 8
-"""Brown et al. 2020: between 8 and 13 words, by the length of the shorter examples of a benchmark."""
+"""Brown et al. 2020 use 8 to 13 words, depending on the length of a benchmark's shorter examples."""
 MAX_SHARED = 3
-"""A phrase of more questions than this is an instruction, or the opening of a series, and says nothing of one of them."""
+"""A phrase of more questions than this is an instruction
+or a common opening, and not specific to one question.
+"""
 NEARLY_WHOLE = 0.8
-"""Share of a question's words that makes it one that was trained on."""
+"""A question counts as nearly whole if at least this share of its words is in one training row."""
 NUM_WORST = 10
 EXCERPT_CHARS = 160
 STREAM_ROWS = 2048
 
 _WORD = re.compile(r"\w+")
-_UNKNOWN = 0  # id of every word that no question has
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: multiplying by it loses no bit
+_UNKNOWN = 0  # id of all words that occur in no question
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so multiplication modulo 2**64 is invertible and loses no bit
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was asked in one problem of a source: the text that the model read, template included."""
+    """The question of one problem: the text that the model read, template included."""
 
     source: str
     problem: str
@@ -54,7 +57,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The training row that holds most of a question. share: of the question's words, in (0, 1]; row counts from 0."""
+    """The training row that contains most of a question.
+
+    Attributes:
+        share: share of the question's words, in (0, 1].
+        row: index in the file, from 0.
+    """
 
     source: str
     problem: str
@@ -66,7 +74,9 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class SourceOverlap:
-    """How many of a source's questions share a phrase with the training set, and how many are nearly whole in it."""
+    """Number of a source's questions that share a phrase with
+    the training set, and that are nearly whole in it.
+    """
 
     source: str
     num_questions: int
@@ -76,7 +86,7 @@ class SourceOverlap:
 
 @dataclass(frozen=True, slots=True)
 class ContaminationNote:
-    """What was compared and found; `worst` begins with the largest share."""
+    """What was compared, and the findings; `worst` is ordered by decreasing share."""
 
     files: tuple[str, ...]
     num_rows: int
@@ -93,7 +103,7 @@ def find_overlap(questions: Sequence[Question], training_files: Sequence[str], *
 
     Args:
         training_files: Parquet or JSON lines.
-        prompt_key: column with the chat messages, or the text, of a training row.
+        prompt_key: column of a training row with the chat messages, or the text.
 
     Raises:
         DataError: a file is missing, cannot be read, or has no such column.
@@ -112,7 +122,7 @@ def find_overlap(questions: Sequence[Question], training_files: Sequence[str], *
 
 
 def refuse_unreadable(training_files: Sequence[str], *, prompt_key: str = "prompt") -> None:
-    """Read the first rows of each file, so that a mistake is found before anything is played.
+    """Read the first rows of each file, to find errors before any attempt is played.
 
     Raises:
         DataError: as `find_overlap`.
@@ -122,7 +132,9 @@ def refuse_unreadable(training_files: Sequence[str], *, prompt_key: str = "promp
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text as they are compared: NFKC, lower case, without punctuation."""
+    """Return the words of a text in the form in which they
+    are compared: NFKC, lower case, without punctuation.
+    """
     return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
 
 
@@ -145,14 +157,14 @@ def _excerpt(text: str) -> str:
     return one_line if len(one_line) <= EXCERPT_CHARS else one_line[: EXCERPT_CHARS - 1] + "…"
 
 
-# ------------------------------------------------------------------------------------------------- the index
+# -------------------------------------------------------------------------------------------------- the index
 
 
 class _Index:
-    """All phrases of all questions, and where they stand.
+    """All phrases of all questions, with their positions.
 
-    Words are small integers; a training batch is one array of them, whose windows are hashed together. A hash that is found is
-    looked up as the words themselves, so that two phrases of one hash are never confused.
+    Words are small integers. A training batch is one array of words, whose windows are hashed at once. A
+    matching hash is looked up by its words, so a hash collision cannot cause a false match.
     """
 
     def __init__(self, questions: Sequence[Question]) -> None:
@@ -161,8 +173,10 @@ class _Index:
         for word in itertools.chain.from_iterable(own_words):
             self._ids.setdefault(word, len(self._ids) + 1)
         self._num_words = [len(own) for own in own_words]
-        self._phrases: defaultdict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)  # -> (question, first word)
-        self._whole: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # questions that are too short for a phrase
+        # Phrase -> (question, index of its first word)
+        self._phrases: defaultdict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+        # Questions that are too short for a phrase
+        self._whole: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         for place, own in enumerate(own_words):
             self._add(place, tuple(self._ids[word] for word in own))
         common = [phrase for phrase, found in self._phrases.items() if len({question for question, _ in found}) > MAX_SHARED]
@@ -179,12 +193,15 @@ class _Index:
             self._phrases[ids[first : first + length]].append((question, first))
 
     def find(self, texts: Sequence[Sequence[str]]) -> Iterator[tuple[int, int, float]]:
-        """Yield (index of the text, question, share of the question's words) for every pair that overlaps; a text is its messages."""
+        """Yield (index of the text, question, share of the question's words) for every pair that overlaps.
+
+        A text is given as its messages.
+        """
         rows = [(place, [self._ids.get(word, _UNKNOWN) for word in words(part)]) for place, parts in enumerate(texts) for part in parts]
         for place, ids in rows:
             for question in self._whole.get(tuple(ids), ()) if len(ids) < MIN_NGRAM_WORDS else ():
                 yield place, question, 1.0
-        # A word of no question ends every message, so that no window reaches into the next.
+        # An unknown word ends every message, so no window reaches into the next message.
         flat = np.fromiter(itertools.chain.from_iterable((*ids, _UNKNOWN) for _, ids in rows), np.uint64)
         owners = np.repeat([place for place, _ in rows], [len(ids) + 1 for _, ids in rows])
         covered: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
@@ -197,7 +214,9 @@ class _Index:
 
 
 def _without_templates(questions: Sequence[Question]) -> list[list[str]]:
-    """Return each question's words without the beginning and the end that all different questions of its source share."""
+    """Return each question's words without the beginning and
+    end that all different questions of its source share.
+    """
     all_words = [words(question.text) for question in questions]
     by_source: defaultdict[str, list[list[str]]] = defaultdict(list)
     for question, own in zip(questions, all_words, strict=True):
@@ -207,7 +226,9 @@ def _without_templates(questions: Sequence[Question]) -> list[list[str]]:
 
 
 def _template(texts: Sequence[Sequence[str]]) -> tuple[int, int]:
-    """Return how many words all texts begin, and then end, with; of one question, nothing is known to be a template."""
+    """Return how many words all texts share at the beginning
+    and at the end; (0, 0) for a single distinct text.
+    """
     distinct = sorted({tuple(text) for text in texts})
     if len(distinct) < 2:
         return 0, 0
@@ -222,7 +243,7 @@ def _num_common(texts: Sequence[Sequence[str]], limit: int) -> int:
 
 
 def _windows(ids: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
-    """Return u64[len(ids) - length + 1]: a hash per window, a polynomial modulo 2**64."""
+    """Return u64[len(ids) - length + 1], a polynomial hash modulo 2**64 of each window."""
     num = max(0, len(ids) - length + 1)
     hashes = np.zeros(num, np.uint64)
     for place in range(length):
@@ -231,7 +252,7 @@ def _windows(ids: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
 
 
 def _places(known: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> list[int]:
-    """Return where `hashes` has one of `known`, which is sorted and not empty."""
+    """Return the indices at which `hashes` has a value of `known`, which is sorted and not empty."""
     nearest = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)]
     return np.flatnonzero(nearest == hashes).tolist()
 
@@ -244,11 +265,11 @@ def _hashes_of(phrases: Iterable[tuple[int, ...]], length: int) -> NDArray[np.ui
     return np.unique(hashes)
 
 
-# ------------------------------------------------------------------------------------------------ training rows
+# ---------------------------------------------------------------------------------------------- training rows
 
 
 def _batches(file: str, prompt_key: str) -> Iterator[tuple[int, list[list[str]]]]:
-    """Yield (number of the first row, the messages of each row) of a file, in order."""
+    """Yield (index of the first row, the messages of each row) for each batch of a file, in order."""
     first = 0
     for values in _prompts(file, prompt_key):
         yield first, [_texts(value, file, first + place, prompt_key) for place, value in enumerate(values)]
@@ -262,8 +283,8 @@ def _prompts(file: str, prompt_key: str) -> Iterator[list[Any]]:
         while batch := list(itertools.islice(prompts, STREAM_ROWS)):
             yield batch
         return
-    open_rows(file)  # says what is wrong with a missing or broken file
-    with pq.ParquetFile(file) as parquet:  # one column of perhaps many
+    open_rows(file)  # raises the proper error for a missing or broken file
+    with pq.ParquetFile(file) as parquet:  # reads only one of possibly many columns
         if prompt_key not in parquet.schema_arrow.names:
             raise DataError(f"training file {file!r} has no column {prompt_key!r}; it has {', '.join(parquet.schema_arrow.names)}")
         try:

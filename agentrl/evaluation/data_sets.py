@@ -1,4 +1,6 @@
-"""The data sets of an evaluation: benchmarks by name, and files of rows; each attempt to play with its key."""
+"""The data sets of an evaluation: benchmarks by name and
+files of rows, with a key for each attempt to play.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """A named data set: its rows as tasks, and what plays them. `producer` is what `producer_of` says."""
+    """A named data set: its rows as tasks, and the settings
+    that affect its attempts (`producer`, see `producer_of`).
+    """
 
     name: str
     dataset: Dataset
@@ -41,7 +45,10 @@ class DataSet:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationProblem:
-    """A task to be attempted by members 0..n-1. `number` counts all problems of the evaluation; `keys` has one key per member."""
+    """A task to be played by members 0..n-1.
+
+    `number` is its index among all problems of the evaluation; `keys` has one key per member.
+    """
 
     number: int
     task: Task
@@ -49,11 +56,12 @@ class EvaluationProblem:
 
 
 def resolve_files(on: Sequence[str], *, data_dir: Path | None, scratch: Path) -> dict[str, str]:
-    """Return name -> file of rows for each of `on`: a benchmark by its name, written into `scratch`, or a file.
+    """Return name -> file of rows for each of `on`, which is
+    a file, or a benchmark that is written into `scratch`.
 
     Raises:
-        ConfigError: nothing is named, something twice, or is neither.
-        DataError: a benchmark's original files are nowhere to be had.
+        ConfigError: `on` is empty, has duplicates, or names neither a benchmark nor a file.
+        DataError: a benchmark's original files are not available.
     """
     if not on:
         raise ConfigError(f"name what to evaluate on by --on: {', '.join(BENCHMARKS)}, or files of rows (FILE.parquet)")
@@ -81,12 +89,12 @@ def open_data_set(
     max_rows: int | None,
     check_reward: Callable[[Task], None] | None,
 ) -> DataSet:
-    """Read and check all rows of a file, with the template of its data set put around them.
+    """Read and check all rows of a file, with the data set's prompt template applied.
 
     Args:
-        model: which weights answer, see `producer_of`.
-        agent: plays every row, whichever it names; None: the rows' own.
-        check_reward: None: nothing is scored.
+        model: identity of the weights, see `producer_of`.
+        agent: plays every row, whatever agent the row names; None: the rows' own.
+        check_reward: raises if a task cannot be scored; None: nothing is scored.
 
     Raises:
         UserError: a row is malformed, or cannot be played or scored.
@@ -105,7 +113,7 @@ def open_data_set(
 
 
 def problems_of(data_sets: Sequence[DataSet], n: int) -> Iterator[EvaluationProblem]:
-    """Yield all problems, data set after data set, in the order of their rows."""
+    """Yield the problems of all data sets, in the order of their rows."""
     number = 0
     for data_set in data_sets:
         seen: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What was run, as it is stored beside its results: enough to run it again, and no secret."""
+"""The description of a run that is stored with its results: enough to repeat the run, without secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ GIT_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DataSetLine:
-    """One data set of the run. template: name@version of what was put around the questions, `none` for the rows' own prompts."""
+    """One data set of the run.
+
+    `template`: name@version of the prompt template, or `none` for the rows' own prompts.
+    """
 
     name: str
     num_problems: int
@@ -25,11 +28,16 @@ class DataSetLine:
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """What was run.
+    """Description of a run.
 
-    model: folder, hub id or URL; servers: what it was asked on, in words. sampling: the settings of `eval`, in plain data, among them
-    n; config: the whole config that was resolved. started: ISO 8601 with time zone; seconds: of this process, which may have resumed
-    another. version, commit: of this package, commit None outside of a checkout.
+    Attributes:
+        model: folder, hub id or URL.
+        servers: the servers that were used, in words.
+        sampling: the `eval` section as plain data, including n.
+        config: the whole resolved config.
+        started: ISO 8601 with time zone.
+        seconds: duration of this process, which may have resumed another.
+        version, commit: of this package; commit is None outside of a checkout.
     """
 
     model: str
@@ -43,7 +51,10 @@ class RunDescription:
     commit: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the description as JSON values; what is named like a secret, and users in URLs, are `***`."""
+        """Return the description as JSON values.
+
+        Values under secret-looking names, and users in URLs, are replaced by `***`.
+        """
         return redact(
             {
                 "model": self.model,
@@ -59,9 +70,9 @@ class RunDescription:
 
 
 def package_commit() -> str | None:
-    """Return the git commit that this package is run from, with `+` where files differ from it; None outside of a checkout."""
+    """Return the git commit of this package, with `+` if files are modified; None outside of a checkout."""
     root = Path(agentrl.__file__).parents[1]
-    if not (root / ".git").exists():  # a folder above may be somebody else's repository
+    if not (root / ".git").exists():  # a parent folder may be an unrelated repository
         return None
     try:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")

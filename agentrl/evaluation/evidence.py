@@ -1,4 +1,8 @@
-"""What a report needs of an evaluation's attempts, gathered in one pass: facts, two readings of each answer, examples, questions."""
+"""Everything a report needs from an evaluation's attempts, collected in one pass.
+
+That is: the records of the attempts, two accuracies per answer (strict and flexible), examples, and
+questions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from agentrl.tracking.redact import redact
 from agentrl.types import Message, Trajectory
 
 MAX_FAILURE_CHARS = 120
-"""Reasons are counted by their beginning: what follows tells one attempt from another."""
+"""Failures are counted by the beginning of their text; the rest differs between attempts."""
 _STRICT, _FLEXIBLE = "accuracy_strict", "accuracy_flexible"
 
 
@@ -42,14 +46,16 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class TwoReadings:
-    """Accuracy of one source by answers in the form that was asked for alone, and by answers in any form."""
+    """Accuracy of one source, strict (only answers in the
+    requested form) and flexible (answers in any form).
+    """
 
     strict: Estimate
     flexible: Estimate
 
 
 class Evidence:
-    """Takes trajectories as they come; keeps their facts, and of the texts only examples and questions."""
+    """Collects trajectories one by one. Keeps their records, but the texts of examples and questions only."""
 
     def __init__(self) -> None:
         self.attempts: list[EvaluatedAttempt] = []
@@ -59,9 +65,9 @@ class Evidence:
         self._readings: defaultdict[str, defaultdict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
 
     def add(self, trajectory: Trajectory) -> None:
-        """Take one attempt."""
+        """Add one attempt."""
         attempt = attempt_of(trajectory)
-        # An error may quote the URL that it was about, and a URL the user and password.
+        # An error message may quote a URL, which may contain a user and password.
         attempt = dataclasses.replace(attempt, failure=redact({"failure": attempt.failure})["failure"])
         self.attempts.append(attempt)
         if attempt.failure is not None:
@@ -80,12 +86,12 @@ class Evidence:
 
     @property
     def questions(self) -> list[Question]:
-        """What was asked in each problem."""
+        """The question of each problem."""
         return list(self._questions.values())
 
     @property
     def readings(self) -> dict[str, TwoReadings]:
-        """Both accuracies by source, of the sources whose reward reports both."""
+        """Both accuracies of each source whose reward reports both."""
         found = {}
         for source, problems in sorted(self._readings.items()):
             means = np.array([np.mean(pairs, axis=0) for pairs in problems.values()])
@@ -120,6 +126,6 @@ def _kind(attempt: EvaluatedAttempt) -> ExampleKind:
 
 
 def _prompt(messages: Iterable[Message]) -> str:
-    """Return what users say before the model does: the question, and the template around it."""
+    """Return the user messages before the first assistant message: the question with its template."""
     before = itertools.takewhile(lambda message: message.role != "assistant", messages)
     return "\n".join(message.content for message in before if message.role == "user")

@@ -1,4 +1,4 @@
-"""Rows in, the same rows with a column of responses out: generation alone, to be scored by `agentrl score`."""
+"""Generation without scoring: rows with an added column of responses, which `agentrl score` can score."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from agentrl.rollout.scoring import attempted
 from agentrl.types import SCORED_OUTCOMES
 
 ATTEMPTS_SUFFIX = ".attempts"
-"""Of the folder beside the output in which attempts are kept."""
+"""Suffix of the folder with the attempts, beside the output file."""
 
 
 def generate(request: EvaluationRequest, out: Path, *, response_key: str, say: Say) -> int:
-    """Write the rows of `request.on`, one Parquet file, to `out`, with n responses each; return how many failed, which are null.
+    """Write the rows of `request.on`, one Parquet file, to `out`, with n responses each.
 
-    A response is the text of all that came behind the prompt: what the model said and thought, and what tools and partners answered.
+    A response is all text after the prompt: the model's text and thoughts, and the messages of tools and
+    interactions. Failed responses are null; their number is returned.
 
     Raises:
-        UserError: the file, a row or the config is wrong; a prompt is longer than data.max_prompt_tokens.
-        InfrastructureError: no server can be had.
+        UserError: the file, a row or the config is invalid; a prompt is longer than data.max_prompt_tokens.
+        InfrastructureError: no server is available.
     """
     [source] = request.on
     table = _read(source, response_key)
@@ -56,7 +57,9 @@ def _read(source: str, response_key: str) -> pa.Table:
 
 
 def _without_filter(config: Config) -> Config:
-    """Return the config with which a prompt that is too long is an error: each row of the file needs its responses."""
+    """Return the config with overlong prompts as errors instead
+    of filtered: each row of the file needs its responses.
+    """
     if config.data.overlong_prompts != "filter":
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"overlong_prompts": "error"})})

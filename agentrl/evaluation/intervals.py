@@ -1,13 +1,14 @@
-"""95 % confidence intervals of a mean over problems, which are a sample: what another sample of such problems might have shown.
+"""95 % confidence intervals for a mean over problems.
 
-Attempts at one problem succeed and fail together, so problems are what is counted, each as one value, its mean over attempts.
-benchmarks/coverage.py measures how often these intervals hold the truth (docs/results/coverage.json).
+The problems are treated as a sample from a population of similar problems. Attempts at one problem are
+correlated, so each problem counts as one value, its mean over attempts. benchmarks/coverage.py measures how
+often these intervals contain the true value (docs/results/coverage.json).
 """
 
 from __future__ import annotations
 
 import numpy as np
-import scipy  # its parts are loaded when they are first used
+import scipy  # scipy loads its submodules lazily
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -16,31 +17,34 @@ CONFIDENCE = 0.95
 _TAIL = (1 - CONFIDENCE) / 2
 
 UNSEEN = 0.1
-"""Share of one problem at the far end that a limit allows for beyond those seen.
+"""Weight of one pseudo-problem at the far end (0 or 1), as allowance for problems that were not sampled.
 
-Without it an interval close to 0 or 1 is too short when hardly any problem differs: 80 % instead of 95 % hold the truth at pass@8
-of 0.97 from 16 attempts at 30 problems. 0.1 gives 94-97 % there and 93-97 % wherever else was simulated; 0.25 exceeds 97 %.
+Without it, an interval close to 0 or 1 is too short if hardly any problem differs: coverage is 80 % instead
+of 95 % at a pass@8 of 0.97 from 16 attempts at 30 problems. With 0.1, coverage is 94-97 % there and 93-97 %
+in all other simulated cases; with 0.25 it exceeds 97 %.
 """
 
 
 def share_interval(values: Floats) -> tuple[Floats, Floats]:
-    """Return the limits for the mean of `values` over a population of problems: an exact one where it exists.
+    """Return the interval of the mean of `values` over a population of problems; an exact one if it exists.
 
-    Where all values are 0 or 1 they count successes: the mid-P binomial interval. Otherwise Wilson's interval for as many
-    independent attempts as would have the variance that is seen between the problems, with Student's quantile.
+    If all values are 0 or 1, they are counts of successes: the mid-P binomial interval is returned. Otherwise
+    it is Wilson's interval with an effective number of independent attempts, chosen to match the observed
+    variance between problems, and with Student's quantile.
 
     Args:
-        values: f64[..., P] in [0, 1], P > 0: one per problem; leading axes are evaluations of their own.
+        values: f64[..., P] in [0, 1], P > 0: one per problem; leading axes are independent evaluations.
 
     Returns:
         low, high: f64[...] in [0, 1].
 
-    Source: Wilson 1927; Lancaster 1961 for the mid-P; Korn and Graubard 1998 for the effective number of attempts.
+    Source: Wilson 1927; Lancaster 1961 for the mid-P; Korn and Graubard 1998 for the effective number of
+    attempts.
     """
     num = values.shape[-1]
     mean = values.mean(axis=-1)
     if num == 1:
-        # One problem says nothing of how much problems differ: it counts as one attempt.
+        # One problem says nothing about the variance between problems: it counts as one attempt.
         low, high = _wilson(mean, np.ones_like(mean), float(scipy.special.ndtri(1 - _TAIL)))
     else:
         quantile = float(scipy.special.stdtrit(num - 1, 1 - _TAIL))
@@ -54,26 +58,28 @@ def share_interval(values: Floats) -> tuple[Floats, Floats]:
 
 
 def midp_interval(successes: Floats, num: int) -> tuple[Floats, Floats]:
-    """Return the limits of a binomial probability by the mid-P rule: an outcome counts half against itself.
+    """Return the interval of a binomial probability by the mid-P rule: the observed outcome counts half.
 
-    It covers 95 % on average over probabilities, where Clopper-Pearson's covers at least 95 % of each and is wider for it.
+    Its coverage is 95 % on average over probabilities. That of Clopper-Pearson is at least 95 % for each
+    probability, which makes it wider.
 
     Args:
         successes: f64[...], whole numbers from 0 to `num`.
+        num: number of trials.
 
     Returns:
         low, high: f64[...].
     """
     found, places = np.unique(successes, return_inverse=True)
-    # By symmetry the upper limit of x successes is one minus the lower limit of as many failures.
+    # By symmetry, the upper limit for x successes is one minus the lower limit for x failures.
     low, mirrored = _midp_low(found, num), _midp_low(num - found, num)
     return low[places].reshape(successes.shape), (1 - mirrored)[places].reshape(successes.shape)
 
 
 def mean_interval(values: Floats) -> tuple[float, float] | None:
-    """Return Student's limits for the mean of values that have no bounds (tokens, turns); f64[P], one per problem.
+    """Return Student's interval for the mean of unbounded values (tokens, turns); f64[P], one per problem.
 
-    None: there is one problem, which says nothing of others.
+    None for a single problem, which says nothing about others.
     """
     num = len(values)
     if num < 2:
@@ -83,10 +89,11 @@ def mean_interval(values: Floats) -> tuple[float, float] | None:
 
 
 def difference_interval(differences: Floats) -> tuple[Floats, Floats]:
-    """Return the limits for the mean of paired differences over a population of problems.
+    """Return the interval of the mean of paired differences over a population of problems.
 
-    Where all differences are -1, 0 or 1 (one attempt each): Bonett and Price's interval, which holds close to the ends too. Otherwise
-    Student's, with the same allowance for unseen problems as `share_interval`.
+    If all differences are -1, 0 or 1 (one attempt each), it is Bonett and Price's interval, which is accurate
+    close to the ends too. Otherwise it is Student's, with the same allowance for unseen problems as
+    `share_interval`.
 
     Args:
         differences: f64[..., P] in [-1, 1], P > 0: one per problem.
@@ -94,10 +101,11 @@ def difference_interval(differences: Floats) -> tuple[Floats, Floats]:
     Returns:
         low, high: f64[...] in [-1, 1].
 
-    Source: Bonett and Price 2012, Adjusted Wald confidence interval for a difference of binomial proportions based on paired data.
+    Source: Bonett and Price 2012, Adjusted Wald confidence interval for a difference of binomial proportions
+    based on paired data.
     """
     num, total = differences.shape[-1], differences.sum(axis=-1)
-    # One problem more that is won and one that is lost.
+    # Adjusted Wald: add one problem won and one problem lost.
     adjusted = total / (num + 2)
     spread = ((differences**2).sum(axis=-1) + 2) / (num + 2) - adjusted**2
     half = float(scipy.special.ndtri(1 - _TAIL)) * np.sqrt(spread / (num + 2))
@@ -112,11 +120,14 @@ def difference_interval(differences: Floats) -> tuple[Floats, Floats]:
 
 
 def _effective_number(values: Floats, mean: Floats, *, far_end: float) -> Floats:
-    """Return how many independent attempts would have the variance of the mean; never fewer than there are problems."""
+    """Return how many independent attempts would give the
+    variance of the mean; at least the number of problems.
+    """
     num = values.shape[-1]
     variance = values.var(axis=-1, ddof=1) + UNSEEN * (mean - far_end) ** 2 / num
     effective = np.divide(mean * (1 - mean) * num, variance, out=np.full_like(mean, num), where=variance > 0)
-    # No values in [0, 1] vary more than 0s and 1s do: a smaller number is noise.
+    # Among values in [0, 1] with a given mean, 0s and 1s have the largest variance: a smaller number is
+    # noise.
     return np.maximum(effective, num)
 
 
@@ -129,7 +140,7 @@ def _wilson(mean: Floats, num: Floats, quantile: float) -> tuple[Floats, Floats]
 
 
 def _midp_low(successes: Floats, num: int) -> Floats:
-    """Return where P(X > x) + P(X = x) / 2 is half of what an interval may miss, by bisection; 0 for no success."""
+    """Return p with P(X > x) + P(X = x) / 2 = (1 - CONFIDENCE) / 2, by bisection; 0 for no success."""
     low, high = np.zeros_like(successes), np.ones_like(successes)
     below = np.maximum(successes - 1, 0)
     for _ in range(60):  # to the last bit of a float

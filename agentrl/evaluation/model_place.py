@@ -1,4 +1,6 @@
-"""Where the model of an evaluation is: in a folder, for which servers are started, or at URLs."""
+"""Location of the model of an evaluation: a folder, for
+which servers are started, or URLs of running servers.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ from agentrl.sglang.protocol import ModelInfo
 
 PROBE_TIMEOUT_S = 30.0
 OPENAI_PATH = "/v1"
-"""How the URL of an OpenAI-compatible server ends; any other speaks SGLang's native protocol."""
+"""Ending of the URL of an OpenAI-compatible server. All other URLs use SGLang's native protocol."""
 UNPUBLISHED_VERSION = 0
-"""What tokens carry of a server that was started without `--weight-version`: nobody learns from them."""
+"""Version of tokens from a server that was started without
+`--weight-version`: it does not matter without training.
+"""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -38,17 +42,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ModelPlace:
-    """A folder or hub id (`kind` folder, no urls), or URLs of servers that speak SGLang's protocol or OpenAI's."""
+    """A folder or hub id (`kind` is folder, without urls), or
+    URLs of servers with SGLang's or OpenAI's protocol.
+    """
 
     kind: Literal["folder", "sglang", "openai"]
     urls: tuple[str, ...] = ()
 
 
 def read_place(model: str | None, config: Config) -> tuple[ModelPlace, Config]:
-    """Return where `--model` (None: the config) says that the model is, and the config with it.
+    """Return the location of the model that `--model` names
+    (None: the config's), and the config with this model.
 
     Raises:
-        ConfigError: URLs of two kinds, or what is no URL among them.
+        ConfigError: the URLs are of two kinds, or one of the names is not a URL.
     """
     urls = tuple(config.rollout.urls) if model is None else tuple(part.strip().rstrip("/") for part in model.split(",") if "://" in part)
     if not urls:
@@ -73,18 +80,22 @@ class Servers(Protocol):
 
     @property
     def api_key(self) -> str | None:
-        """What they ask for."""
+        """API key for the servers; None: they need none."""
 
     def urls(self) -> Sequence[str]:
-        """Return those that answer, as far as is known at this moment; raise ServerError when one cannot be had any more."""
+        """Return the URLs of the servers currently known to answer.
+
+        Raises:
+            ServerError: a server failed permanently.
+        """
 
     def statuses(self) -> Sequence[ServerStatus]:
-        """Return all of them, for people."""
+        """Return the status of each server, for display."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServers:
-    """Servers that somebody else keeps."""
+    """Servers that already run and are managed elsewhere."""
 
     addresses: tuple[str, ...]
     api_key: str | None = field(repr=False)
@@ -98,7 +109,7 @@ class RunningServers:
 
 @dataclass(frozen=True, slots=True)
 class StartedServers:
-    """Servers of ours: one that dies is started anew, at another address."""
+    """Servers started by this process. A server that dies is restarted at another address."""
 
     supervisors: tuple[Supervisor, ...]
     api_key: str = field(repr=False)
@@ -116,7 +127,10 @@ class StartedServers:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """The config with local folders in it, and which weights answer; `served_name` at an OpenAI-compatible URL, else None."""
+    """The config with local folders, and the identity of the weights.
+
+    `served_name` is the model's name at an OpenAI-compatible URL, else None.
+    """
 
     config: Config
     identity: str
@@ -124,11 +138,11 @@ class KnownModel:
 
 
 def describe_model(place: ModelPlace, config: Config, *, served_name: str | None = None) -> KnownModel:
-    """Return what is known of the model before it is asked anything; running servers are asked what they serve.
+    """Determine the model's identity before anything is generated. Running servers are asked for their model.
 
     Raises:
-        ConfigError: the model or its tokenizer is nowhere.
-        ServerError: a running server does not answer, or they serve different weights.
+        ConfigError: the model or its tokenizer cannot be found.
+        ServerError: a running server does not answer, or the servers have different weights.
     """
     if place.kind == "folder":
         resolved = config.model_copy(update={"model": resolve_model(config.model)})
@@ -146,7 +160,7 @@ def describe_model(place: ModelPlace, config: Config, *, served_name: str | None
 
 @contextmanager
 def open_servers(place: ModelPlace, config: Config, *, say: Say) -> Iterator[Servers]:
-    """Yield the servers: those that run, or those of the folder, which end afterwards.
+    """Yield the running servers, or start servers for the folder, which are stopped afterwards.
 
     Raises:
         ServerError: a server does not start.
@@ -159,13 +173,19 @@ def open_servers(place: ModelPlace, config: Config, *, say: Say) -> Iterator[Ser
 
 
 def _identity(info: ModelInfo) -> str:
-    """Return which weights a running server has: the folder's own fingerprint where they are read from it, and it is here."""
+    """Return the identity of a running server's weights.
+
+    It is the fingerprint of the folder, if the server read the weights from a folder that exists locally.
+    """
     is_as_in_folder = info.version in (None, 0) and (Path(info.model_path) / "config.json").is_file()
     return fingerprint(info.model_path) if is_as_in_folder else f"{info.model_path}@{info.version}"
 
 
 def _with_tokenizer(config: Config, info: ModelInfo) -> Config:
-    """Return the config with the model whose tokenizer writes the prompts: the config's, else that of the server's folder if it is here."""
+    """Return the config with the model whose tokenizer writes the prompts.
+
+    It is the config's model, or that of the server's folder if the folder exists locally.
+    """
     model = config.model
     if not model.path and not model.tokenizer_path:
         if not Path(info.model_path).is_dir():
@@ -177,7 +197,7 @@ def _with_tokenizer(config: Config, info: ModelInfo) -> Config:
 
 
 async def _served_name(urls: Sequence[str], api_key: str | None, wanted: str | None) -> str:
-    """Return the name of the model that all servers have: the one that is wanted, else their only one."""
+    """Return the name of the model that all servers offer: the wanted one, or the only common one."""
     listed = [await _answered(url, partial(served_models, url, api_key=api_key)) for url in urls]
     common = [name for name in listed[0] if all(name in names for names in listed)]
     if wanted is not None and wanted not in common:
@@ -206,7 +226,7 @@ async def _infos(urls: Sequence[str], api_key: str | None) -> list[ModelInfo]:
 
 @contextmanager
 def _started(config: Config, say: Say) -> Iterator[StartedServers]:
-    """Start `rollout.num_servers` servers of the config's backend; they end afterwards."""
+    """Start `rollout.num_servers` servers of the config's backend; stop them afterwards."""
     rollout = config.rollout
     count, key = max(rollout.num_started, 1), key_of_started(rollout.api_key_env)
     with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as folder, ExitStack() as stack:

@@ -1,7 +1,8 @@
-"""Are two evaluations of the same problems different? A sign-flip test of the differences per problem.
+"""A sign-flip test of whether two evaluations of the same problems differ, on the differences per problem.
 
-If they were not, each difference might as well have had the other sign: the p-value is the share of all ways to choose the signs whose
-sum is as far from 0 as the one found. With one attempt per problem this is McNemar's exact test.
+Under the null hypothesis, each difference is as likely to have the opposite sign. The p-value is the share of
+all sign patterns whose sum is at least as far from 0 as the observed sum. With one attempt per problem, this
+is McNemar's exact test.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MAX_STEPS = 500_000_000
-"""Of the exact distribution, about a second; more are sampled."""
+"""Maximum work for the exact distribution, about a second. Beyond it, sign patterns are sampled."""
 NUM_SAMPLES = 10_000
 _CHUNK = 2**22
 """Signs in memory at once."""
@@ -23,7 +24,7 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True, slots=True)
 class SignFlip:
-    """Two-sided p-value; `is_exact`: of all choices of signs, not of NUM_SAMPLES of them."""
+    """Two-sided p-value. `is_exact`: it covers all sign patterns, not NUM_SAMPLES sampled ones."""
 
     p_value: float
     is_exact: bool
@@ -33,9 +34,10 @@ def sign_flip_test(differences: Floats, *, num_attempts: int, seed: int = 0) -> 
     """Test whether the mean of paired differences is 0.
 
     Args:
-        differences: f64[P], one per problem: a's mean minus b's.
-        num_attempts: a number that makes all differences whole, such as n where both have n attempts of accuracy 0 or 1; where it
-            does not (rewards that give parts of 1), or sums are too many, signs are sampled from `seed`.
+        differences: f64[P], one per problem: b's mean minus a's.
+        num_attempts: a factor that makes all differences integers, such as n if both evaluations have n
+            attempts of accuracy 0 or 1. If it does not (rewards with fractions), or if there are too many
+            sums, sign patterns are sampled from `seed`.
 
     Source: Fisher 1935; Phipson and Smyth 2010 for the p-value of samples, which is never 0.
     """
@@ -49,7 +51,9 @@ def sign_flip_test(differences: Floats, *, num_attempts: int, seed: int = 0) -> 
 
 
 def _whole(moved: Floats, num_attempts: int) -> NDArray[np.int64] | None:
-    """Return the differences in the largest unit that makes all of them whole, or None when `num_attempts` does not."""
+    """Return the differences in the largest unit that makes them
+    integers; None if `num_attempts` does not make them integers.
+    """
     if num_attempts > MAX_STEPS:
         return None
     units = np.rint(moved * num_attempts).astype(np.int64)
@@ -59,10 +63,13 @@ def _whole(moved: Floats, num_attempts: int) -> NDArray[np.int64] | None:
 
 
 def _exact(units: NDArray[np.int64]) -> float:
-    """Return the p-value of whole differences from the distribution of their sum, built up one sign at a time."""
+    """Return the p-value of integer differences from the exact
+    distribution of their sum, built up one sign at a time.
+    """
     sizes = np.abs(units)
     reach = int(sizes.sum())
-    # A sum is 2 * (what got a plus) - reach, so the distribution of the plus side, on 0..reach, is enough.
+    # sum = 2 * (total of the plus side) - reach, so the distribution of the plus side on 0..reach is
+    # sufficient.
     plus = np.zeros(reach + 1)
     plus[0] = 1.0
     for size in sizes.tolist():
@@ -78,6 +85,7 @@ def _sampled(moved: Floats, rng: np.random.Generator) -> float:
     while left:
         rows = min(left, max(1, _CHUNK // len(moved)))
         signs = rng.integers(0, 2, (rows, len(moved)), dtype=np.int8) * 2.0 - 1.0
-        num_extreme += int((np.abs(signs @ moved) >= observed * (1 - 1e-12)).sum())  # sums of equal terms differ by rounding
+        # Tolerance: sums of equal terms differ by rounding
+        num_extreme += int((np.abs(signs @ moved) >= observed * (1 - 1e-12)).sum())
         left -= rows
     return (num_extreme + 1) / (NUM_SAMPLES + 1)

@@ -1,4 +1,6 @@
-"""Plays the attempts that are missing: each is retried when the world failed, and kept as soon as it is finished."""
+"""Play the missing attempts of an evaluation: retry infrastructure
+failures, and store each attempt when it finishes.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,13 @@ from agentrl.tracking.attempts import FailedAttempt
 from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
 
 MAX_FAILURES_IN_A_ROW = 64
-"""Attempts that fail one after the other, each after all its retries: by then it is not the world's whim."""
+"""Consecutive attempts that fail, each after all its retries,
+before the evaluation stops: the failure is not transient.
+"""
 RETRY_PAUSE_S = 1.0
-"""Doubled with each further try."""
+"""Pause before the first retry; doubled for each further one."""
 SERVERS_INTERVAL_S = 1.0
-"""Between two looks at which servers there are."""
+"""Seconds between polls of the servers' URLs."""
 _TROUBLES = {Outcome.MODEL_ERROR: "overload", Outcome.TIMEOUT: "timeout"}
 
 
@@ -39,7 +43,7 @@ class Plays(Protocol):
 
 
 class Compares(Protocol):
-    """Scores what compares attempts: `agentrl.rollout.scoring.Scorer`."""
+    """Scores attempts in comparison with their group: `agentrl.rollout.scoring.Scorer`."""
 
     def has_group_rewards(self, task: Task) -> bool: ...
 
@@ -47,7 +51,7 @@ class Compares(Protocol):
 
 
 class Routes(Protocol):
-    """Knows the servers: `agentrl.rollout.router.Router`."""
+    """Routes requests to the servers: `agentrl.rollout.router.Router`."""
 
     def set_servers(self, urls: Sequence[str], *, version: int) -> None: ...
 
@@ -56,7 +60,7 @@ class Routes(Protocol):
 
 @dataclass(eq=False)
 class _Group:
-    """The members of a problem that are played; where a reward compares them, they are kept together."""
+    """The members of a problem that are played. If a reward compares them, they are stored together."""
 
     problem: EvaluationProblem
     members: tuple[int, ...]
@@ -66,7 +70,7 @@ class _Group:
 
 @dataclass
 class Counts:
-    """What happened so far. retries: by outcome of the try that failed."""
+    """Totals so far. `retries`: counted by the outcome of the failed try."""
 
     played: int = 0
     failed: int = 0
@@ -74,10 +78,10 @@ class Counts:
 
 
 class AttemptPlayer:
-    """Plays problems side by side, as many at once as the servers bear.
+    """Plays problems concurrently, as many at once as the servers can handle.
 
-    `on_finished` is called with each attempt that ended, after it is kept; `on_failed` with each try that failed, and each
-    failure of a tool after which a try went on.
+    `on_finished` is called with each finished attempt, after it is stored. `on_failed` is called with each
+    failed try, and with each tool failure after which a try continued.
     """
 
     def __init__(
@@ -103,19 +107,19 @@ class AttemptPlayer:
         self._failures_in_a_row = 0
         self._last_end = time.monotonic()
         self.counts = Counts()
-        self.scopes = Scope()  # what is under way, as a tree
+        self.scopes = Scope()  # tree of everything that currently runs
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last try that ended; before the first: since this was made."""
+        """Seconds since the last try ended; before the first: since construction."""
         return time.monotonic() - self._last_end
 
     async def run(self, problems: Iterable[EvaluationProblem], servers: Servers, router: Routes) -> None:
-        """Play what the store does not have.
+        """Play the attempts that the store does not have.
 
         Raises:
-            ServerError: a server failed for good.
-            InfrastructureError: attempts fail one after the other.
+            ServerError: a server failed permanently.
+            InfrastructureError: too many consecutive attempts failed.
         """
         send, receive = trio.open_memory_channel[tuple[str, Trajectory]](float("inf"))
         async with trio.open_nursery() as watching:
@@ -128,7 +132,9 @@ class AttemptPlayer:
             watching.cancel_scope.cancel()
 
     async def _start_all(self, problems: Iterable[EvaluationProblem], out: trio.MemorySendChannel, nursery: trio.Nursery) -> None:
-        """Consumes problems; waits for room; unblocked by attempts that end; produces a task per attempt."""
+        """Consumes problems; waits for a free slot; unblocked
+        by attempts that end; produces a task per attempt.
+        """
         for group in filter(None, map(self._missing, problems)):
             for member in group.members:
                 attempt = Attempt(group.problem.number, member, group.problem.task)
@@ -136,7 +142,7 @@ class AttemptPlayer:
                 nursery.start_soon(self._play, attempt, group, began_in, out)
 
     def _missing(self, problem: EvaluationProblem) -> _Group | None:
-        """Return what is still to be played of a problem: all of it, where one is missing and a reward compares them."""
+        """Return the members of a problem to play: all, if any is missing and a reward compares them."""
         members = tuple(member for member, key in enumerate(problem.keys) if not self._store.has(key))
         if not members:
             return None
@@ -156,7 +162,7 @@ class AttemptPlayer:
                 await out.send((group.problem.keys[scored.member], scored))
 
     async def _play_until_it_counts(self, attempt: Attempt, began_in: int) -> Trajectory:
-        """Return the first try that can be scored, else the last one."""
+        """Return the first try that can be scored, or else the last try."""
         for further in itertools.count():
             trajectory = await self._try(Attempt(attempt.group_id, attempt.member, attempt.task))
             if trajectory.outcome in SCORED_OUTCOMES:
@@ -187,7 +193,7 @@ class AttemptPlayer:
         return trajectory
 
     async def _compared(self, group: _Group) -> list[Trajectory]:
-        """Return the members with the rewards that compare them; those that failed are as they were."""
+        """Return the members with the rewards that compare them. Failed members are unchanged."""
         scored = sorted((t for t in group.ended if t.outcome in SCORED_OUTCOMES), key=lambda t: t.member)
         failed = [t for t in group.ended if t.outcome not in SCORED_OUTCOMES]
         if not scored:
@@ -210,7 +216,7 @@ class AttemptPlayer:
             )
 
     async def _keep(self, receive: trio.MemoryReceiveChannel[tuple[str, Trajectory]]) -> None:
-        """Consumes ended attempts; unblocked by each; produces them on disk, all that wait at once."""
+        """Consumes finished attempts; unblocked by each; stores all that wait, in one batch."""
         async for first in receive:
             waiting = [first]
             while True:
@@ -226,7 +232,7 @@ class AttemptPlayer:
                 self._on_finished(trajectory)
 
     async def _follow(self, servers: Servers, router: Routes, *, task_status: trio.TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
-        """Consumes where the servers are; unblocked by time; produces the router's servers."""
+        """Consumes the servers' URLs; unblocked by time; updates the router's servers."""
         known: Sequence[str] = ()
         while True:
             urls = servers.urls()

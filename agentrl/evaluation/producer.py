@@ -1,4 +1,4 @@
-"""What produced an attempt: everything that could make it another one goes into its key."""
+"""Keys of attempts: an attempt's key covers everything that could change its result."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from agentrl.evaluation.templates import Template
 from agentrl.types import JsonObject, Task
 
 _WHOLE_BYTES = 2**20
-"""Files up to this size are hashed whole; of larger ones, which are weights, their size and pieces."""
+"""Files up to this size are hashed whole. Larger files, which are weights, are hashed by size and pieces."""
 _PIECES = 64
 _PIECE_BYTES = 4096
 _NOT_OF_ATTEMPTS = frozenset({"n", "timeout_s", "templates", "rewards", "tools"})
-"""Of `eval`: how many attempts, and what is applied to tasks, agent and rewards before they are asked."""
+"""Keys of `eval` that do not belong to an attempt: the number of attempts,
+and keys that the code has already applied to tasks, agent and rewards.
+"""
 _OWN_FILES = frozenset({".py", ".jinja", ".yaml"})
 _DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "*.safetensors")
 
 
 def fingerprint(folder: str | Path) -> str:
-    """Return a hash of a model's folder: of its descriptions whole, of its weights by size and 64 pieces of 4 KiB.
+    """Return a hash of a model folder: of its small files
+    whole, of its weights by size and 64 pieces of 4 KiB.
 
-    An update by an optimizer changes all pieces; a file of which only some bytes between them were edited keeps its fingerprint.
+    An optimizer update changes all pieces. A file with only a few bytes edited between the pieces keeps its
+    fingerprint.
 
     Raises:
         ConfigError: the folder has no such files.
@@ -51,9 +55,10 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def producer_of(config: Config, *, model: str, template: Template | None, is_scored: bool) -> dict[str, Any]:
-    """Return what plays an attempt, as JSON values: model, sampling, agent with its tools, template, rewards, and the files they are in.
+    """Return everything that affects an attempt, as JSON values.
 
-    `model` says which weights they are; without `is_scored` no reward is among it.
+    These are the model, sampling, the agent with its tools, the template, the rewards, and the files in which
+    they are defined. `model` identifies the weights; without `is_scored`, rewards are left out.
     """
     sampling = {name: value for name, value in config.eval.model_dump(mode="json").items() if name not in _NOT_OF_ATTEMPTS}
     parts = {"agent": config.agent.model_dump(mode="json"), "reward": config.reward.model_dump(mode="json") if is_scored else None}
@@ -71,28 +76,28 @@ def producer_of(config: Config, *, model: str, template: Template | None, is_sco
 
 
 def attempt_key(producer: JsonObject) -> Callable[[str, int, int], str]:
-    """Return the function that gives a producer's attempts their keys: of a problem's hash, its occurrence, and the member.
+    """Return the function that maps (problem hash, occurrence, member) to the key of a producer's attempt.
 
-    The occurrence tells equal rows of one data set apart, counted from 0.
+    The occurrence, counted from 0, distinguishes equal rows of one data set.
     """
     own = json_hash(producer)
     return lambda problem, occurrence, member: json_hash([own, problem, occurrence, member])
 
 
 def problem_hash(task: Task) -> str:
-    """Return a hash of a row's content, wherever it stands."""
+    """Return a hash of a row's content, independent of its position."""
     problem = dataclasses.asdict(task)
     del problem["task_id"]
     return json_hash(problem)
 
 
 def json_hash(value: Any) -> str:
-    """Return a hash of JSON values."""
+    """Return a hash of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _files_of(value: Any) -> Iterator[str]:
-    """Yield the files that a config names: `file.py`, `file.py:function`, a template."""
+    """Yield the files that a config names: `file.py`, `file.py:function`, or a template."""
     if isinstance(value, Mapping):
         yield from (found for item in value.values() for found in _files_of(item))
     elif isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""How far an evaluation is: a bar with the time left on a terminal, a line now and then elsewhere."""
+"""Progress of an evaluation: a bar with the remaining time on a terminal, else an occasional line."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ LINE_EVERY_S = 10.0
 
 
 class EvalProgress:
-    """Counts attempts as they end. Use it as a context manager.
+    """Counts finished attempts. Use it as a context manager.
 
     Args:
-        total: attempts of the whole evaluation; `finished`: of them, those that earlier runs finished.
+        total: attempts of the whole evaluation.
+        finished: those of them that earlier runs finished.
+        concurrency: shown as the number of attempts at once.
         is_scored: whether accuracy is shown.
-        console: standard error, unless a test has its own.
+        console: None: standard error. Tests pass their own.
     """
 
     def __init__(
@@ -66,11 +68,11 @@ class EvalProgress:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        """Show one line above the bar."""
+        """Print one line above the bar."""
         self._console.print(Text(text), soft_wrap=True)
 
     def add(self, trajectory: Trajectory) -> None:
-        """Count an attempt that ended."""
+        """Count a finished attempt."""
         attempt = attempt_of(trajectory)
         self._played += 1
         self._failed += trajectory.outcome not in SCORED_OUTCOMES
@@ -84,7 +86,9 @@ class EvalProgress:
             self.say(f"{self._finished + self._played} of {self._total} attempts; {self.facts()}")
 
     def facts(self) -> str:
-        """Return what is known so far: accuracy of what this process played, failures, attempts at once, and the time left."""
+        """Return the current figures: accuracy of the attempts played
+        here, failures, attempts at once, and remaining time.
+        """
         parts = [f"{self._concurrency.now} at once", f"done in {duration(self._seconds_left())}"]
         if self._is_scored and self._scored:
             parts.insert(0, f"accuracy {self._accuracy / self._scored:.3f} so far")
@@ -99,7 +103,7 @@ class EvalProgress:
 
 
 class _Facts(ProgressColumn):
-    """The facts beside the bar."""
+    """The figures beside the bar."""
 
     def __init__(self, progress: EvalProgress) -> None:
         super().__init__()

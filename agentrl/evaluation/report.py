@@ -1,14 +1,14 @@
-"""The report of an evaluation: `results.json` for programs, `report.md` for people, `report.png` for a glance.
+"""The report of an evaluation: `results.json` for programs, `report.md` for people, `report.png` for an overview.
 
 ```
 results.json
-    format         number of this layout, raised when a key changes its meaning
+    format         version of this layout, raised when a key changes its meaning
     run            what was run: model, servers, data_sets, sampling, started, seconds, agentrl {version, commit}, config
     summary        sources [...] and overall, see `agentrl.evaluation.summary.SourceSummary`; each figure {value, low, high}
-    readings       source -> {strict, flexible}: accuracy by answers in the form asked for, and by answers in any form
-    failures       reason -> attempts
-    contamination  overlap with training files, see `ContaminationNote`; null where none was looked for
-    thresholds     one line for each that was not reached; empty where all were
+    readings       source -> {strict, flexible}: accuracy of answers in the requested form, and of answers in any form
+    failures       reason -> number of attempts
+    contamination  overlap with training files, see `ContaminationNote`; null if none was checked
+    thresholds     one line for each threshold that was missed; empty if all were reached
 ```
 """
 
@@ -36,7 +36,10 @@ RESULTS, TEXT, PICTURE = "results.json", "report.md", "report.png"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found, and where it is written; `failed_thresholds`: a line for each that was not reached."""
+    """The summary, and the folder of the files.
+
+    `failed_thresholds`: one line for each threshold that was missed.
+    """
 
     folder: Path
     summary: EvalSummary
@@ -57,7 +60,7 @@ def write_report(
         ValueError: there are no attempts.
         InfrastructureError: a file cannot be written.
     """
-    # matplotlib loads for a second: only where a picture is drawn
+    # Imported here because matplotlib takes about a second to load.
     from agentrl.evaluation.report_picture import draw_picture
 
     summary = summarise(evidence.attempts)
@@ -80,7 +83,7 @@ def write_report(
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all. Half a surrogate pair, which a model may write, is shown as `?`."""
+    """Write a file atomically. Lone surrogates, which a model may write, are replaced by `?`."""
     try:
         with appearing_whole(path) as partial:
             partial.write_bytes(text.encode(errors="replace"))
@@ -89,5 +92,5 @@ def _write(path: Path, text: str) -> None:
 
 
 def _plain(value: Any) -> str:
-    """Return what JSON does not know (a path in a config) as text."""
+    """Return a value that JSON cannot represent (a path in a config) as text."""
     return str(value)

@@ -1,4 +1,6 @@
-"""The plots of an evaluation: accuracy of each source, pass@k over k, how long answers are, accuracy by difficulty."""
+"""Plots of an evaluation: accuracy by source, pass@k over
+k, lengths of attempts, and accuracy by difficulty.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,16 @@ from agentrl.tracking.report_panels import CYCLE, GREY, INK
 MAX_NAME_CHARS = 28
 NUM_BINS = 30
 NUM_LINES = len(CYCLE) - 1
-"""Sources that have a colour of their own; further ones are grey."""
+"""Number of sources with their own colour; all others are grey."""
 
 Panel = Callable[[Axes], None]
 
 
 def draw_picture(summary: EvalSummary, attempts: Sequence[EvaluatedAttempt], path: Path, *, title: str) -> None:
-    """Draw what the evaluation has into one picture.
+    """Draw all available plots into one picture.
 
     Raises:
-        InfrastructureError: it cannot be written.
+        InfrastructureError: the file cannot be written.
     """
     panels: list[Panel] = [lambda axes: _draw_accuracy(axes, summary)]
     if any(len(source.pass_at) > 1 for source in summary.sources):
@@ -52,7 +54,7 @@ def draw_picture(summary: EvalSummary, attempts: Sequence[EvaluatedAttempt], pat
 
 
 def _draw_accuracy(axes: Axes, summary: EvalSummary) -> None:
-    """One bar per source, with its interval and its figure."""
+    """Draw one bar per source, with its interval and value."""
     axes.set_title("Accuracy (mean@n), 95 % interval")
     _bars(axes, [(source.name, source.accuracy, _color(place)) for place, source in enumerate(summary.sources)])
 
@@ -67,7 +69,7 @@ def _draw_difficulties(axes: Axes, summary: EvalSummary) -> None:
 
 
 def _bars(axes: Axes, rows: Sequence[tuple[str, Estimate | None, str]]) -> None:
-    """Draw the rows from above; what was not measured has no bar."""
+    """Draw the bars from top to bottom; a missing value has no bar."""
     places = np.arange(len(rows))[::-1]
     for place, (_, estimate, color) in zip(places, rows, strict=True):
         if estimate is None:
@@ -81,14 +83,16 @@ def _bars(axes: Axes, rows: Sequence[tuple[str, Estimate | None, str]]) -> None:
         axes.annotate(f"{100 * estimate.value:.1f} %", (right, place), (5, 0), textcoords="offset points", va="center", fontsize=9)
     axes.set_yticks(places, [_short(name) for name, _, _ in rows])
     axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.set_xlim(0, 1.18)  # room for the figure beside a bar that fills it
+    axes.set_xlim(0, 1.18)  # leaves room for the label beside a full bar
     axes.set_xticks(np.linspace(0, 1, 6))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(visible=False, axis="y")
 
 
 def _draw_pass_at(axes: Axes, summary: EvalSummary) -> None:
-    """pass@k of each source with its interval as a band; the vote of k, where there is one, dashed."""
+    """Draw pass@k of each source with its interval as a
+    band, and maj@k, if there is one, as a dashed line.
+    """
     axes.set_title("pass@k, and maj@k dashed")
     for place, source in enumerate(summary.sources):
         _curve(axes, source.pass_at, _color(place), label=_short(source.name))
@@ -116,7 +120,7 @@ def _curve(axes: Axes, figures: Sequence[EstimateAt], color: str, *, label: str)
 
 
 def _draw_tokens(axes: Axes, summary: EvalSummary, attempts: Sequence[EvaluatedAttempt]) -> None:
-    """How many attempts took how many tokens, in the same bins for all sources."""
+    """Draw histograms of tokens per attempt, with the same bins for all sources."""
     axes.set_title("Tokens per attempt")
     counts = {source.name: _lengths(source, attempts) for source in summary.sources}
     longest = max((max(lengths) for lengths in counts.values() if lengths), default=0)

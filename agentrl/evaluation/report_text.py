@@ -1,4 +1,4 @@
-"""The report as Markdown: tables of figures with their intervals, what to be wary of, and a few attempts to read."""
+"""The report as Markdown: tables of figures with their intervals, warnings, and a few attempts to read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.types import Message
 MAX_FAILURES = 10
 MAX_EXAMPLES = 12
 MAX_MESSAGE_CHARS = 3000
-"""Of one message of an example: its beginning and its end."""
+"""Characters shown of one message of an example: its beginning and its end."""
 NOT_MEASURED = "-"
 
 
@@ -28,8 +28,11 @@ def markdown(
     """Return the whole report.
 
     Args:
-        description: of the run, as its `to_json` says it: without secrets.
-        picture: name of the file with the plots, beside the report.
+        description: of the run, from `RunDescription.to_json`: without secrets.
+        summary: the figures.
+        evidence: examples, readings and failures.
+        contamination: None: not checked.
+        picture: name of the file with the plots, in the report's folder.
     """
     parts = [
         f"# Evaluation of {PurePath(str(description['model'])).name}\n\n{_run_lines(description)}",
@@ -47,7 +50,7 @@ def markdown(
 
 
 def _section(title: str, *parts: str) -> str:
-    """Return a section, "" when there is nothing in it."""
+    """Return a section; "" if it is empty."""
     body = [part for part in parts if part]
     return "\n\n".join([f"## {title}", *body]) if body else ""
 
@@ -64,7 +67,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-# ------------------------------------------------------------------------------------------------------- figures
+# ---------------------------------------------------------------------------------------------------- figures
 
 
 def percent(estimate: Estimate | None) -> str:
@@ -75,7 +78,7 @@ def percent(estimate: Estimate | None) -> str:
 
 
 def amount(estimate: Estimate | None) -> str:
-    """Return `412 [388, 436]`, with decimals for what is small."""
+    """Return `412 [388, 436]`; values below 100 have decimals."""
     if estimate is None:
         return NOT_MEASURED
     digits = 0 if abs(estimate.value) >= 100 else 2
@@ -87,7 +90,7 @@ def _limits(estimate: Estimate, text: Callable[[float], str]) -> str:
 
 
 def _all(summary: EvalSummary) -> list[SourceSummary]:
-    """Return the sources, and all together where there are several."""
+    """Return the sources, and the overall summary if there are several."""
     return [*summary.sources, *([summary.overall] if len(summary.sources) > 1 else [])]
 
 
@@ -152,7 +155,7 @@ def _lengths(summary: EvalSummary) -> str:
     return _table(["source", "tokens", "turns", "tool calls", "attempts with a tool call"], rows) + "\n\nPer scored attempt."
 
 
-# ------------------------------------------------------------------------------------------- what to be wary of
+# --------------------------------------------------------------------------------- failures and contamination
 
 
 def _failures(failures: Mapping[str, int]) -> str:
@@ -174,7 +177,7 @@ def _contamination(note: ContaminationNote | None) -> str:
     return "\n\n".join(part for part in (compared, table, _table(["problem", "share", "training row", "question"], worst)) if part)
 
 
-# ----------------------------------------------------------------------------------------------------- examples
+# --------------------------------------------------------------------------------------------------- examples
 
 
 def _example(example: Example) -> str:
@@ -206,13 +209,16 @@ def _cut(text: str) -> str:
 
 
 def _details(title: str, text: str) -> str:
-    """Return text that is folded away. The fence is longer than any in it: what a model wrote must not end it."""
+    """Return collapsed text.
+
+    Its fence is longer than any fence in the text, so a model's text cannot end it.
+    """
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     shown = title.replace("&", "&amp;").replace("<", "&lt;")
     return f"<details><summary>{shown}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"
 
 
-# ---------------------------------------------------------------------------------------------------------- run
+# -------------------------------------------------------------------------------------------------------- run
 
 
 def _run_lines(description: Mapping[str, Any]) -> str:

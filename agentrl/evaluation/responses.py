@@ -1,12 +1,12 @@
-"""Stored responses: rows of a Parquet file with a list of texts each, as something that a reward can score.
+"""Stored responses: rows of a Parquet file with a list of responses each, prepared for scoring.
 
-    data_source   str                         chooses the reward
-    responses     [str, ...]                  what is scored
-    reward_model  {ground_truth, ...}         may be absent: the reward says whether it needs a ground truth
-    prompt        [{role, content}, ...]      or one text; may be absent
-    extra_info    {...}                       may be absent
+    data_source   str                         selects the reward
+    responses     [str, ...]                  the texts to score
+    reward_model  {ground_truth, ...}         optional: the reward decides whether it needs a ground truth
+    prompt        [{role, content}, ...]      or one text; optional
+    extra_info    {...}                       optional
 
-All names are configurable. Every error names file, row (counted from 0) and field.
+All names are configurable. Every error names the file, the row (counted from 0) and the field.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from agentrl.types import Message, Outcome, Task
 
 THOUGHT = re.compile(r"<think>\n(.+)\n</think>\n(.*)", re.DOTALL)
 STREAM_ROWS = 256
-"""Rows turned into Python objects at once."""
+"""Rows converted to Python objects at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """One row: its task, and its responses in their order; None for a response that is null."""
+    """One row: its task, and its responses in order; None for a null response."""
 
     task: Task
     responses: tuple[str | None, ...]
 
     def attempted(self, response: str) -> Attempted:
-        """Return a response as rewards see an attempt: one finished turn, of whose tokens nothing is known.
+        """Return a response in the form in which rewards receive an
+        attempt: one finished turn, with unknown token counts (0).
 
-        What stands before the last `</think>` is what it thought, as `agentrl generate` writes it; `response_text` is the response.
+        A response of the form `<think>`, thought, `</think>`, text, as `agentrl generate` writes it, is split
+        into thought and text. `response_text` is the whole response.
         """
         thought = THOUGHT.fullmatch(response)
         said = Message("assistant", response) if thought is None else Message("assistant", thought[2], reasoning=thought[1])
@@ -56,10 +58,10 @@ class ResponseFile:
     """A Parquet file of stored responses."""
 
     def __init__(self, path: Path, columns: DataConfig, response_key: str) -> None:
-        """Open the file and look at its columns.
+        """Open the file and check its columns.
 
         Raises:
-            DataError: it cannot be read, or lacks a column that is needed.
+            DataError: the file cannot be read, or a required column is missing.
         """
         if not path.is_file():
             raise DataError(f"file {str(path)!r} does not exist")
@@ -75,7 +77,7 @@ class ResponseFile:
         self._require(response_key, _is_list_of_texts, "lists of texts")
 
     def stored_rows(self) -> Iterator[StoredRow]:
-        """Yield all rows in their order.
+        """Yield all rows in order.
 
         Raises:
             DataError: a row is malformed.
@@ -86,7 +88,7 @@ class ResponseFile:
             start += batch.num_rows
 
     def read(self, rows: pa.RecordBatch | pa.Table, start: int) -> Iterator[StoredRow]:
-        """Yield rows of the file that begin at row `start` of it.
+        """Yield the given rows of the file, which begin at its row `start`.
 
         Raises:
             DataError: a row is malformed.

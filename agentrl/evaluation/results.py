@@ -1,4 +1,4 @@
-"""What remains of an evaluation: the Parquet file of every attempt, and its report."""
+"""Write the results of an evaluation: the Parquet file of all attempts, and the report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentrl.evaluation.thresholds import Threshold
 from agentrl.types import Trajectory
 
 PRODUCERS = b"agentrl.producers"
-"""Key of the file's metadata: data set -> what played its attempts (`producer_of`), as JSON."""
+"""Metadata key of the file: data set -> producer of its attempts (see `producer_of`), as JSON."""
 _CHUNK = 256
 
 
@@ -33,8 +33,9 @@ def write_results(
     """Write all attempts, `results.json` and the report into the request's folder.
 
     Args:
-        started, seconds: when this process began (ISO 8601), and how long it took.
-        training_files: whose overlap with the questions is looked for; none: nothing is.
+        started, seconds: start of this process (ISO 8601), and its duration.
+        training_files: checked for overlap with the questions; empty: no check.
+        thresholds: figures that must be reached; missed ones are listed in the report.
 
     Raises:
         DataError: a training file cannot be read.
@@ -60,7 +61,7 @@ def write_results(
 
 
 def write_attempts(path: Path, trajectories: Iterable[Trajectory], producers: Mapping[str, Any]) -> Evidence:
-    """Write trajectories into one Parquet file that appears whole or not at all, and return what a report needs of them."""
+    """Write trajectories into one Parquet file, atomically, and return the evidence for a report."""
     evidence = Evidence()
     own = {PRODUCERS: json.dumps(producers, default=str).encode()}
     schema = SCHEMA.with_metadata({**SCHEMA.metadata, **own})

@@ -1,4 +1,6 @@
-"""One evaluation from request to attempts: data sets checked, servers asked, what is missing played, all of it written."""
+"""One evaluation, from request to stored attempts: check the
+data sets, start or find the servers, play what is missing.
+"""
 
 from __future__ import annotations
 
@@ -56,22 +58,22 @@ from agentrl.tracking.watchdog import Watchdog
 from agentrl.types import Trajectory
 
 STORE = "attempts.sqlite"
-"""Name of the store in the folder of the results."""
+"""Name of the store, in the folder of the results."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """What is asked for.
+    """The evaluation to run.
 
     Args:
-        model: folder, hub id or URLs; None: what the config says.
+        model: folder, hub id or URLs; None: the config's model.
         on: names of benchmarks, and files of rows.
-        folder: where the attempts are kept.
+        folder: where the attempts are stored.
         agent: plays all rows; None: each row's own.
-        data_dir: original files of the benchmarks.
-        served_model: its name at an OpenAI-compatible URL; None: the only one there.
-        max_rows: only the first so many rows of each data set.
-        is_scored: False only generates.
+        data_dir: folder with original files of the benchmarks.
+        served_model: name of the model at an OpenAI-compatible URL; None: the only one there.
+        max_rows: use only this many rows of each data set, from the beginning.
+        is_scored: False: generate only.
     """
 
     config: Config
@@ -87,7 +89,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that is known before anything is played."""
+    """Everything that is known before the first attempt is played."""
 
     request: EvaluationRequest
     place: ModelPlace
@@ -107,7 +109,9 @@ class Prepared:
         return [key for problem in self.problems for key in problem.keys]
 
     def finished(self) -> Iterator[Trajectory]:
-        """Yield the attempts in the order of problems and members, as the tasks of this evaluation."""
+        """Yield the attempts in the order of problems and members,
+        with the numbers and task ids of this evaluation.
+        """
         owners = ((problem, member) for problem in self.problems for member in range(len(problem.keys)))
         for (problem, member), trajectory in zip(owners, self.store.read(self.keys), strict=True):
             assert trajectory is not None, "everything was played"
@@ -116,10 +120,11 @@ class Prepared:
 
 @contextmanager
 def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
-    """Look at the model, read and check all rows, and open the store.
+    """Identify the model, read and check all rows, and open the store.
 
     Raises:
-        UserError: the config, the model, a data set or a row is wrong, or another process writes to the folder.
+        UserError: the config, the model, a data set or a row is invalid, or another process writes to the
+            folder.
         ServerError: a running server does not answer.
     """
     place, config = read_place(request.model, _as_evaluated(request.config))
@@ -152,11 +157,11 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
 
 
 def play_missing(prepared: Prepared, *, say: Say) -> Counts:
-    """Play the attempts that the store does not have, on servers that are started only if there are any.
+    """Play the attempts that the store does not have. Servers are started only if an attempt is missing.
 
     Raises:
-        ServerError: no server can be had.
-        InfrastructureError: attempts fail one after the other.
+        ServerError: no server is available.
+        InfrastructureError: too many consecutive attempts failed.
     """
     keys = prepared.keys
     num_finished = sum(map(prepared.store.has, keys))
@@ -188,7 +193,11 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
 
 
 async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, progress: EvalProgress, gaps: LoopGaps) -> Counts:
-    """Consumes what is missing; unblocked by servers, tools and partners; produces attempts in the store, and says what it waits for."""
+    """Consumes missing attempts; unblocked by servers, tools
+    and interactions; produces attempts in the store.
+
+    A watchdog reports what it waits for.
+    """
     config, chat, plugins = prepared.config, prepared.chat, prepared.plugins
     reward = config.reward if prepared.request.is_scored else without_rewards(plugins, _sources(prepared.problems))
     router = _router(prepared, concurrency, api_key=servers.api_key)
@@ -205,7 +214,7 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
             config.agent,
             plugins=plugins,
             chat=chat,
-            router=cast(Router, router),  # a MessageSession asks its own kind of model
+            router=cast(Router, router),  # a MessageSession takes a MessageModel instead
             host=host,
             scorer=scorer,
             prompt=PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts),
@@ -236,7 +245,7 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
 
 
 def _watching(watched: WatchedEvaluation, prepared: Prepared, say: Say) -> AbstractContextManager[object]:
-    """Watch what is played; by the config, maybe not at all."""
+    """Return the watchdog over what is played; a null context if the config disables it."""
     silence_s = prepared.config.eval.watchdog_s
     if silence_s is None:
         return nullcontext()
@@ -244,7 +253,7 @@ def _watching(watched: WatchedEvaluation, prepared: Prepared, say: Say) -> Abstr
 
 
 def _router(prepared: Prepared, concurrency: Concurrency, *, api_key: str | None) -> Router | MessageModel:
-    """Return what answers turns: servers that speak tokens, or messages."""
+    """Return the source of turns: a router for servers that exchange tokens, or a model for messages."""
     config, name = prepared.config, prepared.known.served_name
     rollout = config.rollout
     if name is not None:
@@ -261,7 +270,7 @@ def _router(prepared: Prepared, concurrency: Concurrency, *, api_key: str | None
 
 
 def _as_evaluated(config: Config) -> Config:
-    """Return the config with what `eval` says of tools, rewards and lengths in the place of what training has."""
+    """Return the config with the tools, rewards and lengths of `eval` in place of those of training."""
     lengths = {name: value for name in ("max_response_tokens", "max_turn_tokens") if (value := getattr(config.eval, name)) is not None}
     own = config.of_validation
     return own.model_copy(update={"agent": own.agent.model_copy(update=lengths)})
@@ -282,6 +291,6 @@ def _sources(problems: Sequence[EvaluationProblem]) -> set[str]:
 
 
 def _refuse_reward_model(config: Config) -> None:
-    """Refuse what only the ranks of a training run can score."""
+    """Refuse rewards that need the ranks of a training run."""
     if config.asks_reward_model:
         raise ConfigError(f"{config.asks_reward_model[0]} asks the reward model, which only a training run has; evaluate by another reward")

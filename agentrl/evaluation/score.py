@@ -1,7 +1,7 @@
-"""Score stored responses with the rewards of training: the second of the two steps of an evaluation, generate and score.
+"""Score stored responses with the rewards of training: the second step of generate and score.
 
-A response that could not be scored (its reward raised, hung, or its process died) has a null score and is counted with its reason;
-it is never a zero.
+A response that could not be scored (its reward raised, hung, or its process died) has a null score and is
+counted with its reason. It never has a score of zero.
 """
 
 from __future__ import annotations
@@ -33,17 +33,21 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.trio_run import in_trio
 
 MAX_CALLS = 64
-"""Calls of rewards at once, of all kinds together."""
+"""Concurrent reward calls, of all kinds together."""
 MAX_THREAD_CALLS = 8
-"""As many threads as RewardCalls has: a call that waits for one is not in line for longer than its deadline allows."""
+"""As many as RewardCalls has threads, so that a call does not spend its deadline waiting for a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredResponse:
-    """What came of one response. accuracy: in [0, 1], as the reward reports it, else 1.0 for a positive score.
+    """Result for one response.
 
-    answer: canonical text of the final answer, where the reward says one. score, accuracy: None when there is none; then
-    `failure` says why, in words that are the same for all of its kind, and `message` in full.
+    Attributes:
+        score: the reward; None if the response could not be scored.
+        accuracy: in [0, 1], as the reward reports it, else 1.0 for a positive score; None without a score.
+        answer: canonical text of the final answer, if the reward reports one.
+        failure: why there is no score, in words that are the same for all failures of the kind.
+        message: the full text of the failure.
     """
 
     source: str
@@ -56,7 +60,7 @@ class ScoredResponse:
     message: str | None = None
 
     def attempt(self) -> EvaluatedAttempt:
-        """Return the response as statistics see it: one turn, of whose tokens nothing is known."""
+        """Return the response as a record for statistics: one turn, with unknown token counts (0)."""
         return EvaluatedAttempt(
             source=self.source,
             problem=self.problem,
@@ -86,18 +90,20 @@ def score_file(
     num_processes: int,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ScoredResponse]:
-    """Write the rows of `path` to `out` with a column of scores, one float per response, and return what came of each response.
+    """Write the rows of `path` to `out` with a column of scores, one float per response; return all results.
 
-    Rewards are chosen by `config.reward` as in training, and the columns are named by `config.data`. Every row is checked before
-    the first is scored. All other columns, their types and the row groups stay; `out` appears whole or not at all.
+    `config.reward` selects the rewards as in training; `config.data` names the columns. Every row is checked
+    before the first is scored. All other columns, their types and the row groups are preserved; `out` is
+    written atomically.
 
     Args:
-        num_processes: processes for rewards that run in one of their own, as a custom function that is not async does.
-        watch: called with the responses scored so far and in all.
+        num_processes: processes for rewards that run in their own process, such as a custom function that is
+            not async.
+        watch: called with the number of responses scored so far and the total.
 
     Raises:
         DataError: a row is malformed, has no reward, or lacks what its reward needs.
-        PluginError: the custom function or a reward does not load.
+        PluginError: the custom function or a reward cannot be loaded.
     """
     file = ResponseFile(path, config.data, response_key)
     if scores_key in file.schema.names:
@@ -108,7 +114,9 @@ def score_file(
 
 
 def in_processes(config: Config) -> Config:
-    """Return `config` with its custom function in processes of its own, unless it is async: one that hangs can be killed."""
+    """Return `config` with its custom function in separate processes,
+    unless it is async: a hanging process can be killed.
+    """
     custom = config.reward.custom_function
     if custom.path is None:
         return config
@@ -168,12 +176,12 @@ async def _score_file(
 
 
 class _Scorer:
-    """Scores responses side by side, within one trio run."""
+    """Scores responses concurrently, within one trio run."""
 
     def __init__(self, calls: RewardCalls, table: RewardTable, num_processes: int, progress: _Progress) -> None:
         self._calls = calls
         self._table = table
-        # In line for a process or thread a call waits here, where no deadline runs.
+        # A call waits here for a free process or thread, before its deadline starts.
         self._places = {"process": trio.CapacityLimiter(num_processes), "thread": trio.CapacityLimiter(MAX_THREAD_CALLS)}
         self._progress = progress
 
@@ -181,7 +189,7 @@ class _Scorer:
         await self._calls.aclose()
 
     async def score_rows(self, rows: Iterable[StoredRow]) -> list[list[ScoredResponse]]:
-        """Score all responses of `rows`, which are read as they are needed; return the results by row, in order."""
+        """Score all responses of `rows`, which are read lazily; return the results by row, in order."""
         results: list[list[ScoredResponse]] = []
         remaining = _responses(rows, results)
 
@@ -214,7 +222,9 @@ class _Scorer:
 def _responses(
     rows: Iterable[StoredRow], results: list[list[ScoredResponse]]
 ) -> Iterator[tuple[StoredRow, int, str | None, list[ScoredResponse]]]:
-    """Yield each response with its row, its place in it, and the list in `results` that waits for what comes of it."""
+    """Yield each response with its row, its index in the row,
+    and the list in `results` that receives its result.
+    """
     for row in rows:
         results.append([_UNSCORED] * len(row.responses))
         for member, response in enumerate(row.responses):
@@ -235,7 +245,9 @@ _UNSCORED = ScoredResponse("", "", 0, None)
 
 
 def _kind(term: Term, error: RewardError) -> str:
-    """Return the beginning of an error's text, which is the same for all errors of its kind: without the value that was returned."""
+    """Return the part of an error's text that is the same for
+    all errors of its kind, without the returned value.
+    """
     text = str(error).removeprefix(f"reward {term.name!r}").lstrip(": ").partition(":")[0]
     subject, returned, _ = text.partition(" returned ")
     return f"{subject} returned no score" if returned else text

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentrl.evaluation.summary import EvalSummary
 
 LINE_EVERY_S = 10.0
-"""Of a line of progress where there is no terminal to redraw a bar on."""
+"""Seconds between progress lines, if there is no terminal for a bar."""
 LINE_CHARACTERS = 200
 MAX_PASS_COLUMNS = 3
 
@@ -120,7 +120,9 @@ def _json_object(text: str) -> dict[str, Any]:
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """Give a function of (done, total) that shows progress on standard error: a bar on a terminal, else a line now and then."""
+    """Yield a function of (done, total) that shows progress on
+    standard error: a bar on a terminal, else occasional lines.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -156,7 +158,7 @@ def _show(scored: Sequence[ScoredResponse]) -> None:
         typer.echo("no row has a response")
         return
     summary = summarise([one.attempt() for one in scored])
-    # In a file or a pipe a line of the table is as long as it needs to be.
+    # In a file or pipe, a table line may be as long as necessary.
     Console(width=None if sys.stdout.isatty() else LINE_CHARACTERS).print(score_table(summary))
     for source in summary.sources:
         for warning in source.warnings:
@@ -168,7 +170,9 @@ def _show(scored: Sequence[ScoredResponse]) -> None:
 
 
 def score_table(summary: EvalSummary) -> Table:
-    """Return one line per data source, and one of all where there are several; intervals of 95 % in brackets."""
+    """Return one line per data source, and an overall line
+    if there are several; 95 % intervals are in brackets.
+    """
     from rich.table import Table
 
     from agentrl.evaluation.table import with_interval

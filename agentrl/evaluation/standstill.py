@@ -1,4 +1,7 @@
-"""When an evaluation makes no progress, and what its parts say then (agentrl.tracking.watchdog). Progress is a try that ended."""
+"""Watchdog findings for an evaluation without progress (agentrl.tracking.watchdog).
+
+Progress is a try that ended.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,22 @@ from agentrl.tracking.watchdog import ANSWER_S, KEPT_SCOPES
 
 
 class Places(Protocol):
-    """Knows where turns are asked for: `agentrl.rollout.router.Router`."""
+    """Knows which server each requested turn waits for: `agentrl.rollout.router.Router`."""
 
     def places(self) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationFindings:
-    """What was found. loads: of servers that can be asked, by URL; places: of turns that are asked for, by attempt."""
+    """State of the evaluation.
+
+    Attributes:
+        room: limit on concurrent attempts.
+        statuses: of all servers.
+        loads: by URL, of servers that report their load.
+        places: attempt -> URL of the server that its turn waits for.
+        scopes: what currently runs.
+    """
 
     room: int
     statuses: Sequence[ServerStatus]
@@ -36,7 +47,10 @@ class EvaluationFindings:
     scopes: LiveScopes
 
     def lines(self, *, max_scopes: int | None = None) -> Iterator[str]:
-        """Yield them as text; max_scopes: attempts in full, None: all, and trio's own tree with them."""
+        """Yield the findings as text.
+
+        `max_scopes`: number of attempts shown in full; None: all, with trio's own task tree.
+        """
         yield f"room for {self.room} attempts at once"
         yield "servers:"
         asked = Counter(self.places.values())
@@ -49,11 +63,11 @@ class EvaluationFindings:
 
 
 class WatchedEvaluation:
-    """An evaluation that plays, as a watchdog sees it.
+    """A running evaluation, in the form that a watchdog observes.
 
     Args:
-        connect: opens a client that can ask a server for its load; None: these servers know no such question.
-        answer_s: how long each server has to answer.
+        connect: opens a client that can ask a server for its load; None: the servers do not report a load.
+        answer_s: timeout of each server's answer, in seconds.
     """
 
     key = "eval.watchdog_s"

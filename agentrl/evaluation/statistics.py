@@ -1,6 +1,7 @@
-"""What n attempts at one problem say: pass@k, the vote of k, the best of k by a reward. All are exact expectations over subsets.
+"""Statistics of n attempts at one problem: pass@k, majority vote of k, and best of k by reward.
 
-Each draws k of the n attempts without replacement, every subset as likely as any other; nothing is sampled.
+All are exact expectations over subsets: k of the n attempts are drawn without replacement, all subsets
+equally likely. Nothing is sampled.
 """
 
 from __future__ import annotations
@@ -16,23 +17,25 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MAX_VOTERS = 1000
-"""The subsets of more attempts are more than a float can count."""
+"""With more attempts, the number of subsets exceeds the range of a float."""
 
 
 def pass_at(num_attempts: NDArray[np.int64], num_right: NDArray[np.int64]) -> Floats:
     """Return the probability that at least one of k attempts is right, for every k.
 
-    As a product of ratios, so that no binomial coefficient can overflow.
+    Computed as a product of ratios, so that no binomial coefficient can overflow.
 
     Args:
         num_attempts, num_right: i64[P], of each problem.
 
     Returns:
-        f64[P, K], K the most attempts at a problem; column k-1 is pass@k, NaN where a problem has fewer than k attempts.
+        f64[P, K], with K the largest number of attempts at a problem. Column k-1 is pass@k, NaN if a problem
+        has fewer than k attempts.
 
     Source: Chen et al. 2021, arXiv:2107.03374, eq. 1.
     """
-    drawn = np.arange(max(num_attempts, default=0))  # attempts drawn before this one, all of them wrong
+    # Number of attempts drawn before this one, all of them wrong
+    drawn = np.arange(max(num_attempts, default=0))
     left = (num_attempts[:, None] - drawn).astype(np.float64)
     wrong_left = np.maximum(left - num_right[:, None], 0)
     ratios = np.divide(wrong_left, left, out=np.full_like(left, np.nan), where=left > 0)
@@ -40,10 +43,11 @@ def pass_at(num_attempts: NDArray[np.int64], num_right: NDArray[np.int64]) -> Fl
 
 
 def majority_at(answers: Sequence[str | None], accuracies: Sequence[float]) -> Floats:
-    """Return the expected accuracy of the answer that most of k attempts give, for every k: f64[n].
+    """Return the expected accuracy of the majority answer of k attempts, for every k: f64[n].
 
-    Answers that are given equally often share the vote; an attempt without an answer has none, and where nobody has one the vote is wrong.
-    Takes milliseconds for 64 attempts and half a second for 512; equal patterns of answers are computed once.
+    Tied answers share the vote. An attempt without an answer has no vote; if no attempt has an answer, the
+    result is wrong. The cost is milliseconds for 64 attempts and half a second for 512. Equal patterns of
+    answers are computed once.
 
     Args:
         answers, accuracies: of the n <= MAX_VOTERS attempts, in any order.
@@ -59,9 +63,9 @@ def majority_at(answers: Sequence[str | None], accuracies: Sequence[float]) -> F
 
 
 def best_of(rewards: Sequence[float], accuracies: Sequence[float]) -> Floats:
-    """Return the expected accuracy of that of k attempts which has the highest reward, for every k: f64[n].
+    """Return the expected accuracy of the attempt with the highest reward among k, for every k: f64[n].
 
-    Attempts of equal reward share.
+    Attempts with tied rewards share the result.
     """
     by_reward: defaultdict[float, list[float]] = defaultdict(list)
     for reward, accuracy in zip(rewards, accuracies, strict=True):
@@ -75,7 +79,9 @@ def best_of(rewards: Sequence[float], accuracies: Sequence[float]) -> Floats:
 
 
 def _all_within(size: int, num: int) -> Floats:
-    """Return f64[num]: the probability that all of k attempts are among certain `size` of them, for k = 1..num."""
+    """Return f64[num], the probability that all of k drawn
+    attempts are in a given subset of `size`, for k = 1..num.
+    """
     drawn = np.arange(num, dtype=np.float64)
     within: Floats = np.cumprod(np.maximum(size - drawn, 0) / (num - drawn), dtype=np.float64)
     return within
@@ -85,12 +91,14 @@ def _all_within(size: int, num: int) -> Floats:
 def _vote(classes: tuple[tuple[int, float], ...], num: int) -> tuple[float, ...]:
     """Return the expected accuracy of the vote of k, for k = 1..num.
 
-    Subsets are counted by a polynomial: of each class, which has `size` attempts, i are drawn in C(size, i) ways. For the largest
-    count `top`, `counts[w, k, t]` are the ways to draw k attempts so that t classes reach `top` and none exceeds it; w = 1 sums the
-    accuracies of those t, so that the tied share it.
+    Subsets are counted by polynomial multiplication: from an answer class of `size` attempts, i are drawn in
+    C(size, i) ways. For the largest count `top`, `counts[0, k, t]` is the number of ways to draw k attempts
+    such that t classes reach `top` and none exceeds it. `counts[1, k, t]` is the sum of the accuracies of
+    those t classes over the same draws; divided by t, it is the shared accuracy of the tied classes.
 
     Args:
-        classes: (size, mean accuracy) of each answer; `num` counts the attempts without an answer too.
+        classes: (size, mean accuracy) of each answer.
+        num: all attempts, including those without an answer.
     """
     silent = num - sum(size for size, _ in classes)
     subsets = np.array([float(math.comb(num, k)) for k in range(num + 1)])
@@ -108,8 +116,8 @@ def _vote(classes: tuple[tuple[int, float], ...], num: int) -> tuple[float, ...]
 
 
 def _drawn(counts: Floats, size: int, accuracy: float, top: int) -> Floats:
-    """Return the counts after one class more."""
-    after = counts.copy()  # none is drawn
+    """Return the counts after adding one class."""
+    after = counts.copy()  # no attempt of the class is drawn
     for i in range(1, min(size, top) + 1):
         ways = math.comb(size, i) * counts[:, :-i]
         if i < top:

@@ -1,4 +1,6 @@
-"""Finished attempts on disk, each by the key of what produced it: nothing that was finished is ever played again."""
+"""Storage of finished attempts on disk, by the key of their
+producer: no finished attempt is ever played again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import SCORED_OUTCOMES, Trajectory
 
 BUSY_S = 60.0
-"""A reader may hold up a commit for so long."""
+"""Maximum seconds that a commit waits for a reader."""
 
 _TABLE = """
     CREATE TABLE IF NOT EXISTS attempts (
@@ -26,17 +28,20 @@ _READ = "SELECT trajectory FROM attempts WHERE key = ? ORDER BY is_failed, numbe
 
 
 class AttemptStore:
-    """The attempts in one SQLite file, in the order in which they were added; each trajectory is an Arrow IPC stream of one.
+    """Attempts in one SQLite file, in the order in which they were added.
 
-    Use it as a context manager, `add` and `read` from one thread at a time. Nothing is overwritten: an attempt that failed stays, and gives
-    way to the next one of its key.
+    Each trajectory is an Arrow IPC stream with one row. Use the store as a context manager, and call `add`
+    and `read` from one thread at a time. Nothing is overwritten: a failed attempt stays, and later attempts
+    with its key take precedence.
     """
 
     def __init__(self, file: Path) -> None:
-        """Open the file, or begin one. Other processes may read it, and write once this one has closed it.
+        """Open or create the file.
+
+        Other processes may read it; they may write only after this store is closed.
 
         Raises:
-            ConfigError: another process writes to it, or it is no such file.
+            ConfigError: another process writes to the file, or the file is not a store.
         """
         file.parent.mkdir(parents=True, exist_ok=True)
         self._lock = file.with_suffix(".lock").open("w")
@@ -47,7 +52,7 @@ class AttemptStore:
             raise ConfigError(f"another process writes to {str(file)!r}; wait for it, or choose another --out") from None
         self._database = sqlite3.connect(file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            # Not the write-ahead log: it needs shared memory, which network file systems lack.
+            # The write-ahead log needs shared memory, which network file systems lack.
             self._database.execute("PRAGMA journal_mode = TRUNCATE")
             self._database.execute("PRAGMA synchronous = FULL")  # a commit is on disk when it returns
             self._database.execute(_TABLE)
@@ -64,11 +69,13 @@ class AttemptStore:
         self._close()
 
     def has(self, key: str) -> bool:
-        """Tell whether an attempt of this key is finished: it has a score, or was generated for one."""
+        """Return whether a finished attempt with this key exists:
+        one that was scored, or generated without scoring.
+        """
         return key in self._finished
 
     def add(self, attempts: Sequence[tuple[str, Trajectory]]) -> None:
-        """Keep attempts with their keys; all of them are on disk when this returns, or none."""
+        """Store attempts with their keys, atomically: when this returns, all are on disk."""
         rows = [(key, one.outcome not in SCORED_OUTCOMES, to_ipc(encode([one]))) for key, one in attempts]
         with self._database:
             self._database.execute("BEGIN IMMEDIATE")
@@ -76,7 +83,9 @@ class AttemptStore:
         self._finished |= {key for key, is_failed, _ in rows if not is_failed}
 
     def read(self, keys: Sequence[str]) -> Iterator[Trajectory | None]:
-        """Yield the attempt of each key, in their order: the one that was added last, a finished one if there is any; None for none."""
+        """Yield the latest attempt of each key, in order of `keys`;
+        finished ones first; None if there is no attempt.
+        """
         for key in keys:
             found = self._database.execute(_READ, (key,)).fetchone()
             yield None if found is None else decode(from_ipc(found[0]))[0]

@@ -1,6 +1,8 @@
-"""From finished attempts to the figures of an evaluation, each with its interval: per data source, per difficulty and over all.
+"""Figures of an evaluation with their intervals, from finished
+attempts: per data source, per difficulty and overall.
 
-Every problem weighs the same, however many of its attempts have a score; one without any says nothing and is counted as such.
+Every problem has the same weight, however many of its attempts have a score. A problem without any score is
+left out of the means and counted separately.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ Problem = Sequence[EvaluatedAttempt]
 
 OVERALL = "all"
 FEW = 5
-"""With fewer solved problems an interval rests on so little that a reader has to be told."""
+"""With fewer solved problems, an interval rests on so little data that the reader is warned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over problems and its 95 % interval; the limits are None where one problem tells nothing of others."""
+    """A mean over problems with its 95 % interval; the limits
+    are None if one problem does not allow an interval.
+    """
 
     value: float
     low: float | None
@@ -38,7 +42,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class EstimateAt:
-    """A figure of k attempts at a problem; `num_problems` have at least k scored attempts, and it is about those."""
+    """A figure for k attempts at a problem, over the
+    `num_problems` problems with at least k scored attempts.
+    """
 
     k: int
     estimate: Estimate
@@ -47,16 +53,23 @@ class EstimateAt:
 
 @dataclass(frozen=True, slots=True)
 class SourceSummary:
-    """The figures of one data source, of one difficulty in it, or of all (`name` is OVERALL).
+    """Figures of one data source, of one difficulty within it, or of all (`name` is OVERALL).
 
-    n: attempts per problem, scored or not; the most where they differ. num_scored_problems: with at least one score; num_solved: with at
-    least one right attempt (accuracy 1). Figures are None, or empty, where no attempt has what they are made of.
+    Figures are None, or empty, if no attempt has the data for them.
 
-    accuracy: mean@n. pass_at, majority_at, best_of_at: for k = 1..n (the vote: at most MAX_VOTERS); the vote needs answers, and best_of
-    takes the attempt of the highest reward. format_rate .. num_tool_calls: means of scored attempts; failure_rate: share of all attempts
-    without a score.
-    by_difficulty: the same of each difficulty, ordered by name; empty where no row names one.
-    warnings: one line each, to be shown beside the figures.
+    Attributes:
+        n: attempts per problem, scored or not; the maximum if they differ.
+        num_scored_problems: problems with at least one score.
+        num_solved: problems with at least one right attempt (accuracy 1).
+        accuracy: mean@n.
+        pass_at, majority_at, best_of_at: for k = 1..n. The majority vote needs answers, and k is at most
+            MAX_VOTERS; `best_of_at` selects the attempt with the highest reward.
+        format_rate, truncation_rate, num_tokens, num_turns, num_tool_calls, tool_use_rate: means over scored
+            attempts.
+        failure_rate: share of all attempts that have no score.
+        by_difficulty: the same figures for each difficulty, ordered by name; empty if no row has a
+            difficulty.
+        warnings: one line each, to be shown with the figures.
     """
 
     name: str
@@ -84,13 +97,15 @@ class SourceSummary:
 
 @dataclass(frozen=True, slots=True)
 class EvalSummary:
-    """What an evaluation found: one summary per data source, ordered by name, and one of all problems together."""
+    """Figures of an evaluation: one summary per data source,
+    ordered by name, and one of all problems together.
+    """
 
     sources: tuple[SourceSummary, ...]
     overall: SourceSummary
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as JSON values, field by field."""
+        """Return all fields as JSON values."""
         return dataclasses.asdict(self)
 
 
@@ -117,12 +132,14 @@ def by_problem(attempts: Iterable[EvaluatedAttempt]) -> Mapping[tuple[str, str],
 
 
 def is_right(attempt: EvaluatedAttempt) -> bool:
-    """Tell whether an attempt solved its problem, for rewards that give parts of 1 too."""
+    """Return whether an attempt solved its problem. A partial accuracy below 1 is not right."""
     return attempt.accuracy is not None and attempt.accuracy >= 1.0
 
 
 def share(values: Floats) -> Estimate | None:
-    """Return the mean of one value in [0, 1] per problem, f64[P], with its interval; None without problems."""
+    """Return the mean of one value in [0, 1] per problem,
+    f64[P], with its interval; None without problems.
+    """
     if not len(values):
         return None
     low, high = share_interval(values)
@@ -198,11 +215,15 @@ def _known(value: float | None) -> float:
 
 
 def _at(rows: Sequence[Floats]) -> tuple[EstimateAt, ...]:
-    """Return one estimate per k, of rows f64[n of the problem]; a problem tells of no more attempts than it has."""
+    """Return one estimate per k.
+
+    Each row is f64[n of the problem], so a problem counts only for k up to its own n.
+    """
     found = []
     for k in range(1, max(map(len, rows), default=0) + 1):
         values = np.array([row[k - 1] for row in rows if len(row) >= k])
-        estimate = share(np.clip(values, 0.0, 1.0))  # sums of probabilities miss 1 by rounding
+        # Rounding can move sums of probabilities slightly above 1
+        estimate = share(np.clip(values, 0.0, 1.0))
         assert estimate is not None, "k is reached by a problem"
         found.append(EstimateAt(k, estimate, len(values)))
     return tuple(found)
@@ -216,7 +237,9 @@ def _mean(values: Floats) -> Estimate | None:
 
 
 def _means(problems: Iterable[Problem], fact: Callable[[EvaluatedAttempt], float | None]) -> Floats:
-    """Return the mean of a fact over the attempts of each problem that has it: f64[P]."""
+    """Return f64[P], the mean of a fact over each problem's
+    attempts that have it; problems without it are left out.
+    """
     rows = ([float(value) for attempt in problem if (value := fact(attempt)) is not None] for problem in problems)
     return np.array([sum(row) / len(row) for row in rows if row], np.float64)
 

@@ -1,4 +1,4 @@
-"""The figures of an evaluation for the terminal."""
+"""The terminal table with the figures of an evaluation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from agentrl.evaluation.summary import Estimate, EstimateAt, EvalSummary
 
 
 def summary_table(summary: EvalSummary) -> Table:
-    """Return one line per data source, and one of all where there are several; intervals of 95 % in brackets."""
+    """Return one line per data source, and an overall line
+    if there are several; 95 % intervals are in brackets.
+    """
     sources = [*summary.sources, *([summary.overall] if len(summary.sources) > 1 else [])]
     n = max(source.n for source in sources)
     of_several = (f"pass@{n}", f"maj@{n}") if n > 1 else ()
@@ -29,7 +31,7 @@ def summary_table(summary: EvalSummary) -> Table:
 
 
 def with_interval(estimate: Estimate | None) -> str:
-    """Return a figure with its interval, a dash where there is none."""
+    """Return a figure with its interval; a dash if there is no figure."""
     if estimate is None:
         return "-"
     interval = "" if estimate.low is None or estimate.high is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"

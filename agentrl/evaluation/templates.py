@@ -1,6 +1,7 @@
-"""Prompt templates: the instruction around a question, by name and version, so that two numbers can be compared.
+"""Prompt templates: the instruction around a question, with name and version, so that results are comparable.
 
-A published template never changes: another wording is another version. `none` leaves the prompts of the rows as they are.
+A published template never changes: a new wording is a new version. `none` leaves the prompts of the rows
+unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ QUESTION = "{question}"
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A user message with the question in the place of `{question}`, behind a system message where there is one."""
+    """A user message with the question in place of `{question}`, after an optional system message."""
 
     name: str
     version: int
@@ -42,7 +43,7 @@ TEMPLATES: Mapping[str, Template] = {
     for template in (
         # verl's examples/data_preprocess/gsm8k.py
         Template("gsm8k", 1, QUESTION + ' Let\'s think step by step and output the final answer after "####".'),
-        # the model cards of Qwen2.5-Math and DeepSeek-R1: behind the question, and as a system message
+        # model cards of Qwen2.5-Math and DeepSeek-R1: after the question, and as a system message
         Template("boxed", 1, f"{QUESTION}\n{_BOXED}"),
         Template("boxed_system", 1, QUESTION, system=_BOXED),
         Template(
@@ -65,10 +66,10 @@ TEMPLATES: Mapping[str, Template] = {
 
 
 def find_template(name: str) -> Template | None:
-    """Return the template `NAME@VERSION`; a bare name is its latest version, and `none` is None.
+    """Return the template `NAME@VERSION`. A bare name gives its latest version; `none` gives None.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no template has this name.
     """
     if name == NONE:
         return None
@@ -86,10 +87,11 @@ def template_of(data_set: str, templates: Mapping[str, str]) -> Template | None:
 
 
 def applied(task: Task, template: Template | None) -> Task:
-    """Return the task with the template's prompt: around `extra_info.question`, else around the only user message of the row.
+    """Return the task with the template's prompt: around
+    `extra_info.question`, else around the row's only user message.
 
     Raises:
-        DataError: the row's prompt is a conversation, of which no message is the question.
+        DataError: the row's prompt is a conversation, so no single message is the question.
     """
     if template is None:
         return task

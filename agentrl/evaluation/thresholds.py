@@ -1,4 +1,4 @@
-"""What an evaluation must reach: `gsm8k=0.5`, `gsm8k.pass@8=0.7`, for an exit code that a CI can act on."""
+"""Thresholds of an evaluation: `gsm8k=0.5`, `gsm8k.pass@8=0.7`. Missing one sets an exit code for CI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.evaluation.summary import OVERALL, Estimate, EstimateAt, EvalSummary, SourceSummary
 
 EXIT_BELOW = 3
-"""Exit code where a threshold was not reached; 1 is the world's failure, and 2 the user's mistake."""
+"""Exit code if a threshold was missed. 1 is an infrastructure failure, 2 a user error."""
 ACCURACY = "accuracy"
 FIGURES = "accuracy (mean@n), format, pass@K, maj@K, best@K"
 
@@ -26,7 +26,13 @@ _AT: Mapping[str, Callable[[SourceSummary], Sequence[EstimateAt]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """The least value of a figure of a source. source: as written, `all` for all problems together; wanted: in [0, 1]."""
+    """Minimum value of a figure of a source.
+
+    Attributes:
+        source: as written; `all` means all problems together.
+        figure: accuracy, format, pass@K, maj@K or best@K.
+        wanted: in [0, 1].
+    """
 
     source: str
     figure: str
@@ -34,16 +40,16 @@ class Threshold:
 
     @property
     def k(self) -> int | None:
-        """How many attempts the figure is of; None where it is of all."""
+        """Number of attempts of the figure; None if it has no k."""
         _, _, k = self.figure.partition("@")
         return int(k) if k else None
 
 
 def parse_threshold(text: str) -> Threshold:
-    """Return what `SOURCE=VALUE` or `SOURCE.FIGURE=VALUE` says; a source may have dots and slashes of its own.
+    """Parse `SOURCE=VALUE` or `SOURCE.FIGURE=VALUE`; a source may contain dots and slashes.
 
     Raises:
-        ConfigError: it has another form, or the value is no number in [0, 1].
+        ConfigError: the text has another form, or the value is not a number in [0, 1].
     """
     target, sign, value = text.rpartition("=")
     source, _, figure = target.rpartition(".")
@@ -62,14 +68,14 @@ def parse_threshold(text: str) -> Threshold:
 
 
 def refuse_unknown(thresholds: Sequence[Threshold], sources: Sequence[str], *, n: int) -> None:
-    """Refuse what could never be checked, before anything is run.
+    """Refuse thresholds that could never be checked, before anything runs.
 
     Args:
         sources: `data_source` of the rows to evaluate on.
         n: attempts per problem.
 
     Raises:
-        ConfigError: a source is not among them, or is ambiguous, or k exceeds n.
+        ConfigError: a source is unknown or ambiguous, or k exceeds n.
     """
     for threshold in thresholds:
         _resolve(threshold.source, sources)
@@ -80,9 +86,9 @@ def refuse_unknown(thresholds: Sequence[Threshold], sources: Sequence[str], *, n
 
 
 def failed_thresholds(thresholds: Sequence[Threshold], summary: EvalSummary) -> list[str]:
-    """Return one line for each threshold that was not reached: value, interval, what was wanted.
+    """Return one line for each threshold that was missed: value, interval, and wanted value.
 
-    A figure that the evaluation does not have (nothing was scored, no answers to vote by) is not reached.
+    A figure that the evaluation does not have (nothing was scored, no answers to vote on) counts as missed.
     """
     by_name = {source.name: source for source in summary.sources}
     lines = []
@@ -97,7 +103,7 @@ def failed_thresholds(thresholds: Sequence[Threshold], summary: EvalSummary) -> 
 
 
 def _resolve(written: str, sources: Sequence[str]) -> str:
-    """Return the source that is meant: by its whole name, or by what stands behind its last slash."""
+    """Return the source with this full name, or with this name after its last slash."""
     if written in sources or written == OVERALL:
         return written
     meant = [source for source in sources if source.rpartition("/")[2] == written]

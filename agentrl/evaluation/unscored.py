@@ -1,4 +1,4 @@
-"""Generation without rewards: what was said is all that counts."""
+"""Generation without rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.plugins.rewards import RunsIn
 
 
 class Unscored(Reward):
-    """Always 0, and nothing is made of it."""
+    """A reward that is always 0 and is never used."""
 
     name: ClassVar[str] = "unscored"
     runs_in: RunsIn = "inline"
@@ -21,6 +21,6 @@ class Unscored(Reward):
 
 
 def without_rewards(plugins: Plugins, data_sources: Iterable[str]) -> RewardConfig:
-    """Return a config of rewards by which rows of these sources are played, and scored by nothing."""
+    """Return a reward config with which rows of these sources are played but not scored."""
     plugins.rewards.add(Unscored)
     return RewardConfig(sources=dict.fromkeys(data_sources, Unscored.name))

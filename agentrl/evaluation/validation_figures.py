@@ -1,4 +1,6 @@
-"""The figures of an evaluation as metrics of a training run: `val/mean@8`, `val/pass@8`, `val/maj@8`, each with its interval."""
+"""Evaluation figures as metrics of a training run: `val/mean@8`,
+`val/pass@8`, `val/maj@8`, with their intervals.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,12 @@ from agentrl.evaluation.summary import Estimate, EvalSummary, SourceSummary
 
 
 def figures(summary: EvalSummary, *, prefix: str) -> dict[str, float]:
-    """Return prefix + name -> value of all problems together, and prefix + `source/<data_source>/` + name of each source.
+    """Return `prefix` + name -> value for all problems, and
+    `prefix` + `source/<data_source>/` + name for each source.
 
-    `mean@n` is the mean over problems of the mean over their n attempts; `pass@k` and `maj@k` come for k = 2, 4, 8, ... and n. Behind
-    each stand `<name>/low` and `<name>/high`, its 95 % interval, where there is one. What nothing was scored for is absent.
+    `mean@n` is the mean over problems of the mean over their n attempts. `pass@k` and `maj@k` are given for k
+    = 2, 4, 8, ... and n. `<name>/low` and `<name>/high` are the 95 % interval, if there is one. Figures
+    without scored attempts are absent.
     """
     values = dict(_figures(summary.overall, prefix))
     for source in summary.sources:
@@ -20,7 +24,7 @@ def figures(summary: EvalSummary, *, prefix: str) -> dict[str, float]:
 
 
 def shown_ks(n: int) -> list[int]:
-    """Return the k that are shown of 1..n: powers of two, and n."""
+    """Return the k in 1..n that are shown: powers of two, and n."""
     return sorted({*(2**i for i in range(n.bit_length())), n})
 
 
