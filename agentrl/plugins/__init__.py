@@ -1,4 +1,4 @@
-"""What a user extends: agent loops, tools, interactions and rewards, and the registry that finds them by name.
+"""Extension points: agent loops, tools, interactions and rewards, and the registry that finds them by name.
 
 from agentrl.plugins import AgentLoop, Tool, ToolResult, tool, Interaction, InteractionReply, Reward, RewardResult
 """

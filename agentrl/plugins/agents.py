@@ -1,4 +1,4 @@
-"""The contract of agent loops, and what they hold."""
+"""The contract of agent loops, and the session that they use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ AGENT_ALIASES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TurnLimits:
-    """What an agent loop may spend: assistant turns, user turns after the prompt (None: any number), tool calls run per turn."""
+    """Limits of an agent loop: assistant turns, tool calls per turn, user turns after the prompt (None:
+    unlimited).
+    """
 
     turns: int
     tool_calls_per_turn: int
@@ -34,7 +36,10 @@ class TurnLimits:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIEndpoint:
-    """Where somebody else's agent finds the policy: an OpenAI-compatible server that knows one trajectory by its key."""
+    """An OpenAI-compatible endpoint of the policy for external agents.
+
+    The API key identifies the trajectory.
+    """
 
     base_url: str
     api_key: str
@@ -42,14 +47,17 @@ class OpenAIEndpoint:
 
 
 class Session(Protocol):
-    """What an agent loop holds. It alone writes tokens; every method may raise what ends the trajectory."""
+    """The session passed to an agent loop.
+
+    It alone writes tokens. Any method may raise the error that ends the trajectory.
+    """
 
     @property
     def limits(self) -> TurnLimits: ...
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation so far, the prompt included."""
+        """The conversation so far, including the prompt."""
 
     @property
     def tools(self) -> Sequence[JsonObject]:
@@ -66,50 +74,54 @@ class Session(Protocol):
         """Sample one assistant turn."""
 
     async def call_tools(self, turn: Turn) -> Sequence[Message]:
-        """Run the turn's calls side by side, and append one tool message for each call."""
+        """Run the turn's calls concurrently and append one tool message for each."""
 
     async def run_tools(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        """Run calls that the agent loop found by itself, under the same rules, and append nothing."""
+        """Run calls that the agent loop parsed itself, under the same rules, and append nothing."""
 
     def add_user_message(self, text: str) -> None:
-        """Append a message that the model reads before its next turn: an observation, feedback."""
+        """Append a user message that the model sees before its next turn, such as an observation or feedback."""
 
     def add_reward(self, name: str, value: float) -> None:
-        """Give the last turn a reward by the agent loop itself, reported as `agent/<name>`."""
+        """Give the last turn a reward from the agent loop, reported as `agent/<name>`."""
 
     async def interact(self) -> InteractionReply:
-        """Pass the conversation to the row's interaction partner, and append its answer unless it ended the conversation."""
+        """Pass the conversation to the row's interaction partner and append its reply, unless the reply ends
+        the conversation.
+        """
 
     def serve_openai(self) -> AbstractAsyncContextManager[OpenAIEndpoint]:
-        """Let any OpenAI client play this trajectory while the context lasts."""
+        """Serve an OpenAI endpoint while the context is open, so that any OpenAI client can play this
+        trajectory.
+        """
 
     async def run_asyncio(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Await `function(*args)` in the process's asyncio loop, for code that does not run under trio."""
+        """Await `function(*args)` on the process's asyncio loop, for code that does not run under trio."""
 
     def stop_at_turn_limit(self) -> None:
-        """Record that the model wanted another turn than `limits.turns` allows."""
+        """Record that the model wanted more turns than `limits.turns` allows."""
 
 
 class AgentLoop(ABC):
-    """Plays one attempt at a task. One instance serves one trajectory."""
+    """Plays one attempt at a task. Each attempt gets its own instance."""
 
     name: ClassVar[str]
     uses_tools: ClassVar[bool] = True
-    """Whether the model may call tools; False keeps configured tools and the row's out of the prompt."""
+    """Whether the model may call tools. False ignores the tools of the config and of the row."""
     template_shows_tools: ClassVar[bool] = True
-    """Whether the chat template shows the tools' schemas; False for agents that describe them in `prompt`."""
+    """Whether the chat template shows the tool schemas. False for agents that describe tools in `prompt`."""
     required_tools: ClassVar[tuple[str, ...]] = ()
-    """Tools without which it cannot play: a row that offers fewer is refused before anything starts."""
+    """Tools that the agent needs. A row that does not offer all of them is rejected before the run starts."""
     needs_interaction: ClassVar[bool] = False
-    """Whether it cannot play a row without an interaction partner."""
+    """Whether each row needs an interaction partner."""
 
     def __init__(self, config: JsonObject | None = None) -> None:
         self.config: JsonObject = dict(config or {})
 
     def prompt(self, task: Task, tools: Sequence[JsonObject]) -> Sequence[Message]:
-        """Return the messages that the model sees first; must depend on nothing but the arguments and `config`."""
+        """Return the messages of the first prompt. They may depend only on the arguments and `config`."""
         return task.messages
 
     @abstractmethod
     async def run(self, task: Task, session: Session) -> None:
-        """Talk until done; the session records everything. Runs under trio."""
+        """Play the attempt and return when it is done; the session records everything. Runs under trio."""

@@ -13,10 +13,11 @@ from agentrl.types import JsonObject, Message
 
 @dataclass(frozen=True, slots=True)
 class InteractionReply:
-    """The partner's answer, with an optional reward for the assistant's last turn.
+    """The partner's reply, with an optional reward for the assistant's last turn.
 
-    When `is_done`, the text is not appended and the trajectory ends. `metrics` are added up over the trajectory.
-    `state` describes the environment that the next turn is taken in, as in ToolResult.
+    is_done: the conversation is over; the text is not appended.
+    metrics: summed over the trajectory.
+    state: describes the environment before the next turn, as in ToolResult.
     """
 
     text: str
@@ -27,7 +28,10 @@ class InteractionReply:
 
 
 class Interaction(ABC):
-    """A conversation partner with the lifetime of one trajectory: start, respond (any number of times), score, finalize."""
+    """A conversation partner. Each attempt gets its own instance.
+
+    Order of calls: start, respond (any number of times), score, finalize.
+    """
 
     name: ClassVar[str]
     runtime: ClassVar[Runtime] = "asyncio"
@@ -36,15 +40,15 @@ class Interaction(ABC):
         self.config: JsonObject = dict(config or {})
 
     async def start(self, **interaction_kwargs: Any) -> None:
-        """Prepare; receives the row's `interaction_kwargs` without `name`."""
+        """Prepare for one attempt. Receives the row's `interaction_kwargs` without `name`."""
 
     @abstractmethod
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
-        """Answer the conversation so far; its last message is the assistant's."""
+        """Reply to the conversation so far. Its last message is the assistant's."""
 
     async def score(self) -> float | None:
-        """Return the final score of the conversation, None when the partner gives none; called once, when the agent loop is done."""
+        """Return the final score of the conversation, or None. Called once, after the agent loop is done."""
         return None
 
     async def finalize(self) -> None:
-        """Free what `start` took; always runs."""
+        """Release the resources of `start`. Always runs."""

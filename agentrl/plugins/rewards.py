@@ -1,4 +1,4 @@
-"""The contract of rewards: one class for each scope, all of them registered under one kind."""
+"""The contract of rewards: one base class per scope, all registered as one kind of plugin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from agentrl.types import JsonObject, Message, Outcome, Task
 
 FINISH = "finish"
-"""The tool whose argument `answer` is the answer of the attempt."""
+"""Name of the tool whose argument `answer` is the final answer of the attempt."""
 
 RunsIn = Literal["inline", "thread", "process", "asyncio", "trio"]
 Scope = Literal["trajectory", "turn", "group", "batch"]
@@ -18,7 +18,12 @@ Scope = Literal["trajectory", "turn", "group", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """`value` is learned from; `metrics` (format, accuracy, ...) are reported; `details` (JSON values) are kept with the trajectory."""
+    """A reward.
+
+    value: the reward to train on.
+    metrics: reported numbers (format, accuracy, ...).
+    details: JSON values stored with the trajectory.
+    """
 
     value: float
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -27,10 +32,12 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True)
 class Attempted:
-    """What a reward sees of one finished attempt.
+    """The view of one finished attempt that a reward receives.
 
-    messages: the conversation, prompt included. num_response_tokens: tokens after the prompt, context included;
-    num_action_tokens: those the policy sampled; max_response_tokens: how many there might have been.
+    messages: the conversation, including the prompt.
+    num_response_tokens: tokens after the prompt, including context.
+    num_action_tokens: tokens that the policy sampled.
+    max_response_tokens: limit on num_response_tokens.
     """
 
     task: Task
@@ -43,13 +50,15 @@ class Attempted:
 
     @property
     def handed_in(self) -> str | None:
-        """What the last assistant message handed in through the tool `finish`; None when it did not."""
+        """The answer that the last assistant message passed to the tool `finish`; None if it did not call
+        `finish`.
+        """
         last = self._last_message
         return None if last is None else _handed_in(last)
 
     @property
     def answer(self) -> str:
-        """What the last assistant message handed in through the tool `finish`, else its text; "" when there is none."""
+        """`handed_in`, or else the text of the last assistant message; "" if there is no assistant message."""
         last, handed_in = self._last_message, self.handed_in
         return (last.content if last is not None else "") if handed_in is None else handed_in
 
@@ -65,97 +74,118 @@ class Attempted:
 
     @property
     def response_text(self) -> str:
-        """The response as one text, a line break between messages; what the assistant thought stands in `<think>` tags."""
+        """The response as one text with a line break between messages; thinking is enclosed in `<think>`
+        tags.
+        """
         return "\n".join(text for message in self.response for text in (_with_thought(message), _handed_in(message)) if text is not None)
 
     @property
     def assistant_texts(self) -> tuple[str, ...]:
-        """The text of each assistant message of the response, with what it thought in `<think>` tags."""
+        """The text of each assistant message of the response; thinking is enclosed in `<think>` tags."""
         return tuple(_with_thought(message) for message in self.response if message.role == "assistant")
 
 
 class AnyReward(ABC):
-    """What all rewards share. Subclass one of the four below."""
+    """Base of all rewards. Subclass `Reward`, `TurnReward`, `GroupReward` or `BatchReward`."""
 
     name: ClassVar[str]
     scope: ClassVar[Scope]
     runs_in: RunsIn = "thread"
-    """Where `score` is called.
+    """Where `score` runs.
 
-    thread: it may block. process: it is heavy, and gets a process of its own that is killed at the deadline; the reward is
-    made there again from its class and config. asyncio, trio: `score` is async. inline: it takes microseconds, whatever the
-    text; it is called in the loop that plays all attempts, no deadline can end it, and while it runs nothing else does.
+    thread: `score` may block.
+    process: `score` is heavy. It runs in its own process, which is killed at the deadline. The reward is
+        created again in that process, from its class and config.
+    asyncio, trio: `score` is async.
+    inline: `score` takes microseconds for any text. It runs in the event loop that plays all attempts: it
+        blocks all of them, and no deadline can stop it.
     """
     max_concurrent: int | None = None
-    """Calls at once per rollout actor; None: any number. Waiting for a free place does not count into the deadline."""
+    """Concurrent calls per rollout actor; None: unlimited.
+
+    Waiting for a slot does not count against the deadline.
+    """
     max_answer_cpu_s: int | None = None
-    """Of a `Reward` in a process that has `failed`: seconds of CPU after which the kernel ends a `score`, whatever it is doing."""
+    """CPU seconds after which the kernel kills a `score`.
+
+    Only for a `Reward` in a process that overrides `failed`.
+    """
     has_own_deadlines: bool = False
-    """Its calls end by deadlines of its own, whatever `reward.timeout_s` is."""
+    """Whether the reward enforces its own deadlines; `reward.timeout_s` then does not apply."""
 
     def __init__(self, config: JsonObject | None = None) -> None:
         self.config: JsonObject = dict(config or {})
 
     def check(self, task: Task) -> None:
-        """Raise DataError when the task lacks what this reward needs; called before any rollout."""
+        """Raise DataError if the task lacks something that this reward needs. Called before any rollout."""
 
     @abstractmethod
     def score(self, subject: Any) -> Any:
-        """Score what the scope says: an attempt, or several. A coroutine function where `runs_in` is asyncio or trio."""
+        """Score one attempt or several, depending on `scope`.
+
+        Must be async if `runs_in` is asyncio or trio.
+        """
 
 
 class Reward(AnyReward):
-    """Scores one finished attempt; the value lies on its last action token."""
+    """Scores one finished attempt. The value is placed on its last action token."""
 
     scope: ClassVar[Scope] = "trajectory"
 
     @abstractmethod
     def score(self, attempt: Attempted) -> RewardResult | None:
-        """Return the reward, or None when it does not apply to this attempt. Raise when it cannot tell."""
+        """Return the reward, or None if it does not apply to this attempt.
+
+        Raise if it cannot be determined.
+        """
 
     def rehearse(self, task: Task) -> None:
-        """Score what does not depend on any answer, as the ground truth against itself; called first, in the process of `score`.
+        """Score something independent of the answer, such as the ground truth against itself.
 
-        What raises or ends the process here is no answer's fault, and a reward_error.
+        Called before `score`, in the same process. If it raises or kills the process, the answer is not at
+        fault, and the outcome is reward_error.
         """
 
     def failed(self, attempt: Attempted) -> RewardResult | None:
-        """Return what an answer is worth that made `score` cost more than `max_answer_cpu_s` or end its process; None: a reward_error."""
+        """Return the reward of an answer that made `score` exceed `max_answer_cpu_s` or kill its process.
+
+        None: the outcome is reward_error.
+        """
         return None
 
 
 class TurnReward(AnyReward):
-    """Scores every assistant turn of an attempt; each value lies on the last token of its turn."""
+    """Scores every assistant turn of an attempt. Each value is placed on the last token of its turn."""
 
     scope: ClassVar[Scope] = "turn"
 
     @abstractmethod
     def score(self, attempt: Attempted) -> Sequence[float | None]:
-        """Return one finite value per assistant turn, None where it does not apply."""
+        """Return one finite value per assistant turn; None for turns to which it does not apply."""
 
 
 class GroupReward(AnyReward):
-    """Scores all attempts at one task together, by comparing them."""
+    """Scores all attempts of a group together by comparing them."""
 
     scope: ClassVar[Scope] = "group"
 
     @abstractmethod
     def score(self, attempts: Sequence[Attempted]) -> Sequence[RewardResult | None]:
-        """Return one result per attempt, in their order; None where it does not apply."""
+        """Return one result per attempt, in the same order; None for attempts to which it does not apply."""
 
 
 class BatchReward(AnyReward):
-    """Scores all attempts of a training batch together, where the learner takes them."""
+    """Scores all attempts of a training batch together, when the controller takes the batch."""
 
     scope: ClassVar[Scope] = "batch"
 
     @abstractmethod
     def score(self, attempts: Sequence[Attempted]) -> Sequence[RewardResult | None]:
-        """Return one result per attempt, in their order; None where it does not apply."""
+        """Return one result per attempt, in the same order; None for attempts to which it does not apply."""
 
 
 def _handed_in(message: Message) -> str | None:
-    """Return the answer that a message gives to the tool `finish`."""
+    """Return the answer that a message passes to the tool `finish`, if any."""
     given = next((call.arguments for call in message.tool_calls if call.name == FINISH and call.arguments is not None), {})
     answer = given.get("answer")
     return answer if isinstance(answer, str) else None

@@ -20,12 +20,17 @@ Runtime = Literal["asyncio", "trio"]
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call gives back: `text` for the model, an optional turn reward, metrics for the trajectory.
+    """The result of a tool call.
 
-    `is_error` marks a call the model got wrong (bad arguments, division by zero): the text tells it how to do better.
-    A tool may raise `WrongCall` for that; one whose infrastructure breaks raises ToolError instead. `is_final` ends the
-    trajectory with this turn. `state` describes the environment after the call, for estimators that compare turns taken in the same
-    state (gigpo); None: it is told by what the model is shown.
+    text: shown to the model.
+    reward: optional reward for the turn.
+    metrics: summed over the trajectory.
+    is_error: the model made a wrong call (bad arguments, division by zero); `text` says how to correct it. A
+        tool can also raise `WrongCall`. If its infrastructure is broken, it raises ToolError instead.
+    is_final: the trajectory ends with this turn.
+    state: describes the environment after the call, for estimators that compare turns taken in the same state
+        (gigpo).
+        None: the messages shown to the model identify the state.
     """
 
     text: str
@@ -37,14 +42,14 @@ class ToolResult:
 
 
 class WrongCall(Exception):
-    """Raised by a tool whose call makes no sense: the model reads the message, and may do better.
+    """The model called the tool wrongly. The model sees the message and can correct the call.
 
-    Any other exception says that the tool itself is broken.
+    Any other exception means that the tool itself is broken.
     """
 
 
 class Tool(ABC):
-    """A tool with the lifetime of one trajectory: state survives between its calls; `close` always runs."""
+    """A tool. Each attempt gets its own instance, which may keep state between calls; `close` always runs."""
 
     name: ClassVar[str]
     description: ClassVar[str]
@@ -52,29 +57,35 @@ class Tool(ABC):
     """JSON schema of the arguments object."""
     runtime: ClassVar[Runtime] = "asyncio"
     is_idempotent: ClassVar[bool] = False
-    """Whether a call that failed may simply be made again."""
+    """Whether a failed call can safely be retried."""
 
     trajectory_key: str = ""
-    """Names the trajectory: the same for all of its tools. Set before `start`."""
+    """Key of the attempt, shared by all of its tools. Set before `start`."""
     row_kwargs: JsonObject = MappingProxyType({})
-    """The row's `tools_kwargs[name]`, whole. Set before `start`."""
+    """The row's complete `tools_kwargs[name]`. Set before `start`."""
 
     def __init__(self, config: JsonObject | None = None) -> None:
         self.config: JsonObject = dict(config or {})
 
     async def start(self, **create_kwargs: Any) -> None:
-        """Prepare for one trajectory; receives the row's `tools_kwargs[name].create_kwargs`."""
+        """Prepare for one attempt. Receives the row's `tools_kwargs[name].create_kwargs`."""
 
     @abstractmethod
     async def call(self, arguments: JsonObject) -> ToolResult:
-        """Run one call. Raise WrongCall when the model called it wrongly, ToolError when the tool itself is broken."""
+        """Run one call.
+
+        Raise WrongCall if the model called the tool wrongly, ToolError if the tool itself is broken.
+        """
 
     async def score(self) -> float | None:
-        """Return a reward for the use of the tool as a whole, None when it gives none; asked once, when the agent loop is done."""
+        """Return a reward for the overall use of the tool, or None.
+
+        Called once, after the agent loop is done.
+        """
         return None
 
     async def close(self) -> None:
-        """Free what `start` took; runs once for each `start`, also after one that failed."""
+        """Release the resources of `start`. Runs once for each `start`, even if `start` failed."""
 
     def schema(self) -> dict[str, Any]:
         """Return the OpenAI function schema that the chat template shows to the model."""
@@ -83,19 +94,21 @@ class Tool(ABC):
 
 
 def not_run(problem: str, parameters: JsonObject | None = None) -> ToolResult:
-    """Return the answer to a call that was not run: what was wrong, and what arguments would be right."""
+    """Return the result of a call that was not run: what was wrong, and the expected arguments."""
     if parameters is not None:
         problem += f"; expected arguments: {json.dumps(dict(parameters), ensure_ascii=False, separators=(',', ':'))}"
     return ToolResult(f"not run: {problem}", is_error=True)
 
 
 def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the tools offered in `task`: the configured ones, then the row's own, each once.
+    """Return the names of the tools offered in `task`: the configured ones, then the row's own, without
+    duplicates.
 
-    A row may choose among them by a list of names, `extra_info.tool_selection`. An agent with `uses_tools = False` is offered none.
+    A row can select a subset with a list of names in `extra_info.tool_selection`. An agent with `uses_tools =
+    False` is offered none.
 
     Raises:
-        DataError: the row chooses a tool that is not offered.
+        DataError: the row selects a tool that is not offered.
     """
     if not agent.uses_tools:
         return ()

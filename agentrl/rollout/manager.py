@@ -1,4 +1,6 @@
-"""Many attempts at once: claims groups, plays their members side by side, ships every finished trajectory at once."""
+"""The agent loop manager: leases groups, plays their members concurrently, and ships each trajectory when it
+finishes.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +35,30 @@ from agentrl.tracking.attempts import Became
 from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Outcome, Trajectory
 
 EMPTY_LEASE_PAUSE_S = 0.05
-"""A source should wait by itself; one that does not must not be asked in a tight loop."""
+"""Pause after an empty lease.
+
+Sources should wait by themselves; this prevents a busy loop if one does not.
+"""
 WITHDRAWN_INTERVAL_S = 5.0
-"""Between two questions for leases that have ended."""
+"""Seconds between polls for withdrawn leases."""
 
 
 class TaskSource(Protocol):
-    """Where groups to play come from: the replay buffer."""
+    """A source of groups to play, such as the replay buffer."""
 
     async def lease(self, limit: int) -> Sequence[Lease]:
-        """Return at most `limit` groups, after waiting a while for the first; [] when there was none."""
+        """Wait for a group and return at most `limit` groups; [] if none came in time."""
 
     async def withdrawn(self) -> Sequence[int]:
-        """Return the groups that need not be played on: another was quicker with a copy, or the lease has ended."""
+        """Return the groups to stop playing: another owner finished a copy first, or the lease has ended."""
 
 
 @dataclass(eq=False, slots=True)
 class _Played:
-    """A leased group that is played. unsettled: attempts of it that still take room."""
+    """A leased group in play.
+
+    unsettled: number of its members that still count against the concurrency limit.
+    """
 
     lease: Lease
     unsettled: int
@@ -58,10 +66,13 @@ class _Played:
 
 
 class AgentLoopManager:
-    """Runs agent loops. `run` plays what a source leases, for ever; `play` plays given groups once.
+    """Runs agent loops. `run` plays the groups that a source leases, until cancelled; `play` plays given
+    groups once.
 
-    A lease ends in each of its attempts added or left out, or in its group dropped with the outcome that ended it: see `outcomes`. Where
-    it asks for a greedy attempt, that one is the last member, played again and scored like the others, and never left out.
+    A lease ends in one of two ways: each member is added or left out, or the group is dropped with the
+        outcome that ended
+    it (see `outcomes`). A greedy attempt is the last member. It is retried and scored like the others, but
+    never left out.
     """
 
     def __init__(
@@ -78,9 +89,11 @@ class AgentLoopManager:
         attempts_per_group: int | None = None,
         validation: Validating | None = None,
     ) -> None:
-        """`attempts_per_group`: what leases will ask for, so that no more are claimed than there is room; None: group_size.
+        """Build the players and the shared tools.
 
-        `validation`: what `play` does otherwise than `run`; None: nothing.
+        `attempts_per_group`: members of a leased group, used to lease no more groups than fit; None:
+            `rollout.group_size`.
+        `validation`: settings of `play` that differ from `run`; None: no difference.
         """
         self._rollout = rollout
         self._attempts_per_group = attempts_per_group or rollout.group_size
@@ -90,19 +103,22 @@ class AgentLoopManager:
             agent, reward, validation, plugins=plugins, chat=chat, router=router, host=host, prompt=prompt, tools=self._tools
         )
         self._stats = RolloutStats()
-        self.attempts = AttemptLog()  # of training
-        self.scopes = Scope()  # what is under way, as a tree
-        self._claimed = 0  # members of leased groups that are not settled yet
+        self.attempts = AttemptLog()  # training attempts only
+        self.scopes = Scope()  # root of the tree of live scopes
+        self._claimed = 0  # unsettled members of leased groups
         self._playing: dict[int, _Played] = {}
         self._settled = trio.Event()
         self._slots = trio.CapacityLimiter(rollout.max_concurrent_trajectories)
-        # Slots are given in the order of asking: without this, an attempt of training would wait behind a whole validation.
+        # Slots are FIFO. This second limiter keeps training attempts from queueing behind a whole validation.
         self._queue_of_play = trio.CapacityLimiter(rollout.max_concurrent_trajectories)
 
     # ----------------------------------------------------------------------------------------------------- training
 
     async def run(self, source: TaskSource, sink: TrajectorySink) -> None:
-        """Lease, play and ship until cancelled. An error of the source or the sink ends it; one of an attempt never does."""
+        """Lease, play and ship until cancelled.
+
+        Errors of the source or the sink end it; errors of an attempt never do.
+        """
         send, receive = trio.open_memory_channel[Shipment](MAX_SHIPMENT)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._router.watch)
@@ -111,7 +127,7 @@ class AgentLoopManager:
             nursery.start_soon(self._give_up, source)
 
     async def _claim(self, source: TaskSource, out: trio.MemorySendChannel[Shipment], nursery: trio.Nursery) -> None:
-        """Consumes leases; waits for room; unblocked by settled members; produces one task per group."""
+        """Consumes leases; waits for room; unblocked by settled members; starts one task per group."""
         while True:
             room = await self._room()
             with self.scopes.open(f"lease up to {room} groups"):
@@ -123,7 +139,7 @@ class AgentLoopManager:
                 await trio.sleep(EMPTY_LEASE_PAUSE_S)
 
     async def _give_up(self, source: TaskSource) -> None:
-        """Consumes leases that have ended; unblocked by time; produces room: their attempts are cancelled."""
+        """Consumes withdrawn leases; unblocked by a timer; cancels their attempts, which makes room."""
         while True:
             await trio.sleep(WITHDRAWN_INTERVAL_S)
             if self._playing:
@@ -132,19 +148,19 @@ class AgentLoopManager:
                         self._playing[group_id].scope.cancel()
 
     async def _room(self) -> int:
-        """Wait until a whole group has room, and return for how many groups there is."""
+        """Wait until there is room for a whole group and return the number of groups that fit."""
         while True:
             free = self._rollout.max_concurrent_trajectories - self._claimed
             if free >= self._attempts_per_group:
                 return free // self._attempts_per_group
-            if self._claimed == 0:  # a group larger than the limit: its members take turns
+            if self._claimed == 0:  # a group larger than the limit plays alone; its members share the slots
                 return 1
             await self._settled.wait()
 
     async def _play_group(self, lease: Lease, out: trio.MemorySendChannel[Shipment]) -> None:
-        """Play a group until nothing more will come of it, or it is withdrawn."""
+        """Play a group until all members are settled, or until it is dropped or withdrawn."""
         group = _Played(lease, lease.num_attempts)
-        if lease.group_id in self._playing:  # it was taken from us, and is given again
+        if lease.group_id in self._playing:  # its former lease has ended and it was leased to us again
             self._playing[lease.group_id].scope.cancel()
         self._playing[lease.group_id] = group
         with group.scope:
@@ -156,9 +172,10 @@ class AgentLoopManager:
         self._settle(group.unsettled)
 
     async def _play_out(self, group: _Played, out: trio.MemorySendChannel[Shipment]) -> None:
-        """Play all members; the first without which the group cannot be drops it, and its siblings are not played on.
+        """Play all members. If an outcome drops the group, cancel the other members.
 
-        Members are shipped as they finish, unless a reward compares them: then those that can be scored wait for each other.
+        Members are shipped as they finish. If a reward compares members, the scorable ones wait until all
+        have finished.
         """
         lease = group.lease
         fate = OutcomePolicy(lease, self._rollout)
@@ -184,7 +201,7 @@ class AgentLoopManager:
                 nursery.start_soon(play, member)
         if waiting and not fate.is_dropped:
             waiting = await self._score_group(self._training.scorer, lease, waiting, RetryBudget(self._rollout))
-            if waiting[0].outcome is Outcome.REWARD_ERROR:  # of all of them: nobody is left
+            if waiting[0].outcome is Outcome.REWARD_ERROR:  # group rewards fail for all members at once
                 fate.end(waiting[0])
         for trajectory in waiting:
             self.attempts.ended(trajectory, lease, "dropped")
@@ -196,7 +213,7 @@ class AgentLoopManager:
                 await out.send(trajectory)
 
     def _settle_member(self, last: Trajectory, fate: OutcomePolicy) -> Shipment | None:
-        """Return what is shipped of a member whose last attempt this is; None: its group ends with it."""
+        """Return what to ship for a member after its last attempt; None if it drops the group."""
         match fate.settle(last):
             case "train":
                 return last
@@ -212,7 +229,11 @@ class AgentLoopManager:
     async def _score_group(
         self, scorer: Scorer, lease: Lease, trajectories: Sequence[Trajectory], further: RetryBudget | None
     ) -> list[Trajectory]:
-        """Score the members of a group together, in their order; if that fails (for ever: `further` tries), all of them failed."""
+        """Score the members of a group together, ordered by member, with the retries of `further` (None: no
+        retries).
+
+        If scoring fails for good, all of them are returned as reward errors.
+        """
         members = sorted(trajectories, key=lambda t: t.member)
         while True:
             try:
@@ -229,7 +250,7 @@ class AgentLoopManager:
             await trio.sleep(again.pause_s)
 
     async def _play_member(self, lease: Lease, member: int) -> Trajectory:
-        """Play until the outcome asks for no other attempt, or those are used up."""
+        """Play one member, and retry it while its outcome allows a retry and the retry budget lasts."""
         attempt = Attempt(lease.group_id, member, lease.task, is_greedy=member == lease.group_size)
         further = RetryBudget(self._rollout)
         sampling = GreedySampling() if attempt.is_greedy else self._rollout
@@ -252,9 +273,11 @@ class AgentLoopManager:
     # --------------------------------------------------------------------------------------------------- validation
 
     async def play(self, leases: Sequence[Lease], sampling: Sampling, *, timeout_s: float = math.inf) -> list[Trajectory]:
-        """Play every member of `leases` once, ordered by lease and member; failures are returned like all others.
+        """Play every member of `leases` once and return all trajectories, failures included, ordered by lease
+        and member.
 
-        An attempt that has not ended after `timeout_s` is cancelled, and returned as timed out, without tokens.
+        An attempt that has not ended after `timeout_s` seconds is cancelled and returned as a timeout without
+        tokens.
         """
         ended: dict[tuple[int, int], Trajectory] = {}  # (index of the lease, member)
         async with trio.open_nursery() as watching:
@@ -272,7 +295,9 @@ class AgentLoopManager:
         ]
 
     async def _play_members(self, index: int, lease: Lease, sampling: Sampling, ended: dict[tuple[int, int], Trajectory]) -> None:
-        """Play every member once into `ended`; where a reward compares those that can be scored, once it has."""
+        """Play every member once and store the trajectories in `ended`; if a reward compares members, after
+        it scored them.
+        """
         members: dict[tuple[int, int], Trajectory] = {}
         side = self._validation
         compares = side.scorer.has_group_rewards(lease.task)
@@ -309,14 +334,15 @@ class AgentLoopManager:
         return trajectory
 
     async def aclose(self) -> None:
-        """End the processes that rewards run in."""
+        """Stop the processes in which rewards run."""
         for side in {self._training, self._validation}:
             await side.scorer.aclose()
 
     def stats(self) -> dict[str, float]:
-        """Return counters of everything played so far (see RolloutStats), and of the router; cheap, from any thread.
+        """Return counters of everything played so far (see RolloutStats) and of the router. Cheap and
+        thread-safe.
 
-        `idle_s` are the seconds in which no generation was running, since the first one.
+        `idle_s`: seconds without a running generation, since the first generation started.
         """
         router = self._router
         return self._stats.snapshot() | {
@@ -333,7 +359,7 @@ class AgentLoopManager:
 
 
 def _became(shipment: Shipment | None) -> Became:
-    """Return what follows a failed attempt by what is shipped of it."""
+    """Return what became of an attempt, given what was shipped for it."""
     if shipment is None:
         return "dropped"
     return "left_out" if isinstance(shipment, LeftOut) else "masked"

@@ -1,4 +1,7 @@
-"""One attempt from task to trajectory. Whatever goes wrong inside becomes its outcome; nothing escapes but cancellation."""
+"""The player: one attempt from task to trajectory.
+
+Every error inside becomes its outcome; only cancellation escapes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ OUTCOME_OF: Mapping[type[Exception], Outcome] = {
 
 
 class Player:
-    """Plays attempts; keeps nothing between them but what they share of the tools."""
+    """Plays attempts. Between attempts it keeps only the shared state of the tools."""
 
     def __init__(
         self,
@@ -48,7 +51,9 @@ class Player:
         tools: SharedTools,
         session: type[TrajectorySession] = TrajectorySession,
     ) -> None:
-        """`session`: what an agent loop holds; `chat` and `router` are what it takes."""
+        """`session`: class of the session passed to agent loops; it receives `chat`, and `router` as its
+        generator.
+        """
         self._agent = agent
         self._plugins = plugins
         self._chat = chat
@@ -61,7 +66,7 @@ class Player:
         self._session = session
 
     async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
-        """Play the attempt within `agent.trajectory_timeout_s`, close what it used, and score it.
+        """Play the attempt within `agent.trajectory_timeout_s`, close its tools and partner, and score it.
 
         A failure is returned as a trajectory with its outcome, its `failure`, the tokens so far and no reward.
         """
@@ -107,7 +112,7 @@ class Player:
         )
 
     async def _run_agent(self, attempt: Attempt, agent: AgentLoop, session: TrajectorySession) -> tuple[Outcome, Failure | None]:
-        """Return why the attempt stopped, and what failed if something did."""
+        """Run the agent loop and return why the attempt stopped, with the failure if there was one."""
         with trio.move_on_after(self._agent.trajectory_timeout_s) as deadline:
             try:
                 await _until_end(agent, attempt.task, session)
@@ -121,17 +126,20 @@ class Player:
             return Outcome.TIMEOUT, Failure(f"agent.trajectory_timeout_s={self._agent.trajectory_timeout_s:g} passed")
         if session.num_action_tokens:
             return session.outcome, None
-        if session.outcome is Outcome.TRUNCATED:  # nothing to learn from, and no token to put a reward on
+        if session.outcome is Outcome.TRUNCATED:  # no action token: nothing to learn, nowhere to place a reward
             return Outcome.ABORTED, Failure("the prompt leaves no room for an answer")
         return Outcome.ABORTED, Failure("the agent loop ended without generating", _agent_of(attempt))
 
 
 async def _until_end(agent: AgentLoop, task: Task, session: TrajectorySession) -> None:
-    """Run the agent loop until it returns, or the session ends the trajectory; then the session knows the outcome."""
+    """Run the agent loop until it returns or the session ends the trajectory.
+
+    The session then has the outcome.
+    """
     try:
         with contained(trio.Cancelled):
             await agent.run(task, session)
-    except Exception as error:  # what wraps the end of a trajectory is the agent's own choice
+    except Exception as error:  # an agent may wrap TrajectoryEnd, e.g. in an exception group
         cause = _cause(error)
         if (found := foreign_loop(cause, "trio")) is not None:
             cure = "call it as `await session.run_asyncio(function, *args)`, or use trio's own"
@@ -149,7 +157,7 @@ def _outcome_of(error: BaseException) -> Outcome:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the error that counts inside of an exception group, as an agent loop with a nursery of its own raises them."""
+    """Return the root error of an exception group. Agent loops with their own nursery raise groups."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     leaves = [_cause(inner) for inner in error.exceptions]
@@ -158,5 +166,5 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def unplayed(attempt: Attempt, outcome: Outcome, failure: Failure) -> Trajectory:
-    """Return the trajectory of an attempt that nothing is left of: its prompt as messages, no token."""
+    """Return the trajectory of an attempt that recorded nothing: the task's messages and no tokens."""
     return TrajectoryRecorder().trajectory(attempt, messages=attempt.task.messages, outcome=outcome, failure=failure, metrics={})

@@ -1,4 +1,7 @@
-"""What an agent loop holds during one attempt: the one writer of its tokens, and the keeper of its budgets."""
+"""The session that an agent loop uses during one attempt.
+
+It alone writes tokens, and it enforces the token budgets.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ Adjust = Callable[[Generation], Generation]
 class TrajectorySession:
     """Implements `agentrl.plugins.Session`.
 
-    Tokens and messages agree at every moment: a block of context that does not fit the budget is not appended at all, and
-    messages that no prompt shows yet are not part of the trajectory.
+    Invariant: recorded tokens and messages always agree. A block of context that exceeds the budget is not
+        appended at
+    all, and messages that no prompt has shown yet are not part of the trajectory.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class TrajectorySession:
         self._host = host
         self._gateway = gateway
         self._recorder = TrajectoryRecorder()
-        # The agent loop's own line, until a program behind the gateway opens another: the one that was sampled last.
+        # The line sampled last: the agent loop's own, until a program behind the gateway opens another.
         self._line = self._new_line(prompt_messages, toolbox.schemas if shows_tools else [])
         self._num_sampling = 0
         self._is_cut = False  # the last turn ended at a token limit
@@ -94,16 +98,16 @@ class TrajectorySession:
         return self._is_finished
 
     async def generate(self) -> Turn:
-        """Show the model all that happened since its last turn, and sample the next one.
+        """Show the model everything since its last turn and sample the next turn.
 
         Raises:
-            TrajectoryEnd: no room for one more token, or `limits.turns` are used up.
-            ServerError: a server refused the request, or servers failed again and again.
+            TrajectoryEnd: there is no room for one more token, or `limits.turns` is reached.
+            ServerError: a server refused the request, or servers failed repeatedly.
         """
         return (await self.sample(self._line, adjust=self._stopped)).turn
 
     async def call_tools(self, turn: Turn) -> Sequence[Message]:
-        """Run the turn's calls side by side; the answers wait for the next `generate`.
+        """Run the turn's calls concurrently. The model sees the answers at the next `generate`.
 
         Raises:
             ToolError: a tool broke.
@@ -117,7 +121,7 @@ class TrajectorySession:
         return messages
 
     async def run_tools(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        """Run calls side by side and append nothing; the results are cut to their output budgets.
+        """Run calls concurrently and append nothing. Results are cut to their output budgets.
 
         Raises:
             ToolError: a tool broke.
@@ -137,7 +141,7 @@ class TrajectorySession:
         return results
 
     def add_user_message(self, text: str) -> None:
-        """Let a message wait for the next `generate`."""
+        """Append a user message. The model sees it at the next `generate`."""
         self._refuse_if_ended()
         self._line.conversation.add_messages([Message("user", text)])
 
@@ -146,11 +150,12 @@ class TrajectorySession:
         self._tally.rewards.append(GivenReward("agent", name, value, self._recorder.num_turns - 1))
 
     async def interact(self) -> InteractionReply:
-        """Let the row's partner answer; unless it is done, the answer waits for the next `generate`.
+        """Ask the row's interaction partner for a reply. Unless it is done, the model sees the reply at the
+        next `generate`.
 
         Raises:
-            PluginError: the row has no interaction_kwargs, or the model has not said anything yet.
-            ToolError: the partner broke or took too long.
+            PluginError: the row has no interaction_kwargs, or nothing was generated yet.
+            ToolError: the partner broke or timed out.
         """
         self._refuse_if_ended()
         if self._partner is None:
@@ -170,18 +175,20 @@ class TrajectorySession:
 
     @asynccontextmanager
     async def serve_openai(self) -> AsyncIterator[OpenAIEndpoint]:
-        """Let any OpenAI client play this trajectory through the gateway while the context lasts.
+        """Serve an OpenAI endpoint while the context is open: any OpenAI client can play this trajectory
+        through the gateway.
 
         Raises:
-            TrajectoryEnd: the program failed after the trajectory had ended: it may only repeat what it was told.
-            ServerError, ConfigError: what a request failed with, whatever the program made of it.
+            TrajectoryEnd: the program failed after the trajectory had ended; its error is a consequence of
+                the end.
+            ServerError, ConfigError: a request failed with this error, however the program handled it.
         """
         served = OpenAISession(self, self._chat)
         reaction: Exception | None = None
         async with self._gateway.open(served) as (endpoint, failures):
             try:
                 yield endpoint
-            except Exception as error:  # boundary of one guest: its program raised
+            except Exception as error:  # boundary: the user's program raised
                 if not failures and self._ended is None:
                     raise
                 reaction = error
@@ -191,11 +198,12 @@ class TrajectorySession:
             raise TrajectoryEnd(self._ended) from reaction
 
     async def run_asyncio(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Await `function(*args)` in the process's asyncio loop."""
+        """Await `function(*args)` on the process's asyncio loop."""
         return await self._host.run(function, *args)
 
     async def collect_scores(self) -> None:
-        """Ask the partner and the tools for their final scores, once the agent loop is done; they go to the last turn.
+        """Collect the final scores of tools and partner after the agent loop is done. They are rewards of the
+        last turn.
 
         Raises:
             ToolError: one of them broke.
@@ -207,13 +215,15 @@ class TrajectorySession:
             self._tally.rewards.append(GivenReward("interaction", self._partner.name, final, last))
 
     def stop_at_turn_limit(self) -> None:
-        """Record that the model wanted another turn than `limits.turns` allows."""
+        """Record that the model wanted more turns than `limits.turns` allows."""
         self._ended = self._ended or Outcome.TURN_LIMIT
 
     # -------------------------------------------------------------------------------------------- for the gateway
 
     def open_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> ConversationLine:
-        """Begin another line of conversation, with a budget for itself: its prompt may hold all that was said so far."""
+        """Open another line of conversation with its own token budget: its prompt may repeat everything said
+        so far.
+        """
         line = self._new_line(messages, tools)
         line.max_tokens = self._prompt.max_tokens + self._max_response_tokens
         return line
@@ -221,11 +231,12 @@ class TrajectorySession:
     async def sample(
         self, line: ConversationLine, *, max_tokens: int | None = None, adjust: Adjust = lambda generation: generation
     ) -> Sampled:
-        """Sample the next turn of `line`, of `max_tokens` at most; `adjust` may shorten what is recorded of it.
+        """Sample the next turn of `line`, at most `max_tokens` tokens. `adjust` may shorten the generation
+        before recording.
 
         Raises:
-            TrajectoryEnd: no room for one more token, or `limits.turns` are used up.
-            ServerError: a server refused the request, or servers failed again and again.
+            TrajectoryEnd: there is no room for one more token, or `limits.turns` is reached.
+            ServerError: a server refused the request, or servers failed repeatedly.
         """
         self._refuse_if_ended()
         if self._recorder.num_turns + self._num_sampling >= self.limits.turns:
@@ -257,7 +268,7 @@ class TrajectorySession:
         self._tally.count(name)
 
     def ignores(self, asked: Mapping[str, Any]) -> bool:
-        """Tell whether a request asks for another sampling than the run's."""
+        """Return whether a request asks for sampling parameters other than the run's, which are ignored."""
         own = {"temperature": self._sampling.temperature, "top_p": self._sampling.top_p}
         return any(value != own[name] if name in own else bool(value) for name, value in asked.items())
 
@@ -265,7 +276,7 @@ class TrajectorySession:
 
     @property
     def outcome(self) -> Outcome:
-        """Why the attempt stopped, if it stopped by its own means."""
+        """Why the attempt stopped, if neither an error nor the deadline stopped it."""
         return self._ended or (Outcome.TRUNCATED if self._is_cut else Outcome.COMPLETED)
 
     @property
@@ -274,11 +285,11 @@ class TrajectorySession:
 
     @property
     def turn_rewards(self) -> Sequence[GivenReward]:
-        """What tools, the partner and the agent loop gave so far."""
+        """Rewards given so far by tools, the partner and the agent loop."""
         return self._tally.rewards
 
     def trajectory(self, outcome: Outcome, failure: Failure | None) -> Trajectory:
-        """Return what happened so far, without rewards."""
+        """Return everything recorded so far as a trajectory without rewards."""
         num_forks = max(self._recorder.num_rows - 1, 0)
         return self._recorder.trajectory(
             self._attempt,
@@ -295,10 +306,10 @@ class TrajectorySession:
         )
 
     async def close(self) -> None:
-        """Close what tools and the partner hold; runs to its end also when cancelled."""
+        """Close the tools and the partner. It is shielded from cancellation."""
         if self._partner is None and not self._toolbox.has_to_close:
             return
-        # What is closed has a deadline of its own: CLOSE_TIMEOUT_S of guests.py.
+        # The shield is bounded: each close has its own deadline, CLOSE_TIMEOUT_S of guests.py.
         with trio.CancelScope(shield=True), self._attempt.scope.open("close tools and partner"):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._toolbox.close)
@@ -311,9 +322,10 @@ class TrajectorySession:
         return ConversationLine(self._chat.open(messages, list(tools)), self._recorder, task_id=self._attempt.task.task_id)
 
     def _room_for_turn(self, line: ConversationLine) -> int:
-        """Return how many tokens the line's next turn may have, counting the block of context before it.
+        """Return the token budget of the line's next turn, after the context that precedes it.
 
-        Each row has the budget for itself, for a fork repeats its context; what is sampled in all rows together has it as well.
+        Two budgets apply. Each segment has a budget of its own, because a fork repeats its context. The
+        action tokens of all segments together must also stay within `max_response_tokens`.
         """
         total = line.conversation.num_next_tokens()
         room = min(line.room(), self._max_response_tokens - self._recorder.num_action_tokens)
