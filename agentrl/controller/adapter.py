@@ -1,4 +1,4 @@
-"""Whether a LoRA adapter is published alone: `rollout.weights.adapter` with `auto` resolved, by the config and by attached servers."""
+"""Resolves `rollout.weights.adapter=auto`: whether a LoRA adapter is published alone or merged."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ ASK_TIMEOUT_S = 30.0
 
 
 def resolve_adapter(config: Config) -> Config:
-    """Return the config in which `auto` is `alone` where nothing in it forbids that, else `merged`."""
+    """Return the config with `auto` replaced by `alone`, or by `merged` if the config rules `alone` out."""
     if config.rollout.weights.adapter != "auto":
         return config
     return _with(config, "alone" if config.why_merged is None else "merged")
 
 
 def confirm_adapter(config: Config, given: Config, servers: ServerFleet) -> Config:
-    """Ask attached servers whether they load adapters, and return the config with `merged` where one does not and `given` left it open.
+    """Ask attached servers whether they can load the adapter; if one cannot, return the config with `merged`.
+
+    Args:
+        config: after `resolve_adapter`.
+        given: the user's config, which may force `alone`.
 
     Raises:
-        ConfigError: `given` forces `alone`, and a server cannot.
+        ConfigError: `given` forces `alone`, and a server cannot load the adapter.
     """
     if config.rollout.weights.adapter != "alone" or not config.rollout.urls:
         return config
@@ -40,7 +44,11 @@ def confirm_adapter(config: Config, given: Config, servers: ServerFleet) -> Conf
 
 
 async def why_no_adapter(clients: Sequence[SGLangClient], config: Config) -> str | None:
-    """Return why one of the servers cannot be given the adapter of `config` alone, None when all can; closes the clients."""
+    """Return why a server cannot load the adapter of `config` alone; None if all can. Closes the clients.
+
+    Raises:
+        ServerError: a server did not answer within ASK_TIMEOUT_S.
+    """
     reasons: list[str] = []
     for client in clients:
         try:

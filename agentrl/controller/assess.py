@@ -1,6 +1,6 @@
-"""What a step asks of its models before it gives credit: the critic's values, and how far the policy went from the reference.
+"""Forward passes before credit assignment: the critic's values, and the policy's KL to the reference.
 
-A step without a critic and without KL in the reward asks nothing, and costs no forward more.
+A step without a critic and without KL in the reward makes none of them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from agentrl.workers.workers import Handle, Workers
 REWARD_KL_ESTIMATORS = {"k1": k1, **KL_ESTIMATORS}
 
 PerToken = list[NDArray[np.float32]]
-"""Of each trajectory f32[T], 0 off the action mask."""
+"""One f32[T] per trajectory, 0 outside the action mask."""
 
 
 def assess(roles: Roles, groups: Sequence[Group], config: Config) -> Assessment:
-    """Return what credit is given by beside the rewards; empty where nothing is asked for.
+    """Return the model outputs that credit needs besides the rewards; empty if the algorithm needs none.
 
     Raises:
-        LearnerError: a value or the KL is not finite. Updates that are not finite are skipped, so the weights of a model are at fault or
-            its dtype is too narrow; no later batch would do better.
+        LearnerError: a value or the KL is not finite. Non-finite updates are skipped, so the cause is the
+            weights of a model or a dtype that is too narrow; later batches would fail as well.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     assessment = Assessment()
@@ -60,7 +60,7 @@ def _refuse_non_finite(columns: Sequence[Floats], what: str) -> None:
 
 
 def settle(roles: Roles, groups: Sequence[Group], assessment: Assessment) -> list[dict[str, float]]:
-    """Let what an assessment moves move on, and return its metrics: the coefficient of KL in the reward."""
+    """Adapt the coefficient of KL in the reward to the assessed batch; return its metrics, if any."""
     if roles.reward_kl is None or assessment.kl is None:
         return []
     num_tokens = sum(t.num_action_tokens for group in groups for t in group.trajectories)
@@ -68,10 +68,10 @@ def settle(roles: Roles, groups: Sequence[Group], assessment: Assessment) -> lis
 
 
 def begin_critic_updates(roles: Roles, minibatches: Sequence[Sequence[Sample]], config: Config) -> list[Handle[dict[str, float]]]:
-    """Begin the critic's updates of one step, of which each gives its metrics; nothing where there is no critic.
+    """Start the critic's updates of one step and return a handle per update; empty without a critic.
 
-    In a pool of its own the critic computes while the policy does. In the policy's pool its updates are over when this returns: two
-    models with their activations might not fit into GPUs that hold either of them.
+    In its own pool the critic computes in parallel with the policy. In the policy's pool this waits for the
+    updates: the activations of two models might not fit into the GPUs at once.
     """
     critic = roles.critic
     if critic is None:
@@ -85,7 +85,7 @@ def begin_critic_updates(roles: Roles, minibatches: Sequence[Sequence[Sample]], 
 
 
 def pack_for_critic(critic: Workers[Critic], samples: Sequence[Sample], config: Config) -> list[Microbatch]:
-    """Return the microbatches of all ranks of the critic end to end; of no samples, fillers (see `pack_for`)."""
+    """Return the microbatches of all critic ranks, concatenated by rank; fillers if there are no samples."""
     if not samples:
         return [filler() for _ in range(critic.dp_size)]
     shards = pack(
@@ -93,14 +93,18 @@ def pack_for_critic(critic: Workers[Critic], samples: Sequence[Sample], config: 
         max_tokens=config.learner.microbatch_tokens,
         world_size=critic.dp_size,
         parity_tokens=critic.run(Critic.parity_tokens),
-        # A mean over a sequence needs to know its length, which the value loss takes from the microbatch.
+        # The value loss reads a sequence's length from its microbatch: means per sequence forbid splits.
         may_split=config.algorithm.aggregation != "sequence_mean_token_mean",
     )
     return [microbatch for shard in shards for microbatch in shard]
 
 
 def _values(critic: Workers[Critic], trajectories: Sequence[Trajectory], config: Config) -> tuple[PerToken, NDArray[np.float64] | None]:
-    """Return the value before each action token, and f64[N] behind the last one of truncated attempts (None: nobody asks)."""
+    """Return the values before action tokens, and f64[N]: V(s_T) of truncated attempts.
+
+    V(s_T) is the value after the last action token, from which a truncated attempt bootstraps. It is 0 for
+    other attempts, and None without `algorithm.bootstrap_truncated`.
+    """
     asks_after = [config.algorithm.bootstrap_truncated and t.outcome is Outcome.TRUNCATED and t.num_action_tokens > 0 for t in trajectories]
     plain = samples_from(trajectories, [0.0] * len(trajectories))
     samples = [_with_one_more(s, t) if asks else s for s, t, asks in zip(plain, trajectories, asks_after, strict=True)]
@@ -125,7 +129,7 @@ def _kl(learner: Workers[Learner], trajectories: Sequence[Trajectory], config: C
 
 
 def lay_by_sample(samples: Sequence[Sample], microbatches: Sequence[Microbatch], columns: Sequence[Floats]) -> PerToken:
-    """Return f32[T] of each sample: what `columns` (f[A] of each microbatch) say of its action tokens, 0 elsewhere."""
+    """Scatter `columns`, f[A] per microbatch, to the action tokens of each sample: f32[T], else 0."""
     by_index = {sample.index: np.zeros(sample.num_tokens, np.float32) for sample in samples}
     positions = {sample.index: np.flatnonzero(sample.action_mask) for sample in samples}
     for microbatch, column in zip(microbatches, columns, strict=True):
@@ -137,7 +141,10 @@ def lay_by_sample(samples: Sequence[Sample], microbatches: Sequence[Microbatch],
 
 
 def _with_one_more(sample: Sample, trajectory: Trajectory) -> Sample:
-    """Return the sample with one more action behind the row of its last token: what predicts it is V(s_T)."""
+    """Return the sample with a dummy action token after the segment of its last token.
+
+    The critic's value before this token is V(s_T).
+    """
     end = _end_of_last_row(trajectory)
 
     def grown(column: NDArray[Any], value: float | bool) -> NDArray[Any]:
@@ -155,6 +162,6 @@ def _with_one_more(sample: Sample, trajectory: Trajectory) -> Sample:
 
 
 def _end_of_last_row(trajectory: Trajectory) -> int:
-    """Return where the row ends that the last sampled token stands in."""
+    """Return the end (exclusive) of the segment that contains the last sampled token."""
     last = sampling_order(trajectory)[-1]
     return next((start for start in trajectory.segment_starts if start > last), trajectory.num_tokens)

@@ -1,4 +1,4 @@
-"""`agentrl audit RUN`: the journal followed event by event, and compared with what else the run wrote down."""
+"""`agentrl audit RUN`: replays the journal event by event, and compares it with the run's other files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentrl.types import NO_VERSION
 
 @dataclass(frozen=True, slots=True)
 class RunAudit:
-    """An audit, with the bound that it checked, the task of each group and what was compared beside the journal."""
+    """The audit of a journal, with the staleness bound, each group's task, and notes on other files."""
 
     audit: Audit
     max_staleness: int
@@ -28,7 +28,7 @@ class RunAudit:
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return the report for a person."""
+        """Return the report as lines of text."""
         found, counts = self.audit, self.audit.counts()
         drawn = sum(counts.values())
         lines = [
@@ -50,7 +50,7 @@ class RunAudit:
         return lines
 
     def by_task(self) -> list[dict[str, object]]:
-        """Return for each task how many of its groups are in each state, and why those ended that nothing was learned from."""
+        """Return the number of groups in each state per task; dropped groups are counted by reason."""
         rows: dict[str, dict[str, int]] = {}
         for group_id, life in self.audit.groups.items():
             row = rows.setdefault(self.tasks.get(group_id, "?"), {})
@@ -83,13 +83,13 @@ class RunAudit:
 
 
 def audit_run(folder: Path) -> RunAudit:
-    """Follow the journal of a run, and compare it with its trajectories, versions and result. A run that goes on may be looked at.
+    """Audit the journal of a run, and compare it with the run's trajectories, versions and result.
 
-    Damaged events and attempts are problems of the audit, which then compares nothing else.
+    The run may be live. Damaged events and attempts are problems; the other files are not compared then.
 
     Raises:
-        ConfigError: the folder holds no journal.
-        CheckpointError: it is of another format, or so damaged that it cannot be followed.
+        ConfigError: the folder contains no journal.
+        CheckpointError: the journal has another format, or is too damaged to be read.
     """
     path = folder / FILE
     if not path.is_file():
@@ -100,7 +100,7 @@ def audit_run(folder: Path) -> RunAudit:
         damages: list[str] = []
         found = audit(_until_damage(records.events(), damages), max_staleness=bound)
         attempts_note = _check_attempts(records, damages)
-    if damages:  # what else disagrees follows from it
+    if damages:  # further differences would only follow from the damage
         for damage in damages:
             found.complain(damage)
         return RunAudit(found, bound, tasks, (attempts_note,))
@@ -116,7 +116,7 @@ def _until_damage(events: Iterator[tuple[int, Event]], damages: list[str]) -> It
 
 
 def _check_attempts(records: Records, damages: list[str]) -> str:
-    """Compare every stored attempt with its checksum, and return how many are whole."""
+    """Verify the checksum of every stored attempt; return a note with the number of intact ones."""
     stored, num_whole = records.stored(), 0
     for attempt in stored:
         try:
@@ -133,7 +133,7 @@ def _check_attempts(records: Records, damages: list[str]) -> str:
 
 
 def _compare_trajectories(found: Audit, folder: Path, bound: int) -> str | None:
-    """Check that each step's file holds the groups that the journal says, and no token beyond the bound."""
+    """Check that each step's file has the groups of the journal, and no token beyond the staleness bound."""
     try:
         stored = StoredSteps.find(folder)
     except DataError:
@@ -161,7 +161,7 @@ def _compare_trajectories(found: Audit, folder: Path, bound: int) -> str | None:
 
 
 def _compare_versions(found: Audit, folder: Path) -> str | None:
-    """Check that no version was published twice, and that the journal's newest one was."""
+    """Check that no version was published twice, and that the journal's newest version was published."""
     path = folder / "versions.jsonl"
     if not path.is_file():
         return None
@@ -174,13 +174,13 @@ def _compare_versions(found: Audit, folder: Path) -> str | None:
 
 
 def _compare_result(found: Audit, folder: Path) -> str | None:
-    """Check that the sums of the run's own result are those of the journal."""
+    """Check the totals in the run's result.json against the journal."""
     path = folder / "result.json"
     if not path.is_file():
         return None
     result = json.loads(path.read_text())
     if result["step"] != found.step:
-        return None  # of an earlier end of this run
+        return None  # written when the run ended at an earlier step
     counts, told = found.counts(), result["counts"]
     for state in ("consumed",):
         if counts[state] != told[state]:

@@ -1,4 +1,7 @@
-"""The models of `tracking.baselines`, looked at before anything is started: the servers load them one after the other, before training."""
+"""Checks the models of `tracking.baselines` before the run starts.
+
+Servers load them in turn before training.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,18 @@ from agentrl.errors import ConfigError
 from agentrl.plugins.sources import nearest
 
 SIZE_BYTES = 8
-"""Of the length that a safetensors file begins with; its header, JSON, follows."""
+"""A safetensors file begins with the length of its JSON header, in this many bytes."""
 METADATA = "__metadata__"
 
 
 def check_baselines(config: Config) -> None:
-    """Refuse a baseline that no server of this run could load in the place of the policy. Without validation rows nobody plays them.
+    """Refuse baselines that the servers could not load in place of the policy.
+
+    Without validation rows nothing is checked, because baselines are not played.
 
     Raises:
-        ConfigError: there is no such folder, it holds no model, or one of other sizes than the policy.
+        ConfigError: a folder does not exist, contains no model, or its tensors differ in shape from the
+            policy's.
     """
     if not config.data.val_files:
         return
@@ -46,10 +52,10 @@ def _check_baseline(folder: Path, *, key: str, policy: Path) -> None:
 
 
 def tensor_shapes(folder: Path) -> Mapping[str, list[int]]:
-    """Return the shape of each tensor in a folder's safetensors files, which are not loaded.
+    """Return the shape of each tensor in a folder's safetensors files. Reads only their headers.
 
     Raises:
-        ConfigError: a file is cut off or of another format.
+        ConfigError: a file is truncated or has another format.
     """
     shapes: dict[str, list[int]] = {}
     for path in sorted(folder.glob("*.safetensors")):

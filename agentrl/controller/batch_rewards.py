@@ -1,4 +1,4 @@
-"""Rewards that see a whole batch: scored here, where the batch is together for the first time."""
+"""Rewards of scope `batch`. They are scored by the controller, which is the first to have the whole batch."""
 
 from __future__ import annotations
 
@@ -23,26 +23,32 @@ class BatchRewards:
         """Load the rewards.
 
         Raises:
-            UserError: one is unknown, or refuses its config.
+            UserError: a reward is unknown, or refuses its config.
         """
         self._config = config
         self._table = RewardTable(config.reward, plugins)
 
     @property
     def is_any(self) -> bool:
-        """Whether there is such a reward at all."""
+        """Whether the config has a reward of scope `batch`."""
         return self._table.may_score("batch")
 
     def connect(self, ask: Ask) -> None:
-        """Let the terms of the reward model score by `ask`."""
+        """Make the terms of the reward model call `ask` to score."""
         for reward in self._table.find(RewardModel):
             reward.connect(ask)
 
     def score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories of a batch with these rewards; `tasks` are theirs, one each. Failed attempts are left as they are.
+        """Return the trajectories of a batch with these rewards added.
+
+        Failed attempts are returned unchanged.
+
+        Args:
+            tasks: the task of each trajectory.
 
         Raises:
-            RewardError: a reward raised, took too long or returned no finite number; then nothing is scored.
+            RewardError: a reward raised, timed out or returned a non-finite number; no trajectory is scored
+                then.
             LearnerError: a rank of the reward model was lost.
         """
         rows = _scored_rows(trajectories)
@@ -50,7 +56,7 @@ class BatchRewards:
         return _replaced(trajectories, rows, scored)
 
     def score_validation(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return all attempts of a validation; those that could be scored so far are scored together, or failed together.
+        """Return all attempts of a validation. Those that did not fail are scored, or fail, together.
 
         Raises:
             LearnerError: a rank of the reward model was lost.

@@ -1,6 +1,6 @@
-"""The replay buffer as the controller calls it: typed, every call with a deadline, patient where the journal's disk is full.
+"""`BufferClient`: typed calls to the replay buffer's actor, with deadlines, and retries on a full disk.
 
-Its actor may be killed: Ray starts it again, it reads its journal, and Ray makes the calls again that were under way.
+If the actor is killed, Ray restarts it, the actor reads its journal, and Ray retries the calls in flight.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from agentrl.types import BufferCounts, Task
 from agentrl.workers.pools import beside_driver
 
 CALL_TIMEOUT_S = 60.0
-"""One answer; a buffer that was killed needs some seconds until it has read its journal."""
+"""Timeout of a call; after a restart, the buffer needs seconds to read its journal."""
 DATA_TIMEOUT_S = 3600.0
-"""Reading and measuring a large training set takes minutes; this only ends what hangs."""
+"""Reading and tokenizing a large training set takes minutes; this timeout only catches a hang."""
 PAUSE_S = 1.0
 
 
 class BufferClient:
-    """Calls `BufferActor`; what each method does is said at `ReplayBuffer`."""
+    """Calls `BufferActor`; see `ReplayBuffer` for what each method does."""
 
     def __init__(self, actor: ActorHandle, *, patience_s: float, say: Callable[[str], None]) -> None:
-        """`patience_s`: how long a journal that cannot be written is waited for."""
+        """`patience_s`: seconds to retry while the journal cannot be written."""
         self.actor = actor
         self._patience_s = patience_s
         self._say = say
@@ -61,7 +61,7 @@ class BufferClient:
         return tasks
 
     def advance(self, version: int, *, step: int) -> Lineage:
-        """Say that `version` is served, and return all versions so far."""
+        """Announce that `version` is served, and return the lineage up to it."""
         self._call(self.actor.advance, version, step)
         lineage: Lineage = self._call(self.actor.lineage)
         return lineage

@@ -1,4 +1,4 @@
-"""Calls to Ray actors and into trio: every wait has a deadline, and what comes back is one of our errors."""
+"""Calls to Ray actors and into trio: every wait has a deadline, and every error is an AgentRLError."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout_s: float, who: str) ->
     """Wait for `refs` and return their values.
 
     Raises:
-        AgentRLError: the one that the actor raised.
+        AgentRLError: as the actor raised it.
         InfrastructureError: `who` died, did not answer in time, or raised something else.
     """
     try:
@@ -27,7 +27,7 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout_s: float, who: str) ->
 
 
 def translate(error: RayError, *, who: str, timeout_s: float | None = None) -> AgentRLError:
-    """Return the error of ours that a Ray error stands for, in one line."""
+    """Return the AgentRLError for a Ray error: the one that the actor raised, else an InfrastructureError."""
     cause = getattr(error, "cause", None)
     if (ours := _ours(cause)) is not None:
         return ours
@@ -39,20 +39,20 @@ def translate(error: RayError, *, who: str, timeout_s: float | None = None) -> A
 
 
 def _ours(cause: object) -> AgentRLError | None:
-    """Return the error of ours that a task raised, also out of the groups that nurseries raise; None if it raised another."""
+    """Return the AgentRLError that a task raised, also one in an exception group of a nursery, or None."""
     if isinstance(cause, BaseExceptionGroup):
         return next((ours for inner in cause.exceptions if (ours := _ours(inner)) is not None), None)
     return cause if isinstance(cause, AgentRLError) else None
 
 
 def _creation_cause(error: RayActorError, who: str) -> AgentRLError | None:
-    """Return what an actor's constructor raised, in words where it is no error of ours; None when none did."""
+    """Return the error of an actor's constructor, a foreign one as InfrastructureError; None if it is not."""
     inner: BaseException | None = error
     while inner is not None:
         cause = getattr(inner, "cause", None)
         if isinstance(cause, AgentRLError):
             return cause
         inner = cause if isinstance(cause, BaseException) else inner.__cause__
-    if "creation task" in str(error):  # of a foreign error Ray keeps the text alone
+    if "creation task" in str(error):  # Ray keeps only the text of a foreign error
         return InfrastructureError(f"{who} could not be made: {str(error).strip().splitlines()[-1].strip()}")
     return None

@@ -26,8 +26,7 @@ from agentrl.workers.folder import in_drivers_folder
 SHARED_MEMORY = "/dev/shm"
 INTERRUPTED_STATUS = 130
 SAME_INTERRUPT_S = 1.0
-"""Interrupts within this time count as one: a launcher may forward a Ctrl-C that the terminal sent us,
-too."""
+"""Interrupts within this time count as one: launchers forward a Ctrl-C that also reached this process."""
 NODES_TIMEOUT_S = 1200.0
 """A cloud needs minutes to start a machine."""
 NODES_POLL_S = 1.0
@@ -37,8 +36,7 @@ OBJECT_STORE_SHARE = 0.3
 
 @contextmanager
 def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterator[str]:
-    """Start Ray on this machine, or join the cluster at `cluster.address`; shut it down or leave it
-    afterwards.
+    """Start Ray on this machine, or join the cluster at `cluster.address`; end or leave it afterwards.
 
     Yields a one-line summary of its resources. `user_files` are shipped to all workers on all machines, where
     `agentrl.plugins.locate` finds them. If Ray is already initialized in this process, it is used as it is,
@@ -48,8 +46,7 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
         InfrastructureError: Ray does not start, nothing answers at the address, or fewer than
             `cluster.num_nodes` nodes joined in time.
     """
-    # Ray's workers read these at import: no usage reports, and CUDA_VISIBLE_DEVICES stays for actors without
-    # GPUs.
+    # Ray's workers read these at import: no usage reports; CUDA_VISIBLE_DEVICES is kept without GPUs.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     for name, value in heap.FEW.items():

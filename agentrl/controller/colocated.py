@@ -1,10 +1,10 @@
-"""Servers on the learner's GPUs (`rollout.colocated`): while it learns they are paused and give their memory back.
+"""Servers on the learner's GPUs (`rollout.colocated`): they free their memory while the learner trains.
 
-pause            running requests answer with what they have; the router waits, for it knows no server then
-release          the servers give up weights and KV cache
+pause            requests in flight return their partial output; the router has no servers, so it waits
+release          the servers free weights and KV cache
 learn
-resume           the servers take their memory again, and stay paused: their weights are those of before, or nothing
-publish          ends the pause, with weights that were sent after the memory was there; the router goes on
+resume           the servers allocate their memory again but stay paused: their weights are old or undefined
+publish          sends weights into the new memory and ends the pause; the router continues
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from agentrl.sglang.client import SGLangClient
 from agentrl.weights.attempt import for_each
 
 TIMEOUT_S = 60.0
-"""A server that does not give its memory, or take it again, by then is restarted."""
+"""A server that has not freed or allocated its memory by then is restarted."""
 
 
 class Colocation:
-    """The turns that learner and servers take on the same memory."""
+    """Passes GPU memory back and forth between learner and servers."""
 
     def __init__(self, servers: ServerFleet, rollouts: RolloutFleet, *, say: Callable[[str], None]) -> None:
         self._servers = servers
@@ -33,19 +33,25 @@ class Colocation:
 
     @contextmanager
     def lend(self, *, version: int) -> Iterator[None]:
-        """Have the servers' memory free within the block. A publish must follow: it is what lets them sample again."""
+        """Free the servers' memory within the block.
+
+        A publish must follow: only it lets them sample again.
+        """
         lending = self._each(self._servers.urls, _pause)
         self._rollouts.set_servers([], version=version)
         lending = self._each(lending, SGLangClient.release_memory)
         try:
             yield
-        except LearnerError:  # its ranks start again, and publish
+        except LearnerError:  # the ranks restart and publish, for which the servers need their memory
             self._each(lending, SGLangClient.resume_memory)
             raise
         self._each(lending, SGLangClient.resume_memory)
 
     def _each(self, urls: Sequence[str], verb: Callable[[SGLangClient], Awaitable[None]]) -> list[str]:
-        """Let all do it side by side; restart those that fail, and return the others."""
+        """Call `verb` on all servers concurrently.
+
+        Restart those that fail, and return the URLs of the others.
+        """
         failed: dict[str, str] = in_trio(_try_each, self._servers.clients(urls), verb)
         for url, why in failed.items():
             self._say(f"server {url} does not share its memory: {why}; it is restarted")

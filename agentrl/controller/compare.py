@@ -1,7 +1,8 @@
-"""The report of corrections: what each of them would make of stored steps, as a table, as JSON and as a picture.
+"""Comparison of off-policy corrections on stored steps: as a table, as JSON and as a picture.
 
-The reference is the on-policy gradient: of the trajectories that the learning version itself sampled from the first token to the last
-where a step has any (`fresh`), else of all of them with the proximal policy taken for the sampler (`proximal := policy`).
+The reference is the on-policy gradient. If a step has trajectories whose tokens were all sampled by the
+version that learned from them (`fresh`), it is their gradient; else it is that of all trajectories, with the
+proximal policy taken as the sampler (`proximal := policy`).
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
     "token_band": {"weight": "none", "reject": {"band": {"statistic": "k1", "level": "token", "lower": 0.5, "upper": 2.0}}},
     "m2po": {"weight": "none", "m2po_threshold": 0.04},
 }
-"""Name in the report -> `algorithm.correction`. OPSM is not among them: before the first update of a step it drops nothing."""
+"""Name in the report -> `algorithm.correction`.
+
+OPSM is missing: before a step's first update it masks nothing.
+"""
 
 COLUMNS = tuple(field.name for field in fields(Counterfactual))
 
 
 class CorrectionsReport:
-    """Compares at each step, keeps a line per step and correction, and sums up at the end."""
+    """Compares corrections at each step, writes a line per step and correction, and a summary at the end."""
 
     def __init__(self, config: Config, folder: Path, *, resumed_at: int) -> None:
         self._config = config
@@ -56,14 +60,14 @@ class CorrectionsReport:
         write_atomically(self._lines, "".join(json.dumps(line) + "\n" for line in kept))
 
     def observe(self, roles: Roles, batch: StoredStep) -> None:
-        """Compare all corrections on one step. Nothing that the learner holds changes."""
+        """Compare all corrections on one step. The learner's state does not change."""
         algorithm, learner = self._config.algorithm, roles.learner
         rollout, groups = self._config.rollout, with_reward(batch.groups)
         assessment = assess(roles, groups, self._config)
         credited = credit(groups, algorithm, group_size=rollout.fixed_group_size, assessment=assessment)
         credited = leave_out_old(credited, groups, lags=batch.lineage.lags, max_lag=algorithm.correction.max_lag)
         samples = [sample for members in leave_out_masked(credited, groups, rollout.masked_outcomes) for sample in members]
-        if not samples:  # all are masked: there is no gradient to compare
+        if not samples:  # all are masked, so there is no gradient
             return
         learned = [t for group in groups for t in group.trajectories if t.outcome not in rollout.masked_outcomes]
         fresh = [s for s, t in zip(samples, learned, strict=True) if is_fresh(t, batch.learned_by)]
@@ -76,13 +80,13 @@ class CorrectionsReport:
                 file.write(json.dumps({**facts, "correction": name, **_without_nan(asdict(one))}) + "\n")
 
     def finish(self, say: Callable[[str], None]) -> Path:
-        """Write corrections.json, .md and .png, say the table, return the Markdown file."""
+        """Write corrections.json, .md and .png, show the table, and return the Markdown file."""
         lines = list(self._read())
         summary = summarise(lines)
         write_atomically(self._folder / "corrections.json", json.dumps({"steps": lines, "mean": summary}, indent=1))
         markdown = self._folder / "corrections.md"
         write_atomically(markdown, _markdown(summary, lines))
-        from agentrl.controller.compare_picture import draw  # matplotlib loads for a second: only when a picture is drawn
+        from agentrl.controller.compare_picture import draw  # matplotlib takes a second to load
 
         draw(lines, summary, self._folder / "corrections.png")
         say(_console(summary))
@@ -94,13 +98,16 @@ class CorrectionsReport:
 
 
 def variants(algorithm: AlgorithmConfig) -> dict[str, AlgorithmConfig]:
-    """Return the algorithm with each of CORRECTIONS, and as it is configured."""
+    """Return the algorithm with each of CORRECTIONS, and as configured, by name."""
     others = {name: CorrectionConfig.model_validate(values) for name, values in CORRECTIONS.items()}
     return {name: algorithm.model_copy(update={"correction": c}) for name, c in others.items()} | {"configured": algorithm}
 
 
 def summarise(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """Return correction -> {column: mean over the steps where it is defined}, `cosine_std` among them; None where it never is."""
+    """Return correction -> {column: mean over the steps where it is defined}; None if it never is.
+
+    The columns include `cosine_std`, the population standard deviation over steps.
+    """
     names = dict.fromkeys(str(line["correction"]) for line in lines)
     return {name: _mean([line for line in lines if line["correction"] == name]) for name in names}
 

@@ -1,4 +1,4 @@
-"""Finished attempts as a reward model reads them: in its own chat template and tokens, whatever the policy's are."""
+"""Renders finished attempts for a reward model, with its own chat template and tokenizer."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from agentrl.types import Message, ToolCall
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rendered:
-    """One conversation. token_ids: i32[T]; is_truncated: its beginning was cut off."""
+    """A rendered conversation. token_ids: i32[T]. is_truncated: the beginning was cut off."""
 
     token_ids: NDArray[np.int32]
     is_truncated: bool
 
 
 class Conversations:
-    """Renders attempts up to their last assistant message, with the tools that the policy was shown."""
+    """Renders attempts up to their last assistant message, with the tool schemas that the policy saw."""
 
     def __init__(self, config: RewardModelConfig, agent: AgentConfig, plugins: Plugins) -> None:
-        """Read the tokenizer and the chat template, and try them on a conversation.
+        """Load the tokenizer and the chat template, and test them on a short conversation.
 
         Raises:
-            ConfigError: there is none, it refuses messages that a run may have, or `max_tokens` exceeds the model's positions.
+            ConfigError: there is no template, it refuses messages that a run may have, or `max_tokens`
+                exceeds the model's positions.
         """
         try:
             self._chat = Chat.of(config.model)
@@ -53,13 +54,16 @@ class Conversations:
             self._try(_WITH_TOOLS)
 
     def render(self, attempt: Attempted) -> Rendered | None:
-        """Return an attempt's conversation, None where it is too long and `overlong` is skip, or holds no assistant message.
+        """Return an attempt's conversation, or None.
 
-        It ends with the assistant's last message: what follows (the result of a tool at the limit of turns) nobody answered. That of a
-        truncated attempt is closed by the template, as if it were whole. Of parallel lines it is the first, of edited histories the last.
+        None if it has no assistant message, or is too long and `overlong` is skip.
+
+        It ends with the last assistant message; a later tool result, which nobody answered, is left out. The
+        template closes a truncated message as if it were complete. Of parallel conversations the first is
+        rendered, of edited histories the last.
 
         Raises:
-            ConfigError: the chat template refuses it.
+            ConfigError: the chat template refuses the conversation.
         """
         last = next((i for i in reversed(range(len(attempt.messages))) if attempt.messages[i].role == "assistant"), None)
         if last is None:
@@ -70,7 +74,7 @@ class Conversations:
         is_long = self._max_tokens is not None and len(token_ids) > self._max_tokens
         if is_long and self._config.overlong == "skip":
             return None
-        # The score is read behind the last token, so that the end has to stay.
+        # The score is read at the last token, so truncation cuts the beginning.
         return Rendered(token_ids[-self._max_tokens :] if is_long and self._max_tokens else token_ids, is_long)
 
     def _tokens(self, messages: Sequence[Message], tools: Tools) -> NDArray[np.int32]:

@@ -220,8 +220,7 @@ def group_trajectories(trajectories: Sequence[Trajectory]) -> list[Group]:
 
 
 def _anchors(trajectories: Sequence[Trajectory]) -> torch.Tensor | None:
-    """Return the anchors of turns with action tokens, i64[K], by trajectory and turn; None if one is
-    missing."""
+    """Return the anchors of turns with action tokens, i64[K], in order; None if a trajectory lacks one."""
     found = [np.empty(0, np.int64)]
     for trajectory in trajectories:
         turns = np.unique(trajectory.turn_ids[trajectory.action_mask])

@@ -1,4 +1,4 @@
-"""Servers that join and leave while a run goes on, as `agentrl servers` asks for."""
+"""`ElasticServers`: servers that join and leave during a run, on request by `agentrl servers`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from agentrl.errors import ServerError
 from agentrl.sglang.client import SGLangClient
 
 DRAIN_TIMEOUT_S = 10.0
-"""A server that leaves is asked for what its requests have so far; one that does not answer is left without it."""
+"""Time for a leaving server to return the partial output of its requests; then it is removed anyway."""
 
 
 class ElasticServers:
-    """Does what is asked at the run's desk. A server that joins takes traffic once it has the weights and was checked, as any other."""
+    """Serves the requests of the control desk.
+
+    A joining server takes traffic once it has the weights and is verified.
+    """
 
     def __init__(self, config: Config, servers: ServerFleet, rollouts: RolloutFleet, *, run_dir: Path, say: Callable[[str], None]) -> None:
         self._config = config
@@ -33,10 +36,10 @@ class ElasticServers:
         self._able: set[str] = set()
 
     def attend(self, *, version: int) -> None:
-        """Look after the servers, answer what was asked since the last time, and show how all of them are.
+        """Poll the servers, answer pending requests, and write the table of servers.
 
         Raises:
-            InfrastructureError: a server that is no guest is lost for good.
+            InfrastructureError: a server that is no guest is lost for good, or none is left.
         """
         self._servers.poll()
         self._desk.serve(lambda request: self._act(request, version))
@@ -53,11 +56,11 @@ class ElasticServers:
         return f"{joining} joins: once it generates it gets the weights, is checked, and serves"
 
     def _drain(self, server: str, version: int) -> str:
-        """Let a server go. Its requests answer with what they have, and the router goes on with that elsewhere."""
+        """Drain a server: its requests return partial output, and the router continues them elsewhere."""
         leaving = self._servers.leaving(server)
         in_trio(self._tell, leaving, lambda client: client.pause("abort"))
         self._rollouts.set_servers([url for url in self._servers.urls if url != leaving], version=version)
-        in_trio(self._tell, leaving, lambda client: client.resume())  # for others, who may use it, too
+        in_trio(self._tell, leaving, lambda client: client.resume())  # others may use it, too
         self._servers.remove(leaving)
         self._say(f"server {leaving} left")
         return f"{leaving} left: its trajectories go on elsewhere"
@@ -69,7 +72,7 @@ class ElasticServers:
         await client.aclose()
 
     def _ask_for_adapters(self, url: str) -> None:
-        """Send a guest away that cannot be given the adapter which all others sample with."""
+        """Remove a guest that cannot load the LoRA adapter that all other servers sample with."""
         if url in self._able:
             return
         why = in_trio(why_no_adapter, self._servers.clients([url]), self._config)

@@ -1,4 +1,4 @@
-"""Scored attempts for a person to read: the conversation, what was right, and what each reward said."""
+"""Scored attempts as readable text: conversation, ground truth and rewards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RULE = "-" * 80
 
 
 def examined(tasks: Sequence[Task], trajectories: Sequence[Trajectory], count: int) -> Iterator[str]:
-    """Yield the texts of at most `count` scored attempts: the first of each data source, then the second of each, and so on."""
+    """Yield at most `count` scored attempts as text, alternating between the data sources."""
     by_source: dict[str, list[str]] = {}
     for task, trajectory in zip(tasks, trajectories, strict=True):
         texts = by_source.setdefault(trajectory.data_source, [])
@@ -24,7 +24,7 @@ def examined(tasks: Sequence[Task], trajectories: Sequence[Trajectory], count: i
 
 
 def describe(task: Task, trajectory: Trajectory) -> str:
-    """Return one attempt in full: its messages, the ground truth, every reward event, all that rewards reported."""
+    """Return an attempt in full: messages, ground truth, reward events, rewards' metrics and details."""
     lines = [RULE, f"{trajectory.task_id} ({trajectory.data_source}, {trajectory.agent_name}, {trajectory.outcome.value})"]
     lines += [part for message in trajectory.messages for part in _message(message)]
     lines.append(f"[ground truth] {task.ground_truth}")

@@ -1,4 +1,4 @@
-"""`agentrl export`: the policy of a checkpoint as a Hugging Face folder, or its LoRA adapter as peft's. One process, no Ray."""
+"""`agentrl export`: writes a checkpoint's policy as a Hugging Face folder, or its LoRA adapter for peft."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from agentrl.learner.score_head import SCORE_HEAD
 def export_checkpoint(
     checkpoint: Path, out: Path, *, adapter_only: bool = False, base: str | None = None, trusts_code: bool = False
 ) -> None:
-    """Write the policy of a checkpoint to `out`.
+    """Write the policy of a checkpoint to `out`, in one process without Ray.
 
-    A checkpoint of all weights needs nothing but itself; of an adapter, also the model under it, where the run had it or at `base`.
+    A checkpoint of full weights is self-contained. A LoRA checkpoint also needs its base model, at the run's
+    `model.path` or at `base`.
 
     Args:
         adapter_only: write the LoRA adapter alone.
-        base: folder or hub id of the model under the adapter.
+        base: folder or hub id of the base model of the adapter.
         trusts_code: run the code that the checkpoint's `model.trust_remote_code` and `model.external_lib` name.
 
     Raises:
-        ConfigError: no checkpoint there, it names code that is not trusted, `out` is not free, or an adapter is asked for that is not
-            there, or is not all that was trained.
+        ConfigError: `checkpoint` is none, or names code that is not trusted; `out` is not empty; or
+            `adapter_only` is set but there is no adapter, or it is not all that was trained.
         CheckpointError: the checkpoint is damaged.
         InfrastructureError: `out` cannot be written.
     """
@@ -51,7 +52,7 @@ def export_checkpoint(
         raise ConfigError(
             f"{str(checkpoint)!r} is of a reward model, whose head is trained beside the adapter; export it without --adapter"
         )
-    # Config and tokenizer are the checkpoint's own; those of the model that the run began with may have changed since.
+    # Config and tokenizer come from the checkpoint: those at the run's model.path may have changed since.
     description = str(found.learner / DESCRIPTION)
     described = model.model_copy(update={"path": description, "tokenizer_path": description, "chat_template": None})
     if adapter_only:
@@ -64,7 +65,7 @@ def export_checkpoint(
 
 
 def _refuse_code(model: ModelConfig, checkpoint: Path) -> None:
-    """Raise ConfigError if the model of a checkpoint needs code: whoever wrote the checkpoint chose it, not who exports it."""
+    """Raise ConfigError if a checkpoint's model runs code, which the checkpoint's author chose."""
     named = [f"model.external_lib={model.external_lib}"] if model.external_lib is not None else []
     named += ["model.trust_remote_code=true"] if model.trust_remote_code else []
     if named:

@@ -1,4 +1,7 @@
-"""Ends a run whose attempts fail: nothing would be learned, or only from the tasks that do not meet the fault."""
+"""`FailedShare`: ends a run if too many attempts fail.
+
+It would learn nothing, or only from tasks without the fault.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from agentrl.types import Outcome
 
 MIN_ATTEMPTS = 64
 STALL_SHARE = 0.1
-"""The fault must have lasted for so much of buffer.stall_timeout_s: a service that is away for a moment ends no run."""
+"""The fault must last for this share of buffer.stall_timeout_s: a short outage of a service ends no run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +28,10 @@ class _Look:
 
 
 class FailedShare:
-    """Judges the latest attempts of training, MIN_ATTEMPTS at least, over a tenth of `buffer.stall_timeout_s` at least.
+    """Judges the latest training attempts: at least MIN_ATTEMPTS, over STALL_SHARE of the stall timeout.
 
-    Not counted as failed are attempts that no server answered, for servers have limits of their own, and outcomes that
-    `rollout.on_outcome` replaces: the config says that what they need may be away.
+    Two kinds of failures are not counted: attempts that no server answered, because servers have their own
+    limits; and outcomes that `rollout.on_outcome` replaces, because the config expects them.
     """
 
     def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,10 +42,12 @@ class FailedShare:
         self._looks = deque([_Look(clock(), 0, 0)])
 
     def check(self, counts: AttemptCounts, *, most_common: Callable[[], str]) -> None:
-        """Judge the attempts since the start of the run. `most_common`: what fails most of them.
+        """Judge the latest attempts.
+
+        `counts`: since the start of the run. `most_common`: the main reason, as text.
 
         Raises:
-            InfrastructureError: too many of the latest failed.
+            InfrastructureError: too many of the latest attempts failed.
         """
         now = _Look(self._clock(), counts.num_ended, counts.num_failed(ignored=self.ignored))
         self._looks.append(now)

@@ -1,4 +1,4 @@
-"""What the parts of a run say of themselves when it stands still. All are asked at once, and one that does not answer is a finding, too."""
+"""Diagnosis of a stuck run: asks all its parts at once what they wait for. No answer is a finding, too."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ SHOWN_LEASES = 10
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Those of a run that may stand still.
+    """The parts of a run that may be stuck.
 
-    ranks: those of all roles, which may be started anew during the run. driver: the thread that makes the steps.
+    ranks: returns the current ranks of all roles; a recovery replaces them.
+    driver: the thread that makes the steps.
     """
 
     buffer: ActorHandle
@@ -45,20 +46,20 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """In the place of an answer: one line that says why there is none."""
+    """Replaces a missing answer; `why` is one line."""
 
     why: str
 
 
 class Asker:
-    """Asks actors and servers, each for no longer than `answer_s`, and no longer at all once `stopping` is set."""
+    """Asks actors and servers, with a timeout of `answer_s` each. Stops waiting once `stopping` is set."""
 
     def __init__(self, *, answer_s: float, stopping: threading.Event) -> None:
         self._answer_s = answer_s
         self._stopping = stopping
 
     def answers(self, asked: Mapping[str, ObjectRef]) -> dict[str, Any]:
-        """Return what each has answered, or a NoAnswer."""
+        """Wait for all results at once; return each answer, or a NoAnswer."""
         pending, deadline = list(asked.values()), time.monotonic() + self._answer_s
         while pending and not self._stopping.is_set() and time.monotonic() < deadline:
             _, pending = ray.wait(pending, num_returns=len(pending), timeout=SLICE_S)
@@ -71,31 +72,35 @@ class Asker:
             return NoAnswer(str(translate(error, who=who, timeout_s=self._answer_s)))
 
     def loads(self, clients: Sequence[SGLangClient]) -> dict[str, str]:
-        """Return what each server says of its load, by URL."""
+        """Return the load that each server reports, as text, by URL."""
         return ask_loads(clients, answer_s=self._answer_s, stopping=self._stopping)
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """since_add_s: since a trajectory reached the buffer; num_finished: attempts that ended, validation's too; None: nobody answers."""
+    """How far the run is. A field is None if nobody answered.
+
+    since_add_s: seconds since a trajectory reached the buffer.
+    num_finished: attempts that ended, those of validations included.
+    """
 
     since_add_s: float | None
     num_finished: float | None
 
 
 def look_at_progress(parts: Parts, asker: Asker) -> RunProgress:
-    """Ask buffer and rollout actors how far they are."""
+    """Ask the buffer and the rollout actors for their progress."""
     asked = {name: actor.stats.remote() for name, actor in parts.rollouts.actors.items()}
     said = asker.answers({BUFFER: parts.buffer.stats.remote(), **asked})
     buffer = said.pop(BUFFER)
-    # A counter is there once something was counted.
+    # A counter is missing until its first count.
     finished = [stats.get("finished", 0.0) for stats in said.values() if not isinstance(stats, NoAnswer)]
     return RunProgress(None if isinstance(buffer, NoAnswer) else buffer["since_last_add_s"], sum(finished) if finished else None)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFindings:
-    """What was found; each answer of an actor, or a NoAnswer."""
+    """The answers of all parts; NoAnswer where one is missing."""
 
     controller: Sequence[str]
     counts: BufferCounts | NoAnswer
@@ -106,7 +111,10 @@ class RunFindings:
     rollouts: Mapping[str, LiveScopes | NoAnswer]
 
     def lines(self, *, max_scopes: int | None = None) -> Iterator[str]:
-        """Yield them as text; max_scopes: attempts of each actor in full, None: all, and trio's own tree with them."""
+        """Yield the findings as lines of text.
+
+        max_scopes: number of attempts per actor that are shown in full; None: all, and trio's task tree.
+        """
         yield from self.controller
         yield from self._ledger_lines()
         yield "servers:"
@@ -135,7 +143,7 @@ class RunFindings:
 
 def find(parts: Parts, asker: Asker) -> RunFindings:
     """Ask every part of the run what it waits for."""
-    controller = list(_of_controller(parts))  # first: it is what may change meanwhile
+    controller = list(_of_controller(parts))  # first: its state may change while the others answer
     buffer = parts.buffer
     asked = {owner: actor.scopes.remote(KEPT_SCOPES) for owner, actor in parts.rollouts.actors.items()}
     own = {name: getattr(buffer, name).remote() for name in ("counts", "stats", "leases")}

@@ -1,4 +1,4 @@
-"""The last look at servers that join a run, or come back to it: they must sample, and by the version that they were just given."""
+"""Final check of servers that join or rejoin a run: they must sample with the version just published."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_S = 60.0
 
 
 async def find_unfit(clients: Sequence[SGLangClient], version: int) -> dict[str, str]:
-    """Return {url: why} of the servers that do not sample a token of `version`; closes the clients."""
+    """Return {url: why} of the servers that do not sample a token with `version`. Closes the clients."""
 
     async def look(client: SGLangClient) -> None:
         sampled = await client.generate([0], SamplingParams(1), rid=f"join-{uuid.uuid4().hex}")

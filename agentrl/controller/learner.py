@@ -1,5 +1,4 @@
-"""The controller's side of the learner: specs and launch of its ranks, packing of batches, access to
-weights."""
+"""The controller's side of the learner: specs and launch of ranks, packing, access to weights."""
 
 from __future__ import annotations
 

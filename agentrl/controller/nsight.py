@@ -1,4 +1,4 @@
-"""NVIDIA Nsight Systems around ranks, through Ray's runtime environment."""
+"""Profiling of ranks with NVIDIA Nsight Systems, through Ray's runtime environment."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agentrl.workers.pools import Seat
 
 
 def check_nsight(config: NsightConfig) -> None:
-    """Refuse to begin a run that could not be recorded.
+    """Check that a requested profile can be recorded.
 
     Raises:
-        ConfigError: `nsys` is wanted and not installed on this machine.
+        ConfigError: the config needs `nsys`, which is not installed on this machine.
     """
     if config.roles and shutil.which("nsys") is None:
         raise ConfigError(
@@ -28,10 +28,14 @@ def check_nsight(config: NsightConfig) -> None:
 
 
 def recorded(seats: Mapping[Role, Sequence[Seat]], config: NsightConfig, folder: Path) -> dict[Role, Sequence[Seat]]:
-    """Return the seats with those of `config.roles` wrapped: each process writes `<role>_<pid>.nsys-rep` into `folder` when it ends."""
+    """Return the seats, with those of `config.roles` wrapped in nsys.
+
+    Each wrapped process writes `<role>_<pid>.nsys-rep` to `folder` when it ends.
+    """
     if config.roles:
         folder.mkdir(parents=True, exist_ok=True)
-    # Ray starts a wrapped worker as `nsys ... python`: that must be this interpreter, whether its environment is activated or not.
+    # Ray starts a wrapped worker as `nsys ... python`. PATH makes that this interpreter, even without an
+    # activated environment.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     place = str(folder.resolve()).replace(" ", r"\ ")  # a shell reads the command
     wrapped = {role: {"nsight": {**config.options, "o": f"{place}/{role}_%p"}, "env_vars": {"PATH": path}} for role in config.roles}

@@ -1,4 +1,4 @@
-"""What a run shows and keeps: metrics, console, trajectories as Parquet, report, closing table."""
+"""`Observer`: everything that a run records or displays: metrics, console, trajectories, alarms, report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_CURRICULUM: Mapping[str, float] = {}
 
 
 class Observer:
-    """The run's eyes and memory. Nothing here decides anything."""
+    """Records and displays the run. Nothing here influences the training."""
 
     def __init__(self, config: Config, run_dir: RunDir, *, resumed_at: int | None) -> None:
         self._config = config
@@ -67,29 +67,29 @@ class Observer:
         self._alarms = Alarms(rules_from(options), window_steps=options.window_steps, file=file, kept=self._trackers.metrics.kept)
 
     def go_back(self, step: int) -> None:
-        """Forget what was recorded after `step`: those steps are made again."""
+        """Drop the records after `step`: those steps are repeated."""
         self._trackers.go_back(step)
         self._alarms.close()
         self.unwritten.attempt("alarms.jsonl", self._begin_alarms)
 
     def say(self, text: str) -> None:
-        """Tell the person at the console one thing."""
+        """Show a message on the console."""
         self._trackers.console.say(text)
 
     def set_total_steps(self, total_steps: int) -> None:
         self._trackers.console.set_total_steps(total_steps)
 
     def set_servers(self, states: Mapping[str, str]) -> None:
-        """Show the servers: URL -> state."""
+        """Show the servers. states: URL -> state."""
         self._trackers.console.set_servers(states)
 
     def count_published(self, num_bytes: int, times: SendTimes | None) -> None:
-        """Count what a publish sent to all servers together, and the learner's times, towards the step under way."""
+        """Add a publish to the current step: bytes sent to all servers together, and times on the learner."""
         own = {"bytes": float(num_bytes), **(asdict(times) if times is not None else {})}
         self._published = {name: self._published.get(name, 0.0) + own.get(name, 0.0) for name in {**self._published, **own}}
 
     def attempts(self, counts: AttemptCounts, failed: Sequence[FailedAttempt], *, step: int) -> None:
-        """Take in how attempts of training ended since the start, and those that failed since the last call."""
+        """Record counts of training attempts since the run's start, and failures since the last call."""
         self._attempts = counts
         self.failures.add(failed, step=step)
 
@@ -97,7 +97,7 @@ class Observer:
         return self._timer(phase)
 
     def begin_steps(self) -> None:
-        """Forget time and publishes before the first step, so that they are not counted into it."""
+        """Reset times and publishes, so that the start-up does not count toward the first step."""
         self._timer.finish_step()
         self._published = _NOTHING_PUBLISHED
 
@@ -119,9 +119,11 @@ class Observer:
         """Record a finished step.
 
         Args:
-            learned_by: version of the weights that learned from `groups`; `lags`: of tokens, from these weights.
+            learned_by: version of the weights that were trained on `groups`.
+            lags: returns the lag of tokens behind these weights.
+            version: published after the step.
             updates: metrics of each optimizer update of the step.
-            rollout_stats: counters since the start of the run; their growth over the step is recorded.
+            rollout_stats: counters since the start of the run; their increase over the step is recorded.
         """
         trajectories = [t for group in groups for t in group.trajectories]
         times = self._timer.finish_step()
@@ -164,14 +166,14 @@ class Observer:
         self._refresher.consider()
 
     def validation(self, step: int, version: int, metrics: Mapping[str, float], *, baseline: str | None) -> None:
-        """Record a validation; a baseline's is only said, because it is no point of the run's curve."""
+        """Record a validation. A baseline's is only shown, because it is no point of the run's curve."""
         if baseline is None:
             self._trackers.write("validation", step=step, version=version, values=metrics)
         else:
             self.say(f"validation of {baseline}: {validation_text(metrics)}")
 
     def _watch(self, step: int, values: Mapping[str, float], groups: Sequence[Group]) -> None:
-        """Say each alarm of the step in one line and keep the groups that it concerns."""
+        """Show each alarm of the step in one line, and store the groups that it concerns."""
         for rule, alarm in self._alarms.observe(step, values):
             kept = evidence(groups, rule, limit=self._config.tracking.alarms.dump_groups)
             if kept:
@@ -184,7 +186,7 @@ class Observer:
     # -------------------------------------------------------------------------------------------------------- end
 
     def finish(self, results: Mapping[str, Mapping[str, float]], *, step: int, version: int, counts: BufferCounts) -> None:
-        """Write result.json, summary.md and report.png, show the closing table."""
+        """Write result.json, summary.md and report.png, and show the closing table."""
         self._refresher.close()
         result = {"step": step, "version": version, "counts": asdict(counts), "balanced": counts.is_balanced, "validation": results}
         self.unwritten.attempt("result.json", partial(write_atomically, self._dir.root / "result.json", json.dumps(result, indent=1)))
@@ -198,7 +200,7 @@ class Observer:
             self.unwritten.attempt("report.png", self._draw_report)
 
     def _draw_report(self) -> None:
-        from agentrl.tracking.report import draw_report  # matplotlib loads for a second: only when a picture is drawn
+        from agentrl.tracking.report import draw_report  # matplotlib takes a second to load
 
         self.say(f"curves: {draw_report(self._dir.root, max_staleness=self._config.buffer.max_staleness)}")
 
@@ -209,19 +211,19 @@ class Observer:
 
 
 def _greedy(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the mean reward of the greedy attempts; nothing where none was played."""
+    """Return the mean reward of the greedy attempts; empty if there are none."""
     rewards = [group.greedy.reward for group in groups if group.greedy is not None]
     return {"rollout/greedy_reward_mean": sum(rewards) / len(rewards)} if rewards else {}
 
 
 def _combine(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return one value per metric of a step: extremes of extremes, sums of counts, means of the rest."""
+    """Reduce the metrics of several updates to one value each: maxima, sums of counts, means of the rest."""
     names = dict.fromkeys(name for update in updates for name in update)
     return {name: _one(name, [update[name] for update in updates if name in update]) for name in names}
 
 
 def _one(name: str, values: Sequence[float]) -> float:
-    _, _, own_name = name.rpartition("/")  # the critic's stand behind `critic/`
+    _, _, own_name = name.rpartition("/")  # metrics of the critic have the prefix `critic/`
     if name.endswith("_max") or own_name == "non_finite_updates":  # the latter counts from the start of the process
         return max(values)
     if own_name.startswith("num_") or own_name == "is_skipped":

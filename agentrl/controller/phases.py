@@ -1,4 +1,4 @@
-"""What the controller does at this moment, for whoever watches it from another thread."""
+"""`Phases`: the controller's current phase, readable from other threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from contextlib import contextmanager
 
 
 class Phases:
-    """`with phases("take"): ...` in the one thread that drives the run; phases do not nest."""
+    """`with phases("take"): ...` in the driver's thread; phases do not nest.
+
+    `_now` is one tuple, replaced as a whole, so that readers need no lock.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -24,5 +27,5 @@ class Phases:
 
     @property
     def current(self) -> tuple[str | None, float]:
-        """The phase, None between two of them, and the moment at which it began, or the last one ended."""
+        """The current phase and its start (by `clock`); between phases None and the end of the last one."""
         return self._now

@@ -1,4 +1,4 @@
-"""The loss of a process that a local Ray cannot do without: told in one line, at once, instead of after minutes of retries."""
+"""Watches the essential processes of a local Ray: if one dies, the run ends at once, without retries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ import ray
 POLL_S = 0.5
 LOST_STATUS = 1
 NEEDED: Mapping[str, str] = {"gcs_server": "its control store", "raylet": "its scheduler"}
-"""Processes without which nothing of a run can be called. Ray tries to reach them for a minute or more, then ends this process itself."""
+"""Processes that every Ray call needs.
+
+Ray itself retries for a minute or more before it ends this process.
+"""
 
 
 @contextmanager
 def watching_ray() -> Iterator[None]:
-    """End this process with one line when Ray's control store or scheduler on this machine dies within the block.
+    """End this process with a one-line message if Ray's control store or scheduler dies within the block.
 
-    A Ray that another process has started is not watched.
+    A Ray that another process started is not watched.
     """
     processes = local_processes()
     leaving = threading.Event()
@@ -42,7 +45,7 @@ def watching_ray() -> Iterator[None]:
 
 
 def local_processes() -> dict[str, psutil.Process]:
-    """Return the processes of `NEEDED` that this process has started with its Ray, by name."""
+    """Return the processes of `NEEDED` that Ray started as children of this process, by name."""
     own = psutil.Process().children() if ray.is_initialized() else []
     found = {}
     for process in own:
@@ -60,7 +63,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _end(line: str) -> NoReturn:
-    """End this process from a thread. Its main thread may be deep in a call of Ray's that nothing interrupts."""
+    """End this process from a thread: the main thread may be in a call of Ray that cannot be interrupted."""
     text = f"error (infrastructure): {line}\n".encode()
     if os.isatty(1):
         text = b"\x1b[?25h" + text  # a display may have hidden the cursor

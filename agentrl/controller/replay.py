@@ -1,5 +1,4 @@
-"""Replay: train the learner on the stored trajectories of a run, deterministically, without servers or
-rollouts.
+"""Replay: train the learner on a run's stored trajectories, deterministically, without servers or rollouts.
 
 The steps are split into the same minibatches and microbatches in the same order. With the run's own config,
 on a CPU, the weights equal the run's bit for bit. With another config, all differences come from the config.
@@ -186,8 +185,7 @@ class _Replay:
 
 
 def _trajectories(folder: Path, config: Config) -> Path:
-    """Return the folder with the run's trajectories: `folder`, else `trainer.rollout_data_dir` if it is
-    set."""
+    """Return the folder with the run's trajectories: `folder`, or `trainer.rollout_data_dir`."""
     elsewhere = config.trainer.rollout_data_dir
     return Path(elsewhere) if elsewhere and not (folder / "trajectories").is_dir() else folder
 

@@ -1,4 +1,4 @@
-"""What a training run returns."""
+"""`RunResult`: what a training run returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from agentrl.types import BufferCounts
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """`validation` maps a policy's name (a baseline, `initial`, `final`) to its validation metrics; `counts` balance."""
+    """The result of a training run.
+
+    model_path: folder of the exported policy. counts: groups by state.
+    validation: name of a policy (a baseline, `initial`, `final`) -> its validation metrics.
+    """
 
     run_dir: Path
     model_path: Path

@@ -1,4 +1,7 @@
-"""The coefficient of KL in the reward: fixed, or adapted after every batch; part of a checkpoint."""
+"""`RewardKL`: the coefficient of KL in the reward, fixed or adapted after every batch.
+
+Checkpoints store it.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,21 @@ FILE = "reward_kl.json"
 
 
 class RewardKL:
-    """Holds the coefficient between the steps."""
+    """The coefficient, kept across steps."""
 
     def __init__(self, config: KLConfig) -> None:
         self.coefficient = config.coefficient
         self._config = config
 
     def observe(self, kl: Sequence[NDArray[np.float32]], num_action_tokens: int) -> dict[str, float]:
-        """Adapt the coefficient to a batch, if it has a target, and return the batch's metrics.
+        """Adapt the coefficient to a batch if the config has a target KL, and return the batch's metrics.
 
         Args:
-            kl: of each trajectory f32[T], the estimate on its action tokens, 0 elsewhere.
+            kl: f32[T] per trajectory, the estimate on its action tokens in nats, 0 elsewhere.
 
         Returns:
-            `reward_kl`, the mean per action token in nats, and `reward_kl_coefficient`, which the batch's rewards paid.
+            `reward_kl`, the mean per action token in nats, and `reward_kl_coefficient`, as used for this
+            batch.
         """
         mean = sum(float(k.sum(dtype=np.float64)) for k in kl) / max(num_action_tokens, 1)
         metrics = {"reward_kl": mean, "reward_kl_coefficient": self.coefficient}
@@ -48,7 +52,7 @@ class RewardKL:
         """Read what `save` wrote.
 
         Raises:
-            CheckpointError: it is not there, or not whole.
+            CheckpointError: the file is missing or damaged.
         """
         try:
             self.coefficient = float(json.loads((folder / FILE).read_text())["coefficient"])

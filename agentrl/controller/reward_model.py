@@ -1,4 +1,4 @@
-"""Training of a reward model on the same learner: pairs in, a sequence classifier out that gives the preferred answer the higher score."""
+"""Trains a reward model, a sequence classifier, on preference pairs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PADDING = ("pad_token", "unk_token", "bos_token", "eos_token")
 
 
 def train_reward_model(config: RMConfig) -> Path:
-    """Train on the pairs of `data.train_files` and return the folder of the model; a stopped run goes on from its last checkpoint.
+    """Train on the pairs of `data.train_files` and return the folder of the model. Resumes a stopped run.
 
     Raises:
-        UserError: a wrong key, a malformed pair, or no token that could be padding.
+        UserError: a wrong key, a malformed pair, or no token that can serve as padding.
     """
     check_files(config)
     plugins = agent_plugins(config.agent)
@@ -36,13 +36,13 @@ def train_reward_model(config: RMConfig) -> Path:
 
 
 def find_padding(model: ModelConfig, chat: Chat, examples: Examples) -> int:
-    """Return the id of the token with which batches of the exported model are padded: the tokenizer's own, unless sequences end in it.
+    """Return the id of the exported model's padding token: the first special token that ends no sequence.
 
-    A sequence classifier of transformers takes its score at the last token that is not padding. Were padding the end of a turn,
-    as in many tokenizers, every score would be read one token too early.
+    A sequence classifier of transformers reads its score at the last token that is not padding. If padding
+    were the end-of-turn token, as in many tokenizers, every score would be read one token too early.
 
     Raises:
-        ConfigError: the tokenizer has no special token but those that end a conversation.
+        ConfigError: all special tokens of the tokenizer end a conversation.
     """
     ends = {int(sample.token_ids[end - 1]) for sample in examples.samples for end in (*sample.segment_starts[1:], sample.num_tokens)}
     folder = Path(model.tokenizer_path or model.path)

@@ -1,4 +1,4 @@
-"""The reward model of a run as its terms see it: attempts in, scores out."""
+"""`RewardRole`: scores attempts with the ranks of the run's reward model."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ from agentrl.workers.workers import Workers
 
 
 class RewardRole:
-    """Scores the attempts of a batch by the ranks of the reward model, packed and spread like a batch of the learner."""
+    """Scores the attempts of a batch on the ranks of the reward model, packed like a learner's batch."""
 
     def __init__(self, ranks: Workers[RewardModel], conversations: Conversations, config: RewardModelConfig) -> None:
-        """Take the ranks, which may still be starting; they stand before `score` is called."""
+        """ranks: may still be starting; they must be ready before `score` is called."""
         self.ranks = ranks
         self._conversations = conversations
         self._config = config
-        self._lock = threading.Lock()  # ranks that got the calls of two terms in different orders would wait for each other
+        # Two terms may score at once: ranks that got their calls in different orders would deadlock.
+        self._lock = threading.Lock()
 
     def score(self, attempts: Sequence[Attempted]) -> list[RewardResult | None]:
-        """Return what the model says of each attempt; None of one that it is not asked about (see `Conversations.render`).
+        """Return the model's score of each attempt; None for attempts that are not rendered.
+
+        See `Conversations.render` for those.
 
         Raises:
             ConfigError: the chat template refuses a conversation.
@@ -67,7 +70,7 @@ class RewardRole:
 
 
 def launch_reward_role(config: Config, conversations: Conversations, seats: Sequence[Seat]) -> RewardRole:
-    """Begin to start the ranks as Ray actors in their seats; `wait_until_ready` of its ranks ends it."""
+    """Launch the ranks as Ray actors in their seats, without waiting; see their `wait_until_ready`."""
     own, device = config.reward_model, config.placement.device_of("reward_model")
     deadlines = CallDeadlines(own.collective_timeout_s, "reward_model.collective_timeout_s")
     ranks = WorkerGroup.launch(RewardModel, own, device, seats=seats, name="reward model", deadlines=deadlines)
@@ -75,10 +78,10 @@ def launch_reward_role(config: Config, conversations: Conversations, seats: Sequ
 
 
 def resolve_reward_model(config: RewardModelConfig) -> RewardModelConfig:
-    """Return the section with local folders in the place of hub ids; as it is when there is no reward model.
+    """Return the config section with hub ids replaced by local folders; unchanged without a reward model.
 
     Raises:
-        ConfigError: there is no such model, or it is no classifier with one label.
+        ConfigError: the model does not exist, or is no classifier with one label.
     """
     if not config.is_used:
         return config
@@ -91,7 +94,7 @@ def resolve_reward_model(config: RewardModelConfig) -> RewardModelConfig:
 
 
 def _sample(index: int, token_ids: NDArray[np.int32]) -> Sample:
-    """Return a conversation as `pack` takes it: there is nothing to learn from it."""
+    """Return a conversation as a sample for `pack`, with an empty loss mask."""
     return Sample.supervised(index, token_ids, np.zeros(len(token_ids), np.bool_))
 
 

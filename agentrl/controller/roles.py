@@ -1,5 +1,4 @@
-"""`Roles`: what learns in a step: the policy, and for some algorithms a critic and an adaptive KL
-coefficient.
+"""`Roles`: what a step updates: the policy, and for some algorithms a critic and a KL coefficient.
 
 A checkpoint stores them in:
 ```

@@ -1,4 +1,4 @@
-"""The folder of one run: the whole truth about it.
+"""`RunDir`: the folder of a run, which contains its complete state.
 
 ```
 config.yaml        the resolved config            metrics.jsonl   one record per step and validation
@@ -31,7 +31,7 @@ from agentrl.tracking.unwritten import AppendedFile
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """Paths of a run, and the lock that keeps a second process out of it."""
+    """Paths of a run, and the lock that excludes a second process."""
 
     root: Path
     lock: IO[str]
@@ -44,7 +44,7 @@ class RunDir:
         """Create the folder if needed, lock it, and write the resolved config.
 
         Raises:
-            ConfigError: the folder cannot be written, or another run holds it.
+            ConfigError: the folder cannot be written, or another run has locked it.
         """
         trainer = config.trainer
         root = run_folder(trainer)
@@ -79,7 +79,7 @@ class RunDir:
     # ---------------------------------------------------------------------------------------------- validations
 
     def read_validations(self) -> dict[str, dict[str, float]]:
-        """Return what validations of this run measured, by policy (a baseline, `initial`, `final`)."""
+        """Return the validation metrics of this run by policy (a baseline, `initial`, `final`)."""
         file = self.root / "validations.json"
         validations: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
         return validations
@@ -105,7 +105,7 @@ class RunDir:
         """Record `version` durably BEFORE any server gets it, so that a crash can never lead to its reuse.
 
         Raises:
-            OSError: the disk does not take it; it is written with the next one.
+            OSError: the write failed; the record is written with the next one.
         """
         line = json.dumps({"version": version, "step": step, "what": what, "time": time.time()}) + "\n"
         self.versions.append(line.encode())
@@ -118,7 +118,7 @@ def run_folder(trainer: TrainerConfig) -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that a reader, or a crash, sees the old file or the new one.
+    """Write `text` atomically: a reader or a crash sees either the old file or the new one.
 
     Raises:
         DiskError: the disk is full or read-only; the old file is untouched.

@@ -1,4 +1,7 @@
-"""`summary.md` and `report.png` as functions of a run's folder: for a run that has ended, was interrupted, or goes on."""
+"""Writes `summary.md` and `report.png` from a run's folder.
+
+The run may have ended, been interrupted, or be live.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,16 @@ END_TIMEOUT_S = 10.0
 
 
 def report_run(folder: Path) -> list[Path]:
-    """Write `summary.md` and `report.png` of a run anew, and return their paths.
+    """Write `summary.md` and `report.png` of a run again, and return their paths.
 
     Raises:
         DataError: `folder` is not that of a training run.
         CheckpointError: a file of the run is damaged, or no step has been recorded yet.
-        InfrastructureError: the disk does not take the files.
+        InfrastructureError: the files cannot be written.
     """
     if not (folder / "metrics.jsonl").is_file():
         raise DataError(f"{str(folder)!r} is not the folder of a training run: it has no metrics.jsonl")
-    from agentrl.tracking.report import draw_report  # matplotlib loads for a second: only when a picture is drawn
+    from agentrl.tracking.report import draw_report  # matplotlib takes a second to load
 
     picture = draw_report(folder, max_staleness=_max_staleness(folder))
     summary = folder / "summary.md"
@@ -49,12 +52,12 @@ def closing_of(
     records: Sequence[StepRecord],
     failures: Sequence[str],
 ) -> ClosingTable:
-    """Return the closing table: validations, then in words what became of groups and attempts.
+    """Return the closing table: validations, and notes on how groups and attempts ended.
 
     Args:
         results: metrics of each validation by the name of its policy.
-        records: all of the run's `metrics.jsonl`.
-        failures: lines about what failed most.
+        records: all records of the run's `metrics.jsonl`.
+        failures: lines about the most common failures.
     """
     ended = ended_in(records)
     notes = [f"{step} steps, version {version}", f"groups: {counts}"]
@@ -64,10 +67,10 @@ def closing_of(
 
 
 class ReportRefresher:
-    """Refreshes a run's report now and then, in a process of its own: drawing takes seconds that no step should wait for."""
+    """Refreshes a run's report periodically in a child process, because drawing takes seconds."""
 
     def __init__(self, folder: Path, *, interval_s: float, say: Callable[[str], None]) -> None:
-        """`interval_s`: between two refreshes; 0: never."""
+        """`interval_s`: seconds between refreshes; 0: never."""
         self._command = [sys.executable, "-m", "agentrl.cli", "report", str(folder)]
         self._interval_s = interval_s
         self._say = say
@@ -76,7 +79,10 @@ class ReportRefresher:
         self._begun = time.monotonic()
 
     def consider(self) -> None:
-        """Begin a refresh if it is time for one and none is under way. Never raises: the report is not what a run exists for."""
+        """Start a refresh if one is due and none is running.
+
+        Never raises: a failed report must not end the run.
+        """
         if not self._interval_s or time.monotonic() - self._begun < self._interval_s or not self._is_free():
             return
         self._begun = time.monotonic()
@@ -88,7 +94,7 @@ class ReportRefresher:
             self._say(f"the report is not refreshed: {error}")
 
     def close(self) -> None:
-        """End a refresh that is under way; what it would have written is written by the run's end."""
+        """Kill a running refresh. The run writes its report at the end anyway."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(END_TIMEOUT_S)
@@ -119,7 +125,7 @@ def _table_of(folder: Path) -> ClosingTable:
 
 
 def _counts_at_the_end(file: Path, step: int) -> BufferCounts | None:
-    """Return the groups by state at the end of the run; None if the run has not ended at this step."""
+    """Return the final counts of groups by state; None if the run has not ended at `step`."""
     if not file.is_file():
         return None
     result: dict[str, Any] = json.loads(file.read_text())
@@ -127,7 +133,7 @@ def _counts_at_the_end(file: Path, step: int) -> BufferCounts | None:
 
 
 def _counts(record: StepRecord) -> BufferCounts:
-    """Return the groups by state, as they were when the step was recorded."""
+    """Return the counts of groups by state when the step was recorded."""
     own = {name.removeprefix("buffer/"): int(value) for name, value in record.values.items() if name.startswith("buffer/")}
     reasons = {
         what: {name.removeprefix(f"{what}_"): count for name, count in own.items() if name.startswith(f"{what}_")}
@@ -138,7 +144,7 @@ def _counts(record: StepRecord) -> BufferCounts:
 
 
 def _max_staleness(folder: Path) -> int | None:
-    """Return the bound on lag from the run's config; None if it is not there."""
+    """Return the staleness bound from the run's config; None without a config file."""
     from agentrl.config.compose import load_config
 
     file = folder / "config.yaml"

@@ -68,7 +68,7 @@ class CheckpointWriter:
         return pending.result()
 
     def give_up(self) -> Checkpoint | None:
-        """Wait for the pending write after the ranks were lost; return the newest complete checkpoint, or
+        """After a loss of ranks: wait for the pending write; return the newest complete checkpoint, or
         None."""
         with suppress(AgentRLError):  # the write failed with the ranks, or it completed and is the newest
             self.finish()

@@ -1,4 +1,4 @@
-"""From the config's pools to the seats of ranks: reserved for the length of a run."""
+"""Reserves the seats of all ranks for a run, by the pools of the config."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from agentrl.config.placement import PlacementConfig, Role
 from agentrl.workers.pools import Seat, reserve
 
 RESERVE_TIMEOUT_S = 120.0
-"""How long GPUs are waited for that another run of the same cluster still holds."""
+"""How long to wait for GPUs that another run on the cluster still has."""
 
 
 @contextmanager
 def reserve_seats(
     placement: PlacementConfig, num_ranks: Mapping[Role, int], *, roles: Collection[Role] | None = None
 ) -> Iterator[dict[Role, Sequence[Seat]]]:
-    """Yield the seats of each role, in order of rank; they are given back afterwards.
+    """Yield the seats of each role, in order of rank, and release them afterwards.
 
     Args:
-        num_ranks: of all roles, which share pools.
-        roles: those that need their seats, of the others nothing is reserved; None: all.
+        num_ranks: of every role; all are needed for the layout, because roles share pools.
+        roles: reserve seats for these only; None: all.
 
     Raises:
-        ConfigError: the nodes of this Ray cannot hold the pools.
-        InfrastructureError: others hold what is needed.
+        ConfigError: the pools do not fit on the nodes of this Ray.
+        InfrastructureError: the resources are in use by others.
     """
     layout = placement.layout(num_ranks)
     seated = {role: spots for role, spots in layout.spots.items() if roles is None or role in roles}

@@ -1,4 +1,4 @@
-"""The servers of a run as a table for people."""
+"""Formats the servers of a run as a text table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _HEADS = ("server", "kind", "state", "version", "outstanding tokens", "restarts"
 
 
 def format_servers(table: ServerTable) -> str:
-    """Return one line per server, behind a head and before the time it was written at; a line more where a server says something."""
+    """Return a header, a line per server, the servers' messages if any, and the time of the table."""
     rows = [_HEADS, *(_cells(server, table.version) for server in table.servers)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -35,8 +35,7 @@ from agentrl.workers.starting import Readiness, num_done
 
 POLL_TIMEOUT_S = 30.0
 SUPERVISOR_START_S = 300.0
-"""Extra time over `rollout.server_start_timeout_s`, which the supervisor enforces: for supervisors that
-hang."""
+"""On top of `rollout.server_start_timeout_s`, which the supervisor enforces: ends supervisors that hang."""
 UNPUBLISHED = "default"
 """Version of a server before its first publish; the client refuses tokens that carry it."""
 
@@ -100,8 +99,7 @@ class ServerFleet:
 
     @classmethod
     def launch(cls, config: Config, seats: Sequence[Seat], *, run_dir: Path, say: Callable[[str], None]) -> ServerFleet:
-        """Launch a server in every seat and attach to those of rollout.urls; `wait_until_ready` waits for
-        all.
+        """Launch a server in every seat and attach to rollout.urls; see `wait_until_ready`.
 
         Raises:
             ConfigError: the key of the servers is missing.

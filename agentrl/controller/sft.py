@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on the same learner: conversations in, a policy out. The quickstart's warm start is made by it."""
+"""Supervised fine-tuning: trains a policy on conversations. It also makes the quickstart's initial policy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agentrl.controller.supervised_data import read_conversations
 
 
 def supervise(config: SFTConfig) -> Path:
-    """Train on `data.train_files` and return the folder of the policy; a run that was stopped goes on from its last checkpoint.
+    """Train on `data.train_files` and return the folder of the policy. Resumes a stopped run.
 
     Raises:
-        UserError: a wrong key, a malformed conversation.
+        UserError: a wrong key or a malformed conversation.
     """
     check_files(config)
     plugins = agent_plugins(config.agent)

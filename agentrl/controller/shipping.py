@@ -1,4 +1,4 @@
-"""The user's files on their way to the workers: Ray's runtime environment carries a copy of each to every machine."""
+"""Ships the user's files (plugins, templates) to all workers, by Ray's runtime environment."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from agentrl.plugins.sources import nearest, pack_files
 
 
 def user_files(config: Config) -> list[str]:
-    """Return the paths of all files of the user's own that a run's config names, each once, as they are written there.
+    """Return the paths of all user files that a run's config names, without duplicates, as written there.
 
-    A file that only rows of the data name is not among them: list it in `agent.plugins` as well.
+    Files that are named only in rows of the data are not included: list them in `agent.plugins` as well.
     """
     rewards = [*config.reward.sources.values(), *(term.reward for term in config.reward.terms.values() if term.reward)]
     rewards += config.eval.rewards.values()
@@ -33,7 +33,10 @@ def user_files(config: Config) -> list[str]:
 
 
 def rank_files(config: Config | SFTConfig | RMConfig) -> list[str]:
-    """Return those of them that ranks of the learner read, for a command that runs nothing else: code and templates of models, the loss."""
+    """Return the user files that learner ranks read: code and templates of models, and the loss.
+
+    This is enough for commands without rollouts.
+    """
     files = [path for _, path in _model_files(config)]
     if isinstance(config, Config):
         files = [*_plugin_files([config.algorithm.policy_loss]), *files]
@@ -41,10 +44,10 @@ def rank_files(config: Config | SFTConfig | RMConfig) -> list[str]:
 
 
 def check_files(config: Config | SFTConfig | RMConfig) -> None:
-    """Refuse a config that names a file which is not there, before a process looks for it.
+    """Check, before any process starts, that the files in the config exist.
 
     Raises:
-        ConfigError: one does not exist.
+        ConfigError: a file does not exist.
     """
     for key, path in (*_model_files(config), *_verl_files(config.agent)):
         if not Path(path).is_file():
@@ -52,7 +55,7 @@ def check_files(config: Config | SFTConfig | RMConfig) -> None:
 
 
 def _model_files(config: Config | SFTConfig | RMConfig) -> Iterator[tuple[str, str]]:
-    """Yield key and path of the files with the code and the template of models."""
+    """Yield config key and path of each file with a model's code or chat template."""
     models = {"model": config.model} | ({"reward_model.model": config.reward_model.model} if isinstance(config, Config) else {})
     for key, model in models.items():
         if model.external_lib is not None and model.external_lib.endswith(".py"):
@@ -67,7 +70,7 @@ def _plugin_files(named: Iterable[str]) -> list[str]:
 
 
 def _verl_files(agent: AgentConfig) -> Iterator[tuple[str, str]]:
-    """Yield key and path of the files of verl's."""
+    """Yield config key and path of each file in verl's formats."""
     for key in ("verl_tool_config", "verl_function_tools", "verl_interaction_config"):
         if (path := getattr(agent, key)) is not None:
             yield f"agent.{key}", path
@@ -75,7 +78,9 @@ def _verl_files(agent: AgentConfig) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def shipped(paths: Sequence[str]) -> Iterator[dict[str, Any] | None]:
-    """Yield the runtime environment that carries `paths`, None without any. Ray reads it when it starts; then it may go.
+    """Yield the runtime environment that ships `paths`; None without paths.
+
+    Ray reads it when it starts, so the block may end after `ray.init`.
 
     Raises:
         PluginError: a file does not exist.

@@ -1,4 +1,4 @@
-"""The trajectories that a run stored, step by step, as the learner got them."""
+"""`StoredSteps`: reads a run's stored trajectories step by step, as the learner got them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _STEP_FILE = re.compile(r"step_(\d+)\.parquet")
 
 @dataclass(frozen=True, slots=True)
 class StoredStep:
-    """One batch: its number (from 1), its groups in the order of learning, and the versions up to the one that learned from it."""
+    """A stored batch.
+
+    step: counted from 1. groups: in the order in which they were trained on.
+    lineage: versions up to that of the weights that were trained on the batch.
+    """
 
     step: int
     groups: tuple[Group, ...]
@@ -32,9 +36,9 @@ class StoredStep:
 
 @dataclass(frozen=True, slots=True)
 class StoredSteps:
-    """The files of a run's steps, 1 to `num_steps` without a gap.
+    """The files of a run's steps 1 to `num_steps`, without gaps.
 
-    publishes: (version, step) of all that the run published, in their order; nothing where its folder is not there.
+    publishes: (version, step) of every published policy, in order; empty without the run's versions.jsonl.
     """
 
     files: tuple[Path, ...]
@@ -46,10 +50,12 @@ class StoredSteps:
 
     @classmethod
     def find(cls, folder: Path) -> StoredSteps:
-        """Find the step files of a run's folder, or of its `trajectories` folder; those of later steps, which the run undid, are left out.
+        """Find the step files in a run's folder or its `trajectories` folder.
+
+        Files of later steps, which the run rolled back, are left out.
 
         Raises:
-            DataError: there are none, or a step is missing.
+            DataError: there are no files, or a step is missing.
         """
         for place in (folder / "trajectories", folder):
             found = {int(m[1]): path for path in place.glob("step_*.parquet") if (m := _STEP_FILE.fullmatch(path.name))}
@@ -68,7 +74,7 @@ class StoredSteps:
         """Read step `step`, counted from 1.
 
         Raises:
-            DataError: the file holds no trajectories of this format.
+            DataError: the file contains no trajectories of this format.
         """
         batch = read_parquet(self.files[step - 1])
         groups = tuple(group_trajectories(decode(batch)))
@@ -84,17 +90,17 @@ def _read_publishes(path: Path) -> tuple[tuple[int, int], ...]:
     lines = path.read_text().splitlines() if path.exists() else []
     found: list[tuple[int, int]] = []
     for record in (json.loads(line) for line in lines if line.endswith("}")):
-        # That a version stands there twice is the audit's to tell.
+        # Duplicate versions are skipped here; `agentrl audit` reports them.
         if record["what"] == "policy" and (not found or record["version"] > found[-1][0]):
             found.append((record["version"], record["step"]))
     return tuple(found)
 
 
 def is_fresh(trajectory: Trajectory, version: int) -> bool:
-    """Return whether `version` sampled every token of the trajectory."""
+    """Return whether every token of the trajectory was sampled by `version` (or a newer one)."""
     return trajectory.num_action_tokens > 0 and trajectory.min_version >= version
 
 
 def _newest(groups: Sequence[Group]) -> int:
-    """Files of others may not say who learned: no token can be newer than that."""
+    """Return the newest version of any token: a lower bound of `learned_by`, for files without it."""
     return max((int(t.versions.max(initial=-1)) for group in groups for t in group.trajectories), default=-1)

@@ -1,4 +1,4 @@
-"""The loop of supervised training. SFT and reward models differ in what they read and in the model's head, not in this.
+"""The training loop of SFT and reward models, which differ only in their data and the model's head.
 
 ```
 <output>_run/
@@ -64,12 +64,16 @@ SHOWN = (
     "microbatch_tokens_max",
     "non_finite_updates",
 )
-"""Metrics of an update in the order in which they are recorded; a console shows the first."""
+"""Metrics of an update, in the order in which they are recorded. A console shows the first few."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisedJob:
-    """One supervised training. name: `sft` or `rm`, of its metrics. noun: what one of its examples is called."""
+    """A supervised training job.
+
+    name: `sft` or `rm`, the namespace of its metrics. noun: for messages, `conversation` or `pair`.
+    score_head: of a reward model; None for SFT.
+    """
 
     name: str
     noun: str
@@ -87,7 +91,10 @@ class SupervisedJob:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which samples each update learns from: whole permutations one after the other, cut into batches. A function of its fields."""
+    """The samples of each update: a sequence of random permutations, cut into batches.
+
+    Deterministic in its fields, so a resumed run sees the same batches. A batch may span two permutations.
+    """
 
     num_samples: int
     batch_size: int
@@ -103,7 +110,10 @@ class Order:
         return cls(num_samples, trainer.batch_size, math.ceil(total / trainer.batch_size), trainer.seed, total)
 
     def batches(self, *, made_updates: int = 0) -> Iterator[NDArray[np.int64]]:
-        """Yield the indices of each update from number `made_updates` on (from 0); the last may be fewer."""
+        """Yield the sample indices of each update after the first `made_updates`, i64[batch_size].
+
+        The last batch may be smaller.
+        """
         return itertools.islice(self._batches(), made_updates, None)
 
     def _batches(self) -> Iterator[NDArray[np.int64]]:
@@ -119,7 +129,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class SupervisedProgress:
-    """What a checkpoint holds beside the learner. data: digest of samples and order, so that a resume goes on with the same ones."""
+    """The state of a checkpoint besides the learner's.
+
+    data: digest of samples, batch size and seed; a resume must have the same.
+    """
 
     data: str
     best_step: int | None = None
@@ -130,10 +143,10 @@ class SupervisedProgress:
 
     @classmethod
     def resumed(cls, checkpoint: Checkpoint, data: str) -> SupervisedProgress:
-        """Return what was saved.
+        """Read the progress from a checkpoint.
 
         Raises:
-            ConfigError: the checkpoint is one of other data, batches or seed.
+            ConfigError: the checkpoint was made with other data, batch size or seed.
         """
         progress = cls(**json.loads(checkpoint.buffer_state()))
         if progress.data != data:
@@ -145,10 +158,12 @@ class SupervisedProgress:
 
 
 def run_job(job: SupervisedJob) -> Path:
-    """Train, and return the folder of the model. Whoever runs the same job again goes on from its newest checkpoint.
+    """Train and return the folder of the model.
+
+    Running the same job again resumes from its newest checkpoint.
 
     Raises:
-        UserError: the model or a checkpoint is not what the config says.
+        UserError: the model or a checkpoint does not match the config.
         InfrastructureError: a rank was lost, or the disk is full.
     """
     trainer = job.config.trainer
@@ -168,13 +183,14 @@ def run_job(job: SupervisedJob) -> Path:
                 learner.run(Learner.export, trainer.untrained_output)
             if (aside := put_aside(job.run_dir / "checkpoints", checkpoint)) is not None:
                 trackers.console.say(aside)
-            trackers.console.set_total_steps(order.num_updates)  # from here on it takes the time
+            # starts the clock of the ETA: loading is not counted
+            trackers.console.set_total_steps(order.num_updates)
             Loop(job, order, learner, trackers, progress).run(start)
     return Path(trainer.output)
 
 
 class Loop:
-    """Updates from a batch to its record, the validations and checkpoints between them, and the export at the end."""
+    """The update loop with its records, validations and checkpoints, and the export at the end."""
 
     def __init__(
         self, job: SupervisedJob, order: Order, learner: Workers[Learner], trackers: Trackers, progress: SupervisedProgress
@@ -185,7 +201,7 @@ class Loop:
         self._held_out = self._pack(job.validation.samples) if job.validation is not None else None
 
     def run(self, start: int) -> None:
-        """Make the updates behind the first `start`, and leave the model in `trainer.output`."""
+        """Make all updates after the first `start`, and leave the model in `trainer.output`."""
         for step, indices in enumerate(self._order.batches(made_updates=start), start=start + 1):
             microbatches = self._pack([self._job.train.samples[index] for index in indices])
             budget = budget_metrics(microbatches, max_tokens=self._job.config.learner.microbatch_tokens)
@@ -194,7 +210,8 @@ class Loop:
                 self._validate(step)
             if self._is_due(step, self._trainer.save_freq, at_end=self._trainer.save_freq > 0):
                 self._save(step)
-        # A best model stands there already, unless a resumed run had nothing left to do and someone removed it.
+        # With export=best the model is already there, unless someone removed it and this resume had nothing
+        # to do.
         if self._trainer.export == "last" or not (Path(self._trainer.output) / "config.json").is_file():
             self._learner.run(Learner.export, self._trainer.output)
 
@@ -244,10 +261,10 @@ class Loop:
 
 
 def model_with_tokenizer(config: AnyConfig) -> ModelConfig:
-    """Return the model config with a tokenizer: its own, or for a model from scratch the byte-level one of this project.
+    """Return the model config with a tokenizer; a model from scratch gets our byte-level tokenizer.
 
     Raises:
-        ConfigError: there is no model at `model.path`, or it cannot be trained, in its dtype or at all.
+        ConfigError: there is no model at `model.path`, or it cannot be trained, in this dtype or at all.
     """
     check_prepared(config)
     check_dtype(config.model)

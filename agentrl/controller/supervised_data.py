@@ -1,4 +1,4 @@
-"""Rows to learn from without rollouts: conversations to imitate (SFT) and pairs of which one was preferred (reward models)."""
+"""Training data without rollouts: conversations to imitate (SFT) and preference pairs (reward models)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Examples:
-    """Samples in the order of their rows (`index` counts them from 0), and how many rows were too long."""
+    """Samples in the order of their rows, and counts of rows that were too long.
+
+    `index` of the samples counts them from 0. num_dropped: rows left out. num_truncated: rows that were cut.
+    """
 
     samples: tuple[Sample, ...]
     num_dropped: int = 0
     num_truncated: int = 0
 
     def summary(self, noun: str) -> str:
-        """Return a line for a person, such as `600 conversations, 3 left out as too long`."""
+        """Return a line for the console, for example `600 conversations, 3 left out as too long`."""
         parts = [f"{len(self.samples):,} {noun}{'' if len(self.samples) == 1 else 's'}"]
         parts += [f"{self.num_dropped:,} left out as too long"] if self.num_dropped else []
         parts += [f"{self.num_truncated:,} cut"] if self.num_truncated else []
@@ -40,7 +43,7 @@ class Examples:
 
 
 class ExampleRenderer:
-    """From a row's messages and tools to tokens; errors name the row."""
+    """Renders the messages and tools of a row to tokens. Errors name the row."""
 
     def __init__(self, chat: Chat, plugins: Plugins, *, tools_key: str) -> None:
         self._chat = chat
@@ -49,10 +52,10 @@ class ExampleRenderer:
         self._schemas: dict[str, JsonObject] = {}
 
     def render(self, row: RawRow, place: RowPlace, messages: Sequence[Message]) -> Replay:
-        """Return the tokens of a conversation, each assistant turn as the model would have sampled it.
+        """Return the tokens of a conversation, with each assistant turn as the model would have sampled it.
 
         Raises:
-            DataError, ConfigError: no assistant turn, or one that the chat template cannot write.
+            DataError, ConfigError: there is no assistant turn, or the chat template cannot render one.
         """
         schemas = [self._schema(tool, place) for tool in self._tools(row, place)]
         try:
@@ -62,7 +65,8 @@ class ExampleRenderer:
 
     def _tools(self, row: RawRow, place: RowPlace) -> Sequence[Any]:
         value = row.get(self._tools_key)
-        if isinstance(value, str):  # Parquet cannot hold schemas of different forms in one column, so they often come as JSON
+        # A Parquet column has one type, so schemas of different shapes are often stored as JSON text.
+        if isinstance(value, str):
             try:
                 value = json.loads(value) if value.strip() else None
             except json.JSONDecodeError as error:
@@ -89,9 +93,10 @@ class ExampleRenderer:
 
 
 def read_conversations(files: Sequence[str], config: SFTDataConfig, chat: Chat, plugins: Plugins) -> Examples:
-    """Render every conversation of `files`; what the assistant wrote (calls included) is what is learned.
+    """Render every conversation of `files`. The loss covers what the assistant wrote, tool calls included.
 
-    With `prompt_key` and `response_key` only the response is: assistant messages of a prompt are context.
+    With `prompt_key` and `response_key` it covers only the response: assistant messages of the prompt are
+    context.
 
     Raises:
         UserError: a malformed row, an unknown tool, or no conversation that fits `data.max_tokens`.
@@ -123,7 +128,7 @@ def _imitate(index: int, replay: Replay, config: SFTDataConfig) -> tuple[Sample 
 
 
 def _last_turn(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Keep the last run of True: the turn that the conversation ends with."""
+    """Keep only the last run of True, which is the conversation's last turn. bool[T]."""
     context = np.flatnonzero(~mask)
     last = mask.copy()
     last[: context[-1] + 1 if len(context) else 0] = False
@@ -134,10 +139,10 @@ def _last_turn(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def read_pairs(files: Sequence[str], config: RMDataConfig, chat: Chat, plugins: Plugins) -> Examples:
-    """Render every pair as ONE sample of two segments, the chosen conversation and the rejected one.
+    """Render every pair as ONE sample of two segments: the chosen conversation, then the rejected one.
 
-    Segments see nothing of each other, but a sample is never torn apart: both scores of a pair are in one microbatch, whatever
-    the packing. Its only loss token is its last, so that losses and counts are per pair.
+    Segments do not attend to each other, but a sample is never split, so both scores of a pair are always in
+    one microbatch. The only loss token is the sample's last, so that losses and counts are per pair.
 
     Raises:
         UserError: a malformed row, an unknown tool, or no pair that fits `data.max_tokens`.
@@ -158,7 +163,7 @@ def read_pairs(files: Sequence[str], config: RMDataConfig, chat: Chat, plugins: 
 
 
 def pair_sample(index: int, chosen: NDArray[np.int32], rejected: NDArray[np.int32]) -> Sample:
-    """Return a pair as the learner of a reward model reads it; both i32[T], of at least 2 tokens."""
+    """Return a pair as one sample of two segments. chosen, rejected: i32[T], at least 2 tokens each."""
     token_ids = np.concatenate([chosen, rejected])
     mask = np.zeros(len(token_ids), np.bool_)
     mask[-1] = True
@@ -169,13 +174,16 @@ def _compare(index: int, pair: tuple[NDArray[np.int32], NDArray[np.int32]], conf
     is_long = max(map(len, pair)) > config.max_tokens
     if is_long and config.overlong == "drop":
         return None, True
-    # The score is read behind the last token, so that the end has to stay.
+    # The score is read at the last token, so truncation cuts the beginning.
     chosen, rejected = (ids[-config.max_tokens :] for ids in pair)
     return pair_sample(index, chosen, rejected), is_long
 
 
 def _answered(prompt: Sequence[Message], value: Any, place: RowPlace, field: str) -> list[Message]:
-    """Return prompt and answer; an answer given as messages may repeat the prompt, as many published pairs do."""
+    """Return prompt and answer.
+
+    An answer given as messages may repeat the prompt, as in many published datasets.
+    """
     if isinstance(value, str):
         if not prompt:
             raise place.error(field, "is a text without a prompt; name the column of the prompt by data.prompt_key, or give messages")
@@ -187,7 +195,10 @@ def _answered(prompt: Sequence[Message], value: Any, place: RowPlace, field: str
 
 
 def _last_row(replay: Replay) -> NDArray[np.int32]:
-    """Return the conversation as the template shows it at its end: where the history was edited, the rows before are another one."""
+    """Return the tokens of the last segment, i32[T]: the final conversation.
+
+    If the template edits the history, earlier segments contain the conversation before the edit.
+    """
     return replay.token_ids[replay.segment_starts[-1] :]
 
 
@@ -222,7 +233,7 @@ def _some(examples: Examples, files: Sequence[str], *, what: str, max_tokens: in
 
 
 def _column(row: RawRow, key: str) -> Any:
-    """Return a column, or by `column.field` a part of one that is a struct; None where there is none."""
+    """Return a column, or with `column.field` a field of a struct column; None if it does not exist."""
     if key in row or "." not in key:
         return row.get(key)
     value: Any = row

@@ -1,10 +1,10 @@
 """Validation during training: all rows of val_files, on the servers of the run, with the `eval` sampling.
 
-It is of one version: the driver publishes nothing while it waits for a validation, and a server that joins meanwhile gets the same
-version before it is asked. What another version sampled all the same is counted as failed.
+It measures one version: the driver publishes nothing during a validation, and a server that joins meanwhile
+gets the same version before it serves. An attempt with a token of another version counts as failed.
 
-It always ends, after `eval.timeout_s` at the latest. Attempts that have not ended by then, or whose rollout actor died, are counted
-as failed with their reason; the run goes on.
+It ends after `eval.timeout_s` at the latest. Attempts that have not ended by then, or whose rollout actor
+died, count as failed with their reason; the run continues.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ if TYPE_CHECKING:
     from agentrl.controller.run import Run
 
 GRACE_S = 60.0
-"""A rollout actor ends by itself at the deadline; one that stays silent for so long after it is given up."""
+"""Rollout actors stop by themselves at the deadline; this long after it, a silent actor is given up."""
 
 
 class Validation:
-    """Plays every validation row `eval.n` times and says how it went. The ledger knows nothing of these groups."""
+    """Plays every validation row `eval.n` times and returns metrics. These groups are not in the ledger."""
 
     def __init__(self, dataset: Dataset, config: EvalConfig, *, rewards: BatchRewards, folder: Path | None, num_examine: int) -> None:
-        """`rewards`: those of scope batch that score validation."""
+        """`rewards`: of scope batch, for validation.
+
+        `folder`: stores the trajectories; None: they are not kept.
+        """
         self._dataset = dataset
         self._config = config
         self._rewards = rewards
@@ -47,7 +50,7 @@ class Validation:
         self._num_examine = num_examine
 
     def run(self, run: Run, *, step: int, version: int, baseline: str | None = None) -> Mapping[str, float]:
-        """Play, record and return the metrics; they carry the prefix `val/`."""
+        """Play, score and record all rows; return the metrics, with the prefix `val/`."""
         leases = [Lease(row, self._dataset.task(row), self._config.n, version) for row in range(len(self._dataset))]
         trajectories = [of_version(trajectory, version) for trajectory in self._play(run, leases)]
         tasks = [leases[trajectory.group_id].task for trajectory in trajectories]
@@ -67,7 +70,7 @@ class Validation:
         return metrics
 
     def _play(self, run: Run, leases: Sequence[Lease]) -> list[Trajectory]:
-        """Return an attempt per member of each lease, whatever becomes of the actors that play them."""
+        """Return an attempt per member of each lease, as failed if its actor was lost."""
         shares = run.rollouts.start_play(leases)
         in_time = set(run.wait(list(shares), timeout_s=self._config.timeout_s + GRACE_S))
         trajectories: list[Trajectory] = []
@@ -82,13 +85,13 @@ class Validation:
 
 
 def lost(leases: Sequence[Lease], failure: Failure) -> list[Trajectory]:
-    """Return the attempts of `leases` as failed."""
+    """Return all attempts of `leases` as failed."""
     attempts = (Attempt(lease.group_id, member, lease.task) for lease in leases for member in range(lease.group_size))
     return [unplayed(attempt, Outcome.ABORTED, failure) for attempt in attempts]
 
 
 def of_version(trajectory: Trajectory, version: int) -> Trajectory:
-    """Return the trajectory, as failed where any of its tokens was sampled by another version than the one that is validated."""
+    """Return the trajectory; as failed if any of its tokens was sampled by another version than `version`."""
     others = set(trajectory.versions[trajectory.action_mask].tolist()) - {version}
     if not others:
         return trajectory

@@ -1,7 +1,7 @@
-"""When a run makes no progress, and who is asked then (agentrl.tracking.watchdog).
+"""The watchdog of a training run: how it measures progress, and what it asks when there is none.
 
-Progress is a trajectory that reached the buffer, an attempt that ended (of a validation, too), and the begin or end of a phase: a batch
-taken, an update, a publish, a checkpoint.
+Progress is a trajectory that reached the buffer, an attempt that ended (of a validation, too), or the begin
+or end of a phase: a batch, an update, a publish, a checkpoint. See agentrl.tracking.watchdog.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class WatchedRun:
-    """A run that is up, as a watchdog sees it. `answer_s`: how long each part has to answer."""
+    """A running run, as its watchdog sees it. `answer_s`: timeout of each part's answer."""
 
     key = "trainer.watchdog_s"
     progress = "trajectory, batch, update or publish"
@@ -33,7 +33,10 @@ class WatchedRun:
         self._num_finished: float | None = None
 
     def measure_silence(self, limit_s: float) -> float:
-        """Return the seconds since the last progress; others are asked only when the controller has been silent for half of the limit."""
+        """Return the seconds since the last progress.
+
+        Buffer and actors are asked only after the controller has been silent for half of the limit.
+        """
         _, since = self._parts.phases.current
         silent_s = time.monotonic() - max(since, self._last_progress)
         if silent_s < limit_s / 2:
@@ -51,7 +54,10 @@ class WatchedRun:
 
 
 def watching(run: Run) -> AbstractContextManager[object]:
-    """Watch a run that is up, from the thread that drives it; by its config, maybe not at all."""
+    """Return the watchdog of a running run; it does nothing if `trainer.watchdog_s` is None.
+
+    Call it in the driver's thread, whose stack the reports show.
+    """
     silence_s = run.config.trainer.watchdog_s
     if silence_s is None:
         return nullcontext()
