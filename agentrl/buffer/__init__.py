@@ -1,1 +1,1 @@
-"""The replay buffer: ledger and store."""
+"""The replay buffer: ledger, journal and curriculum."""

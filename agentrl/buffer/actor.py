@@ -1,4 +1,4 @@
-"""The replay buffer as a Ray actor: no GPU, synchronous, as thin as can be."""
+"""The replay buffer as a Ray actor: a thin synchronous shell without a GPU."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from agentrl.types import BufferCounts, HeldLease, Lease, Task
 
 @dataclass(frozen=True, slots=True)
 class BufferPlan:
-    """What the training data come to: tasks per epoch, batches of the whole run, what became of the rows.
+    """Size of the training data: tasks per epoch, batches of the whole run, and a report on the dataset rows.
 
-    template_note: a line for the user when the chat template edits its history.
-    sandboxes: a line for each kind of protection that programs of the model will run under.
+    template_note: a line for the user if the chat template edits its history.
+    sandboxes: one line per kind of sandbox in which programs written by the model will run.
     """
 
     num_tasks: int
@@ -46,10 +46,11 @@ class BufferPlan:
 
 
 class TaskCheck:
-    """Checks each task's reward, and notes what its conversations will hold.
+    """Checks each task's reward and records which features of the chat template the tasks need.
 
-    has_user_turns: a user may speak again. shows_tools: some agent lets the chat template show its tools. has_system: some task
-    begins with a system message.
+    has_user_turns: some conversation can have further user turns.
+    shows_tools: some agent lets the chat template show its tools.
+    has_system: some task has a system message.
     """
 
     def __init__(self, check_reward: Callable[[Task], None], plugins: Plugins) -> None:
@@ -61,7 +62,7 @@ class TaskCheck:
 
     def __call__(self, task: Task) -> None:
         agent = self._plugins.agents.get(task.agent_name)
-        # An agent that describes its tools itself answers calls as a user, too.
+        # An agent that describes its tools in the prompt returns tool results as user turns.
         self.has_user_turns |= task.interaction_kwargs is not None or not agent.template_shows_tools
         self.shows_tools |= agent.uses_tools and agent.template_shows_tools
         self.has_system |= any(message.role == "system" for message in task.messages)
@@ -69,10 +70,10 @@ class TaskCheck:
 
 
 def planned_steps(trainer: TrainerConfig, *, num_tasks: int, groups_per_step: int) -> int:
-    """Return the batches of a run: `trainer.steps`, or as many whole batches as `total_epochs` hold.
+    """Return the number of batches of a run: `trainer.steps`, or the whole batches in `trainer.total_epochs`.
 
     Raises:
-        DataError: not even one.
+        DataError: the data do not fill one batch.
     """
     if trainer.steps is not None:
         return trainer.steps
@@ -91,15 +92,18 @@ def _open_curriculum(config: Config, dataset: Dataset) -> Curriculum | None:
 
 
 def open_journal(folder: Path, config: Config, *, is_new: bool) -> Journal:
-    """Open the journal of a run's folder; one of other data, or of a run that is not to be gone on with (`is_new`), is put aside.
+    """Open the journal in a run's folder.
+
+    An existing journal is renamed, and a new one created, if it belongs to other data or if a new run starts
+    (`is_new`).
 
     Raises:
-        CheckpointError: it is damaged.
-        JournalError: it cannot be written.
+        CheckpointError: the journal is damaged.
+        JournalError: the journal cannot be written.
     """
     path, subject = folder / FILE, _subject(config)
     is_synced = config.buffer.journal_sync == "machine"
-    if is_new:  # unread: of a run that is given up, damage is no matter
+    if is_new:  # not read: damage does not matter in an abandoned run
         _put_aside(path)
     journal = Journal(path, is_synced=is_synced)
     if journal.fact("subject") not in (None, subject):
@@ -113,33 +117,34 @@ def open_journal(folder: Path, config: Config, *, is_new: bool) -> Journal:
 
 
 def _put_aside(path: Path) -> None:
-    """Rename the journal at `path`, if there is one, with all files that belong to it."""
+    """Rename the journal at `path`, if it exists, and all files that belong to it."""
     number = len(list(path.parent.glob(f"{path.stem}_before_*{path.suffix}")))
-    for file in sorted(path.parent.glob(f"{path.name}*")):  # its log (-wal) belongs to it by its name
+    for file in sorted(path.parent.glob(f"{path.name}*")):  # SQLite finds the log (-wal) by its name
         file.rename(path.with_name(f"{path.stem}_before_{number:03d}{file.name.removeprefix(path.stem)}"))
 
 
 def _subject(config: Config) -> str:
-    """Return a hash of what gives a group its id and its meaning."""
+    """Return a hash of the settings that determine which task a group id means."""
     data = {name: value for name, value in config.data.model_dump(mode="json").items() if "val" not in name}
     what = [data, config.model.path, config.trainer.seed, config.rollout.group_size, config.has_greedy]
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
 
 
-# Threads per kind of call. Leases and takes are long polls that hold their thread while they wait: in pools of their own
-# they can never starve `add`, `release` and `advance`, which are what they wait for. More rollout actors than lease threads
-# only take turns in polling.
+# Threads per kind of call. `lease` and `take` are long polls that hold their thread while they wait. In their
+# own pools they cannot starve `add`, `release` and `advance`, which wake them up. If there are more rollout
+# actors than lease threads, the actors take turns.
 @ray.remote(num_cpus=0, max_concurrency=8, concurrency_groups={"lease": 64, "take": 2})  # type: ignore[call-overload]  # not in ray's stubs
 class BufferActor:
-    """Shell of ReplayBuffer; see there. Call `open` first: its errors are the user's, a constructor's would lose their type.
+    """Ray shell of ReplayBuffer. Call `open` first: it can raise UserError, whose type a constructor would
+    lose in Ray.
 
-    With a `folder` it keeps a journal there. Killed and started again by Ray (`max_restarts`), it reads that and goes on; calls that were
-    under way are made again (`max_task_retries`), which all of them bear.
+    With a `folder` it keeps a journal there. If Ray restarts it (`max_restarts`), it replays the journal and
+    continues. Ray retries calls in flight (`max_task_retries`); all methods tolerate that.
     """
 
     def __init__(self, config: Config, folder: str | None = None, *, is_new: bool = False) -> None:
-        """`is_new`: what the folder's journal says is of a run that is not gone on with."""
-        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each of the many threads what that thread has freed
+        """`is_new`: the folder's journal belongs to an abandoned run and is renamed."""
+        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's default pool keeps freed memory per thread
         self._config = config
         self._folder = folder
         self._plan: BufferPlan | None = None
@@ -151,7 +156,7 @@ class BufferActor:
         """Read and check the training data.
 
         Raises:
-            UserError: the data, or what a row needs, is wrong.
+            UserError: the data, or something that a dataset row refers to, is wrong.
         """
         if self._plan is not None:
             return self._plan
@@ -165,7 +170,7 @@ class BufferActor:
             config.data.train_files,
             plugins=plugins,
             chat=chat,
-            shuffle=config.data.shuffle and not config.data.curriculum.is_used,  # which orders the rows itself
+            shuffle=config.data.shuffle and not config.data.curriculum.is_used,  # a curriculum orders the rows
             max_rows=config.data.max_train_rows,
             check_reward=check,
         )
@@ -230,7 +235,7 @@ class BufferActor:
 
     def advance(self, version: int, step: int | None = None) -> None:
         self._buffer.advance(version, step)
-        heap.release_free_memory()  # a batch has left
+        heap.release_free_memory()  # the batch just published was freed
 
     def settle(self, step: int) -> None:
         self._buffer.settle(step)

@@ -1,7 +1,7 @@
-"""Proof of what became of every group, from the journal alone: a second, simpler reading of the events than the ledger's own.
+"""The audit of a journal: follows every group through its events, independently of the ledger's own code.
 
-The ledger decides; the audit only follows each group through its states and refuses a step that no group can make. So a mistake of the
-ledger shows here, and the sums that both arrive at are compared with what the run itself wrote down.
+The audit makes no decisions. It only checks that each transition of a group is allowed, so a bug in the
+ledger becomes visible. Its totals are compared with the counts that the run itself reported.
 """
 
 from __future__ import annotations
@@ -20,33 +20,37 @@ MAX_PROBLEMS = 20
 
 @dataclass(slots=True)
 class GroupLife:
-    """One group: where it is, who plays it, and what it went through."""
+    """State, owners and history of one group."""
 
     state: str = QUEUED
-    players: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)  # owner -> versions of each member that came
-    num_members: int = 0  # of those that it is made of, once complete
-    versions: set[int] = field(default_factory=set)  # of their tokens
+    players: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)  # owner -> (member, *versions) of each
+    num_members: int = 0  # members delivered by the owner that delivered last
+    versions: set[int] = field(default_factory=set)  # of those members' action tokens
     step: int = -1
     dropped_for: str = ""
     num_leases: int = 0
-    came_back: Counter[str] = field(default_factory=Counter)  # reason -> times that it was queued or ready again
+    came_back: Counter[str] = field(default_factory=Counter)  # reason -> times it became queued or ready again
 
 
 @dataclass(slots=True)
 class Audit:
-    """What the journal says. `problems`: lines for a person, none when all balances; `num_problems` counts them all."""
+    """Result of an audit.
+
+    problems: the first MAX_PROBLEMS problems as readable lines. num_problems: number of all problems, 0 if
+        all balances.
+    """
 
     groups: dict[int, GroupLife] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
     discarded: Counter[str] = field(default_factory=Counter)  # single attempts by reason
     released: set[str] = field(default_factory=set)
     num_events: int = 0
-    num_taken: int = 0  # groups taken into batches, those of undone steps included
+    num_taken: int = 0  # groups taken into batches, including those of undone steps
     num_rollbacks: int = 0
-    max_lag: int = 0  # of any token at the moment when its group was taken
+    max_lag: int = 0  # largest lag of a token when its group was taken
     step: int = 0
     settled: int = 0
-    imported: Counter[str] = field(default_factory=Counter)  # groups of a checkpoint of another folder, by state
+    imported: Counter[str] = field(default_factory=Counter)  # state -> groups of a checkpoint of another folder
     problems: list[str] = field(default_factory=list)
     num_problems: int = 0
 
@@ -55,23 +59,23 @@ class Audit:
         return self.num_problems == 0
 
     def counts(self) -> dict[str, int]:
-        """Return the number of groups by state, those of an imported checkpoint included."""
+        """Return the number of groups by state, including those of an imported checkpoint."""
         states = Counter(life.state for life in self.groups.values()) + self.imported
         return {state: states[state] for state in (QUEUED, LEASED, READY, CONSUMED, DROPPED)}
 
     def dropped(self) -> dict[str, int]:
-        """Return the dropped groups by reason."""
+        """Return the number of dropped groups by reason."""
         return dict(Counter(life.dropped_for for life in self.groups.values() if life.state == DROPPED))
 
     def came_back(self) -> dict[str, int]:
-        """Return how often groups were queued or ready again, by reason."""
+        """Return how often groups became queued or ready again, by reason."""
         total: Counter[str] = Counter()
         for life in self.groups.values():
             total += life.came_back
         return dict(total)
 
     def batches(self) -> dict[int, set[int]]:
-        """Return the groups of each step that counts: whose weights the run's newest ones descend from."""
+        """Return the consumed groups of each step that was not undone: step -> group ids."""
         batches: dict[int, set[int]] = {}
         for group_id, life in self.groups.items():
             if life.state == CONSUMED:
@@ -79,7 +83,7 @@ class Audit:
         return batches
 
     def complain(self, line: str) -> None:
-        """Note what does not balance."""
+        """Record a problem."""
         self.num_problems += 1
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(line)
@@ -98,7 +102,7 @@ def audit(events: Iterable[tuple[int, Event]], *, max_staleness: int) -> Audit:
 
 
 def _follow_run(found: Audit, seq: int, event: Event) -> None:
-    """Events that are of no single group."""
+    """Apply an event that concerns the whole run."""
     match event.kind:
         case EventKind.PUBLISHED:
             if event.version <= found.lineage.version:
@@ -143,7 +147,7 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: int) -> N
         EventKind.LEFT_OUT: (LEASED,),
         EventKind.QUEUED: (LEASED,),
         EventKind.DROPPED: (LEASED, READY, CONSUMED),
-        EventKind.CONSUMED: (LEASED, READY),  # the last member makes a leased group ready, without an event of its own
+        EventKind.CONSUMED: (LEASED, READY),  # a leased group becomes ready without a separate event
         EventKind.RETURNED: (CONSUMED,),
         EventKind.REQUEUED: (CONSUMED,),
     }[event.kind]

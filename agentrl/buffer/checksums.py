@@ -1,7 +1,9 @@
-"""How damage of a journal is found: a checksum per row, chained from event to event, and a head that says what there has to be.
+"""Checksums that detect damage in a journal: one per record, chained from event to event, and a head for the
+whole.
 
-SQLite itself checks only the frames of its log (`-wal`), and ends silently at the first that is damaged: what was written after it is
-gone, as if it had never been. So the number of writes is also kept outside of the database, in a file of one line.
+SQLite itself only checks the frames of its log (`-wal`). It silently ignores everything after the first
+damaged frame, so later writes would vanish unnoticed. Therefore the number of writes is also kept outside the
+database, in a one-line file.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 SIZE = 16
 """Bytes of a checksum."""
 NOTHING = bytes(SIZE)
-"""Checksum before the first event, and of no attempts."""
+"""Checksum before the first event, and of an empty set of attempts."""
 
 AttemptKey = tuple[int, str, int]
 """(group_id, owner, member)."""
@@ -27,7 +29,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def row_checksum(row: Sequence[object], previous: bytes = NOTHING) -> bytes:
-    """Return the checksum of a row behind one with the checksum `previous`; raise TypeError where a value is bytes."""
+    """Return the checksum of a record that follows one with checksum `previous`.
+
+    Raises TypeError if a value is bytes.
+    """
     return hashlib.blake2b(json.dumps(row).encode(), digest_size=SIZE, key=previous).digest()
 
 
@@ -36,13 +41,17 @@ def attempt_checksum(key: AttemptKey, data: bytes) -> bytes:
 
 
 def toggled(checksums: bytes, one: bytes) -> bytes:
-    """Return the checksum of a set with one member more, or one less."""
+    """Return the checksum of a set after adding or removing one element (XOR, so the order does not matter)."""
     return (int.from_bytes(checksums) ^ int.from_bytes(one)).to_bytes(SIZE)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a journal holds after `num_writes` writes: the last event with its checksum, and the checksum of all attempts together."""
+    """Content of a journal after `num_writes` writes.
+
+    num_events: number of events. event: checksum of the last one. attempts: checksum of the set of stored
+        attempts.
+    """
 
     num_writes: int = 0
     num_events: int = 0
@@ -51,12 +60,12 @@ class Head:
 
     @property
     def row(self) -> tuple[int, int, bytes, bytes, bytes]:
-        """The head as it is stored: its fields and their own checksum."""
+        """The head as stored: its fields and their checksum."""
         return (self.num_writes, self.num_events, self.event, self.attempts, self._checksum)
 
     @classmethod
     def of_row(cls, row: Sequence[object]) -> Head | None:
-        """Return the head in a row; None if the row is damaged."""
+        """Return the head in a database row; None if the row is damaged."""
         num_writes, num_events, event, attempts, checksum = row
         if not (isinstance(num_writes, int) and isinstance(num_events, int) and isinstance(event, bytes) and isinstance(attempts, bytes)):
             return None
@@ -69,9 +78,10 @@ class Head:
 
 
 class WriteCount:
-    """Number of writes to a journal that were answered, in a file beside it, with the boot of the machine and a checksum.
+    """The number of acknowledged writes to a journal, in a file next to it, with the boot id and a checksum.
 
-    It may be less than what the journal holds, for a process may die between the two. It is more where writes were lost.
+    It can be smaller than the journal's own count, because a process can die between the two writes. If it is
+    larger, writes were lost.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +89,10 @@ class WriteCount:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def write(self, num_writes: int) -> None:
-        """Note that so many writes were answered. A refusal of the disk is no harm: the number is then smaller than it could be."""
+        """Record the number of acknowledged writes.
+
+        A disk error is ignored: the number is then too small, which is harmless.
+        """
         with suppress(OSError):
             os.pwrite(self._descriptor, count_line(num_writes, boot_id()), 0)
 
@@ -88,7 +101,7 @@ class WriteCount:
 
 
 def read_write_count(path: Path) -> tuple[int, str] | None:
-    """Return the number of writes and the boot of the machine that made them; None without the file.
+    """Return the number of writes and the boot id under which they were made; None if there is no file.
 
     Raises:
         ValueError: the file is damaged.
@@ -112,7 +125,7 @@ def read_write_count(path: Path) -> tuple[int, str] | None:
 
 @functools.cache
 def boot_id() -> str:
-    """Return what is another after each start of the machine; "-" where the system does not say it."""
+    """Return the id of the machine's current boot; "-" if the system has none."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -120,5 +133,5 @@ def boot_id() -> str:
 
 
 def count_line(num_writes: int, boot: str) -> bytes:
-    """Return the content of the file of a WriteCount."""
+    """Return the line that a WriteCount writes."""
     return f"{num_writes:016d} {boot} {row_checksum((num_writes, boot)).hex()}\n".encode()

@@ -1,12 +1,15 @@
-"""Which task is drawn next, where `data.curriculum` weighs them. Pure: no clock, no I/O, no threads, no chance beyond the seed.
+"""The curriculum: chooses the next task if `data.curriculum` weights tasks. Deterministic: no clock, no I/O,
+no threads.
 
-Time is counted in epochs. In a pool a task of weight w is visited w times per epoch, once at a random place in each interval of 1 / w
-epochs. A task without results weighs 1, the most there is: so the first epoch visits every task once, in the order of `data.shuffle`,
-and where all weigh the same, so does every other epoch. Pools (sources with weights) take turns by stride: each has its share of any
-stretch of draws, to within a few groups.
+Time is measured in epochs. Within a pool, a task of weight w is visited w times per epoch, once at a
+pseudo-random point in each interval of 1 / w epochs. A task without results has weight 1, the maximum. So the
+first epoch visits every task once, in the order of `data.shuffle`, and so does every later epoch if all
+weights are equal. Pools (sources with weights) are interleaved by stride scheduling: in any window of draws,
+each pool has its share to within a few groups.
 
-A result changes only when the task's next visit is due. Nothing is drawn by lot, so that frequencies follow the weights exactly, and
-draws are a function of the seed and of the order of draws and results.
+A result only changes the time of the task's next visit. Tasks are not sampled at random, so the visit
+frequencies follow the weights exactly. The draws are a function of the seed and of the order of draws and
+results.
 
 Source: stride scheduling, Waldspurger and Weihl 1995. Weights by the variance of success: Foster et al. 2025, arXiv:2502.12272;
 Bae et al. 2025, arXiv:2504.03380.
@@ -30,15 +33,21 @@ from agentrl.errors import CheckpointError
 
 
 def learning_weight(rate: float, target: float) -> float:
-    """Return the weight of a pass rate in 0..1: 1 at `target`, 0 at both ends; 4 p (1 - p) for a target of 0.5."""
+    """Return the weight of a pass rate p in 0..1: 1 at p = `target`, 0 at p = 0 and p = 1.
+
+    With t = `target` it is (p / t)^(2 t) * ((1 - p) / (1 - t))^(2 (1 - t)), which is 4 p (1 - p) for t = 0.5.
+    """
     return (rate / target) ** (2 * target) * ((1 - rate) / (1 - target)) ** (2 * (1 - target))
 
 
 @dataclass(slots=True)
 class _Pool:
-    """Tasks that share a part of the draws: `rows` i64[N] of the dataset, `due` f64[N] in epochs: when each is visited next.
+    """Tasks that share one part of the draws.
 
-    stride: draws from one turn to the next; turn: in draws, when the next one is due.
+    rows: i64[N], dataset rows.
+    due: f64[N], time of each row's next visit in epochs.
+    stride: number of draws between two turns of the pool.
+    turn: time of the pool's next turn, in draws.
     """
 
     name: str
@@ -46,32 +55,35 @@ class _Pool:
     due: NDArray[np.float64]
     stride: float
     turn: float
-    now: float = 0.0  # epochs: when its last visit was due
+    now: float = 0.0  # the pool's current time in epochs: when its last visit was due
 
 
 @dataclass(slots=True)
 class _Step:
-    """What metrics tell of a step: groups drawn by source, attempts whose accuracy counted."""
+    """Counts of one step for metrics: groups drawn by source, and attempts with an accuracy."""
 
     drawn: Counter[str] = field(default_factory=Counter)
     num_attempts: int = 0
 
 
 class Curriculum:
-    """Draws tasks of a dataset that is not shuffled; visit v of row r is its position v * num_tasks + r, and its group's id."""
+    """Draws tasks from an unshuffled dataset.
+
+    Visit v of row r has position v * num_tasks + r, which is the group's id.
+    """
 
     def __init__(self, sources: Sequence[str], config: CurriculumConfig, *, seed: int, shuffle: bool) -> None:
-        """Start before the first draw. `sources`: data source of each row of the dataset.
+        """Start before the first draw. `sources`: data source of each dataset row.
 
         Raises:
-            DataError: the weights name a source that the rows lack, or lack one.
+            DataError: the weights name a source that no row has, or a source has no weight.
         """
         if config.source_weights:
             check_source_weights(config.source_weights, sources)
         self._config, self._seed, self._shuffle = config, seed, shuffle
         num_tasks = len(sources)
         order = np.random.default_rng([seed, 0]).permutation(num_tasks) if shuffle else np.arange(num_tasks)
-        self._first_phase = np.empty(num_tasks, np.float64)  # within an epoch
+        self._first_phase = np.empty(num_tasks, np.float64)  # time of the first visit, in 0..1 epochs
         self._first_phase[order] = (np.arange(num_tasks) + 0.5) / num_tasks
         self._names = list(dict.fromkeys(sources))
         codes = {name: code for code, name in enumerate(self._names)}
@@ -83,9 +95,9 @@ class Curriculum:
             self._pool_of[pool.rows] = index
             self._place[pool.rows] = np.arange(len(pool.rows))
         self._visits = np.zeros(num_tasks, np.int64)
-        self._last = np.zeros(num_tasks, np.float64)  # epochs: when the last visit was
-        self._passed = np.zeros(num_tasks, np.float64)  # decayed sums over attempts: of accuracies, of ones
-        self._tried = np.zeros(num_tasks, np.float64)
+        self._last = np.zeros(num_tasks, np.float64)  # time of the last visit, in epochs
+        self._passed = np.zeros(num_tasks, np.float64)  # decayed sum of accuracies
+        self._tried = np.zeros(num_tasks, np.float64)  # decayed number of attempts
         self._weight = np.ones(num_tasks, np.float64)
         self._step, self._last_step = _Step(), _Step()
 
@@ -111,13 +123,13 @@ class Curriculum:
     # ------------------------------------------------------------------------------------------------ draws, results
 
     def draw(self) -> int:
-        """Return the position of the task whose turn it is."""
+        """Return the position of the next task: the earliest due row of the pool whose turn it is."""
         pool = min(self._pools, key=lambda pool: pool.turn)
         pool.turn += pool.stride
         place = int(pool.due.argmin())
         row = int(pool.rows[place])
         position = int(self._visits[row]) * self.num_tasks + row
-        # A result that came late may make a visit due in the past: the time lost is not made up for.
+        # A late result can make a visit due in the past. Time never runs backward: the lost time is not made up.
         pool.now = max(pool.now, float(pool.due[place]))
         self._last[row] = pool.now
         self._visits[row] += 1
@@ -126,42 +138,51 @@ class Curriculum:
         return position
 
     def observe(self, position: int, accuracies: Sequence[float]) -> None:
-        """Count the attempts of a complete group; accuracies in 0..1, none of them: nothing is known."""
+        """Update the pass rate with the attempts of a complete group.
+
+        `accuracies` are in 0..1; if empty, nothing changes.
+        """
         if not accuracies or not self.uses_results:
             return
         row = position % self.num_tasks
-        self._passed[row] = self._config.pass_rate_decay * self._passed[row] + math.fsum(accuracies)  # in whatever order they came
+        self._passed[row] = self._config.pass_rate_decay * self._passed[row] + math.fsum(accuracies)  # fsum: independent of the order
         self._tried[row] = self._config.pass_rate_decay * self._tried[row] + len(accuracies)
         self._weight[row] = self._weigh(row)
         self._pools[self._pool_of[row]].due[self._place[row]] = self._next_due(row)
         self._step.num_attempts += len(accuracies)
 
     def finish_step(self) -> None:
-        """Begin to count draws and attempts for the metrics of another step."""
+        """Close the metrics of this step and start counting for the next one."""
         self._last_step, self._step = self._step, _Step()
 
     def _next_due(self, row: int) -> float:
+        # Visit v falls into interval v at phase(v), and an interval is 1 / weight epochs long. So the gap between
+        # visits v - 1 and v is (1 + phase(v) - phase(v - 1)) / weight.
         visit = int(self._visits[row])
         return float(self._last[row]) + (1 + (self._phase(row, visit) - self._phase(row, visit - 1))) / float(self._weight[row])
 
     def _phase(self, row: int, visit: int) -> float:
-        """Return where in its interval a visit is, 0..1."""
+        """Return the point of a visit within its interval, in 0..1."""
         if visit == 0 or not self._shuffle:
             return float(self._first_phase[row])
         digest = hashlib.blake2b(f"{self._seed} {row} {visit}".encode(), digest_size=8).digest()
         return (int.from_bytes(digest, "little") >> 11) / 2**53
 
     def _weigh(self, row: int) -> float:
-        rate = min(1.0, float(self._passed[row] / self._tried[row]))  # decayed sums of ones may differ by their rounding
+        rate = min(1.0, float(self._passed[row] / self._tried[row]))  # rounding of the decayed sums can exceed 1
         return max(self._config.floor, learning_weight(rate, self._config.target_pass_rate))
 
     # ------------------------------------------------------------------------------------------------------ account
 
     def metrics(self) -> dict[str, float]:
-        """Return what it draws: of the last step the share of each source, and of the tasks how many count and how they pass.
+        """Return the curriculum's metrics.
 
-        effective_tasks: the exponential of the entropy of the next draw. visited: share of the tasks with a draw. pass_rate of a source:
-        mean of its tasks with results; never_passed, always_passed: shares of all those tasks. num_attempts: counted in the last step.
+        effective_tasks: exponential of the entropy of the next draw.
+        visited: share of tasks that were drawn at least once.
+        share/<source>: share of the last step's draws.
+        pass_rate/<source>: mean pass rate of the source's tasks with results.
+        never_passed, always_passed: shares of the tasks with results.
+        num_attempts: attempts counted in the last step.
         """
         drawn = self._last_step.drawn
         chances = self._chances()
@@ -173,7 +194,7 @@ class Curriculum:
         return values | self._pass_rates() if self.uses_results else values
 
     def _chances(self) -> NDArray[np.float64]:
-        """Return f64[num_tasks], the share of draws that each task has by its weight."""
+        """Return each task's share of draws according to its weight, f64[num_tasks]."""
         chances = self._weight.copy()
         rate = sum(1 / pool.stride for pool in self._pools)
         for pool in self._pools:
@@ -193,7 +214,9 @@ class Curriculum:
     # --------------------------------------------------------------------------------------------------- checkpoint
 
     def state(self) -> dict[str, Any]:
-        """Return all that draws depend on as JSON values, one list per column of the visited tasks."""
+        """Return everything that draws depend on, as JSON values with one list per column of the visited
+        tasks.
+        """
         rows = np.flatnonzero(self._visits)
         due = [float(self._pools[self._pool_of[row]].due[self._place[row]]) for row in rows]
         columns = {"visits": self._visits, "last": self._last, "passed": self._passed, "tried": self._tried}
@@ -204,10 +227,11 @@ class Curriculum:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Become what `state` describes; weights, target and floor may have changed meanwhile, tasks and pools may not.
+        """Restore a saved state. Weights, target and floor may differ from when it was saved; tasks and pools
+        may not.
 
         Raises:
-            CheckpointError: it is of another number of tasks or of other pools.
+            CheckpointError: the number of tasks or the pools differ.
         """
         pools = {pool.name: pool for pool in self._pools}
         if state["num_tasks"] != self.num_tasks or set(state["pools"]) != set(pools):
@@ -228,10 +252,11 @@ class Curriculum:
 
 
 def restore_curriculum(curriculum: Curriculum | None, state: Mapping[str, Any] | None) -> None:
-    """Restore what a checkpoint holds of a curriculum, None where it holds nothing.
+    """Restore the curriculum from a checkpoint; `state` is None if the checkpoint has no curriculum.
 
     Raises:
-        CheckpointError: one was added or taken away: ids of groups mean other tasks with a curriculum than without.
+        CheckpointError: a curriculum was added or removed: group ids mean different tasks with and without
+            one.
     """
     if (state is None) != (curriculum is None):
         was, cure = ("without", "switch it off") if state is None else ("with", "give it again")

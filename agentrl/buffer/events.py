@@ -1,4 +1,7 @@
-"""What happens to groups, as the ledger applies it and the journal keeps it: facts in the past tense, each with the fields it needs."""
+"""Events of groups, applied by the ledger and stored by the journal.
+
+Each event is a fact in the past tense.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,34 @@ from dataclasses import dataclass
 
 
 class EventKind(enum.StrEnum):
-    """What happened. In brackets: the fields of `Event` that say more."""
+    """Kind of an event. The comments list the fields of `Event` that each kind uses in brackets."""
 
-    LEASED = "leased"  # [group_id, owner]: to play; from the queue, or drawn from the data
-    ADDED = "added"  # [group_id, owner, member, versions, accuracy]: one attempt finished; the last one makes its group ready
-    LEFT_OUT = "left_out"  # [group_id, owner, member, reason]: this attempt will not come, the group is complete without it
-    DISCARDED = "discarded"  # [group_id, owner, member, reason]: an attempt that came too late, or twice
-    QUEUED = "queued"  # [group_id, owner, reason]: what an owner had of a group is given up; when none has it, it is leased again
-    DROPPED = "dropped"  # [group_id, reason]: a group ends for good, and nothing is learned from it
-    CONSUMED = "consumed"  # [group_id, step]: in the batch of this step
+    LEASED = "leased"  # [group_id, owner]: leased to play, from the queue or newly drawn
+    # [group_id, owner, member, versions, accuracy]: a member finished; the last one makes the group ready
+    ADDED = "added"
+    # [group_id, owner, member, reason]: this member will not arrive; the group completes without it
+    LEFT_OUT = "left_out"
+    DISCARDED = "discarded"  # [group_id, owner, member, reason]: a member arrived late or twice
+    # [group_id, owner, reason]: the owner's lease ended; without another owner the group is leased again
+    QUEUED = "queued"
+    DROPPED = "dropped"  # [group_id, reason]: the group ends for good; nothing is learned from it
+    CONSUMED = "consumed"  # [group_id, step]: the group is in the batch of this step
     RETURNED = "returned"  # [group_id, step, reason]: the step is undone; the group is ready again
-    REQUEUED = "requeued"  # [group_id, step, reason]: the step is undone; its tokens are too far from the policy, its task is queued
-    PUBLISHED = "published"  # [version, step]: the servers serve what was learned up to this step
-    ROLLED_BACK = "rolled_back"  # [step]: the weights are again those after this step; what was learned since is undone
-    RELEASED = "released"  # [owner]: it is dead, and never leases again
-    SETTLED = "settled"  # [step]: a checkpoint of this step is complete; nothing up to it will be undone
-    IMPORTED = "imported"  # [reason: JSON]: all of it becomes what a checkpoint of another folder says
+    # [group_id, step, reason]: the step is undone; the group is too stale or forgotten, its task is queued
+    REQUEUED = "requeued"
+    PUBLISHED = "published"  # [version, step]: the servers use the weights of this step
+    ROLLED_BACK = "rolled_back"  # [step]: the weights of this step are restored; later steps are undone
+    RELEASED = "released"  # [owner]: the owner is dead and never leases again
+    SETTLED = "settled"  # [step]: the checkpoint of this step is complete; steps up to it are final
+    IMPORTED = "imported"  # [reason: JSON]: the state is replaced by a checkpoint of another folder
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One fact. Fields that a kind does not need keep their defaults; `versions`: of the action tokens, each once, ascending."""
+    """One event. Fields that its kind does not use keep their defaults.
+
+    versions: distinct versions of the member's action tokens, ascending.
+    """
 
     kind: EventKind
     group_id: int = -1

@@ -1,8 +1,11 @@
-"""The journal of a run: every event of its ledger, and the bytes of finished trajectories, in one SQLite file (its tables: `records`).
+"""The journal of a run: every event of its ledger and all finished trajectories, in one SQLite file (tables:
+`records`).
 
-SQLite, because it is in the standard library, appends in a transaction of some ten microseconds, and another process may read while
-one writes (`agentrl audit`). What is written survives the death of any process; with `is_synced` that of the machine, too. What is damaged
-is found: every record has a checksum (`checksums`), and is compared with it before it is used.
+Why SQLite: it is in the standard library, a transaction takes about ten microseconds, and another process can
+read while
+one writes (`agentrl audit`). Writes survive the death of any process; with `is_synced` they also survive a
+power loss.
+Damage is detected: every record has a checksum (`checksums`), which is verified before use.
 """
 
 from __future__ import annotations
@@ -42,20 +45,21 @@ CREATE TABLE head (
 _SET_HEAD = "UPDATE head SET num_writes = ?, num_events = ?, event = ?, attempts = ?, checksum = ?"
 _SET_FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 _BUSY_S = 10.0
-"""How long a write waits for somebody who reads with a lock."""
+"""Seconds that a write waits for a reader's lock."""
 
 Statement = tuple[str, Sequence[Sequence[object]]]
 
 
 class Journal:
-    """Written by one process; the caller sees to it that one thread at a time uses it."""
+    """The journal. One process writes it. It is not thread-safe: the caller must serialize all calls."""
 
     def __init__(self, path: Path | None, *, is_synced: bool = False) -> None:
-        """Open or create the file; without one, the journal is in memory and ends with the process.
+        """Open or create the file at `path`. None: keep the journal in memory, for the life of the process.
 
         Raises:
-            JournalError: it cannot be written.
-            CheckpointError: it is damaged, lacks what was written, or is of another format. Events are compared when they are read.
+            JournalError: the journal cannot be written.
+            CheckpointError: the journal is damaged, has lost writes, or has another format. Events are
+                verified when they are read.
         """
         self._path = path
         self._head = Head()
@@ -108,10 +112,10 @@ class Journal:
     # ------------------------------------------------------------------------------------------------------- write
 
     def append(self, events: Sequence[Event], attempts: Mapping[AttemptKey, bytes] | None = None) -> None:
-        """Keep events and the trajectories that came with them, all or nothing.
+        """Store events and their trajectories atomically.
 
         Raises:
-            JournalError: nothing was kept.
+            JournalError: nothing was stored.
         """
         now, head, rows = time.time(), self._head, []
         for event in events:
@@ -134,7 +138,7 @@ class Journal:
             self._keep(attempt)
 
     def forget(self, group_ids: Iterable[int]) -> None:
-        """Let the trajectories of groups go; their events stay.
+        """Delete the trajectories of groups. Their events stay.
 
         Raises:
             JournalError: it could not be written.
@@ -142,7 +146,7 @@ class Journal:
         self._forget([(group_id, owner) for group_id in group_ids for owner in self._stored.get(group_id, ())])
 
     def forget_plays(self, plays: Iterable[tuple[int, str]]) -> None:
-        """Let the trajectories go that owners made of groups: (group, owner) each.
+        """Delete the trajectories of the given (group id, owner) pairs.
 
         Raises:
             JournalError: it could not be written.
@@ -150,7 +154,7 @@ class Journal:
         self._forget([(group_id, owner) for group_id, owner in plays if owner in self._stored.get(group_id, ())])
 
     def forget_others(self, group_id: int, owner: str) -> None:
-        """Let the trajectories of a group go that are not of `owner`, if there are any.
+        """Delete the trajectories of a group that came from owners other than `owner`.
 
         Raises:
             JournalError: it could not be written.
@@ -169,7 +173,7 @@ class Journal:
                 del self._stored[group_id]
 
     def name_tasks(self, task_ids: Mapping[int, str]) -> None:
-        """Note which task each group attempts.
+        """Store the task id of each group.
 
         Raises:
             JournalError: it could not be written.
@@ -177,7 +181,7 @@ class Journal:
         self._write(("INSERT OR IGNORE INTO tasks VALUES (?, ?, ?)", [(*row, row_checksum(row)) for row in task_ids.items()]))
 
     def set_fact(self, name: str, value: str) -> None:
-        """Note what holds for the whole run.
+        """Store a fact about the whole run.
 
         Raises:
             JournalError: it could not be written.
@@ -186,10 +190,10 @@ class Journal:
         self._facts[name] = value
 
     def sync(self) -> None:
-        """Let what was written survive the death of the machine, too.
+        """Flush all writes to the disk, so that they survive a power loss.
 
         Raises:
-            JournalError: the disk refused.
+            JournalError: the disk reported an error.
         """
         try:
             self._database.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
@@ -197,7 +201,10 @@ class Journal:
             raise self._unwritten(error) from error
 
     def _write(self, *statements: Statement, head: Head | None = None) -> None:
-        """Make all changes or none; `head` is what the journal holds then, None: what it did."""
+        """Execute the statements in one transaction.
+
+        `head`: the journal's new head; None: the head does not change.
+        """
         if head is not None:
             head = replace(head, num_writes=head.num_writes + 1)
             statements = (*statements, (_SET_HEAD, [head.row]))
@@ -232,34 +239,34 @@ class Journal:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has happened yet."""
+        """Whether the journal has no events."""
         return self._head.num_events == 0
 
     def events(self) -> Iterator[Event]:
-        """Return all events in the order in which they happened.
+        """Yield all events in the order in which they happened.
 
         Raises:
-            CheckpointError: one is damaged or missing.
+            CheckpointError: an event is damaged or missing.
         """
         for _, event in self._records.events(self._head):
             yield event
 
     def attempts(self, group_id: int, owner: str) -> dict[int, bytes]:
-        """Return what is kept of an owner's attempts: member -> Arrow IPC stream.
+        """Return the stored trajectories of a group from one owner: member -> Arrow IPC stream.
 
         Raises:
-            CheckpointError: one is damaged.
+            CheckpointError: a trajectory is damaged.
         """
         stored = self._stored.get(group_id, {}).get(owner, {})
         return {member: self._records.data_of(attempt) for member, attempt in stored.items()}
 
     def members(self, group_id: int, owner: str) -> set[int]:
-        """Return of which members an owner's attempts are kept."""
+        """Return the members whose trajectories from `owner` are stored."""
         return set(self._stored.get(group_id, {}).get(owner, ()))
 
     @property
     def num_bytes(self) -> int:
-        """Size of all trajectories that are kept."""
+        """Size of all stored trajectories."""
         return sum(attempt.num_bytes for plays in self._stored.values() for play in plays.values() for attempt in play.values())
 
     def fact(self, name: str) -> str | None:
@@ -287,7 +294,7 @@ def _row(seq: int, now: float, event: Event) -> tuple[object, ...]:
 
 
 def _with_toggled(head: Head, attempts: Iterable[StoredAttempt]) -> Head:
-    """Return the head of a journal with `attempts` that it did not have, and without those that it had."""
+    """Return the head after adding the `attempts` that are not stored and removing those that are."""
     for attempt in attempts:
         head = replace(head, attempts=toggled(head.attempts, attempt.entry))
     return head

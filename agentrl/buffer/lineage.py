@@ -1,14 +1,15 @@
-"""How far apart two published policies are, also where a run went back to an older checkpoint.
+"""The tree of published versions, which gives the lag between two versions even after a rollback.
 
-Versions are never reused. While a run goes straight on, the lag of a token is the learner's version minus the token's. When
-weights are restored, they are published again under a new version, and the versions between are a branch that ended:
+Versions are never reused. In a run without rollbacks, the lag of a token is the learner's version minus the
+token's version. Restored weights are published under a new version; the versions in between become an
+abandoned branch:
 
     0 - 1 - 2 - 3 - 4          steps 3 and 4 are undone,
              \\
               5 - 6            the weights of 2 are published as 5
 
-The lag of a token of version 4 at version 6 is what lies between them in this tree: 2 back and 1 forth. That of a token of version 2 at
-version 5 is 0, for the weights are the same.
+The lag is the distance in this tree. A token of version 4 has lag 3 at version 6: 2 steps back and 1 forward.
+A token of version 2 has lag 0 at version 5, because the weights are the same.
 """
 
 from __future__ import annotations
@@ -23,18 +24,22 @@ from agentrl.types import NO_VERSION
 
 
 class Lineage:
-    """The tree of published versions, told in the order of time."""
+    """The tree of published versions. Publishes and rollbacks must be reported in order of time."""
 
     def __init__(self) -> None:
-        self._depths: dict[int, int] = {}  # version -> length of its way from the first, where each version counts
-        self._forks: dict[int, int] = {}  # version -> depth at which its way leaves that of the current one
-        self._by_step: dict[int, int] = {}  # step -> depth of its publish, of the current way
+        self._depths: dict[int, int] = {}  # version -> its distance from the root
+        # version -> depth at which its branch leaves the current branch: lag = (depth - fork) + (here - fork)
+        self._forks: dict[int, int] = {}
+        self._by_step: dict[int, int] = {}  # step -> depth of its publish, on the current branch
         self._current = NO_VERSION
-        self._restored: int | None = None  # depth of the weights that the next publish is of
+        self._restored: int | None = None  # after a rollback: depth of the weights to publish next
 
     @classmethod
     def of(cls, publishes: Iterable[tuple[int, int]]) -> Lineage:
-        """Return the lineage of (version, step) in the order of publishing; a step that does not grow is where the run went back to."""
+        """Return the lineage of (version, step) pairs in order of publishing.
+
+        A step that is not larger than the one before means a rollback to that step.
+        """
         lineage, last = cls(), -1
         for version, step in publishes:
             if step <= last:
@@ -45,14 +50,14 @@ class Lineage:
 
     @property
     def version(self) -> int:
-        """The newest version; NO_VERSION before the first."""
+        """The newest version; NO_VERSION before the first publish."""
         return self._current
 
     def publish(self, version: int, step: int) -> None:
-        """Add a version, of the weights after `step`.
+        """Add a version whose weights are those after `step`.
 
         Raises:
-            ValueError: the version is not newer than the last.
+            ValueError: the version is not newer than the last one.
         """
         if version <= self._current:
             raise ValueError(f"version {version} was published after version {self._current}: versions only grow")
@@ -65,7 +70,10 @@ class Lineage:
         self._current, self._restored = version, None
 
     def roll_back(self, step: int) -> None:
-        """The weights are again those after `step`; a publish of them follows. Of a step that was never published: the oldest."""
+        """Return to the weights after `step`, which are published next.
+
+        If `step` was never published, the newest published step before it is used, or else the first publish.
+        """
         known = [s for s in self._by_step if s <= step]
         depth = self._by_step[max(known)] if known else min(self._depths.values(), default=0)
         self._forks = {version: min(fork, depth) for version, fork in self._forks.items()}
@@ -77,9 +85,9 @@ class Lineage:
         return self._restored if self._restored is not None else self._depths.get(self._current, 0)
 
     def lag(self, version: int) -> int:
-        """Return how far `version` is from the current weights; 0 for NO_VERSION.
+        """Return the lag of `version` behind the current weights, in versions; 0 for NO_VERSION.
 
-        A version that was never told counts by its number, as if the run had gone straight on from it.
+        The lag of an unknown version is the difference of the version numbers.
         """
         if version == NO_VERSION:
             return 0
@@ -100,7 +108,7 @@ class Lineage:
         return other
 
     def state(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return the whole tree as JSON values."""
         return {
             "current": self._current,
             "depths": [[v, d, self._forks[v]] for v, d in self._depths.items()],
@@ -109,7 +117,7 @@ class Lineage:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Lineage:
-        """Return what `state` described."""
+        """Return the lineage that `state` describes."""
         lineage = cls()
         lineage._current = state["current"]
         lineage._depths = {version: depth for version, depth, _ in state["depths"]}

@@ -1,10 +1,11 @@
-"""What a journal's file holds, every record compared with its checksum: for the journal itself, and for who looks at one from outside.
+"""Verified reads of a journal's file, for the journal itself and for other processes that inspect it.
 
 ```
-events     seq, time (of day, for people), the fields of `Event`, and a checksum that covers the event before, too
+events     seq, time (wall clock, informational), the fields of `Event`, and a checksum chained to the
+previous event
 attempts   number, (group_id, owner, member), checksum, Arrow IPC stream of one trajectory
 tasks      group_id -> task_id, and its checksum
-facts      name -> value, and its checksum: what the run was when it began
+facts      name -> value, and its checksum: settings of the run when it began
 head       one row: `Head`
 ```
 """
@@ -27,15 +28,18 @@ FORMAT = "2"
 COLUMNS = "kind, group_id, owner, member, step, version, versions, reason, accuracy"
 
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""What sqlite3 raises of a file; the second where a damaged name stands in the text of the first."""
+"""Errors that sqlite3 raises for a damaged file.
+
+UnicodeDecodeError: its error message contains a damaged name.
+"""
 
 _UNREACHABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM}
-"""Primary codes of errors that say nothing of the content."""
+"""Primary codes of errors that do not mean that the content is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAttempt:
-    """Where an attempt is stored: its row, its size and its checksum."""
+    """Index entry of a stored trajectory: its number in the table, key, size and checksum."""
 
     number: int
     key: AttemptKey
@@ -44,43 +48,44 @@ class StoredAttempt:
 
     @classmethod
     def of(cls, number: int, key: AttemptKey, data: bytes) -> StoredAttempt:
-        """Return what is stored of `data`."""
+        """Return the entry for `data`."""
         return cls(number, key, len(data), attempt_checksum(key, data))
 
     def is_of(self, data: bytes) -> bool:
-        """Whether it was made of `data`."""
+        """Return whether the entry matches `data`."""
         try:
             return self == StoredAttempt.of(self.number, self.key, data)
-        except TypeError:  # of a key that has another type than was written
+        except TypeError:  # damage changed the type of a key
             return False
 
     @property
     def entry(self) -> bytes:
-        """Checksum of all that is known of the attempt without its data."""
+        """Checksum of the entry without its data."""
         return row_checksum((*self.key, self.num_bytes, self.checksum.hex()))
 
 
 def set_of(stored: Iterable[StoredAttempt]) -> bytes | None:
-    """Return the checksum of attempts together, in whatever order; None if a record is damaged."""
+    """Return the order-independent checksum of a set of attempts; None if a record is damaged."""
     checksums = NOTHING
     try:
         for attempt in stored:
             checksums = toggled(checksums, attempt.entry)
-    except (AttributeError, TypeError):  # of a value that has another type than was written
+    except (AttributeError, TypeError):  # damage changed the type of a value
         return None
     return checksums
 
 
 def count_path(path: Path) -> Path:
-    """Return the file with the number of writes to the journal at `path`."""
+    """Return the path of the file with the write count of the journal at `path`."""
     return path.with_name(f"{path.name}-writes")
 
 
 def read_answered(path: Path) -> tuple[int, str] | None:
-    """Return how many writes to the journal at `path` were answered, and in which life of the machine; None if nothing says it.
+    """Return the number of acknowledged writes to the journal at `path` and their boot id; None if there is
+    no record of it.
 
     Raises:
-        CheckpointError: the file that says it is damaged.
+        CheckpointError: the file with the count is damaged or cannot be read.
     """
     try:
         return read_write_count(count_path(path))
@@ -91,12 +96,12 @@ def read_answered(path: Path) -> tuple[int, str] | None:
 
 
 def described(error: Exception) -> str:
-    """Return what sqlite3 says of a damaged file."""
+    """Return sqlite3's description of the damage."""
     return "its tables are malformed" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def damaged(path: Path | None, what: str) -> CheckpointError:
-    """Return the error that names a damaged record, with what is left and what to do."""
+    """Return the error for damage `what`; it says how to recover."""
     return CheckpointError(
         f"the journal {path} is damaged: {what}. Move {path}* away to go on from the newest checkpoint, which has its own copy of the "
         "buffer; `agentrl audit` of the run's folder says which records are whole"
@@ -104,9 +109,9 @@ def damaged(path: Path | None, what: str) -> CheckpointError:
 
 
 class Records:
-    """Reads through a connection that somebody else opened. `path` is what errors call the journal.
+    """Reads and verifies records through an open connection. `path` names the journal in errors.
 
-    Every method raises CheckpointError for a record that is damaged.
+    Every method raises CheckpointError if a record is damaged.
     """
 
     def __init__(self, database: sqlite3.Connection, path: Path | None) -> None:
@@ -116,12 +121,13 @@ class Records:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[Records]:
-        """Look at the journal at `path` as it is at this moment; its run may go on.
+        """Open a read-only snapshot of the journal at `path`. Its run may continue to write.
 
         Raises:
-            CheckpointError: it is damaged, of another format, or lacks writes that were answered.
+            CheckpointError: the journal is damaged, has another format, or lacks acknowledged writes.
         """
-        answered = read_answered(path)  # first: what is written between the two is in the journal
+        # Read the count before the journal: a write in between only makes the journal longer than the count.
+        answered = read_answered(path)
         try:
             database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
         except sqlite3.Error as error:
@@ -136,12 +142,12 @@ class Records:
             database.close()
 
     def begin(self) -> None:
-        """Read one state of the database from here on, whatever is written meanwhile."""
+        """Begin a read transaction: all further reads see one snapshot, whatever is written meanwhile."""
         list(self._rows("BEGIN"))
 
     @property
     def is_new(self) -> bool:
-        """Whether there are no tables yet."""
+        """Whether the database has no tables yet."""
         return not list(self._rows("SELECT 1 FROM sqlite_master LIMIT 1"))
 
     def check_format(self) -> None:
@@ -154,9 +160,11 @@ class Records:
             )
 
     def check_writes(self, head: Head, answered: tuple[int, str] | None) -> None:
-        """Raise CheckpointError if the journal lacks writes that were answered.
+        """Raise CheckpointError if the journal lacks acknowledged writes.
 
-        Not after a restart of the machine: a power loss takes what `buffer.journal_sync=process` had not yet brought to the disk.
+        This is not checked after a reboot: with `buffer.journal_sync=process`, a power loss legitimately
+            loses writes that
+        were not on the disk yet.
         """
         if answered is not None and head.num_writes < answered[0] and answered[1] == boot_id():
             raise damaged(
@@ -166,7 +174,7 @@ class Records:
             )
 
     def head(self) -> Head:
-        """Return what the journal says it holds."""
+        """Return the journal's head."""
         rows = list(self._rows("SELECT num_writes, num_events, event, attempts, checksum FROM head"))
         head = Head.of_row(rows[0]) if len(rows) == 1 else None
         if head is None:
@@ -174,7 +182,10 @@ class Records:
         return head
 
     def events(self, head: Head | None = None) -> Iterator[tuple[int, Event]]:
-        """Return (seq, event) in order, each compared with its checksum, and all with the head."""
+        """Yield (seq, event) in order.
+
+        Verifies the checksum of each event, and the whole chain against the head.
+        """
         head = self.head() if head is None else head
         chain = _Chain(self._path, head)
         for *row, found in self._rows(f"SELECT seq, time, {COLUMNS}, checksum FROM events ORDER BY seq", left=chain.left):
@@ -182,22 +193,22 @@ class Records:
         chain.end()
 
     def attempts(self, head: Head | None = None) -> list[StoredAttempt]:
-        """Return which attempts are stored, together compared with the head; none of them is read."""
+        """Return the entries of all stored attempts, verified against the head without reading their data."""
         head = self.head() if head is None else head
         stored = self.stored()
         if set_of(stored) != head.attempts:
             for attempt in stored:
-                self.data_of(attempt)  # names the damaged one
+                self.data_of(attempt)  # raises an error that names the damaged attempt
             raise damaged(self._path, f"an attempt is missing, or one is there that was forgotten; {len(stored)} are stored, and whole")
         return stored
 
     def stored(self) -> list[StoredAttempt]:
-        """Return which attempts are said to be stored, compared with nothing."""
+        """Return the entries of all stored attempts without verification."""
         rows = self._rows("SELECT number, group_id, owner, member, LENGTH(data), checksum FROM attempts")
         return [StoredAttempt(number, (group_id, owner, member), *others) for number, group_id, owner, member, *others in rows]
 
     def data_of(self, attempt: StoredAttempt) -> bytes:
-        """Return the Arrow IPC stream of an attempt, compared with its checksum."""
+        """Return the Arrow IPC stream of an attempt, verified against its checksum."""
         rows = list(self._rows("SELECT data FROM attempts WHERE number = ?", attempt.number))
         data = rows[0][0] if rows else None
         if not isinstance(data, bytes) or not attempt.is_of(data):
@@ -206,7 +217,7 @@ class Records:
         return data
 
     def tasks(self) -> dict[int, str]:
-        """Return the task that each group attempts."""
+        """Return the task id of each group: group id -> task id."""
         return dict(self._checked("task of group", "SELECT group_id, task_id, checksum FROM tasks"))
 
     def facts(self) -> dict[str, str]:
@@ -219,7 +230,10 @@ class Records:
             yield name, value
 
     def _rows(self, query: str, *values: object, left: Callable[[], str] = lambda: "") -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a query; `left` says what can be read where SQLite cannot go on."""
+        """Yield the rows of a query.
+
+        If SQLite fails midway, `left()` adds to the error what is still readable.
+        """
         try:
             yield from self._database.execute(query, values)
         except SQLITE_ERRORS as error:
@@ -235,12 +249,12 @@ class Records:
 def _matches(row: Sequence[object], checksum: object, previous: bytes = NOTHING) -> bool:
     try:
         return row_checksum(row, previous) == checksum
-    except TypeError:  # bytes where something else was written
+    except TypeError:  # damage turned a value into bytes
         return False
 
 
 class _Chain:
-    """Events that are read one after the other, each compared with its checksum."""
+    """Verifies the chained checksums of events that are read in order."""
 
     def __init__(self, path: Path | None, head: Head) -> None:
         self._path = path
@@ -256,10 +270,10 @@ class _Chain:
         return seq, Event(EventKind(kind), group_id, owner, member, step, version, tuple(json.loads(versions)), reason, accuracy)
 
     def end(self) -> None:
-        """Raise CheckpointError unless the last event is the journal's last."""
+        """Raise CheckpointError unless the last event read is the last one according to the head."""
         if (self._last, self._checksum) != (self._head.num_events, self._head.event):
             raise damaged(self._path, f"it should end with event {self._head.num_events}, and ends with {self._last}{self.left()}")
 
     def left(self) -> str:
-        """What can be read, to be put behind what cannot."""
+        """Return which events are readable, as the end of an error message."""
         return f"; events 1 to {self._last} are whole" if self._last else ""

@@ -1,4 +1,7 @@
-"""Which of the ready groups make the next batch. A sampler is a pure choice: the ledger says what is ready, within the bound, and open."""
+"""Samplers: which ready groups form the next batch.
+
+They are pure functions; the ledger provides their inputs.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,12 @@ from dataclasses import dataclass
 class ReadyGroup:
     """A complete group.
 
-    number: of its drawing. order: counts leases. owner: whose attempts it is made of. finished: counts groups as they become ready.
-    members: of its attempts, ascending. versions: of all its action tokens, each once; none when the policy sampled no token of it.
+    number: index in the order of draws.
+    order: index in the order of leases.
+    owner: the owner that played it.
+    finished: index in the order in which groups became ready.
+    members: members that have a trajectory, ascending.
+    versions: distinct versions of all its action tokens; () if it has no action tokens.
     """
 
     group_id: int
@@ -24,32 +31,41 @@ class ReadyGroup:
 
     @property
     def min_version(self) -> int:
-        """Version of the oldest token, -1 without any."""
+        """Version of the oldest action token; -1 if there are none."""
         return min(self.versions, default=-1)
 
 
 Lag = Callable[[ReadyGroup], int]
 Sampler = Callable[[Sequence[ReadyGroup], int, Lag, int], list[ReadyGroup] | None]
-"""(fresh, num_groups, lag, lowest open number) -> the batch, in its order, or None while it cannot be made."""
+"""(fresh groups, num_groups, lag, lowest number of an open group) -> the ordered batch; None if it is not
+available yet.
+"""
 
 
 def fifo(fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number: int) -> list[ReadyGroup] | None:
-    """Oldest lease first."""
+    """Take the oldest lease first."""
     return _first(sorted(fresh, key=lambda group: group.order), num_groups)
 
 
 def freshest(fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number: int) -> list[ReadyGroup] | None:
-    """Smallest lag first, of equal ones the oldest lease."""
+    """Take the smallest lag first; ties go to the oldest lease."""
     return _first(sorted(fresh, key=lambda group: (lag(group), group.order)), num_groups)
 
 
 def windowed(fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number: int) -> list[ReadyGroup] | None:
-    """First finished first; more are in flight than needed (`buffer.oversample`), and what waits too long is dropped for its age."""
+    """Take the groups that finished first.
+
+    More groups are in flight than needed (`buffer.oversample`); groups that wait too long become stale and
+    are dropped.
+    """
     return _first(sorted(fresh, key=lambda group: group.finished), num_groups)
 
 
 def in_order(fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number: int) -> list[ReadyGroup] | None:
-    """As they were drawn, so that batch k is made of the same tasks in every run: nothing is taken past a group that is still open."""
+    """Take groups in the order of draws, so that batch k has the same tasks in every run.
+
+    No group is taken while a group drawn before it is still open.
+    """
     batch = _first(sorted(fresh, key=lambda group: group.number), num_groups)
     return batch if batch is not None and batch[-1].number < open_number else None
 
