@@ -1,1 +1,1 @@
-"""Rows to tasks, trajectories to Arrow, and the preparation of datasets."""
+"""Reading rows as tasks, trajectories in Arrow format, and preparation of datasets."""

@@ -1,4 +1,4 @@
-"""Which attempts of a batch say something about their task, and what."""
+"""Accuracies and rewards of the attempts of a batch that carry information about their task."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from agentrl.types import SCORED_OUTCOMES
 
 
 def accuracies(batch: pa.RecordBatch) -> list[float | None]:
-    """Return the accuracy of each trajectory in 0..1, as its row's own reward reports it, else whether it earned more than nothing.
+    """Return the accuracy of each trajectory in [0, 1], as its task's
+    reward reports it, else whether the reward is positive.
 
-    None: a failed attempt, a greedy one (it was sampled otherwise), or a reward whose accuracy is no share.
+    None: the attempt failed, was greedy (sampled differently), or its reported accuracy is not in [0, 1].
     """
     columns = (batch.column(name).to_pylist() for name in ("outcome", "is_greedy", "metrics"))
     return [
@@ -23,7 +24,10 @@ def accuracies(batch: pa.RecordBatch) -> list[float | None]:
 
 
 def scored_rewards(batch: pa.RecordBatch) -> NDArray[np.float64]:
-    """Return f64[M]: what the M trajectories earned that did not fail; a failed one has no reward, which is not a reward of 0."""
+    """Return the rewards of the M trajectories that did not fail, f64[M].
+
+    A failure has no reward; it is not a reward of 0.
+    """
     is_scored = np.array([outcome in SCORED_OUTCOMES for outcome in batch.column("outcome").to_pylist()], dtype=bool)
     return reward_sums(batch)[is_scored]
 

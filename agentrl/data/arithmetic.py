@@ -1,11 +1,11 @@
-"""Sums for three kinds of agent, and conversations about them for a supervised warm start.
+"""Arithmetic problems for three kinds of agent, and conversations about them for a supervised warm start.
 
     tool         tool_agent          products of two-digit numbers: a small model must call the calculator
     easy         single_turn_agent   300+47: a small model can learn it
-    interaction  interaction_agent   347-300: the same; a partner says when the answer is wrong, then the next try
+    interaction  interaction_agent   347-300: as easy; the partner reports a wrong answer, and the agent tries again
 
-Rows have the schema of verl's datasets. A hash of the normalised expression decides the split it may appear in, so that no
-expression of the validation (nor its mirror image 34*12 of 12*34) is ever trained on.
+Rows have the schema of verl's datasets. A hash of the normalised expression decides its split, so no validation
+expression (nor its mirror image, 34*12 for 12*34) is ever trained on.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ KINDS: tuple[Kind, ...] = ("tool", "easy", "interaction")
 AGENTS = {"tool": "tool_agent", "easy": "single_turn_agent", "interaction": "interaction_agent"}
 DATA_SOURCE = "arithmetic"
 FEEDBACK = "Wrong. Try again."
-"""What the interaction `gsm8k` says to a wrong answer."""
+"""The reply of the interaction `gsm8k` to a wrong answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticMix:
-    """What is asked, and how well the conversations of the warm start answer it (shares in 0..1)."""
+    """Which questions are asked, and how often the warm-start
+    conversations answer them correctly (shares in [0, 1]).
+    """
 
-    val_percent: int = 20  # of all expressions
+    val_percent: int = 20  # percentage of all expressions
     phrasings: tuple[str, ...] = ("{}=?", "What is {}?", "Compute {}.", "{}")
-    factors: tuple[int, int] = (10, 99)  # of the products
-    sft_tool_use: float = 0.5  # the others guess
-    sft_easy_right: float = 0.55  # the others guess
+    factors: tuple[int, int] = (10, 99)  # range of the factors of the products
+    sft_tool_use: float = 0.5  # the rest guess
+    sft_easy_right: float = 0.55  # the rest guess
     sft_first_right: float = 0.25  # interaction, before any feedback
-    sft_retry_right: float = 0.3  # interaction, each try after feedback
-    sft_tries: int = 3  # interaction, at most
+    sft_retry_right: float = 0.3  # interaction: each try after feedback
+    sft_tries: int = 3  # interaction: maximum number of tries
 
 
 _TEXT = pa.string()
@@ -82,11 +84,11 @@ SFT_SCHEMA = pa.schema([("messages", pa.list_(_MESSAGE)), ("tools", pa.list_(_TE
 def write_arithmetic(out: Path, *, seed: int, num_train: int, num_val: int, num_sft: int, mix: ArithmeticMix | None = None) -> None:
     """Write `train.parquet` and `val.parquet` (tasks) and `sft.parquet` (conversations) into `out`.
 
-    The three kinds take turns. The expressions of a kind in `val` are all different; `train` and `sft` share theirs and
-    may repeat them. The same arguments write the same rows.
+    The three kinds alternate. The expressions of a kind in `val` are distinct; `train` and `sft` share theirs
+    and may repeat them. The same arguments give the same rows.
 
     Raises:
-        DataError: `num_val` asks for more expressions than the validation split has.
+        DataError: `num_val` exceeds the number of expressions in the validation split.
     """
     mix = mix or ArithmeticMix()
     write_rows(out / "train.parquet", _tasks("train", num_train, seed, mix), TASK_SCHEMA)
@@ -98,14 +100,18 @@ def write_arithmetic(out: Path, *, seed: int, num_train: int, num_val: int, num_
 
 
 def normalize(expression: str) -> str:
-    """Return the expression with its factors and its added terms in ascending order: 34*12+5 becomes 5+12*34."""
+    """Return the expression with its factors and its added
+    terms in ascending order: 34*12+5 becomes 5+12*34.
+    """
     added, *subtracted = expression.replace(" ", "").split("-")
     terms = ["*".join(sorted(term.split("*"), key=int)) for term in added.split("+")]
     return "-".join(["+".join(sorted(terms, key=lambda term: [int(factor) for factor in term.split("*")])), *subtracted])
 
 
 def split_of(expression: str, *, val_percent: int) -> Split:
-    """Return the only split in which the expression, in whatever order, may appear."""
+    """Return the only split in which the expression may
+    appear, whatever the order of its factors and terms.
+    """
     digest = hashlib.sha256(normalize(expression).encode()).digest()
     return "val" if int.from_bytes(digest[:8]) % 100 < val_percent else "train"
 
@@ -123,7 +129,7 @@ def _product(term: str) -> int:
 
 @functools.cache
 def _forms(kind: Kind, split: Split, mix: ArithmeticMix) -> tuple[tuple[str, ...], ...]:
-    """Return the expressions of a kind that belong to a split, by form; forms are drawn equally often."""
+    """Return the expressions of a kind that belong to a split, by form. All forms are drawn equally often."""
     forms = {"tool": lambda: _tool_forms(mix), "easy": _easy_forms, "interaction": _interaction_forms}[kind]()
     return tuple(tuple(e for e in form if split_of(e, val_percent=mix.val_percent) == split) for form in forms)
 
@@ -142,10 +148,10 @@ def _interaction_forms() -> tuple[Iterator[str], ...]:
 
 
 def _draw(kind: Kind, split: Split, count: int, rng: random.Random, mix: ArithmeticMix) -> list[str]:
-    """Return `count` expressions, the forms in turn; all different for `val`.
+    """Return `count` expressions, with alternating forms; all distinct for `val`.
 
     Raises:
-        DataError: `val` has fewer.
+        DataError: `val` has fewer expressions.
     """
     forms = _forms(kind, split, mix)
     drawn = []
@@ -158,7 +164,7 @@ def _draw(kind: Kind, split: Split, count: int, rng: random.Random, mix: Arithme
 
 
 def _draw_kinds(name: str, split: Split, count: int, seed: int, mix: ArithmeticMix) -> Iterator[tuple[random.Random, Kind, str]]:
-    """Yield (generator, kind, expression) for `count` rows of the file `name`, the kinds in turn."""
+    """Yield (generator, kind, expression) for `count` rows of the file `name`, with alternating kinds."""
     rng = random.Random(f"{DATA_SOURCE}:{name}:{seed}")
     shares = [len(range(position, count, len(KINDS))) for position in range(len(KINDS))]
     drawn = [_draw(kind, split, share, rng, mix) for kind, share in zip(KINDS, shares, strict=True)]
@@ -244,6 +250,7 @@ def _answer(value: int) -> dict[str, Any]:
 def _bad_guess(expression: str) -> int:
     """Return the expression's first number, which is never its value.
 
-    One wrong answer, always the same: random ones would drown the little that a short warm start can learn about digits.
+    The wrong answer is always the same: random answers would drown what a short warm start can learn about
+    digits.
     """
     return int(re.split(r"[-+*]", expression, maxsplit=1)[0])

@@ -1,12 +1,13 @@
-"""The benchmarks that evaluation knows by name: where their original files are, how they are read and asked.
+"""The named benchmarks of evaluation: where their original files are, and how they are read and prompted.
 
     gsm8k      the 1,319 questions of its test set      FOLDER/gsm8k/test.jsonl          openai/gsm8k
     aime_2024  AIME I and II of 2024, 30 problems       FOLDER/aime/aime_2024.jsonl      Maxwell-Jia/AIME_2024
     aime_2025  AIME I and II of 2025, 30 problems       FOLDER/aime/aime_2025.jsonl      math-ai/aime25
     math_500   500 problems of MATH's test set          FOLDER/math_500/test.jsonl       HuggingFaceH4/MATH-500
 
-FOLDER is the one named, else that of the environment variable AGENTRL_DATA; where neither holds the file, the data set of the hub in
-the last column is fetched. A benchmark's name is the `data_source` of its rows.
+FOLDER is the given folder, else that of the environment variable AGENTRL_DATA. If there is none, or if the folder of
+the variable has no such file, the hub data set in the last column is downloaded. A benchmark's name is the
+`data_source` of its rows.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from agentrl.data.task_rows import RowStyle, task_row, task_schema
 from agentrl.errors import DataError
 
 FOLDER_VARIABLE = "AGENTRL_DATA"
-"""Environment variable: the folder of original files."""
+"""Environment variable with the folder of original files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """One benchmark.
 
-    paths: of its file below the folder, the first that exists is read. split: as the hub calls it. num_problems: as published.
+    Attributes:
+        paths: possible paths of its file in the folder; the first that exists is read.
+        split: name of the split on the hub.
+        num_problems: as published.
     """
 
     name: str
@@ -44,7 +48,7 @@ class Benchmark:
     subset: str | None = None
 
     def files(self, folder: Path | None) -> list[DataFile]:
-        """Return where its problems are; raises as `find`."""
+        """Return the files of its problems; raises as `find`."""
         place = folder or (Path(variable) if (variable := os.environ.get(FOLDER_VARIABLE)) else None)
         local = [place / path for path in self.paths] if place else []
         if found := next((path for path in local if path.is_file()), None):
@@ -56,7 +60,8 @@ class Benchmark:
         except DataError as error:
             looked = f"{str(place)!r} does not hold it" if place else f"{FOLDER_VARIABLE} is not set"
             raise DataError(f"benchmark {self.name}: put its file at {self.paths[0]} of a folder ({looked}); {error}") from error
-        return [DataFile(file.path, "test") for file in files]  # whatever the hub calls it, it is held out
+        # A benchmark is held out, whatever the hub calls its split
+        return [DataFile(file.path, "test") for file in files]
 
 
 def _paths(*stems: str) -> tuple[str, ...]:
@@ -79,10 +84,10 @@ def find(name: str, folder: Path | None = None) -> list[Problem]:
 
     Args:
         name: one of BENCHMARKS.
-        folder: of original files, laid out as above; None: AGENTRL_DATA, else the hub.
+        folder: folder of original files, laid out as above; None: AGENTRL_DATA, else the hub.
 
     Raises:
-        DataError: there is no such benchmark, its file is nowhere to be had, or a row of it cannot be read.
+        DataError: there is no such benchmark, its file is not available, or a row of it cannot be read.
     """
     benchmark = BENCHMARKS.get(name)
     if benchmark is None:
@@ -91,10 +96,10 @@ def find(name: str, folder: Path | None = None) -> list[Problem]:
 
 
 def write_benchmark(name: str, out_dir: str | Path, *, folder: Path | None = None, style: RowStyle | None = None) -> Path:
-    """Write the rows of a benchmark to `out_dir/NAME.parquet`, and return that file.
+    """Write the rows of a benchmark to `out_dir/NAME.parquet`, and return the path of this file.
 
     Args:
-        style: how the problems are asked and by which agent they are played; None: one turn, with the benchmark's own instruction.
+        style: prompt and agent of the rows; None: a single turn, with the benchmark's own instruction.
 
     Raises:
         DataError: as `find`.

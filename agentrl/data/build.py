@@ -1,4 +1,4 @@
-"""The dataset of a run, from its config: what a row needs is checked before anything is played."""
+"""The dataset of a run, built from its config. What a row needs is checked before anything is played."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OpenedConversation(Protocol):
 
 
 class PromptRenderer(Protocol):
-    """What is needed of `agentrl.chat.chat.Chat`."""
+    """The part of `agentrl.chat.chat.Chat` that is needed here."""
 
     def open(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> OpenedConversation: ...
 
@@ -37,12 +37,12 @@ def build_dataset(
     check_reward: Callable[[Task], None] | None = None,
     change: Callable[[Task], Task] | None = None,
 ) -> Dataset:
-    """Open `files`, measuring every prompt with the tools it offers and checking that every row can be played.
+    """Open `files`, measure every prompt with the tools it offers, and check that every row can be played.
 
-    `change`: what becomes of each task before that, see Dataset.
+    `change`: applied to each task before that, see Dataset.
 
     Raises:
-        DataError: a malformed row, or one that `check_reward` refuses.
+        DataError: a row is malformed, or `check_reward` refuses it.
         PluginError: a row needs an agent, tool or interaction that is not registered.
     """
     playable = Playable(config.agent, plugins, chat, check_reward)
@@ -66,12 +66,14 @@ def check_training_data(
     chat: PromptRenderer,
     check_reward: Callable[[Task], None] | None = None,
 ) -> int:
-    """Check the first `data.check_rows` training rows of each file, before anything is started; return how many rows there are.
+    """Check the first `data.check_rows` training rows of each file,
+    before anything is started; return the number of rows.
 
-    The sources of all rows are read, too, where `data.curriculum` weighs them. The replay buffer checks every row when it opens the data.
+    If `data.curriculum` weights sources, the sources of all rows are read too. The replay buffer checks every
+    row when it opens the data.
 
     Raises:
-        DataError, PluginError: as `build_dataset`; or a source has no weight, or a weight no source.
+        DataError, PluginError: as `build_dataset`; or a source has no weight, or a weight has no source.
     """
     playable = Playable(config.agent, plugins, chat, check_reward)
     agents = agent_choice(config.agent, plugins)
@@ -83,7 +85,9 @@ def check_training_data(
 
 
 class Playable:
-    """Checks whether rows can be played: their agent, tools and partner, and what each of them takes from the row."""
+    """Checks whether rows can be played: their agent, tools and
+    interaction, and the arguments that these take from the row.
+    """
 
     def __init__(self, config: AgentConfig, plugins: Plugins, chat: PromptRenderer, check_reward: Callable[[Task], None] | None) -> None:
         self._config = config
@@ -98,7 +102,7 @@ class Playable:
         """Return the length of the task's prompt with the tools it offers, in tokens.
 
         Raises:
-            PluginError: the agent cannot make the prompt.
+            PluginError: the agent cannot build the prompt.
         """
         agent = self._plugins.agents.create(task.agent_name, self._config.agent_config)
         schemas = self._offered.schemas(task)
@@ -109,8 +113,9 @@ class Playable:
         """Check that the task can be played and scored.
 
         Raises:
-            DataError: it cannot be scored, or lacks what its agent needs.
-            PluginError: it needs an agent, tool or interaction that is not registered or offered, or passes what `start` does not take.
+            DataError: the task cannot be scored, or lacks what its agent needs.
+            PluginError: an agent, tool or interaction is not registered or not offered, or `start` does not
+                accept the row's arguments.
         """
         agent = self._plugins.agents.get(task.agent_name)
         for name in self._plugins.offered_tools(task, self._config.tools):
@@ -154,7 +159,7 @@ def _prompt(agent: AgentLoop, task: Task, schemas: Sequence[JsonObject]) -> Sequ
         messages = list(agent.prompt(task, schemas))
     except AgentRLError:
         raise
-    except Exception as error:  # the user's code: whatever it raises is about this row
+    except Exception as error:  # user code: any exception concerns this row
         raise PluginError(
             f"agent {agent.name!r} ({place(type(agent).prompt)}) raised in `prompt`: {type(error).__name__}: {error}"
         ) from error
@@ -167,13 +172,13 @@ def _prompt(agent: AgentLoop, task: Task, schemas: Sequence[JsonObject]) -> Sequ
 
 
 def agent_choice(config: AgentConfig, plugins: Plugins) -> AgentChoice:
-    """Return the choice of agents for the rows of a config."""
+    """Return the `AgentChoice` for the rows of a config."""
     has_partners = config.verl_interaction_config is not None or bool(config.interaction_config)
     return AgentChoice(plugins.agents.resolve, config.default, has_partners)
 
 
 class OfferedTools:
-    """The tool schemas that a task's agent is shown; each tool is asked for its schema once."""
+    """The tool schemas that a task's agent is shown. Each tool is asked for its schema once."""
 
     def __init__(self, config: AgentConfig, plugins: Plugins) -> None:
         self._configured = config.tools
@@ -182,7 +187,7 @@ class OfferedTools:
         self._schemas: dict[str, dict[str, Any]] = {}
 
     def schemas(self, task: Task) -> list[dict[str, Any]]:
-        """Return the schemas in the order of `tools_for`.
+        """Return the schemas of the tools that the task offers, in order.
 
         Raises:
             PluginError: the agent or a tool is not registered.

@@ -1,4 +1,4 @@
-"""Tasks for programs, with their test cases in the form that the reward `code` reads."""
+"""Programming problems, with their test cases in the format that the reward `code` reads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from agentrl.data.problems import Problem, first, make_problem, wrong
 
 
 def read_code(original: Original) -> Problem:
-    """Read a task for a program with its test cases; the ground truth is JSON of what the reward `code` reads.
+    """Read a programming problem with its test cases; the ground truth is JSON for the reward `code`.
 
-    Cases are `input_output`, `ground_truth`, `test_cases` or `tests` ({inputs, outputs, fn_name} or {assert_case}, or JSON of it),
-    `test` with `entry_point` (HumanEval), or `test_list` (MBPP). Raises DataError.
+    Test cases are `input_output`, `ground_truth`, `test_cases` or `tests` ({inputs, outputs, fn_name} or
+    {assert_case}, or JSON of it), `test` with `entry_point` (HumanEval), or `test_list` (MBPP).
+
+    Raises:
+        DataError: the problem or its test cases are missing or malformed.
     """
     raw = original.raw
     question = first(raw, "prompt", "question", "problem", "text", "description")
@@ -28,7 +31,7 @@ def read_code(original: Original) -> Problem:
 
 
 def _cases(original: Original) -> Mapping[str, Any]:
-    """Return the cases in the form that the reward `code` reads: {inputs, outputs, fn_name} or {assert_case}."""
+    """Return the cases in the format of the reward `code`: {inputs, outputs, fn_name} or {assert_case}."""
     raw = original.raw
     if isinstance(raw.get("test_list"), list):
         setup = "\n".join(raw.get("test_imports") or [])

@@ -1,4 +1,6 @@
-"""`agentrl data ...`: data sets of every kind become Parquet files of rows, and files of rows are looked at and filtered."""
+"""`agentrl data ...`: convert data sets of all kinds to
+Parquet files of rows; inspect and filter files of rows.
+"""
 
 from __future__ import annotations
 

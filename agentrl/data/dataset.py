@@ -1,4 +1,6 @@
-"""The tasks of a run, any position at once, so that the cursor of an endless shuffled stream is one integer."""
+"""The tasks of a run, with random access by position: the
+cursor of an endless shuffled stream is one integer.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from agentrl.types import Task
 
 @dataclass(frozen=True, slots=True)
 class DatasetReport:
-    """What became of the rows read: `rows` = tasks kept + `filtered`; `truncated` of the kept ones are cut by the session."""
+    """Counts of the rows read: `rows` = tasks kept + `filtered`.
+
+    `truncated` of the kept ones will be cut by the session.
+    """
 
     rows: int
     filtered: int
@@ -30,8 +35,8 @@ class DatasetReport:
 class Dataset:
     """Tasks of Parquet and JSON-lines files.
 
-    Position p is row p % len(self) of epoch p // len(self); each epoch is permuted anew by (seed, epoch) when `shuffle`.
-    Safe to use from several threads.
+    Position p is row p % len(self) of epoch p // len(self). With `shuffle`, each epoch has its own
+    permutation, determined by (seed, epoch). Thread-safe.
     """
 
     def __init__(
@@ -47,16 +52,18 @@ class Dataset:
         max_rows: int | None = None,
         change: Callable[[Task], Task] | None = None,
     ) -> None:
-        """Open `files`, read each row once, and keep those whose prompt fits.
+        """Open `files`, read each row once, and keep the rows whose prompt fits.
 
         Args:
-            change: what becomes of each task before anything looks at it; None: nothing.
-            measure: length of a task's prompt in tokens; None: no prompt is too long, and rows are not read before use.
-            check: raises when a task cannot be played (unknown reward, tool, ...).
-            max_rows: use only the first so many rows.
+            change: applied to each task before anything else; None: tasks stay unchanged.
+            measure: length of a task's prompt in tokens; None: no prompt is too long. Without `measure` and
+                `check`, rows are not read before use.
+            check: raises if a task cannot be played (unknown reward, tool, ...).
+            max_rows: use only this many rows, from the beginning.
 
         Raises:
-            DataError: no file, a missing file, a malformed row, an over-long prompt under the policy `error`, nothing left.
+            DataError: no file, a missing file, a malformed row, an overlong prompt under the policy `error`,
+                or no row is left.
             PluginError: a row names an unknown agent.
         """
         if not files:
@@ -103,12 +110,12 @@ class Dataset:
         """Read the first rows of each file, and check and measure them as the constructor does.
 
         Raises:
-            DataError, PluginError: as in the constructor; not if none of these rows is kept.
+            DataError, PluginError: as in the constructor, but not if no row is left.
         """
         _select(self._tasks(len(self), rows_per_file), self._config, measure=measure, check=check)
 
     def sources(self) -> list[str]:
-        """Return the data source of each row, in the order of the files.
+        """Return the data source of each kept row, in the order of the files.
 
         Raises:
             DataError, PluginError: as in the constructor, for rows that were not read there.
@@ -120,14 +127,15 @@ class Dataset:
     def _order(self, epoch: int) -> NDArray[np.int64]:
         with self._lock:
             if epoch not in self._orders:
-                # Two epochs: around their border, groups that are queued again still belong to the earlier one.
+                # Keep two epochs: around their border, groups that are queued again still belong to the
+                # earlier epoch.
                 for old in sorted(self._orders)[:-1]:
                     del self._orders[old]
                 self._orders[epoch] = np.random.default_rng([self._seed, epoch]).permutation(len(self))
             return self._orders[epoch]
 
     def _tasks(self, limit: int, rows_per_file: int | None = None) -> Iterator[tuple[RowPlace, Task]]:
-        """Yield the first `limit` tasks, of each file no more than `rows_per_file`."""
+        """Yield the first `limit` tasks, at most `rows_per_file` of each file."""
         for which, file in enumerate(self._files):
             remaining = limit - int(self._starts[which])
             if remaining <= 0:
@@ -162,7 +170,8 @@ def _select(
                 continue
             truncated += 1
         kept.append(number)
-        sources.append(sys.intern(str(task.data_source)))  # one object per name, however many rows have it
+        # Interned: one string per source, however many rows have it
+        sources.append(sys.intern(str(task.data_source)))
     report = DatasetReport(rows=rows, filtered=rows - len(kept), truncated=truncated)
     return np.array(kept, dtype=np.int64), sources, report
 

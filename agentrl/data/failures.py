@@ -1,4 +1,7 @@
-"""`failures.parquet`: one row per failed attempt of a run or an evaluation. Texts that repeat are stored once."""
+"""`failures.parquet`: one row per failed attempt of a run or an evaluation.
+
+Repeated texts are stored once.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,12 @@ FILE = "failures.parquet"
 _TEXT = pa.dictionary(pa.int32(), pa.large_string())
 SCHEMA = pa.schema(
     [
-        pa.field("step", pa.int64()),  # steps that were made by then
+        pa.field("step", pa.int64()),  # number of steps completed by then
         pa.field("time", pa.timestamp("ms", tz="UTC")),
         pa.field("outcome", _TEXT),
-        pa.field("became", _TEXT),  # retried, replaced, masked, left_out, dropped, went_on; not_scored: a validation's, an evaluation's
-        pa.field("kind", _TEXT),  # of plugin; null, as its name: no plugin is to blame
+        # Retried, replaced, masked, left_out, dropped, went_on; not_scored: in a validation or an evaluation
+        pa.field("became", _TEXT),
+        pa.field("kind", _TEXT),  # of the plugin; null, as is its name, if no plugin caused the failure
         pa.field("plugin", _TEXT),
         pa.field("error", _TEXT),
         pa.field("text", _TEXT),
@@ -37,18 +41,20 @@ SCHEMA = pa.schema(
         pa.field("agent_name", _TEXT),
         pa.field("group_id", pa.int64()),
         pa.field("member", pa.int64()),
-        pa.field("version", pa.int64()),  # of the learner when the group was leased
+        pa.field("version", pa.int64()),  # learner version when the group was leased
     ]
 )
 GROWTH_SHARE = 0.02
-"""The file is written whole: a long one only when it has grown by so much, or for the last time."""
+"""The whole file is rewritten each time. A long file is rewritten
+only after growing by this share, or for the last time.
+"""
 
 
 class FailureTable:
-    """The rows of a file, which exists once there is one. What was not written yet is kept in memory."""
+    """The rows of the file, which is created with the first row. Unwritten rows are kept in memory."""
 
     def __init__(self, file: Path, *, keeps_earlier: bool) -> None:
-        """Begin with the rows of the file, or remove it.
+        """Load the rows of the file, or remove it if not `keeps_earlier`.
 
         Raises:
             CheckpointError: the file is damaged.
@@ -63,7 +69,7 @@ class FailureTable:
             self._table = _read(file)
 
     def earlier(self) -> Iterator[FailedAttempt]:
-        """Yield the attempts of the rows that were read."""
+        """Yield the attempts of the loaded rows."""
         for row in self._table.to_pylist():
             yield _attempt(row)
 
@@ -71,10 +77,10 @@ class FailureTable:
         self._rows += [_row(failed, step) for failed in attempts]
 
     def write(self, *, is_last: bool) -> None:
-        """Write the file if there is enough to write, or for the last time.
+        """Write the file if there are enough new rows, or if this is the last time.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: the file cannot be written.
         """
         if not self._rows or (not is_last and len(self._rows) < GROWTH_SHARE * len(self._table)):
             return
@@ -93,7 +99,7 @@ def _read(file: Path) -> pa.Table:
 
 
 class FailureBook:
-    """Tells of failures, and keeps them in `folder`. The disk may refuse them; a later write has them all."""
+    """Reports failures, and stores them in `folder`. If a write fails, a later one writes everything."""
 
     def __init__(
         self, folder: Path, *, say: Callable[[str], None], unwritten: UnwrittenFiles, is_resumed: bool, shows_tracebacks: bool
@@ -105,7 +111,7 @@ class FailureBook:
         self.tally.restore(self._table.earlier())
 
     def add(self, attempts: Sequence[FailedAttempt], *, step: int) -> None:
-        """Take failures in; `step`: steps that were made by now."""
+        """Record failures; `step`: number of steps completed so far."""
         if not attempts:
             return
         attempts = [_redacted(failed) for failed in attempts]
@@ -114,17 +120,17 @@ class FailureBook:
         self.write()
 
     def write(self, *, is_last: bool = False) -> None:
-        """Bring the file up to date."""
+        """Update the file."""
         self._unwritten.attempt(FILE, lambda: self._table.write(is_last=is_last))
 
     def lines(self) -> list[str]:
-        """Return in words what failed most, and where all is; [] if nothing failed."""
+        """Return the most frequent failures in words, and the path of the file; [] if nothing failed."""
         lines = self.tally.lines()
         return [*lines, f"all of them: {self._file}"] if lines else []
 
 
 def failure_lines(file: Path) -> list[str]:
-    """Return what `FailureBook.lines` says of a file of failures; [] if there is none."""
+    """Return `FailureBook.lines` for an existing file of failures; [] if there is none."""
     tally = FailureTally(lambda text: None, where=str(file))
     if file.exists():
         tally.restore(FailureTable(file, keeps_earlier=True).earlier())
@@ -133,7 +139,7 @@ def failure_lines(file: Path) -> list[str]:
 
 
 def _redacted(failed: FailedAttempt) -> FailedAttempt:
-    """An error may quote the URL that it was about, and a URL the user and password."""
+    """Redact secrets: an error may quote a URL, which may contain a user and password."""
     text = redact({"text": failed.failure.text})["text"]
     return failed if text == failed.failure.text else replace(failed, failure=replace(failed.failure, text=text))
 

@@ -1,4 +1,4 @@
-"""Dataset files, any row at once: Parquet decoded a row group at a time, JSON lines by byte offset."""
+"""Dataset files with random access to rows: Parquet decoded by row group, JSON lines read by byte offset."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from agentrl.errors import DataError
 from agentrl.plugins.sources import nearest
 
 CACHE_BYTES = 256 * 2**20
-"""Decoded row groups kept per Parquet file; the one in use stays even when it alone is larger."""
+"""Decoded row groups cached per Parquet file. The row group in use is kept even if it alone is larger."""
 STREAM_ROWS = 256
-"""Rows turned into Python objects at once when a file is read from end to end."""
+"""Rows converted to Python objects at once when a whole file is read."""
 
 RawRow = dict[str, Any]
 
 
 class RowFile(Protocol):
-    """A file of rows. `line` is the row's line in a text file, None elsewhere. Safe to use from several threads."""
+    """A file of rows. `line` is the row's line number in a text file, else None. Thread-safe."""
 
     path: str
 
@@ -41,7 +41,7 @@ def open_rows(path: str) -> RowFile:
     """Open a `.parquet`, `.jsonl` or `.json` (JSON lines) file.
 
     Raises:
-        DataError: the file does not exist, cannot be read, or is of another kind.
+        DataError: the file does not exist, cannot be read, or has another suffix.
     """
     file = Path(path)
     if not file.is_file():
@@ -54,7 +54,7 @@ def open_rows(path: str) -> RowFile:
 
 
 class ParquetRows:
-    """Rows of a Parquet file; at most CACHE_BYTES of decoded row groups are held."""
+    """Rows of a Parquet file, with an LRU cache of at most CACHE_BYTES of decoded row groups."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class ParquetRows:
 
     def rows(self, limit: int) -> Iterator[RawRow]:
         read = 0
-        # A handle of its own: an iteration may be suspended while another thread asks for single rows.
+        # A separate handle: the iteration may be suspended while another thread reads single rows.
         with pq.ParquetFile(self.path) as file:
             for batch in file.iter_batches(batch_size=STREAM_ROWS):
                 yield from batch.slice(0, limit - read).to_pylist()
@@ -100,7 +100,7 @@ class ParquetRows:
 
 
 class JsonRows:
-    """Rows of a file with one JSON object per line; empty lines are skipped."""
+    """Rows of a file with one JSON object per line. Empty lines are skipped."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -114,13 +114,13 @@ class JsonRows:
                     lines.append(number)
                 offset += len(text)
         self._starts, self._sizes, self._lines = (np.array(values, dtype=np.int64) for values in (starts, sizes, lines))
-        self._file = open(path, "rb")  # noqa: SIM115 - read by offset for as long as the dataset lives
+        self._file = open(path, "rb")  # noqa: SIM115 - stays open for reads by offset
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def row(self, index: int) -> RawRow:
-        # pread: no shared file position, so threads need no lock.
+        # pread does not use the shared file position, so threads need no lock.
         text = os.pread(self._file.fileno(), int(self._sizes[index]), int(self._starts[index]))
         try:
             row = orjson.loads(text)
@@ -139,7 +139,7 @@ class JsonRows:
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> int:
-    """Stream `rows` into a Parquet file that appears whole or not at all; return how many there were."""
+    """Stream `rows` into a Parquet file, which is written atomically; return the number of rows."""
     written = 0
     with appearing_whole(Path(path)) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
         for chunk in _chunks(rows, size=4096):
@@ -149,7 +149,9 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], schema: pa.S
 
 
 def file_ids(paths: Sequence[str]) -> list[str]:
-    """Return a short id per file: its stem, with its place in the list where two files share one."""
+    """Return a short id for each file: its stem, with its
+    index in the list if two files have the same stem.
+    """
     stems = [Path(path).stem for path in paths]
     return [stem if stems.count(stem) == 1 else f"{stem}#{index}" for index, stem in enumerate(stems)]
 

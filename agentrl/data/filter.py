@@ -1,4 +1,4 @@
-"""Some rows of a file, in a file of their own: all columns and their types stay as they are."""
+"""Write selected rows of a file to another file; all columns and their types are preserved."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from agentrl.errors import DataError
 
 
 def filter_rows(file: Path, out: Path, selection: Selection) -> Written:
-    """Write the rows of `file` that the selection keeps to `out`, which appears whole or not at all.
+    """Write the rows of `file` that `selection` keeps to `out`, atomically.
 
     Raises:
-        DataError: a row has no prompt of chat messages, or nothing is left. Nothing has been written then.
+        DataError: a row has no prompt of chat messages, or no row is left. Nothing was written.
     """
     rows = open_rows(str(file))
     candidates = [
@@ -47,5 +47,5 @@ def _candidate(raw: dict, place: RowPlace) -> Candidate:
     question = (raw.get("extra_info") or {}).get("question")
     text = normalise(question if isinstance(question, str) else first_user_text(prompt))
     answer = str((raw.get("reward_model") or {}).get("ground_truth"))
-    # The split of the file itself: whoever filters a file means all of its rows.
+    # The whole file counts as train: held-out splits would be exempt from the difficulty filter.
     return Candidate(raw, "train", question=text, identity=text, answer=answer)

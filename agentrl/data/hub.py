@@ -1,6 +1,7 @@
-"""Data sets of the Hugging Face hub by name: their files are brought here once, into the cache of `huggingface_hub`.
+"""Data sets of the Hugging Face hub: their files are downloaded once, into the cache of `huggingface_hub`.
 
-The environment (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`) is that of `huggingface_hub`.
+The environment variables (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`) are those of
+`huggingface_hub`.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ from huggingface_hub.errors import (
 from agentrl.errors import DataError
 
 CONVERTED = "refs/convert/parquet"
-"""The revision in which the hub keeps a data set as Parquet, whatever its authors wrote: SUBSET/SPLIT/0000.parquet."""
+"""Revision with the hub's own Parquet conversion of every data set: SUBSET/SPLIT/0000.parquet."""
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _DATA = ("*.parquet", "*.jsonl", "*.json")
 
 
 def fetch_dataset(name: str, *, subset: str | None = None, revision: str | None = None) -> Path:
-    """Return the folder with the files of a data set, of one subset where it is named.
+    """Return the local folder with the files of a data set, or of one subset.
 
     Args:
-        revision: branch, tag or commit, read as its authors wrote it; None: the hub's own Parquet files, else the branch `main`.
+        revision: branch, tag or commit, with the authors' original files; None: the hub's Parquet conversion,
+            else the branch `main`.
 
     Raises:
-        DataError: the hub knows no such data set or revision, refuses it, or cannot be reached and its cache does not have it.
+        DataError: the hub has no such data set or revision, refuses access, or cannot be reached while the
+            cache does not have the files.
     """
     if not _HUB_ID.fullmatch(name):
         raise DataError(f"{name!r}: there is no such file or folder, and it is no name of the hub either (owner/name)")

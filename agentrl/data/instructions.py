@@ -1,4 +1,4 @@
-r"""What is said to the model about the form of its answer: each is what the reward of the data set looks for."""
+r"""Instructions about the form of the answer. Each asks for the form that the data set's reward expects."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MATH_INSTRUCTION = "Solve the problem step by step. Put the final answer into \\
 CODE_INSTRUCTION = "Solve the problem with a Python program. End with the whole program in one code block, between ```python and ```."
 
 PLACEHOLDER = "{question}"
-"""Where the question belongs in the template of a user message."""
+"""Placeholder for the question in the template of a user message."""
 
 CALCULATOR_INSTRUCTION = "Use the calculator for every computation."
 TOOLS_INSTRUCTION = "Use the tools where they help."
 
 
 def with_tools(instruction: str, tools: Sequence[str]) -> str:
-    """Return the instruction with a sentence about the tools, where there are any."""
+    """Return the instruction, with a sentence about the tools if there are any."""
     if not instruction or not tools:
         return instruction
     return f"{instruction} {CALCULATOR_INSTRUCTION if tuple(tools) == ('calculator',) else TOOLS_INSTRUCTION}"

@@ -1,7 +1,8 @@
-"""Where a model's files are: a local folder as it is, or a hub id, whose files are brought here once.
+"""Location of a model's files: a local folder, or a hub id, whose files are downloaded once.
 
-Everything behind this (chat, learner, servers) reads a local folder and knows nothing of hubs. The download, its cache and its
-environment (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`) are those of `huggingface_hub`, so transformers finds the same files.
+All other code (chat, learner, servers) reads a local folder and does not know about hubs. The download, its
+cache and its environment variables (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`) are those of
+`huggingface_hub`, so transformers finds the same files.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ _DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")
 _WEIGHTS = ("*.safetensors",)
 _CODE = ("*.py",)
 _OTHER_COPIES = ("original/*", "consolidated*")
-"""Some models bring their weights a second time, in the format of their makers."""
+"""Some models have a second copy of the weights, in their authors' format."""
 
 
 def resolve_model(model: ModelConfig, *, with_weights: bool = True) -> ModelConfig:
-    """Return the config with local folders in the place of hub ids, for the model and its tokenizer.
+    """Return the config with hub ids replaced by local folders, for the model and its tokenizer.
 
     Args:
-        with_weights: False brings only what describes model and tokenizer, and of a model with a tokenizer elsewhere nothing: enough to
-            write and read tokens, while the model itself is served elsewhere.
+        with_weights: False downloads no weights, only config and tokenizer files; and nothing of the model
+            itself if the tokenizer is elsewhere. This is sufficient to write and read tokens while the model
+            is served elsewhere.
 
     Raises:
-        ConfigError: there is no such folder and no such model, or the hub cannot be reached and the model is not in its cache.
+        ConfigError: there is no such folder or model, or the hub cannot be reached and the model is not in
+            the cache.
     """
     if not with_weights and model.tokenizer_path:
         return model.model_copy(update={"tokenizer_path": str(find_tokenizer(model.tokenizer_path))})
@@ -62,7 +65,7 @@ def find_model(model: ModelConfig, *, with_weights: bool = True) -> Path:
 
 
 def is_hub_id(path: str) -> bool:
-    """Return whether a path has the form of a hub id, `owner/name` or `name`, and is no local folder."""
+    """Return whether a path has the form of a hub id, `owner/name` or `name`, and is not a local folder."""
     return _HUB_ID.fullmatch(path) is not None and not Path(path).is_dir()
 
 
@@ -72,7 +75,7 @@ def find_tokenizer(path: str, *, key: str = "model.tokenizer_path") -> Path:
 
 
 def _download(model: ModelConfig, key: str, *, with_weights: bool) -> Path:
-    """Bring the files of a hub id here; the folder is named after its commit."""
+    """Download the files of a hub id; return the folder, which is named after the commit."""
     if not _HUB_ID.fullmatch(model.path):
         raise ConfigError(f"{key}={model.path!r} cannot be loaded: there is no such folder, and it is no hub id either (owner/name)")
     patterns = [*_DESCRIPTION, *(_WEIGHTS if with_weights else ()), *(_CODE if model.trust_remote_code else ())]

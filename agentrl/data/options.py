@@ -1,4 +1,4 @@
-"""What the commands of `agentrl data` have in common: their options, and what these amount to."""
+"""Options shared by the commands of `agentrl data`, and their conversion."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def set_debug(debug: bool) -> None:
-    """Let errors show their tracebacks."""
+    """Show tracebacks of errors if `debug`."""
     if debug:
         os.environ["AGENTRL_DEBUG"] = "1"
 
 
 def read_text(option: str, value: str) -> str:
-    """Return the text of an option, which `@FILE` names a file of.
+    """Return the text of an option; `@FILE` reads it from a file.
 
     Raises:
         DataError: the file cannot be read.
@@ -80,10 +80,10 @@ def selection_of(
     max_pass_rate: float,
     unattempted: Literal["keep", "drop"],
 ) -> Selection:
-    """Return what the options of selection amount to.
+    """Return the `Selection` that the options define.
 
     Raises:
-        UserError: a band of difficulty without attempts, or attempts that cannot be read.
+        UserError: a difficulty band without attempts, or attempts that cannot be read.
     """
     from agentrl.data.selection import Band, Selection
 

@@ -1,4 +1,4 @@
-"""The original files of a data set, row by row: one file, a folder, or a data set of the hub."""
+"""The original rows of a data set, from a file, a folder, or a data set of the hub."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from agentrl.errors import DataError
 SUFFIXES = (".parquet", ".jsonl", ".json")
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 DESCRIPTIONS = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
-"""Files that published folders hold beside their data."""
+"""Files that published folders contain besides their data."""
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}(-[0-9a-f]{16})?$")
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalSource:
-    """Where original files are: a file, a folder, or a name of the hub (owner/name).
+    """Location of original files: a file, a folder, or a name on the hub (owner/name).
 
-    subset: part of a data set that consists of several, a folder of that name; None: all of it.
-    split: only this one; None: all. revision: of the hub, see `fetch_dataset`.
+    Attributes:
+        subset: folder name of one part of the data set; None: all of it.
+        split: only this split; None: all.
+        revision: on the hub, see `fetch_dataset`.
     """
 
     name: str | Path
@@ -43,7 +45,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A row as its authors wrote it, where it stands, and its number in its split, counted from 0."""
+    """A row as its authors wrote it, with its location, and its index in the split (from 0)."""
 
     raw: RawRow
     place: RowPlace
@@ -52,10 +54,10 @@ class Original:
 
 
 def open_originals(source: OriginalSource) -> list[DataFile]:
-    """Return the data files of a source, in the order of their names.
+    """Return the data files of a source, ordered by name.
 
     Raises:
-        DataError: there is no such file, folder or data set, no data in it, or no such subset or split.
+        DataError: there is no such file, folder, data set, subset or split, or it contains no data.
     """
     name, path = str(source.name), Path(source.name)
     root = path if path.exists() else _fetched(source)
@@ -74,7 +76,9 @@ def open_originals(source: OriginalSource) -> list[DataFile]:
 
 
 def split_of(path: Path, root: Path | None = None) -> str:
-    """Return the split that a file belongs to: by its own name, else by that of a folder below `root`, else its name as it is."""
+    """Return the split of a file: from its own name, else
+    from the name of a folder below `root`, else its name.
+    """
     name = _SHARD.sub("", path.stem)
     parents = [part.removeprefix("partial-") for part in path.relative_to(root).parts[:-1]] if root else []
     return next((part for part in (name, *reversed(parents)) if part in SPLITS), name)
@@ -95,15 +99,16 @@ def read_originals(files: Sequence[DataFile]) -> Iterator[Original]:
 
 
 def _fetched(source: OriginalSource) -> Path:
-    from agentrl.data.hub import fetch_dataset  # not above: the hub's client would be half of the time to start any command
+    # Imported here: the hub client would take half of every command's start-up time
+    from agentrl.data.hub import fetch_dataset
 
     return fetch_dataset(str(source.name), subset=source.subset, revision=source.revision)
 
 
 def _files_in(root: Path) -> list[DataFile]:
     if not root.is_dir():
-        return []  # of the hub, nothing was there to be fetched
-    # A folder with data at its top is read alone: what lies below may be anything.
+        return []  # the hub had no files to download
+    # If the folder itself contains data, subfolders are ignored: they may contain anything.
     paths = _data_files(root.iterdir()) or _data_files(root.rglob("*"))
     return [DataFile(path, split_of(path, root)) for path in paths]
 
@@ -128,7 +133,9 @@ def _rows(file: DataFile) -> Iterator[tuple[RawRow, RowPlace]]:
 
 
 def _whole_json(path: Path) -> list[object] | None:
-    """Return the rows of a file that is one JSON value, a list or a single object; None: it has one object per line."""
+    """Return the rows of a file that is one JSON value, a list
+    or a single object; None if it has one object per line.
+    """
     try:
         value = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError:

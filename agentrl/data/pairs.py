@@ -1,4 +1,4 @@
-"""Published pairs of answers of which one was preferred -> rows that `agentrl rm` reads."""
+"""Convert published preference pairs to rows for `agentrl rm`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ PAIR_SCHEMA = pa.schema(
 def write_pairs(
     out: Path, source: OriginalSource, selection: Selection, *, data_source: str, prompt: str, chosen: str, rejected: str
 ) -> Written:
-    """Write `SPLIT.parquet` of each split.
+    """Write `SPLIT.parquet` for each split.
 
     Args:
-        prompt, chosen, rejected: columns, each a text or chat messages. Answers that are whole conversations may repeat the prompt; without
-            a prompt it is what both have in common before the last turn.
+        prompt, chosen, rejected: columns, each a text or chat messages. Answers that are whole conversations
+            may repeat the prompt. Without a prompt column, the prompt is the common beginning of both, up to
+            the last turn.
 
     Raises:
-        DataError: a row is malformed; the message names file, row and field. Nothing has been written then.
+        DataError: a row is malformed; the message names file, row and field. Nothing was written.
     """
     originals = read_originals(open_originals(source))
     candidates, num_equal = pair_candidates(originals, data_source=data_source, prompt=prompt, chosen=chosen, rejected=rejected)
@@ -49,7 +50,9 @@ def write_pairs(
 def pair_candidates(
     originals: Iterable[Original], *, data_source: str, prompt: str, chosen: str, rejected: str
 ) -> tuple[list[Candidate], int]:
-    """Return the rows of pairs, and how many were left out because both answers are the same; see `write_pairs`."""
+    """Return the rows of pairs, and the number of pairs left
+    out because both answers are equal; see `write_pairs`.
+    """
     candidates: list[Candidate] = []
     num_equal = 0
     for original in originals:
@@ -74,7 +77,7 @@ def _messages(original: Original, column: str, *, role: Any) -> tuple[Message, .
 
 
 def _common(chosen: Sequence[Message], rejected: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the turns that two conversations begin with, both of them having at least one more."""
+    """Return the common first turns of two conversations, leaving at least one turn of each."""
     count = 0
     while count < min(len(chosen), len(rejected)) - 1 and chosen[count] == rejected[count]:
         count += 1

@@ -1,4 +1,4 @@
-"""How often each question was answered rightly in earlier attempts, read from the Parquet files of a run or an evaluation."""
+"""Pass rates of questions in earlier attempts, read from the Parquet files of a run or an evaluation."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ class PassTally:
 
 @dataclass(frozen=True)
 class PassRates:
-    """The share of right attempts, in 0..1, of each question that was asked.
+    """The share of right attempts, in [0, 1], for each question.
 
-    By the question, not by the task's id: ids are places in a file, and the same row of another file has another one.
+    Keyed by the question, not by the task id: an id is a position in a file, and differs if the same row is
+    in another file.
     """
 
     tallies: Mapping[str, PassTally]
 
     def of(self, candidate: Candidate) -> float | None:
-        """Return the pass rate of a row, None when it was never asked."""
+        """Return the pass rate of a row; None if its question was never asked."""
         for text in (candidate.question, normalise(first_user_text(candidate.row["prompt"]))):
             if tally := self.tallies.get(text):
                 return tally.right / tally.num
@@ -43,13 +44,14 @@ class PassRates:
 
 
 def read_pass_rates(path: Path) -> PassRates:
-    """Read a Parquet file of trajectories; of a folder its `attempts.parquet`, else all files in it and below it.
+    """Read trajectories from a Parquet file, or from a folder's
+    `attempts.parquet`, or else from all its Parquet files.
 
-    An attempt counts by its unshaped accuracy; one whose reward reports none is right when its rewards are positive. Attempts that
-    failed, or that no reward has seen, do not count.
+    An attempt counts with its unshaped accuracy; if its reward reports none, it is right if the sum of its
+    rewards is positive. Attempts that failed, or that no reward has scored, do not count.
 
     Raises:
-        DataError: there is no such file, it holds no trajectories, or none of them was scored.
+        DataError: there is no such file, it contains no trajectories, or none of them was scored.
     """
     results = path / "attempts.parquet"
     files = [path] if path.is_file() else [results] if results.is_file() else sorted(path.rglob("*.parquet"))
@@ -91,5 +93,5 @@ def _question(row: Mapping[str, Any]) -> str:
 
 
 def first_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the user says first, "" when the user says nothing."""
+    """Return the text of the first user message; "" if there is none."""
     return next((str(message["content"]) for message in messages if message["role"] == "user"), "")

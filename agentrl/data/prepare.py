@@ -1,4 +1,4 @@
-"""Public data sets -> Parquet files in the row schema of `agentrl.data.rows`, one per split."""
+"""Convert public data sets to Parquet files in the row schema of `agentrl.data.rows`, one file per split."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIXED = "mixed"
 
 @dataclass(frozen=True, slots=True)
 class DataSetKind:
-    """What is known of a kind of data set. hub_name: where it is fetched from when no files are named; "": nowhere."""
+    """Properties of a kind of data set. `hub_name`: default data set on the hub; "": there is none."""
 
     read: ProblemReader
     ability: str
@@ -48,14 +48,17 @@ DATA_SETS: Mapping[Kind, DataSetKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Rows per file that was written, by its stem, and a line for a person about each thing that was left out or moved."""
+    """Number of rows by stem of the written file, and notes
+    for the user about everything left out or moved.
+    """
 
     rows: Mapping[str, int]
     notes: tuple[str, ...]
 
 
 def default_source(kind: Kind) -> str | Path:
-    """Return where the original files are when none are named: the folder AGENTRL_DATA/KIND, else the data set of the hub.
+    """Return the default location of the original files: the
+    folder AGENTRL_DATA/KIND, else the data set of the hub.
 
     Raises:
         DataError: there is neither.
@@ -76,7 +79,7 @@ def open_data_set(kind: Kind, source: OriginalSource) -> list[DataFile]:
     files = open_originals(source)
     if kind != "gsm8k":
         return files
-    # Its original folder holds other solutions of the same questions, too.
+    # GSM8K's original folder also contains other solutions of the same questions.
     named = [file for file in files if file.split in SPLITS]
     if not named:
         raise DataError(f"{str(source.name)!r} has neither train.jsonl nor test.jsonl, GSM8K's original files")
@@ -84,7 +87,10 @@ def open_data_set(kind: Kind, source: OriginalSource) -> list[DataFile]:
 
 
 def data_source_of(kind: Kind, source: OriginalSource) -> Callable[[Problem], str]:
-    """Return how rows name their data source: AIME by its file (aime_2024) or its name on the hub, the others all alike."""
+    """Return the function that names a row's data source.
+
+    For AIME it is the file's name (aime_2024) or the name on the hub; all other kinds have a fixed name.
+    """
     otherwise = DATA_SETS[kind].data_source
     if kind != "aime":
         return lambda _: otherwise
@@ -106,15 +112,16 @@ def choose_styles(
     template: str = "{question}",
     plugins: Plugins | None = None,
 ) -> list[RowStyle]:
-    """Return how rows are asked and played: one style, or for GSM8K's `mixed` one of each agent, which take turns.
+    """Return the styles of the rows: one style, or for GSM8K's `mixed` one per agent, which alternate.
 
     Args:
-        agent: None: by what the rows have, as `AgentChoice` says; GSM8K's that have neither tools nor a partner are `mixed`.
+        agent: None: chosen by `AgentChoice` from the row's contents; GSM8K without tools and interaction is
+            `mixed`.
         system: the system message, "" for none; None: the instruction of the data set.
 
     Raises:
         PluginError: an agent, tool or interaction is not registered.
-        DataError: tools or a partner are named that the agent does not use.
+        DataError: the agent does not use the given tools or interaction.
     """
     plugins = plugins or load_plugins()
     if kind == "gsm8k" and agent == MIXED and (tools or interaction):
@@ -145,7 +152,7 @@ def choose_styles(
 def problem_candidates(
     problems: Iterable[Problem], styles: Sequence[RowStyle], *, data_source: Callable[[Problem], str], ability: str
 ) -> list[Candidate]:
-    """Return the rows of problems; styles take turns."""
+    """Return the rows of problems, with alternating styles."""
     candidates = []
     for problem in problems:
         row = task_row(problem, styles[problem.index % len(styles)], data_source=data_source(problem), ability=ability)
@@ -155,10 +162,10 @@ def problem_candidates(
 
 
 def write_candidates(out_dir: str | Path, candidates: Sequence[Candidate], selection: Selection, schema: pa.Schema) -> Written:
-    """Write `SPLIT.parquet` of each split, whole or not at all; files of other splits stay as they are.
+    """Write `SPLIT.parquet` for each split, atomically. Files of other splits are left unchanged.
 
     Raises:
-        DataError: as `select`. Nothing has been written then.
+        DataError: as `select`. Nothing was written.
     """
     kept, notes = select(candidates, selection)
     counts = {split: write_rows(Path(out_dir) / f"{split}.parquet", rows, schema) for split, rows in splits_of(kept).items()}
@@ -177,11 +184,11 @@ def write_data_set(
     """Write a data set.
 
     Args:
-        selection: None: all rows, in the splits that they have.
+        selection: None: all rows, in their original splits.
         data_source: None: see `data_source_of`.
 
     Raises:
-        DataError: its files are not there, or a row of them cannot be read. Nothing has been written then.
+        DataError: its files do not exist, or a row cannot be read. Nothing was written.
     """
     known = DATA_SETS[kind]
     problems = [known.read(original) for original in read_originals(open_data_set(kind, source))]
@@ -207,20 +214,23 @@ def write_columns(
 
 
 def write_gsm8k(out_dir: str | Path, source_dir: str | Path, *, agent: str = "single_turn_agent") -> dict[str, int]:
-    """Write `train.parquet` and `test.parquet` from GSM8K's `train.jsonl` and `test.jsonl`; return rows per split.
+    """Write `train.parquet` and `test.parquet` from GSM8K's
+    `train.jsonl` and `test.jsonl`; return rows per split.
 
-    `agent` plays every row; with `mixed` the three built-in agents take turns.
+    `agent` plays every row; with `mixed`, the three built-in agents alternate.
 
     Raises:
-        DataError: a source file is missing, or a line is not `{question, answer}` with an answer after `####`.
+        DataError: a source file is missing, or a line is not `{question, answer}` with an answer after
+            `####`.
     """
     return dict(write_data_set("gsm8k", out_dir, OriginalSource(source_dir), styles=choose_styles("gsm8k", agent=agent)).rows)
 
 
 def write_aime(out_dir: str | Path, source_dir: str | Path) -> dict[str, int]:
-    """Write a Parquet file for each file of `source_dir`, of the same name; return rows per file.
+    """Write a Parquet file of the same name for each file of `source_dir`; return rows per file.
 
     Raises:
-        DataError: the folder has no such file, or a row has no problem, or no whole number from 0 to 999 as its answer.
+        DataError: the folder has no data file, or a row has no problem, or its answer is not an integer from
+            0 to 999.
     """
     return dict(write_data_set("aime", out_dir, OriginalSource(source_dir), styles=choose_styles("aime")).rows)

@@ -1,4 +1,6 @@
-"""Files that a config reads and that its own commands make: what is missing is answered with those commands."""
+"""Check for input files that a config's own commands create;
+the error for a missing file lists these commands.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,13 @@ Split = Literal["train_files", "val_files"]
 
 
 def check_prepared(config: Config | SFTConfig | RMConfig, *, splits: Sequence[Split] = ("train_files", "val_files")) -> None:
-    """Raise ConfigError with the commands of `trainer.prepared_by` if a file or folder that the config reads is missing.
+    """Check that the local files and folders that the config reads exist.
 
-    `splits`: those that are read. A config that names no such commands is left to the readers of its files, whose errors say more.
+    `splits`: the splits that are read. A config without `trainer.prepared_by` is not checked here: the
+    readers of its files raise more specific errors.
+
+    Raises:
+        ConfigError: one is missing; the message lists the commands of `trainer.prepared_by`.
     """
     commands = config.trainer.prepared_by
     missing = [f"{key}={path!r}" for key, path in _inputs(config, splits) if not Path(path).exists()]
@@ -27,7 +33,7 @@ def check_prepared(config: Config | SFTConfig | RMConfig, *, splits: Sequence[Sp
 
 
 def _inputs(config: Config | SFTConfig | RMConfig, splits: Sequence[Split]) -> Iterator[tuple[str, str]]:
-    """Yield key and path of the local files that are read; a hub id is no path."""
+    """Yield key and path of the local files that are read; hub ids are skipped."""
     if config.model.path and not is_hub_id(config.model.path):
         yield "model.path", config.model.path
     for split in splits:

@@ -1,6 +1,7 @@
-r"""What the public data sets hold, as problems: a question, its ground truth, and what is known beside them.
+r"""Readers of public data sets: each converts a row to a
+problem with its question, ground truth and metadata.
 
-One reader per data set; each names file, row and field of what it cannot read.
+There is one reader per data set. Its errors name the file, row and field that cannot be read.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from agentrl.errors import DataError
 
 AIME_ANSWER = re.compile(r"0*[0-9]{1,3}")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?P<brace>\{)?")
-_BRACES = re.compile(r"\\.|(?P<brace>[{}])", re.DOTALL)  # \{ and \} are characters
+_BRACES = re.compile(r"\\.|(?P<brace>[{}])", re.DOTALL)  # \{ and \} are ordinary characters
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question with a ground truth. `solution` is the authors' own, `difficulty` and `subject` are their words; "": not known.
+    """A question with a ground truth.
 
-    id: the authors' name of the problem, else its number in the split. `where`: file and row, for messages.
+    Attributes:
+        id: the authors' name of the problem, else its index in the split.
+        where: file and row, for messages.
+        solution: the authors' solution; "": not known.
+        difficulty, subject: in the authors' words; "": not known.
     """
 
     question: str
@@ -41,7 +46,11 @@ ProblemReader = Callable[[Original], Problem]
 
 
 def read_gsm8k(original: Original) -> Problem:
-    """Read `{question, answer}`, the number behind the answer's last `####`. Raises DataError."""
+    """Read `{question, answer}`; the ground truth is the number after the answer's last `####`.
+
+    Raises:
+        DataError: the row has another form.
+    """
     question, answer = original.raw.get("question"), original.raw.get("answer")
     final = answer.rpartition("####")[2].strip() if isinstance(answer, str) and "####" in answer else ""
     if not isinstance(question, str) or not isinstance(answer, str) or not final:
@@ -50,7 +59,11 @@ def read_gsm8k(original: Original) -> Problem:
 
 
 def read_aime(original: Original) -> Problem:
-    """Read `{id, problem, answer}` or `{ID, Problem, Solution, Answer}`, the answer from 0 to 999. Raises DataError."""
+    """Read `{id, problem, answer}` or `{ID, Problem, Solution, Answer}`, with an answer from 0 to 999.
+
+    Raises:
+        DataError: the row has another form.
+    """
     raw = {key.lower(): value for key, value in original.raw.items()}
     question, answer = first(raw, "problem", "question"), str(raw.get("answer"))
     if not isinstance(question, str) or not AIME_ANSWER.fullmatch(answer):
@@ -59,7 +72,12 @@ def read_aime(original: Original) -> Problem:
 
 
 def read_math(original: Original) -> Problem:
-    """Read `{problem, solution, answer, level, subject or type}`; without an answer it is what the solution boxes. Raises DataError."""
+    """Read `{problem, solution, answer, level, subject or type}`;
+    a missing answer is taken from the solution's box.
+
+    Raises:
+        DataError: the row has another form.
+    """
     raw = original.raw
     question, solution, answer = raw.get("problem"), raw.get("solution"), raw.get("answer")
     if answer is None and isinstance(solution, str):
@@ -74,7 +92,7 @@ def read_math(original: Original) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where a data set of any form has what a problem needs; None: it has no such column."""
+    """Columns of a data set of any form; None: there is no such column."""
 
     prompt: str
     answer: str | None
@@ -82,7 +100,11 @@ class Columns:
     id: str | None = None
 
     def read(self, original: Original) -> Problem:
-        """Read one row; the prompt is a text, or one message of the user. Only difficulty and id may be null. Raises DataError."""
+        """Read one row. The prompt is a text, or a single user message; only difficulty and id may be null.
+
+        Raises:
+            DataError: a column is missing, null or of another form.
+        """
         question = _question(original, self.prompt)
         answer = "" if self.answer is None else _required(original, self.answer)
         truth = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
@@ -91,7 +113,9 @@ class Columns:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""Return what stands in the last closed `\boxed{...}` of a text, or behind `\boxed` up to the next space; None without one."""
+    r"""Return the content of the last closed `\boxed{...}` of a
+    text, or the word after `\boxed`; None if there is none.
+    """
     for box in reversed(list(_BOX.finditer(text))):
         if not box["brace"]:
             return re.split(r"[\s$]", text[box.end() :], maxsplit=1)[0].rstrip(".,") or None
@@ -107,7 +131,11 @@ def boxed_answer(text: str) -> str | None:
 
 
 def make_problem(original: Original, question: str, truth: str, **known: Any) -> Problem:
-    """Return the problem of a row; `known` are further fields, None: not known. Raises DataError for an empty question."""
+    """Return the problem of a row; `known` are further fields, None: not known.
+
+    Raises:
+        DataError: the question is empty.
+    """
     if not question.strip():
         raise wrong(original, "has an empty question")
     texts = {name: "" if value is None else str(value) for name, value in known.items()}
@@ -138,10 +166,10 @@ def _required(original: Original, column: str) -> Any:
 
 
 def first(raw: Mapping[str, Any], *names: str) -> Any:
-    """Return the value of the first column that there is, None without any."""
+    """Return the value of the first column that is not null; None if there is none."""
     return next((raw[name] for name in names if raw.get(name) is not None), None)
 
 
 def wrong(original: Original, problem: str) -> DataError:
-    """Return the error that a row is not what its reader needs."""
+    """Return an error about a row that does not fit its reader."""
     return DataError(f"{original.place}: {problem}")

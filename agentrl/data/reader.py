@@ -1,4 +1,4 @@
-"""How a file's rows become Tasks: by the columns of the config, or by the user's own function."""
+"""Conversion of a file's rows to tasks, by configured columns or by the user's own function."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agentrl.plugins import import_source
 from agentrl.types import Task
 
 TaskReader = Callable[[Row, RowPlace], Task]
-"""Raises DataError or PluginError that name file and row."""
+"""Raises DataError or PluginError with file and row."""
 
 
 def task_reader(config: DataConfig, agents: AgentChoice) -> TaskReader:
-    """Return the reader of `data.reader`, or the one of the configured columns.
+    """Return the reader of `data.reader`, else the reader of the configured columns.
 
     Raises:
-        DataError: `data.reader` names no function.
+        DataError: `data.reader` does not name a function.
     """
     if config.reader is None:
         return lambda row, place: read_row(row, place, config, agents)
@@ -29,7 +29,7 @@ def task_reader(config: DataConfig, agents: AgentChoice) -> TaskReader:
 
 
 def load_function(source: str) -> Callable[[dict[str, Any]], Any]:
-    """Return the function behind `module:function` or `file.py:function`.
+    """Return the function `module:function` or `file.py:function`.
 
     Raises:
         DataError: the text has another form, or there is no such module or function.
@@ -50,7 +50,7 @@ def load_function(source: str) -> Callable[[dict[str, Any]], Any]:
 def _read_with(function: Callable[[dict[str, Any]], Any], source: str, row: Row, place: RowPlace, agents: AgentChoice) -> Task:
     try:
         task = function(dict(row))
-    except Exception as error:  # the user's code: whatever it raises is about this row
+    except Exception as error:  # user code: any exception concerns this row
         raise DataError(f"{place}: data.reader={source} failed: {type(error).__name__}: {error}") from error
     if not isinstance(task, Task):
         raise DataError(f"{place}: data.reader={source} must return an agentrl.types.Task, returned {type(task).__name__}")

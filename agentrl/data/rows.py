@@ -1,14 +1,14 @@
-"""One raw dataset row -> Task, in the schema of verl's datasets (column names are configurable).
+"""Read a raw dataset row as a Task, in the schema of verl's datasets (column names are configurable).
 
-    data_source   str                           chooses the reward
-    prompt        [{role, content}, ...]        the conversation so far
-    ability       str                           a label; may be absent
-    reward_model  {style, ground_truth}         may be absent: the reward says whether it needs a ground truth
+    data_source   str                      selects the reward
+    prompt        [{role, content}, ...]   the conversation so far
+    ability       str                      a label; optional
+    reward_model  {style, ground_truth}    optional: the reward decides whether it needs a ground truth
     extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...}, index, split, ...};
                   interaction_kwargs without a name are ignored, unless interactions are configured
-    agent_name    str                           may be absent: see `AgentChoice`
+    agent_name    str                      optional: see `AgentChoice`
 
-Every error names file, row (counted from 0) and field.
+Every error names the file, the row (counted from 0) and the field.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ROLES: tuple[str, ...] = get_args(Role)
 
 @dataclass(frozen=True, slots=True)
 class RowPlace:
-    """Where a row stands: for errors, and for the task's id."""
+    """Location of a row, for errors and for the task id."""
 
     file: str
-    file_id: str  # short, and unique among the files of the dataset
+    file_id: str  # short, and unique among the dataset's files
     row: int
-    line: int | None = None  # of a text file, counted from 1
+    line: int | None = None  # line of a text file, counted from 1
 
     @property
     def task_id(self) -> str:
@@ -50,12 +50,15 @@ class RowPlace:
 
 @dataclass(frozen=True, slots=True)
 class AgentChoice:
-    """Which agent plays a row: the one it names; else `interaction_agent` if it has interaction_kwargs; else
+    """Chooses the agent of a row.
+
+    It is the agent that the row names; else `interaction_agent` if the row has interaction_kwargs; else
     `tool_agent` if it has tools_kwargs; else `default`.
 
-    resolve: maps a name or alias to a registered name and raises PluginError for an unknown one.
-    has_partners: interactions are configured, so interaction_kwargs that name none are a mistake. Otherwise they are ignored: rows of
-        verl's tool examples have them without a use.
+    Attributes:
+        resolve: maps a name or alias to a registered name; raises PluginError for an unknown one.
+        has_partners: interactions are configured, so interaction_kwargs without a name are an error.
+            Otherwise they are ignored: rows of verl's tool examples have them without using them.
     """
 
     resolve: Callable[[str], str]
@@ -71,8 +74,8 @@ def read_row(row: Row, place: RowPlace, config: DataConfig, agents: AgentChoice)
     """Return the row's Task.
 
     Raises:
-        DataError: the row is malformed, or holds images or video.
-        PluginError: it names an unknown agent.
+        DataError: the row is malformed, or contains images or video.
+        PluginError: the row names an unknown agent.
     """
     for column in MULTIMODAL_COLUMNS:
         if row.get(column):
@@ -103,8 +106,8 @@ def read_row(row: Row, place: RowPlace, config: DataConfig, agents: AgentChoice)
 def without_nulls(value: Any) -> Any:
     """Return `value` without the null entries of its objects, at any depth.
 
-    A Parquet column has one struct type: every key that any row of the file has comes as null in all others, and a
-    tool would be started with arguments its row never named.
+    A Parquet column has a single struct type: a key of any row is null in all other rows. Without this
+    filter, a tool would be started with arguments that its row never named.
     """
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
@@ -136,10 +139,10 @@ def _interaction_kwargs(extra_info: JsonObject, place: RowPlace, parent: str, *,
 
 
 def read_messages(value: Any, place: RowPlace, field: str) -> tuple[Message, ...]:
-    """Return the chat messages that a field holds, at least one.
+    """Return the chat messages of a field, at least one.
 
     Raises:
-        DataError: it is no list of {role, content, tool_calls, ...}, or holds images or video.
+        DataError: the field is not a list of {role, content, tool_calls, ...}, or contains images or video.
     """
     if not isinstance(value, list):
         raise place.error(field, f"must be a list of {{role, content}}, is {_short(value)}")

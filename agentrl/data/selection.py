@@ -1,4 +1,4 @@
-"""Which rows of a data set are written, and to which split: duplicates, a held-out share, a band of difficulty."""
+"""Selection of a data set's rows, and of their splits: duplicates, a held-out share, a band of difficulty."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from agentrl.data.files import RawRow
 from agentrl.errors import DataError
 
 HELD_OUT = ("test", "validation", "valid", "val", "dev")
-"""Splits that measure: they keep what they share with others, and no difficulty is filtered from them."""
+"""Splits for measuring. Their rows take precedence over
+duplicates in other splits, and are not filtered by difficulty.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A row that may be written. Rows with one `question` go to one split; of those with one `identity` one is enough."""
+    """A row that may be written.
+
+    Rows with the same `question` stay in one split. Rows with the same `identity` are duplicates.
+    """
 
     row: RawRow
     split: str
@@ -29,12 +34,15 @@ class Candidate:
 
 
 PassRate = Callable[[Candidate], float | None]
-"""The share of a row's earlier attempts that were right, None: it has none."""
+"""The share of right attempts among a row's earlier attempts; None if there were none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Rows to keep by the share of right answers in earlier attempts, both ends included; `unattempted`: what happens to the others."""
+    """Band of pass rates to keep, both ends included.
+
+    `unattempted`: what to do with rows without attempts.
+    """
 
     pass_rate: PassRate
     low: float = 0.0
@@ -48,7 +56,10 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to leave out, in this order. test_share: of the questions, in 0..1; 0: the splits stay as they are."""
+    """Filters, applied in the order of the fields.
+
+    `test_share`: share of the questions to hold out, in [0, 1]; 0: the splits stay unchanged.
+    """
 
     deduplicate: bool = False
     test_share: float = 0.0
@@ -57,15 +68,15 @@ class Selection:
 
 
 def normalise(text: str) -> str:
-    """Return a question without what no reader sees: letter case and spacing."""
+    """Return a question with letter case and spacing normalised."""
     return " ".join(text.casefold().split())
 
 
 def select(candidates: Sequence[Candidate], selection: Selection) -> tuple[list[Candidate], list[str]]:
-    """Return what is left, in the order given, and a line for a person about each thing that was done.
+    """Return the remaining rows, in the given order, and notes for the user about each filter.
 
     Raises:
-        DataError: nothing is left, or a share is asked of a data set that has its splits.
+        DataError: no row is left, or `test_share` is given for a data set that has several splits.
     """
     notes: list[str] = []
     kept, found = _deduplicated(candidates)
@@ -87,7 +98,9 @@ def select(candidates: Sequence[Candidate], selection: Selection) -> tuple[list[
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Rows that repeat another one; those among them with another answer; those that repeat a row of another split."""
+    """Number of rows that repeat another row; of those, rows
+    with another answer, and rows from another split.
+    """
 
     num: int = 0
     num_conflicting: int = 0
@@ -100,7 +113,7 @@ class Duplicates:
 
 
 def _deduplicated(candidates: Sequence[Candidate]) -> tuple[list[Candidate], Duplicates]:
-    """Keep the first row of each identity; a row of a held-out split goes before all others."""
+    """Keep the first row of each identity; rows of held-out splits take precedence."""
     order = sorted(range(len(candidates)), key=lambda index: candidates[index].split not in HELD_OUT)
     first: dict[str, Candidate] = {}
     kept, conflicting, across = [], 0, 0
@@ -118,7 +131,9 @@ def _deduplicated(candidates: Sequence[Candidate]) -> tuple[list[Candidate], Dup
 
 
 def hold_out(candidates: Sequence[Candidate], share: float, *, seed: int) -> list[Candidate]:
-    """Divide the rows of one split into `train` and `test`: a share of the questions, at least one; all rows of a question stay together.
+    """Divide the rows of one split into `train` and `test`, by question.
+
+    A share of the questions, at least one, becomes `test`; all rows of a question stay together.
 
     Raises:
         DataError: there are several splits, or too few questions for two.
@@ -163,7 +178,7 @@ def _place_in(band: Band, candidate: Candidate) -> str:
 
 
 def splits_of(candidates: Sequence[Candidate]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each split, splits in the order of their first row."""
+    """Return the rows of each split; splits are in the order of their first row."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for candidate in candidates:
         rows.setdefault(candidate.split, []).append(candidate.row)

@@ -1,6 +1,6 @@
-"""A look at a file of rows for the terminal: its columns, what it holds of each data source and agent, and rows as conversations.
+"""Show a file of rows on the terminal: columns, counts per data source and agent, and rows as conversations.
 
-Task rows, pairs of answers, conversations to imitate and trajectories are told apart by their columns.
+Task rows, pairs of answers, conversations to imitate and trajectories are distinguished by their columns.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ from agentrl.errors import DataError
 
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 CONVERSATIONS = ("prompt", "messages", "chosen", "rejected")
-"""Columns that hold chat messages, or texts."""
+"""Columns with chat messages, or with texts."""
 TOKEN_COLUMNS = ("token_ids", "action_mask", "behavior_logprobs", "versions", "turn_ids", "anchors")
-"""Columns of trajectories that are numbers per token: too much to read, their length says enough."""
+"""Columns of trajectories with numbers per token, of which only the length is shown."""
 MAX_VALUE_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is counted of one row. chars: of the prompt, or of the messages where there is none. tokens, turns: of trajectories."""
+    """Figures of one row.
+
+    Attributes:
+        chars: characters of the prompt, or of the messages if there is no prompt.
+        tokens, turns: of trajectories.
+    """
 
     source: str
     agent: str
@@ -45,7 +50,7 @@ class Facts:
 
 
 def choose_rows(count: int, *, row: int | None, is_random: bool, first: int) -> Sequence[int]:
-    """Return the rows to show: one by its number, any one, or the first.
+    """Return the indices of the rows to show: the given one, a random one, or the first ones.
 
     Raises:
         DataError: the file has no such row.
@@ -58,10 +63,10 @@ def choose_rows(count: int, *, row: int | None, is_random: bool, first: int) -> 
 
 
 def show_file(path: Path, choose: Callable[[int], Sequence[int]], console: Console) -> None:
-    """Print a file; `choose` says which of its rows.
+    """Print a file; `choose` maps the number of rows to the indices to show.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the file cannot be read.
     """
     rows = open_rows(str(path))
     chosen = choose(len(rows))
@@ -79,10 +84,10 @@ def show_file(path: Path, choose: Callable[[int], Sequence[int]], console: Conso
 
 
 def columns_table(path: Path) -> Table:
-    """Return the columns with their types; of JSON lines those of the first rows."""
+    """Return the columns with their types; for JSON lines, the types in the first rows."""
     table = Table("column", "type")
     for name, kind in _columns(path):
-        table.add_row(Text(name), Text(kind))  # a text, because [int32] would be read as markup
+        table.add_row(Text(name), Text(kind))  # Text, because a str such as [int32] would be read as markup
     return table
 
 
@@ -100,7 +105,7 @@ def _columns(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def short_type(kind: pa.DataType) -> str:
-    """Return a type in a line: `[{role, content}]` for a list of objects with these fields."""
+    """Return a type in one line: `[{role, content}]` for a list of objects with these fields."""
     if pa.types.is_struct(kind):
         return "{" + ", ".join(field.name for field in kind) + "}"
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -193,7 +198,7 @@ def _show_row(row: RawRow, console: Console) -> None:
 
 
 def conversation(value: Any) -> list[Text]:
-    """Return chat messages, each a text with its role in front; a text stays one."""
+    """Return chat messages as texts with their roles; a plain text gives one item."""
     messages = value if isinstance(value, list) else [value]
     return [_message(message) if isinstance(message, Mapping) else Text(str(message)) for message in messages]
 

@@ -1,4 +1,4 @@
-"""The data sources of a dataset, against the weights that a curriculum gives them."""
+"""Check of a dataset's sources against the weights of a curriculum."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from agentrl.errors import DataError
 
 
 def check_source_weights(weights: Mapping[str, float], sources: Iterable[str]) -> None:
-    """Refuse weights that name a source which no task has, or that leave one out.
+    """Check that the weights name exactly the sources of the tasks.
 
     Raises:
-        DataError: so it is; all sources of the data are named.
+        DataError: a weight has no source, or a source has no weight; the message lists them.
     """
     present = sorted(set(sources))
     unknown = [name for name in weights if name not in present]

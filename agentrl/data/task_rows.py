@@ -1,4 +1,4 @@
-"""Problems -> rows of the schema that `agentrl.data.rows` reads: how a problem is asked, and which agent plays it."""
+"""Convert problems to rows of the schema that `agentrl.data.rows` reads, with a prompt and an agent."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ _INTERACTION_KWARGS = pa.struct([("name", _TEXT), ("query", _TEXT), ("ground_tru
 
 @dataclass(frozen=True, slots=True)
 class RowStyle:
-    """How problems are asked and played.
+    """Prompt and agent of rows.
 
-    agent: a registered name. tools: those a row starts with its ground truth, in the order shown. interaction: the partner; None: none.
-    system: the system message; "": none. template: the user's message, in which `{question}` stands for the question.
+    Attributes:
+        agent: a registered name.
+        tools: tools that are started with the row's ground truth, in the order shown.
+        interaction: name of the interaction; None: none.
+        system: the system message; "": none.
+        template: the user message, with `{question}` in place of the question.
     """
 
     agent: str = "single_turn_agent"
@@ -38,13 +42,13 @@ class RowStyle:
 
     def prompt(self, question: str) -> list[dict[str, str]]:
         """Return the chat messages that ask a question."""
-        # Not str.format: questions and templates are full of LaTeX's braces.
+        # Not str.format: questions and templates often contain LaTeX braces.
         user = {"role": "user", "content": self.template.replace(PLACEHOLDER, question)}
         return [{"role": "system", "content": self.system}, user] if self.system else [user]
 
 
 def task_row(problem: Problem, style: RowStyle, *, data_source: str, ability: str) -> dict[str, Any]:
-    """Return one row."""
+    """Return the row of a problem."""
     truth = problem.ground_truth
     partner = {"name": style.interaction, "query": problem.question, "ground_truth": truth}
     return {
@@ -69,13 +73,16 @@ def task_row(problem: Problem, style: RowStyle, *, data_source: str, ability: st
 
 
 def task_schema(styles: Sequence[RowStyle]) -> pa.Schema:
-    """Return the schema of rows in these styles: `tools_kwargs` has a field per tool, and is absent without tools."""
+    """Return the schema of rows in these styles.
+
+    `tools_kwargs` has one field per tool, and is absent without tools.
+    """
     tools = dict.fromkeys(name for style in styles for name in style.tools)
     extra_info: Mapping[str, pa.DataType] = {
         **dict.fromkeys(("split", "id", "question", "answer", "difficulty", "subject"), _TEXT),
         "index": pa.int64(),
         "need_tools_kwargs": pa.bool_(),
-        # Parquet has no struct without fields.
+        # Parquet has no structs without fields.
         **({"tools_kwargs": pa.struct([(name, _CREATE_KWARGS) for name in tools])} if tools else {}),
         **({"interaction_kwargs": _INTERACTION_KWARGS} if any(style.interaction for style in styles) else {}),
     }

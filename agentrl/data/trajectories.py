@@ -1,7 +1,8 @@
-"""One Arrow schema of trajectories: on the wire, in the replay buffer, and in the Parquet files of a run.
+"""The Arrow schema of trajectories, used on the wire, in
+the replay buffer, and in the Parquet files of a run.
 
-N rows, one per trajectory. Token columns are lists whose values lie in one flat array, so that encoding is a
-concatenation and decoding a view; nothing here is pickled.
+A batch has N rows, one per trajectory. Token columns are lists whose values share one flat array, so encoding
+is a concatenation and decoding a view. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from agentrl.errors import DataError
 from agentrl.types import Failure, Message, Outcome, PluginId, RewardEvent, ToolCall, Trajectory
 
 FORMAT = b"3"
-"""Number of this schema, in its metadata; raised when a column changes its meaning."""
+"""Version of this schema, in its metadata; raised when a column changes its meaning."""
 FORMER_FORMATS = frozenset({b"2"})
-"""What can still be decoded: in 2, `failure` was its text alone."""
+"""Older versions that can still be decoded. In version 2, `failure` was only its text."""
 
 TOOL_CALL = pa.struct(
     [
         pa.field("id", pa.large_string(), nullable=False),
         pa.field("name", pa.large_string(), nullable=False),
-        pa.field("arguments", pa.large_string()),  # JSON text; null: the model's text could not be parsed
+        pa.field("arguments", pa.large_string()),  # JSON text; null: the model's call could not be parsed
         pa.field("error", pa.large_string()),
     ]
 )
@@ -55,14 +56,14 @@ REWARD = pa.struct(
 FAILURE = pa.struct(
     [
         pa.field("text", pa.large_string(), nullable=False),
-        pa.field("kind", pa.string()),  # of plugin; null, as its name: no plugin is to blame
+        pa.field("kind", pa.string()),  # of the plugin; null, as is its name, if no plugin caused the failure
         pa.field("plugin", pa.string()),
         pa.field("error", pa.string(), nullable=False),
         pa.field("place", pa.string(), nullable=False),
         pa.field("traceback", pa.large_string(), nullable=False),
     ]
 )
-# Large lists: a batch of long trajectories holds more than 2**31 values.
+# Large lists: a batch of long trajectories can have more than 2**31 values.
 SCHEMA = pa.schema(
     [
         pa.field("group_id", pa.int64(), nullable=False),
@@ -96,7 +97,7 @@ _ARRAY_DTYPES: Mapping[str, DTypeLike] = {
     "turn_ids": np.int16,
     "anchors": np.int64,
 }
-"""Columns of arrays: one value per token, or per turn."""
+"""Array columns: one value per token, or per turn."""
 
 
 # -------------------------------------------------------------------------------------------- trajectories <-> Arrow
@@ -105,8 +106,8 @@ _ARRAY_DTYPES: Mapping[str, DTypeLike] = {
 def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
     """Return the N trajectories as one record batch of SCHEMA.
 
-    Text that is no valid Unicode (lone surrogates a tool or a model's JSON escape may bring) is written with `?`
-    in their place: messages are a view, the tokens stay exact.
+    Invalid Unicode (lone surrogates from a tool or from JSON escapes of the model) is replaced by `?`.
+    Messages are only a view; the tokens stay exact.
     """
     columns: dict[str, pa.Array] = {name: _encode_arrays(trajectories, name) for name in _ARRAY_DTYPES}
     values: Mapping[str, Callable[[Trajectory], Any]] = {
@@ -158,13 +159,13 @@ def decode(batch: pa.RecordBatch) -> list[Trajectory]:
 
 
 def sampled_versions(batch: pa.RecordBatch) -> list[tuple[int, ...]]:
-    """Return for each trajectory the versions that sampled its action tokens, each once, ascending."""
+    """Return, for each trajectory, the distinct versions that sampled its action tokens, ascending."""
     masks, versions = _decode_arrays(batch, "action_mask"), _decode_arrays(batch, "versions")
     return [tuple(np.unique(version[mask]).tolist()) for mask, version in zip(masks, versions, strict=True)]
 
 
 def reward_sums(batch: pa.RecordBatch) -> NDArray[np.float64]:
-    """Return f64[N]: the sum of each trajectory's reward events."""
+    """Return f64[N], the sum of each trajectory's reward events."""
     rows = batch.column("rewards").to_pylist()
     return np.array([float(sum(event["value"] for event in row)) for row in rows], dtype=np.float64)
 
@@ -173,7 +174,7 @@ def _encode_arrays(trajectories: Sequence[Trajectory], name: str) -> pa.LargeLis
     arrays: list[NDArray[Any]] = [getattr(t, name) for t in trajectories]
     offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
-    # The empty first piece gives the dtype when there are no trajectories; `casting="no"` refuses a wrong one.
+    # The empty first piece sets the dtype if there are no trajectories; `casting="no"` refuses a wrong one.
     flat = np.concatenate([np.empty(0, _ARRAY_DTYPES[name]), *arrays], dtype=_ARRAY_DTYPES[name], casting="no")
     return pa.LargeListArray.from_arrays(offsets, pa.array(flat), type=SCHEMA.field(name).type)
 
@@ -181,7 +182,8 @@ def _encode_arrays(trajectories: Sequence[Trajectory], name: str) -> pa.LargeLis
 def _decode_arrays(batch: pa.RecordBatch, name: str) -> list[NDArray[Any]]:
     column = batch.column(name)
     offsets = column.offsets.to_numpy()
-    # `column.values` ignores that the batch may be a slice; the offsets do not. Only booleans (bits in Arrow) are copied.
+    # `column.values` ignores that the batch may be a slice; the offsets do not. Booleans (bits in Arrow) are
+    # copied, all other types are views.
     first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
     flat = column.values.slice(first, last - first).to_numpy(zero_copy_only=False)
     flat.flags.writeable = False
@@ -223,7 +225,7 @@ def _decode_message(fields: dict[str, Any]) -> Message:
 
 
 def encode_failure(failure: Failure) -> dict[str, Any]:
-    """Return the fields of FAILURE."""
+    """Return the fields of the struct FAILURE."""
     kind, plugin = (None, None) if failure.plugin is None else (failure.plugin.kind, _unicode(failure.plugin.name))
     texts = {name: _unicode(getattr(failure, name)) for name in ("text", "error", "place", "traceback")}
     return {"kind": kind, "plugin": plugin, **texts}
@@ -257,7 +259,7 @@ def from_ipc(data: bytes) -> pa.RecordBatch:
     """Return the record batch of an Arrow IPC stream; its columns are views of `data`.
 
     Raises:
-        DataError: the stream is no trajectories of this FORMAT.
+        DataError: the stream does not contain trajectories in a known format.
     """
     try:
         table = pa.ipc.open_stream(data).read_all()
@@ -268,9 +270,9 @@ def from_ipc(data: bytes) -> pa.RecordBatch:
 
 
 def write_parquet(path: str | Path, batch: pa.RecordBatch, **columns: int | float | str | Sequence[Any]) -> None:
-    """Write trajectories to `path`; `columns` come first: one value for all rows (`step=3`), or a sequence of N values.
+    """Write trajectories to `path`, atomically.
 
-    The file appears whole or not at all.
+    `columns` are put first: one value for all rows (`step=3`), or a sequence of N values.
     """
     table = pa.Table.from_batches([batch])
     for position, (name, value) in enumerate(columns.items()):
@@ -281,10 +283,10 @@ def write_parquet(path: str | Path, batch: pa.RecordBatch, **columns: int | floa
 
 
 def read_parquet(path: str | Path) -> pa.RecordBatch:
-    """Read a file of `write_parquet`, additional columns included; `decode` takes the result.
+    """Read a file of `write_parquet`, additional columns included; `decode` accepts the result.
 
     Raises:
-        DataError: the file does not exist or holds no trajectories of this FORMAT.
+        DataError: the file does not exist, or does not contain trajectories in a known format.
     """
     try:
         table = pq.read_table(path)
@@ -297,7 +299,11 @@ def read_parquet(path: str | Path) -> pa.RecordBatch:
 
 
 def check_schema(schema: pa.Schema, where: str) -> None:
-    """Raise DataError unless `schema` is of this FORMAT and has every column of SCHEMA."""
+    """Check that `schema` has a known format and every column of SCHEMA.
+
+    Raises:
+        DataError: it does not.
+    """
     found = (schema.metadata or {}).get(b"agentrl.trajectories")
     if found != FORMAT and found not in FORMER_FORMATS:
         raise DataError(f"{where}: trajectories of format {found.decode() if found else 'unknown'}, expected {FORMAT.decode()}")

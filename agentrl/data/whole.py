@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 @contextmanager
 def appearing_whole(target: Path) -> Iterator[Path]:
-    """Give the path of a file beside `target` that takes its place at the end, and is removed when something is raised instead.
+    """Yield a temporary path beside `target`, which replaces
+    `target` at the end, or is removed if an exception is raised.
 
-    Folders above are made. What was at `target` stays until then.
+    Parent folders are created. An existing `target` stays until it is replaced.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")

@@ -1,11 +1,13 @@
-"""The report of an evaluation: `results.json` for programs, `report.md` for people, `report.png` for an overview.
+"""The report of an evaluation: `results.json` for programs, `report.md` for people, `report.png` with plots.
 
 ```
 results.json
     format         version of this layout, raised when a key changes its meaning
-    run            what was run: model, servers, data_sets, sampling, started, seconds, agentrl {version, commit}, config
-    summary        sources [...] and overall, see `agentrl.evaluation.summary.SourceSummary`; each figure {value, low, high}
-    readings       source -> {strict, flexible}: accuracy of answers in the requested form, and of answers in any form
+    run            what was run: model, servers, data_sets, sampling, started, seconds,
+                   agentrl {version, commit}, config
+    summary        sources [...] and overall, see `agentrl.evaluation.summary.SourceSummary`;
+                   each figure {value, low, high}
+    readings       source -> {strict, flexible}: accuracy of answers in the requested form, and in any form
     failures       reason -> number of attempts
     contamination  overlap with training files, see `ContaminationNote`; null if none was checked
     thresholds     one line for each threshold that was missed; empty if all were reached
