@@ -1,4 +1,4 @@
-"""Runs code that a model wrote: one process per program, behind walls whose state is tested, not assumed."""
+"""Runs code that a model wrote: one process per program, behind walls that a self-test has verified."""
 
 from agentrl.sandbox.limits import WALLS, Limits, SandboxOptions, Wall, read_options
 from agentrl.sandbox.protections import Protections

@@ -1,4 +1,4 @@
-"""What one program may use, and which walls may be missing."""
+"""Resource limits of one program, and the walls that may be missing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one execution; all of its processes together, where not said otherwise.
+    """Limits of one execution, for all of its processes together unless stated otherwise.
 
-    cpu_s, wall_s: seconds of processor and of the clock. memory_mib: of each process, and of all together.
-    max_processes: processes and threads. output_kib: of stdout and of stderr, more ends the program. file_mib: one file;
-    disk_mib: all files. max_files: files and folders. max_open_files: descriptors of each process.
+    cpu_s, wall_s: seconds of CPU time and of wall-clock time. memory_mib: for each process (address space),
+        and for
+    the sum over all. max_processes: processes and threads. output_kib: for stdout and for stderr; more ends
+    the program. file_mib: for one file. disk_mib: for all files. max_files: files and folders.
+    max_open_files: descriptors of each process.
     """
 
     cpu_s: float = 10.0
@@ -45,11 +47,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxOptions:
-    """`agent.tool_config.python` and the sandbox's part of `reward.reward_config.code`.
+    """Options of `agent.tool_config.python`, and the sandbox's part of `reward.reward_config.code`.
 
-    allow_unprotected: walls without which programs run nevertheless. packages: whether programs may import what is
-    installed beside agentrl (numpy, sympy, ...), else the standard library alone.
-    max_concurrent: programs at a time in one process; None: one per CPU core.
+    allow_unprotected: walls that may be missing.
+    packages: programs may import the packages installed beside agentrl (numpy, sympy, ...), not only the
+        standard
+    library. max_concurrent: programs that run at the same time in one process; None: one per CPU core.
     """
 
     limits: Limits = Limits()
@@ -59,10 +62,14 @@ class SandboxOptions:
 
 
 def read_options(config: Mapping[str, Any], *, key: str, others: Iterable[str] = ()) -> SandboxOptions:
-    """Read limits and options from a plugin's configuration; `others` are keys that the plugin reads itself.
+    """Read limits and options from a plugin's configuration.
+
+    Args:
+        key: where the user wrote the configuration, for messages.
+        others: keys that the plugin reads itself.
 
     Raises:
-        ConfigError: an unknown key, a value out of range, a wall that does not exist. `key` is where the user wrote it.
+        ConfigError: an unknown key, a value out of range, or an unknown wall.
     """
     names = {field.name for field in dataclasses.fields(Limits)}
     known = [*sorted(names), "allow_unprotected", "packages", "max_concurrent"]

@@ -1,6 +1,6 @@
-"""Tries, from inside the sandbox, what no program may do, and prints what happened as JSON. Runs there as source, not as a module.
+"""The self-test inside the sandbox: tries what no program may do and prints the results as JSON.
 
-stdin: a mapping of what the host put out as bait.
+It runs as source text, not as a module. stdin: the bait of the host, a JSON object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def succeeds(function: Callable[..., object], *args: Any) -> bool:
-    """Tell whether the call was allowed."""
+    """Return whether the call was allowed."""
     try:
         function(*args)
     except (OSError, MemoryError):
@@ -38,7 +38,7 @@ def write(folder: str) -> None:
 
 
 def changes(path: str) -> bool:
-    """Tell whether time or permissions of a file can be changed; success may be pretended, so look at the file."""
+    """Return whether the times or permissions of a file can be changed. Checks the file: success may be faked."""
     try:
         before = os.stat(path)
     except OSError:
@@ -57,7 +57,7 @@ def connect(family: int, address: str | tuple[str, int]) -> None:
 
 
 def start(function: Callable[..., object], *args: Any) -> None:
-    """Run the function in a process that ends with it, whatever happens."""
+    """Run the function in a child process that exits afterwards, whatever happens."""
     if os.fork() == 0:
         try:
             function(*args)
@@ -66,7 +66,7 @@ def start(function: Callable[..., object], *args: Any) -> None:
 
 
 def lose_a_process(name: str) -> bool:
-    """Leave a process behind in a session of its own, as a daemon does; tell whether it lives."""
+    """Leave a daemon behind, in a session of its own; return whether it was started."""
     ready, told = os.pipe()
 
     def daemon() -> None:
@@ -85,7 +85,7 @@ def lose_a_process(name: str) -> bool:
 
 
 def count_forks(most: int) -> int:
-    """Start processes that wait until this one ends, at most `most`; return how many were allowed."""
+    """Start up to `most` processes that wait until this one exits; return how many were allowed."""
     waiting, held_open = os.pipe()
 
     def wait() -> None:

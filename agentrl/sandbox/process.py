@@ -1,4 +1,4 @@
-"""One launcher process, seen from the host: given a request, waited for, stopped."""
+"""A launcher process as the host sees it: start, request, timeout, stop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.errors import SandboxError
 
 START_S = 30.0
-"""How long a launcher may take beyond its program: building walls and copying files, on a machine that is busy."""
+"""Seconds a launcher may take beyond its program's time: for walls and files, on a busy machine."""
 KILL_TIMEOUT_S = 10.0
 STOPPED = "gone"
 """As in launcher/watch.py: the host gave up."""
@@ -28,13 +28,14 @@ _START = "import sys; sys.path.append(sys.argv[1]); from launcher.main import ma
 
 
 class StoppedError(SandboxError):
-    """The host gave up an execution before it came to anything."""
+    """The host stopped an execution before it had a result."""
 
 
 class LauncherProcess:
-    """Runs one request. `stop` may be called from any thread: the launcher then kills the program and ends.
+    """Runs one request. `stop` may be called from any thread: the launcher then kills the program and exits.
 
-    channel: descriptors to read from and to write to, which the program finds as 3 and 4. They are closed here once it has them.
+    channel: descriptors to read from and to write to, which become 3 and 4 in the program. `run` closes them
+        here.
     """
 
     def __init__(self, request: Mapping[str, Any], *, timeout_s: float, channel: tuple[int, int] | None = None) -> None:
@@ -46,10 +47,11 @@ class LauncherProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> dict[str, Any]:
-        """Start the launcher and return its reply; when it was stopped meanwhile, `why` in it is STOPPED.
+        """Start the launcher and return its reply. If it was stopped meanwhile, the reply's `why` is STOPPED.
 
         Raises:
-            SandboxError: it could not be started, broke or hung; StoppedError: it was stopped before it could reply.
+            SandboxError: it could not be started, broke or hung. StoppedError: it was stopped before it
+                replied.
         """
         try:
             process = self._start()
@@ -70,7 +72,7 @@ class LauncherProcess:
         return reply
 
     def stop(self) -> None:
-        """Make `run` end soon: its input is closed, which the launcher watches."""
+        """Make `run` return soon: closes the launcher's input, which it watches."""
         with self._lock:
             self._stopped = True
             if self._process is not None and self._process.stdin is not None:
@@ -88,7 +90,8 @@ class LauncherProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    # Nothing of the host's environment but where an interpreter may find its own libraries.
+                    # Only what an interpreter needs to find its libraries; no secrets of the host's
+                    # environment.
                     env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
                     cwd="/",
                     bufsize=0,
@@ -100,7 +103,7 @@ class LauncherProcess:
             return self._process
 
     def _talk(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-        """Send the request, keep the input open, and read both outputs to their end."""
+        """Send the request and read both outputs to their end. The input stays open: closing it means stop."""
         assert process.stdout is not None
         assert process.stderr is not None
         deadline = time.monotonic() + self._timeout_s
@@ -126,15 +129,15 @@ class LauncherProcess:
     def _send(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         view = memoryview(len(self._payload).to_bytes(HEADER_BYTES, "big") + self._payload)
-        with self._lock, contextlib.suppress(OSError, ValueError):  # it ended, or `stop` closed the pipe
+        with self._lock, contextlib.suppress(OSError, ValueError):  # it exited, or `stop` closed the pipe
             while view:
                 view = view[process.stdin.write(view) :]
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Leave nothing behind: a launcher that is still there is killed, and its program with it."""
+        """Kill a launcher that still runs; its program is killed with it."""
         if process.poll() is None:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that a broken driver holds in the kernel is left behind
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one stuck in the kernel, say in a driver, is abandoned
                 process.wait(KILL_TIMEOUT_S)
         with self._lock:
             for stream in (process.stdin, process.stdout, process.stderr):
@@ -144,14 +147,14 @@ class LauncherProcess:
 
 
 class LauncherPair:
-    """Two launchers whose programs talk with each other; over when the second one is."""
+    """Two launchers whose programs talk to each other. Both are over when the second one ends."""
 
     def __init__(self, first: LauncherProcess, second: LauncherProcess) -> None:
         self._first = first
         self._second = second
 
     def run(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """Return the replies of both; None for the first when it had to be stopped. Raises SandboxError."""
+        """Return both replies; the first is None if it had to be stopped. Raises SandboxError."""
         ended: list[dict[str, Any] | SandboxError] = []
 
         def run_first() -> None:
@@ -175,10 +178,10 @@ class LauncherPair:
         return (None if outcome["why"] == STOPPED else outcome), reply
 
     def stop(self) -> None:
-        """Make `run` end soon, with a SandboxError."""
+        """Make `run` raise SandboxError soon."""
         self._second.stop()
 
 
 def interpreter() -> str:
-    """Return the interpreter's own file: not the one of a virtual environment, which reads that environment's settings."""
+    """Return the base interpreter, not a virtual environment's, which would read that environment's settings."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))

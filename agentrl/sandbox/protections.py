@@ -1,4 +1,4 @@
-"""Which walls stand: what the probe was able to do on this machine, not what the machine promises."""
+"""The active walls: what the probe could do on this machine, not what the machine promises."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from agentrl.sandbox.result import SandboxResult
 
 PROBE = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
 COMM_CHARS = 15
-"""The kernel cuts a process's name there."""
+"""The kernel truncates process names to this length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Protections:
-    """The walls that held in the self-test, those that did not with the reason, and the means that were used."""
+    """The walls that held in the self-test, those that did not, with the reasons, and the mechanisms in use."""
 
     active: tuple[Wall, ...]
     missing: Mapping[Wall, str]
@@ -39,7 +39,7 @@ class Protections:
 
 @contextmanager
 def bait(limits: Limits) -> Iterator[dict[str, Any]]:
-    """Put out what a program must not reach: a file and a folder open to everybody, two servers, this process."""
+    """Set up what a program must not reach: a world-writable file and folder, two servers, and this process."""
     name = secrets.token_hex(COMM_CHARS)[:COMM_CHARS]
     folder = Path(tempfile.mkdtemp(prefix="agentrl-bait-"))
     try:
@@ -82,7 +82,7 @@ def judge(result: SandboxResult, reply: Mapping[str, Any], baited: Mapping[str, 
 
 
 def refuse(protections: Protections, allowed: Sequence[Wall]) -> None:
-    """Raise ConfigError when a wall is missing that is not in `allowed`."""
+    """Raise ConfigError if a wall is missing that is not in `allowed`."""
     refused = {wall: why for wall, why in protections.missing.items() if wall not in allowed}
     if refused:
         gaps = "; ".join(f"{wall} ({why})" for wall, why in refused.items())

@@ -1,4 +1,4 @@
-"""How one program ended."""
+"""The result of one program."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ Ending = Literal["exited", "wall", "cpu", "memory", "output"]
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """Output and end of one program; all its processes are gone.
+    """Output and exit of one program. All its processes have ended.
 
-    exit_code: None when a signal or a limit ended it; signal: the number of that signal, None if there was none.
-    ended_by: the limit that ended it, or "exited". cpu_s: of its processes together.
-    is_workspace_cut: it left more than may be kept between calls, or folders nested too deep.
+    exit_code: None if a signal or a limit ended it. signal: the number of that signal, None if there was
+        none.
+    ended_by: the limit that was exceeded, or "exited". cpu_s: sum over its processes.
+    is_workspace_cut: files were lost, because they exceed what is kept between calls or are nested too deep.
     """
 
     stdout: str
@@ -38,11 +39,11 @@ class SandboxResult:
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether all processes together passed the limit, or one of them was refused more and said so."""
+        """Whether all processes together exceeded the limit, or the program died of a MemoryError."""
         return self.ended_by == "memory" or (self.exit_code == 1 and self.stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"))
 
     def describe(self) -> str:
-        """Say in words how it ended, "" when it ended well."""
+        """Describe a failed program in words, "" if it exited with 0."""
         match self.ended_by:
             case "wall":
                 return f"ended after {self.wall_s:.1f} s: it took too long"

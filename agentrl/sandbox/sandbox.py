@@ -1,4 +1,4 @@
-"""Runs programs that a model wrote; each in a process of its own, behind walls that a self-test has seen standing."""
+"""Runs programs that a model wrote, each in its own process, behind walls that a self-test has verified."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ Reply = TypeVar("Reply", covariant=True)
 log = logging.getLogger(__name__)
 
 TEST_S = 30.0
-"""What the self-test may take at least; it needs milliseconds, unless the machine is busy."""
+"""Minimum time limit of the self-test, in seconds. It needs milliseconds, unless the machine is busy."""
 
 _reports: dict[str, None] = {}
-"""What the self-tests of this process found, each once."""
+"""Results of this process's self-tests, each once. A dict serves as an ordered set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Python source to run as `__main__`, in a working folder that holds `files` (relative path -> content).
+    """Python source to run as `__main__`, in a working folder with `files` (relative path -> content).
 
-    echo: show the value of a last expression, as a prompt does.
-    is_merged: stderr goes into stdout, in the order it was written.
-    workspace: a file of the host, empty at first, that keeps the working folder from one program to the next.
-    limits: in place of the sandbox's own.
+    echo: print the value of a last expression, as the interactive prompt does.
+    is_merged: stderr goes to stdout, in the order of writing.
+    workspace: a file of the host, empty at first, that preserves the working folder from one program to the
+        next.
+    limits: override the sandbox's limits.
     """
 
     source: str
@@ -55,10 +56,10 @@ class Program:
 
 
 class Sandbox:
-    """Runs programs within `options.limits`, at most `options.max_concurrent` at a time. Use `open_sandbox` to share one.
+    """Runs programs within `options.limits`. `open_sandbox` returns a shared one.
 
-    num_slots: how many programs run at a time.
-    avoid: parts of the walls that are not even tried (namespaces, landlock, seccomp, cgroup): to see what the rest holds.
+    At most `num_slots` programs run at a time: `options.max_concurrent`, or the number of CPUs.
+    avoid: mechanisms that are not used (namespaces, landlock, seccomp, cgroup), to test the remaining ones.
     """
 
     def __init__(self, options: SandboxOptions | None = None, *, avoid: tuple[str, ...] = ()) -> None:
@@ -71,26 +72,27 @@ class Sandbox:
         self._protections: Protections | None = None
 
     async def run(self, program: Program) -> SandboxResult:
-        """Run a program to its end and return what it did; when cancelled, it is killed before this returns.
+        """Run a program to its end and return its result. If cancelled, it is killed before this returns.
 
         Raises:
             SandboxError: the sandbox broke, which says nothing about the program.
-            ConfigError: a wall is missing on this machine that `allow_unprotected` does not name.
+            ConfigError: a wall is missing on this machine and not in `allow_unprotected`.
         """
         return _result(await self._play(self._process(program)))
 
     async def run_pair(self, program: Program, judge: Program) -> tuple[SandboxResult | None, SandboxResult]:
-        """Run two programs that talk by pipes, each as descriptors 3 (to read from) and 4 (to write to), in walls of its own each.
+        """Run two programs in separate walls, connected by two pipes.
 
-        Both are over when `judge` is: it alone says what came of it, and what is left of `program` is killed.
+        Each program reads from descriptor 3 and writes to descriptor 4. When `judge` ends, `program` is
+        killed: only the judge decides the outcome.
 
         Returns:
-            Results of both; the first is None where `program` was killed.
+            Results of both; the first is None if `program` was killed.
 
         Raises:
-            SandboxError, ConfigError: as `run` does.
+            SandboxError, ConfigError: as in `run`.
         """
-        asked, answered = os.pipe(), os.pipe()  # close-on-exec: only the launcher that is meant inherits an end
+        asked, answered = os.pipe(), os.pipe()  # close-on-exec: each launcher inherits only the ends passed to it
         first = self._process(program, channel=(asked[0], answered[1]))
         second = self._process(judge, channel=(answered[0], asked[1]))
         ended, judged = await self._play(LauncherPair(first, second))
@@ -104,7 +106,7 @@ class Sandbox:
             nursery.start_soon(_stop_when_cancelled, process)
             try:
                 reply = await trio.to_thread.run_sync(process.run, limiter=self._limiter)
-            except SandboxError as error:  # out of the nursery as itself, and not at all when it was us who stopped it
+            except SandboxError as error:  # kept, so that no exception group wraps it; a cancellation drops it
                 failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:
@@ -112,18 +114,18 @@ class Sandbox:
         return reply
 
     def run_sync(self, program: Program) -> SandboxResult:
-        """Do what `run` does, blocking; from any thread."""
+        """Do what `run` does, blocking. For any thread."""
         self.check()
         process = self._process(program)
         with self._slots:
             return _result(process.run())
 
     def check(self) -> Protections:
-        """Test the walls, once, and return what is active; logs it.
+        """Run the self-test once, log its result, and return the active walls.
 
         Raises:
             SandboxError: the sandbox does not run at all.
-            ConfigError: a wall is missing on this machine that `allow_unprotected` does not name.
+            ConfigError: a wall is missing on this machine and not in `allow_unprotected`.
         """
         with self._check_lock:
             if self._protections is None:
@@ -135,7 +137,9 @@ class Sandbox:
             return self._protections
 
     def _test(self) -> Protections:
-        own = self.options.limits  # of which those of time are for programs: a busy machine is no reason to say that walls are missing
+        # The time limits are for programs: a slow self-test on a busy machine does not mean that walls are
+        # missing.
+        own = self.options.limits
         limits = replace(own, wall_s=max(own.wall_s, TEST_S), cpu_s=max(own.cpu_s, TEST_S))
         with bait(limits) as baited:
             reply = self._process(Program(PROBE, stdin=json.dumps(baited), limits=limits)).run()
@@ -176,18 +180,18 @@ class Sandbox:
 
 
 def sandbox_reports() -> tuple[str, ...]:
-    """Return one line for each kind of protection that sandboxes of this process found and accepted."""
+    """Return the distinct self-test results of this process's sandboxes, one line each."""
     return tuple(_reports)
 
 
 @functools.lru_cache(maxsize=64)
 def open_sandbox(options: SandboxOptions) -> Sandbox:
-    """Return this process's sandbox with these options: tested once, and its programs are counted together."""
+    """Return this process's one sandbox with these options. Its self-test runs once, its slots are shared."""
     return Sandbox(options)
 
 
 class Stoppable(Protocol[Reply]):
-    """What blocks a thread until `stop` is called from another one."""
+    """A blocking call that `stop` ends from another thread."""
 
     def run(self) -> Reply: ...
     def stop(self) -> None: ...
@@ -202,7 +206,7 @@ async def _stop_when_cancelled(process: Stoppable[Any]) -> None:
 
 @functools.cache
 def _packages() -> list[str]:
-    """Return the folders of installed packages that lie outside of the interpreter's own installation, and its own."""
+    """Return the folders of installed packages: those of a virtual environment, else the interpreter's own."""
     paths = dict.fromkeys(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))
     return [path for path in paths if os.path.isdir(path)]
 

@@ -1,4 +1,5 @@
-"""The process between the host and a program: a clean interpreter builds the walls, watches, kills, and reports.
+"""The process between the host and a program: it builds the walls, watches, kills, and reports.
 
-Runs under `python -I -S` on the standard library alone and imports little of it: its start is part of every execution.
+It runs under `python -I -S` with the standard library alone and imports little: each execution pays for its
+start.
 """

@@ -1,25 +1,25 @@
-"""A control group for one execution, where the machine lets us make one: memory and processes counted by the kernel."""
+"""A control group for one execution, if the machine allows one: the kernel then limits memory and processes."""
 
 from __future__ import annotations
 
 import os
 
 PREFIX = "agentrl-sandbox-"
-FILES = {  # controller: (file of the limit in version 2, in version 1)
+FILES = {  # controller: (its limit's file in version 2, in version 1)
     "memory": ("memory.max", "memory.limit_in_bytes"),
     "pids": ("pids.max", "pids.max"),
 }
 
 
 class ControlGroup:
-    """The groups that one program runs in: one in version 2, one per controller in version 1."""
+    """The control groups of one program: one in version 2, one per controller in version 1."""
 
     def __init__(self, folders: dict[str, str]) -> None:
         self._folders = folders
 
     @classmethod
     def make(cls, *, memory_bytes: int, max_processes: int) -> ControlGroup:
-        """Make groups for those controllers that this process may divide further; there may be none."""
+        """Create groups for the controllers that this process may delegate; possibly none."""
         limits = {"memory": memory_bytes, "pids": max_processes}
         folders: dict[str, str] = {}
         for controller, (parent, version) in _parents().items():
@@ -43,7 +43,7 @@ class ControlGroup:
             _write(f"{folder}/cgroup.procs", str(pid))
 
     def num_oom_kills(self) -> int:
-        """Return how often the kernel killed one of its processes for want of memory."""
+        """Return how many of its processes the kernel's OOM killer has killed."""
         folder = self._folders.get("memory", "")
         for name in ("memory.events", "memory.oom_control"):
             for line in _read(f"{folder}/{name}").splitlines():
@@ -52,13 +52,13 @@ class ControlGroup:
         return 0
 
     def remove(self) -> None:
-        """Remove the groups, once all their processes ended."""
+        """Remove the groups. All their processes must have ended."""
         for folder in set(self._folders.values()):
             _remove(folder)
 
 
 def _parents() -> dict[str, tuple[str, int]]:
-    """Return this process's own group by controller, with the version of its hierarchy."""
+    """Return {controller: (folder of this process's own group, version of its hierarchy)}, if writable."""
     found: dict[str, tuple[str, int]] = {}
     for line in _read("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
@@ -73,7 +73,7 @@ def _parents() -> dict[str, tuple[str, int]]:
 
 
 def _sweep(parent: str) -> None:
-    """Remove groups of launchers that were killed."""
+    """Remove groups that killed launchers left behind."""
     for name in os.listdir(parent):
         if name.startswith(PREFIX) and not os.path.exists(f"/proc/{name.removeprefix(PREFIX)}"):
             _remove(f"{parent}/{name}")
@@ -83,7 +83,7 @@ def _remove(folder: str) -> None:
     try:
         os.rmdir(folder)
     except OSError:
-        return  # a later launcher sweeps it
+        return  # a later launcher will remove it
 
 
 def _write(path: str, text: str) -> None:

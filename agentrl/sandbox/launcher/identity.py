@@ -1,4 +1,4 @@
-"""Who the program runs as: never root, and as root's child nobody that owns anything on the host."""
+"""The user of a program: never root. Under a root launcher, an id that owns nothing on the host."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 from . import kernel
 
 INNER_ID = 1000
-"""Its user and group inside a user namespace."""
+"""The program's user and group id inside a user namespace."""
 FIRST_STRANGER = 100_000
-"""Accounts of people and services have smaller numbers, nearly everywhere."""
+"""Real accounts have smaller ids on nearly every machine."""
 
 
 def stranger() -> int | None:
-    """Return a random user and group id without an account; None when this user namespace has no other ids."""
+    """Return a random user and group id without an account; None if this user namespace has no other ids."""
     extents = [_largest_extent(f"/proc/self/{kind}_map") for kind in ("uid", "gid")]
     first = max(start for start, _ in extents)
     end = min(start + count for start, count in extents)
@@ -25,22 +25,22 @@ def stranger() -> int | None:
 
 
 def become(user: int) -> None:
-    """Change to user and group `user`, which ends all privileges of root."""
+    """Switch to user and group `user`, which drops all privileges of root."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
 
 
 def map_self(user: int, group: int) -> None:
-    """In a fresh user namespace: be INNER_ID there, and `user` for the rest of the world."""
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # after a change of user, /proc/self is root's
+    """Map the ids of a new user namespace: INNER_ID inside is `user` and `group` outside."""
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # after a change of user, /proc/self would belong to root
     for name, line in (("setgroups", "deny"), ("uid_map", f"{INNER_ID} {user} 1"), ("gid_map", f"{INNER_ID} {group} 1")):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
             file.write(line)
 
 
 def renounce() -> None:
-    """Give up capabilities and every way to gain some: setuid files, exec."""
+    """Drop all capabilities, and all ways to gain some: setuid files and exec."""
     kernel.drop_bounding_set()
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)

@@ -1,6 +1,7 @@
-"""The walls around a program: with namespaces a root of its own, without them what the kernel offers any process.
+"""The walls around a program: a root of its own with namespaces, and the limits that any process can set itself.
 
-`Jail` is the part that the launcher keeps, `enter` and `confine` run in the processes inside.
+`build_root` runs in the first process inside; `set_limits`, `confine` and `execute` run in the program's
+process.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from .request import Request
 from .tree import write_files
 
 STAGING = "/tmp"
-"""Where the new root is put together, in a mount namespace of its own: any folder that every machine has."""
+"""Where the new root is assembled, in a mount namespace of its own. It must exist on every machine."""
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 NUM_DESCRIPTORS = 5
-"""Of a program with a channel: 0 to 2, and both ends."""
+"""Descriptors of a program with a channel: 0 to 2, and the two ends."""
 CODE = "/sandbox"
 WORK = "/work"
 PYTHON = "/python"
@@ -30,7 +31,7 @@ RUNNER = os.path.join(os.path.dirname(__file__), "runner.py")
 
 
 class Layout:
-    """Where the program finds things, in its own view."""
+    """Paths as the program sees them. is_moved: the program has a root of its own."""
 
     def __init__(self, request: Request, *, is_moved: bool, scratch: str = "") -> None:
         self.is_moved = is_moved
@@ -54,7 +55,7 @@ class Layout:
 
     def readable(self) -> list[str]:
         if self.is_moved:
-            return ["/"]  # a root of its own, with nothing in it to hide
+            return ["/"]  # a root of its own, which has no secrets
         return [self.prefix, *self.packages, *SYSTEM_LIBRARIES, self.code, "/etc/ld.so.cache", "/usr/share/zoneinfo"]
 
     def writable(self) -> list[str]:
@@ -67,15 +68,15 @@ def code_files(request: Request) -> dict[str, bytes]:
 
 
 def build_root(request: Request, layout: Layout, scratch: int, owner: int) -> None:
-    """Replace this process's root by a read-only one: libraries, the interpreter, a few devices, and `scratch` to write to.
+    """Replace this process's root by a read-only one: libraries, the interpreter, some devices, and `scratch`.
 
-    scratch: descriptor of a detached tmpfs with the folders work, tmp and shm.
+    scratch: descriptor of a detached tmpfs with the folders work, tmp and shm, the only writable ones.
 
     Raises:
         OSError: the kernel refuses one of the mounts.
     """
     kernel.unshare(kernel.CLONE_NEWNS)
-    files = code_files(request)  # read and opened before the staging folder hides what may lie below it
+    files = code_files(request)  # read before the staging folder hides what may be below it
     sources = _sources(request, layout)
     root = kernel.new_tmpfs(kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV, size="4m", nr_inodes="1k", mode="0755")
     kernel.attach_mount(root, STAGING)
@@ -104,11 +105,11 @@ def build_root(request: Request, layout: Layout, scratch: int, owner: int) -> No
 
 
 def set_limits(request: Request, *, max_processes: int) -> None:
-    """Set the limits of one process, for good: soft and hard ones are the same."""
+    """Set the resource limits of this process for good: soft and hard limits are equal, except for CPU time."""
     cpu_s = max(1, int(request.cpu_s + 0.999))
     for kind, soft, hard in (
         (resource.RLIMIT_AS, request.memory_bytes, request.memory_bytes),
-        (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),  # SIGXCPU first: it tells why
+        (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),  # soft limit first: SIGXCPU tells why it was killed
         (resource.RLIMIT_FSIZE, request.file_bytes, request.file_bytes),
         (resource.RLIMIT_NOFILE, request.max_open_files, request.max_open_files),
         (resource.RLIMIT_NPROC, max_processes, max_processes),
@@ -124,7 +125,7 @@ def set_limits(request: Request, *, max_processes: int) -> None:
 
 
 def confine(layout: Layout, request: Request) -> None:
-    """Put the last two walls around this process, Landlock and the filter of system calls, each where the kernel has it."""
+    """Apply the last two walls to this process, Landlock and the system call filter, if the kernel supports them."""
     devices = [f"/dev/{name}" for name in DEVICES]
     if "landlock" not in request.avoid and landlock.version():
         landlock.restrict(layout.readable(), layout.writable(), devices)
@@ -133,13 +134,13 @@ def confine(layout: Layout, request: Request) -> None:
         try:
             seccomp.install_filter(seccomp.filter_program(arch, keeps_metadata=not layout.is_moved))
         except OSError:
-            return  # the self-test finds it missing
+            return  # the self-test will report the missing wall
 
 
 def execute(layout: Layout, request: Request, descriptors: tuple[int, int, int], *, keep: int) -> None:
-    """Become the program: standard streams as given, its channel, no other descriptor, default signals. Does not return.
+    """Execute the program, with the given standard streams, its channel and no other descriptors. Does not return.
 
-    keep: a descriptor that the exec itself closes, for the report should it fail.
+    keep: a close-on-exec descriptor, to report a failure of the exec.
     """
     channel = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, NUM_DESCRIPTORS) for descriptor in request.channel]  # they may be 4 and 3
     given = [*descriptors, *channel]
@@ -149,14 +150,14 @@ def execute(layout: Layout, request: Request, descriptors: tuple[int, int, int],
     os.closerange(keep + 1, 4096)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # too large a file is an OSError that says so
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a file beyond the limit raises OSError instead of a silent death
     os.chdir(layout.work)
     os.umask(0o077)
     os.execve(layout.python, layout.command(request), layout.environment())
 
 
 def _sources(request: Request, layout: Layout) -> list[tuple[int, str]]:
-    """Return detached, read-only copies of what the program may read, with their places in its view."""
+    """Return detached, read-only mounts of what the program may read, with their paths in its view."""
     attributes = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID
     files = [
         *(path for path in SYSTEM_LIBRARIES if os.path.isdir(path) and not os.path.islink(path)),
@@ -182,7 +183,7 @@ def _sources(request: Request, layout: Layout) -> list[tuple[int, str]]:
 
 
 def _attach(mount: int, target: str) -> None:
-    """Attach a detached mount, after making something of its kind to attach it to."""
+    """Attach a detached mount at `target`, after creating a mount point of the same kind."""
     if stat.S_ISDIR(os.fstat(mount).st_mode):
         os.makedirs(target, exist_ok=True)
     else:

@@ -1,4 +1,4 @@
-"""The system calls that `os` has no name for. All raise OSError; their meaning is in the manual page of the same name."""
+"""System calls that `os` does not wrap. All raise OSError. See the manual page of the same name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOVE_MOUNT_F_EMPTY_PATH = 4
 _FSCONFIG_SET_STRING, _FSCONFIG_CREATE = 1, 6
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
-# Numbers from 424 on are the same on every architecture.
+# Numbers from 424 on are the same on all architectures.
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
@@ -41,7 +41,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def syscall(number: int, *args: int | bytes | ctypes.Array | ctypes.Structure | None) -> int:
-    """Make the system call; integers travel as C longs, bytes and ctypes objects as pointers."""
+    """Make a system call. Integers are passed as C longs, bytes and ctypes objects as pointers."""
     converted = [
         ctypes.c_long(a) if isinstance(a, int) else ctypes.byref(a) if isinstance(a, (ctypes.Structure, ctypes.Array)) else a for a in args
     ]
@@ -78,13 +78,13 @@ def pivot_root(folder: str, put_old: str) -> None:
 
 
 def clone_mount(path: str, *, recursive: bool = True) -> int:
-    """Return the descriptor of a detached copy of what is mounted at `path`."""
+    """Return a descriptor of a detached copy of the mount at `path`."""
     flags = _OPEN_TREE_CLONE | _O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
     return syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags)
 
 
 def new_tmpfs(attributes: int, **options: str) -> int:
-    """Return the descriptor of a fresh, detached tmpfs, made with `size`, `nr_inodes`, `mode`."""
+    """Return a descriptor of a new, detached tmpfs. options: `size`, `nr_inodes`, `mode`."""
     context = syscall(_FSOPEN, b"tmpfs", 1)
     try:
         for name, value in options.items():
@@ -104,7 +104,7 @@ class _MountAttr(ctypes.Structure):
 
 
 def restrict_mount(mount: int | str, attributes: int) -> None:
-    """Add attributes to a mount and all below it, by its descriptor or its path."""
+    """Add attributes to a mount. A descriptor includes the mounts below it, a path does not."""
     attr = _MountAttr(attributes, 0, 0, 0)
     if isinstance(mount, int):
         syscall(_MOUNT_SETATTR, mount, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, attr, ctypes.sizeof(attr))
@@ -117,16 +117,16 @@ class _CapabilityHeader(ctypes.Structure):
 
 
 def drop_bounding_set() -> None:
-    """Make it impossible to gain any capability by an exec; needs CAP_SETPCAP, without it there is nothing to gain."""
+    """Prevent this process from gaining capabilities by an exec. Without CAP_SETPCAP there are none to gain."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:
-            return  # beyond the last one the kernel knows, or not permitted
+            return  # beyond the last capability of this kernel, or not permitted
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this process."""
+    """Drop all capabilities of this process."""
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     syscall(_CAPSET[machine()], _CapabilityHeader(_LINUX_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
 

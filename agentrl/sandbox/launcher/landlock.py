@@ -1,6 +1,6 @@
-"""Landlock: the kernel's own rules of which paths a process may touch, without any namespace.
+"""Landlock: kernel rules for the paths that a process may access, without namespaces.
 
-A second wall where there are namespaces, the first one where there are none.
+It is the second wall if there are namespaces, and the first one otherwise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _VERSION_QUERY = 1
 _RULE_PATH_BENEATH = 1
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
-_RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15}  # number of rights over files; 16 since version 5
+_RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights; 16 since version 5
 _TCP_SINCE, _TCP = 4, 3
 _SCOPE_SINCE, _SCOPE_SOCKETS_AND_SIGNALS = 6, 3
 
@@ -34,7 +34,7 @@ class _PathRule(ctypes.Structure):
 
 
 def version() -> int:
-    """Return the version of the kernel's interface, 0 when it is off."""
+    """Return the version of the kernel's Landlock interface, 0 if it is off."""
     try:
         return syscall(_CREATE_RULESET, None, 0, _VERSION_QUERY)
     except OSError:
@@ -42,9 +42,10 @@ def version() -> int:
 
 
 def restrict(readable: list[str], writable: list[str], devices: list[str]) -> None:
-    """Let this process and its children read below `readable`, do anything below `writable`, use `devices`: no more.
+    """Restrict this process and its children: read below `readable`, full access below `writable`, use `devices`.
 
-    Also no TCP, and no signals or abstract sockets to processes outside, where the kernel can. Needs no_new_privs.
+    Also forbids TCP, and signals and abstract sockets to outside processes, if the kernel supports it. Needs
+    no_new_privs.
 
     Raises:
         OSError: the kernel has no Landlock.
@@ -67,7 +68,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not there need not be allowed
+        return  # a missing path needs no rule
     try:
         if not os.path.isdir(path):
             rights &= READ_FILE | USE_DEVICE

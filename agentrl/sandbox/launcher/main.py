@@ -1,7 +1,7 @@
-"""The launcher's way through one execution: read the request, build the walls, start, watch, kill, reply.
+"""The launcher of one execution: read the request, build the walls, start, watch, kill, reply.
 
-Reply: a mapping with `error` (a wall that could not be built) or stdout, stderr, status (as `os.wait` gives it), why, cpu_s,
-wall_s, layers (what was used), is_workspace_cut.
+The reply is a mapping. It has `error`, a wall that could not be built, or: stdout, stderr, status (as from
+`os.wait`), why, is_truncated, cpu_s, wall_s, peak_bytes, layers (mechanisms in use), is_workspace_cut.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def main() -> None:
 
 
 class Execution:
-    """One program, from nothing to nothing. `step` says what is being done, for errors."""
+    """One program, from setup to cleanup. `step` names the current action, for errors."""
 
     def __init__(self, request: Request, host: int) -> None:
         self.step = "the request"
         self._request = request
         self._host = host
         self._layers: list[str] = []
-        self._folder = ""  # without a tmpfs: where the program writes, on the host's disk
+        self._folder = ""  # where the program writes on the host's disk, if there is no tmpfs
         self._scratch = -1
         self._user: int | None = None
         self._has_namespaces = False
@@ -82,13 +82,13 @@ class Execution:
     # ------------------------------------------------------------------------------------------------- who and where
 
     def _enter_namespaces(self) -> bool:
-        """Enter namespaces of our own, as root directly, else by a user namespace; False where neither is allowed."""
+        """Enter new namespaces: as root directly, else through a user namespace. False if neither is allowed."""
         self.step = "namespaces"
         if os.geteuid() == 0 and (user := identity.stranger()) is not None:
             try:
                 kernel.unshare(kernel.CLONE_NEWNS | NAMESPACES)
                 self._user = user
-            except OSError:  # a container's root, without CAP_SYS_ADMIN: somebody without any privilege may be allowed more
+            except OSError:  # a container's root without CAP_SYS_ADMIN: an unprivileged user may be allowed more
                 if not _may_unshare(user):
                     return self._go_without("not permitted")
                 self._groups.remove()  # they are root's
@@ -112,7 +112,7 @@ class Execution:
 
     def _stay_outside(self) -> None:
         if os.geteuid() == 0 and (user := identity.stranger()) is not None:
-            self._user = user  # the program's alone; the launcher stays root to end what belongs to it
+            self._user = user  # used by this program only; the launcher stays root, to kill the user's processes
             self._layers.append("a user id of its own")
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
 
@@ -144,7 +144,7 @@ class Execution:
     # --------------------------------------------------------------------------------------------- start, end, files
 
     def _start(self) -> tuple[Watch, int]:
-        """Start the program and return who watches it, and the process below which everything of it lives."""
+        """Start the program; return its watch, and the process that is the ancestor of all its processes."""
         out, err, status, go = os.pipe(), os.pipe(), os.pipe(), os.pipe()
         stdin = self._stdin()
         pid = os.fork()
@@ -154,11 +154,12 @@ class Execution:
             Inside(self._request, self._has_namespaces, self._user, self._folder).run(
                 (stdin, out[1], out[1] if self._request.is_merged else err[1]), scratch=self._scratch, status=status[1], go=go[0]
             )
-        for descriptor in (out[1], err[1], status[1], go[0], stdin, *self._request.channel):  # the other end must see the program's end
+        # Close the child's ends here, or the other program would never see the end of the channel.
+        for descriptor in (out[1], err[1], status[1], go[0], stdin, *self._request.channel):
             os.close(descriptor)
         self._groups.add(pid)
         try:
-            os.write(go[1], b"g")  # it waits for this, and ends when we do
+            os.write(go[1], b"g")  # the child waits for this until it is in its control group; it exits if the launcher dies
         except BrokenPipeError:
             self.step = "starting the program, which ended at once"
         watch = Watch(
@@ -172,7 +173,7 @@ class Execution:
         return watch, pid
 
     def _stdin(self) -> int:
-        """Return a read-only, sealed file with the program's input: a pipe would need somebody to feed it."""
+        """Return a read-only, sealed file with the program's input. A pipe would need a process to feed it."""
         descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         write_all(descriptor, self._request.stdin)
         os.lseek(descriptor, 0, os.SEEK_SET)
@@ -181,7 +182,7 @@ class Execution:
 
     def _kill(self, pid: int) -> None:
         if self._has_namespaces:
-            os.kill(pid, signal.SIGKILL)  # the namespace's first process: the kernel ends all others with it
+            os.kill(pid, signal.SIGKILL)  # process 1 of the PID namespace: the kernel kills all others with it
             os.waitpid(pid, 0)
             return
         if self._user is not None:
@@ -189,7 +190,7 @@ class Execution:
         processes.kill_all(os.getpid())
 
     def _kill_stranger(self, user: int) -> None:
-        """Kill every process of the program's own user at once: only it can name them all without a race."""
+        """Kill all processes of the program's user at once. Only kill(-1) as that user is free of races."""
         killer = os.fork()
         if killer == 0:
             identity.become(user)
@@ -210,13 +211,13 @@ class Execution:
     def _reply(self, watch: Watch) -> dict[str, object]:
         status, cpu_s, error = NO_STATUS, watch.cpu_s, ""
         has_started = watch.report.startswith(STARTED)
-        report = watch.report.removeprefix(STARTED).partition(b"\n")[0]  # after the program's own failure to start, its end is no news
+        report = watch.report.removeprefix(STARTED).partition(b"\n")[0]  # if the start failed, a second line follows: ignore it
         if report[:1] == b"!":
             return {"error": report[1:].decode("utf-8", "replace")}
         if report:
             first, second = report.split()
             status, cpu_s = int(first), max(cpu_s, float(second))
-        elif has_started:  # where there are no namespaces, a program may kill the process that waits for it
+        elif has_started:  # without namespaces, a program can kill the process that waits for it
             status = signal.SIGKILL
         elif not watch.why and not self._groups.num_oom_kills():
             error = "the program's first process ended without a report"
@@ -242,7 +243,7 @@ class Execution:
 
 
 def _may_unshare(user: int) -> bool:
-    """Try out whether a user may make a user namespace."""
+    """Return whether this user may create a user namespace, by trying it in a child process."""
     child = os.fork()
     if child == 0:
         try:
@@ -257,9 +258,9 @@ def _may_unshare(user: int) -> bool:
 
 
 class Inside:
-    """The first process inside: finishes the walls, starts the program, waits for it, and reports how it ended.
+    """The first process inside: completes the walls, starts the program, waits for it, and reports its exit.
 
-    With namespaces it is process 1: what it leaves when it ends, the kernel kills.
+    With namespaces it is process 1: when it exits, the kernel kills all others.
     """
 
     def __init__(self, request: Request, has_namespaces: bool, user: int | None, folder: str) -> None:
@@ -270,11 +271,11 @@ class Inside:
         self._step = "walls"
 
     def run(self, streams: tuple[int, int, int], *, scratch: int, status: int, go: int) -> None:
-        """Do all of it, and end this process."""
+        """Do all of this, and exit."""
         try:
             self._build(scratch)
             self._step = "waiting for the launcher"
-            if os.read(go, 1):  # nothing: the launcher is gone, or could not add us to its control group
+            if os.read(go, 1):  # b"": the launcher died, or could not add this process to its control group
                 self._step = "starting the interpreter"
                 self._run_program(streams, status)
         except OSError as error:
@@ -312,6 +313,7 @@ class Inside:
     def _become_program(self, streams: tuple[int, int, int], status: int) -> None:
         try:
             self._step = "limits"
+            # RLIMIT_NPROC counts all threads of the user on the machine, not only the program's.
             extra = 1 if self._has_namespaces or self._user is not None else processes.count_of_user(os.geteuid())
             jail.set_limits(self._request, max_processes=self._request.max_processes + extra)
             os.setsid()

@@ -1,4 +1,4 @@
-"""What runs below a process, read from /proc: for limits that hold for all of a program together, and for the last kill."""
+"""The descendants of a process, from /proc: to sum what a program uses, and to kill all of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Usage:
-    """Memory held and CPU time used by a process and all below it, those that ended and were waited for included."""
+    """Memory in use, and CPU time of processes, including that of ended children they waited for."""
 
     def __init__(self) -> None:
         self.memory_bytes = 0
@@ -20,7 +20,7 @@ class Usage:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the processes below `root`, itself not included; what ends meanwhile may or may not be among them."""
+    """Return the processes below `root`, without itself. One that ends meanwhile may or may not be included."""
     found: list[int] = []
     waiting = [root]
     while waiting:
@@ -45,12 +45,12 @@ def usage(pids: list[int]) -> Usage:
 
 
 def kill_all(root: int) -> None:
-    """Kill everything below `root`, which is this process and a subreaper, and return when nothing is left.
+    """Kill everything below `root`, which must be this process and a subreaper; return when nothing is left.
 
-    Stopped first, then killed: a process that forks faster than it is found would win otherwise.
+    All are stopped before any is killed; otherwise a program that forks fast enough would survive.
 
     Raises:
-        OSError: something does not die.
+        OSError: a process did not end within KILL_S.
     """
     deadline = time.monotonic() + KILL_S
     while _has_children():
@@ -67,7 +67,7 @@ def kill_all(root: int) -> None:
 
 
 def count_of_user(user: int) -> int:
-    """Return how many threads of a user the machine has."""
+    """Return the number of threads of a user on this machine."""
     total = 0
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -80,7 +80,7 @@ def count_of_user(user: int) -> int:
 
 
 def _has_children() -> bool:
-    """Wait for the children that ended; tell whether there are any others."""
+    """Reap the children that have ended; return whether others remain."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -107,4 +107,4 @@ def _read(path: str) -> str:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
     except OSError:
-        return ""  # it ended meanwhile
+        return ""  # the process has ended

@@ -1,4 +1,4 @@
-"""What the host asks for; read from a pipe as marshal, which both ends, the same interpreter, speak without an import."""
+"""The request of the host and the reply, as marshal: both ends run the same interpreter, and it needs no import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import marshal
 from .tree import read_all, write_all
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # the launcher starts in milliseconds: typing alone would take some
+if TYPE_CHECKING:  # importing typing would cost milliseconds at every start
     from typing import Any
 
 HEADER_BYTES = 8
@@ -16,16 +16,17 @@ HEADER_BYTES = 8
 class ExecutionRequest:
     """One execution. Sizes in bytes, times in seconds.
 
-    python: the interpreter's file; prefix: its installation; packages: further folders for sys.path;
-    workspace: file of the host with the packed files that the program finds and leaves, None for none;
-    temporary: where the program's files lie on the host's disk, if they must;
-    is_merged: stderr goes where stdout goes;
-    channel: none, or two descriptors that the program gets as 3 (to read from) and 4 (to write to);
-    avoid: walls that are not even tried, so that a test sees what the others hold.
+    python: the interpreter's file; prefix: its installation; packages: more folders for sys.path;
+    workspace: file of the host with the packed working folder, read at the start and written at the end, or
+        None;
+    temporary: folder on the host's disk for the program's files, if there is no tmpfs;
+    is_merged: stderr goes to stdout;
+    channel: empty, or two descriptors that become 3 (to read from) and 4 (to write to) in the program;
+    avoid: mechanisms that are not used, to test the remaining ones.
     """
 
     def __init__(self, fields: dict[str, Any]) -> None:
-        # Of the types declared here, as the host wrote them: mypy cannot see across the pipe.
+        # The host guarantees these types; mypy cannot see across the pipe.
         self.python: str = fields["python"]
         self.prefix: str = fields["prefix"]
         self.packages: list[str] = fields["packages"]
@@ -50,7 +51,7 @@ class ExecutionRequest:
 
 
 def read_request(descriptor: int) -> ExecutionRequest:
-    """Read one request; what the descriptor does afterwards (it closes when the host gives up) is left to the caller."""
+    """Read one request. The descriptor stays open: its end means that the host gave up, which the caller watches."""
     size = int.from_bytes(_read(descriptor, HEADER_BYTES), "big")
     return ExecutionRequest(marshal.loads(_read(descriptor, size)))
 

@@ -1,6 +1,6 @@
-"""Runs main.py beside it inside the sandbox; with `echo`, shows the value of a last expression as a prompt would.
+"""Runs main.py beside it, inside the sandbox. With `echo`, prints the value of a last expression, as a prompt does.
 
-argv: folders for sys.path, joined by colons; then "echo" or nothing.
+argv: folders for sys.path, joined by colons; then optionally "echo".
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import _ast
 import builtins
 import sys
 
-TYPE_CHECKING = False  # typing's own costs milliseconds at every start
+TYPE_CHECKING = False  # importing typing would cost milliseconds at every start
 if TYPE_CHECKING:
     from types import TracebackType
 
 
 def show(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-    """Print the traceback from the program's own first line on."""
+    """Print the traceback without this file's frames."""
     import traceback
 
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
@@ -26,8 +26,8 @@ def show(kind: type[BaseException], value: BaseException, trace: TracebackType |
 def run(path: str, *, echo: bool) -> None:
     """Run the file as `__main__`."""
     sys.excepthook = show
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # nobody has replaced it yet
-    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # what `site` would have given
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # still a TextIOWrapper here
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # `site` would define them, but -S skips it
     module = type(sys)("__main__")
     module.__file__ = path
     sys.modules["__main__"] = module
@@ -43,6 +43,6 @@ def run(path: str, *, echo: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, "")  # the working folder; the code's own folder has nothing to import
+    sys.path.insert(0, "")  # the working folder; this file's folder has nothing to import
     sys.path.extend(path for path in sys.argv[1].split(":") if path)
     run(__file__.replace("runner.py", "main.py"), echo="echo" in sys.argv[2:])

@@ -1,8 +1,8 @@
-"""The filter of system calls: what a computation never needs is refused before the kernel looks at its arguments.
+"""The seccomp filter: refuses system calls that no computation needs.
 
-A list of refusals, not of permissions: interpreters and numeric libraries use some two hundred calls, which differ by
-version, and a missing one shows up as a wrong verdict on a right program. Calls the list does not know because they are
-younger than it are refused as unknown, so that libraries fall back to older ones.
+It is a denylist. Interpreters and numeric libraries use some two hundred calls, which differ by version; a
+missing one in an allowlist would fail correct programs. Calls newer than the list are refused as unknown
+(ENOSYS), so libraries fall back to older ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
 LAST_KNOWN = 462
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
-NAMESPACE_FLAGS = 0x7E020000  # every CLONE_NEW* that clone takes
+NAMESPACE_FLAGS = 0x7E020000  # all CLONE_NEW* flags of clone
 
-REFUSED: dict[str, tuple[int | None, int | None]] = {  # name: number on x86_64, on aarch64
+REFUSED: dict[str, tuple[int | None, int | None]] = {  # name: (number on x86_64, number on aarch64)
     # other processes
     "setpriority": (141, 140),
     "ioprio_set": (251, 30),
@@ -31,7 +31,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {  # name: number on x86_64,
     "pidfd_open": (434, 434),
     "pidfd_getfd": (438, 438),
     "pidfd_send_signal": (424, 424),
-    # the network; socketpair stays, event loops wake themselves by it
+    # the network; socketpair is allowed, because event loops need it
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {  # name: number on x86_64,
     "swapon": (167, 224),
     "swapoff": (168, 225),
     "acct": (163, 89),
-    # memory that no limit of a process counts
+    # memory that the limits of a process do not count
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
@@ -69,7 +69,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {  # name: number on x86_64,
     "semget": (64, 190),
     "msgget": (68, 186),
     "mq_open": (240, 180),
-    # large parts of the kernel with a history of holes
+    # large parts of the kernel with a history of vulnerabilities
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -107,14 +107,14 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {  # name: number on x86_64,
     "sysfs": (139, None),
     "nfsservctl": (180, 42),
 }
-ONLY_ITSELF: dict[str, tuple[int, int]] = {  # the first argument is a process: 0, the caller, is allowed
+ONLY_ITSELF: dict[str, tuple[int, int]] = {  # the first argument is a process id: only 0, the caller, is allowed
     "prlimit64": (302, 261),
     "sched_setaffinity": (203, 122),
     "sched_setattr": (314, 274),
     "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119),
 }
-PRETENDED: dict[str, tuple[int | None, int | None]] = {  # without namespaces: Landlock lets permissions and times be changed
+PRETENDED: dict[str, tuple[int | None, int | None]] = {  # without namespaces; Landlock does not cover metadata
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -140,7 +140,7 @@ IOCTL = {"x86_64": 16, "aarch64": 29}
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24  # offsets in struct seccomp_data; the low halves on a little-endian machine
+_NUMBER, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24  # offsets in struct seccomp_data; low halves, on a little-endian machine
 
 Instruction = tuple[int, int, int, int]
 
@@ -148,20 +148,20 @@ Instruction = tuple[int, int, int, int]
 def filter_program(arch: str, *, keeps_metadata: bool) -> list[Instruction]:
     """Return the BPF program as (code, jump if true, jump if false, constant).
 
-    keeps_metadata: calls that change permissions, owners and times of files do nothing, and say that they did it.
+    keeps_metadata: calls that change permissions, owners and times of files do nothing but report success.
     """
     done = _ERRNO
     refuse, unknown = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 1, 0, AUDIT_ARCH[arch]),
-        (_RETURN, 0, 0, _KILL),  # 32-bit calls have other numbers
+        (_RETURN, 0, 0, _KILL),  # another architecture (32-bit calls) has other numbers
         (_LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, 0, 1, X32_BIT),
         (_RETURN, 0, 0, _KILL),
         (_AT_LEAST, 0, 1, LAST_KNOWN + 1),
         (_RETURN, 0, 0, unknown),
-        (_EQUAL, 0, 1, CLONE3),  # its flags lie in memory, out of a filter's sight: libraries fall back to clone
+        (_EQUAL, 0, 1, CLONE3),  # its flags are in memory, which a filter cannot read: libraries fall back to clone
         (_RETURN, 0, 0, unknown),
     ]
     column = 0 if arch == "x86_64" else 1
@@ -204,7 +204,7 @@ class _Program(ctypes.Structure):
 
 
 def install_filter(program: list[Instruction]) -> None:
-    """Filter the system calls of this process and its children, for good; needs no_new_privs. Raises OSError."""
+    """Filter the system calls of this process and its children, irrevocably. Needs no_new_privs. Raises OSError."""
     instructions = (_Filter * len(program))(*(_Filter(*instruction) for instruction in program))
     header = _Program(len(program), instructions)
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(header))

@@ -1,6 +1,6 @@
-"""Files that an untrusted program left: packed, unpacked and removed without following a link, and within bounds.
+"""Packing, unpacking and removal of files that an untrusted program left: follows no links, within a budget.
 
-A packed tree is one value, so that no name the program chose ever becomes a name on the host.
+A packed tree is a single value. So no name that the program chose becomes a path on the host.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import marshal
 import os
 import stat
 
-TYPE_CHECKING = False  # typing's own costs milliseconds at every start
+TYPE_CHECKING = False  # importing typing would cost milliseconds at every start
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -18,11 +18,11 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Entry = tuple[str, int, "bytes | str | None"]
-"""Path, mode as in `st_mode`, and the content of a file or the target of a link; folders come before what is in them."""
+"""Path, mode as in `st_mode`, and a file's content or a link's target. Folders precede their contents."""
 
 
 class Budget:
-    """What may still be copied."""
+    """Bytes and files that may still be copied."""
 
     def __init__(self, num_bytes: int, num_files: int) -> None:
         self.num_bytes = num_bytes
@@ -30,7 +30,7 @@ class Budget:
         self.is_exceeded = False
 
     def take(self, num_bytes: int) -> bool:
-        """Tell whether one more file of this size is within the budget, and count it if so."""
+        """Return whether one more file of this size fits, and if so, count it."""
         if num_bytes > self.num_bytes or self.num_files < 1:
             self.is_exceeded = True
             return False
@@ -40,18 +40,18 @@ class Budget:
 
 
 def pack(folder: int, budget: Budget) -> bytes:
-    """Return files, folders and links below a folder as one value; what is none of these, or beyond the budget, stays behind.
+    """Return the files, folders and links below a folder as one value. Omits all else, and what exceeds the budget.
 
-    Sizes count as they read, holes and hard links included: a few bytes on disk must not become terabytes.
+    Sizes are apparent sizes, including holes and hard links: a few bytes on disk must not become terabytes.
     """
-    os.fchmod(folder, 0o700)  # the program may have closed it to itself
+    os.fchmod(folder, 0o700)  # the program may have removed its own access
     return marshal.dumps(list(_walk(folder, "", budget, depth=0)))
 
 
 def unpack(data: bytes, folder: int, *, owner: int | None) -> None:
-    """Write what `pack` returned into an empty folder that nobody else can reach yet."""
+    """Unpack the result of `pack` into an empty folder that no other process can reach yet."""
     entries: list[Entry] = marshal.loads(data) if data else []
-    for path, mode, content in sorted(entries, key=lambda entry: stat.S_ISLNK(entry[1])):  # through no link is ever written
+    for path, mode, content in sorted(entries, key=lambda entry: stat.S_ISLNK(entry[1])):  # links last: nothing is written through one
         if isinstance(content, str):
             os.symlink(content, path, dir_fd=folder)
         elif content is None:
@@ -63,7 +63,7 @@ def unpack(data: bytes, folder: int, *, owner: int | None) -> None:
 
 
 def write_files(folder: int, files: dict[str, bytes], *, owner: int | None = None, mode: int = 0o600) -> None:
-    """Write files by their relative path, with the folders above them."""
+    """Write files by their relative paths, creating parent folders."""
     for path, data in files.items():
         parts = path.split("/")
         for end in range(1, len(parts)):
@@ -95,7 +95,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def read_all(descriptor: int, size: int) -> bytes:
-    """Read at most `size` bytes, fewer at the end of the file."""
+    """Read `size` bytes, or fewer if the file ends before."""
     pieces: list[bytes] = []
     while size > 0 and (piece := os.read(descriptor, min(size, 1 << 20))):
         pieces.append(piece)
@@ -104,7 +104,7 @@ def read_all(descriptor: int, size: int) -> bytes:
 
 
 def empty(folder: int) -> None:
-    """Remove all that is in a folder, however deep: what lies two levels down is moved up before its folder goes."""
+    """Remove everything in a folder of any depth without recursion: grandchildren are moved up level by level."""
     for name, mode, _ in _entries(folder):
         if not stat.S_ISDIR(mode):
             os.unlink(name, dir_fd=folder)
@@ -115,7 +115,7 @@ def empty(folder: int) -> None:
             try:
                 for child, mode, _ in _entries(inner):
                     if stat.S_ISDIR(mode):
-                        _make_accessible(child, mode, inner)  # a folder that is moved is written to
+                        _make_accessible(child, mode, inner)  # renaming a folder writes its `..` entry
                         os.rename(child, os.urandom(12).hex(), src_dir_fd=inner, dst_dir_fd=folder)
                     else:
                         os.unlink(child, dir_fd=inner)
@@ -134,7 +134,7 @@ def _entries(folder: int) -> Iterator[tuple[str, int, int]]:
 
 
 def _make_accessible(name: str, mode: int, folder: int) -> None:
-    """Give the owner back what the program took from itself; a link has no permissions of its own."""
+    """Restore the owner's access, which the program may have removed. Links have no permissions."""
     wanted = 0o700 if stat.S_ISDIR(mode) else 0o400
     if not stat.S_ISLNK(mode) and mode & wanted != wanted:
         os.chmod(name, stat.S_IMODE(mode) | wanted, dir_fd=folder)

@@ -1,4 +1,4 @@
-"""Watches one program to its end: reads its output, keeps the clock, adds up what all its processes use."""
+"""Watches one program: reads its output, enforces wall time, and sums the resources of all its processes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ import time
 from . import processes
 from .request import Request
 
-TYPE_CHECKING = False  # typing's own costs milliseconds at every start
+TYPE_CHECKING = False  # importing typing would cost milliseconds at every start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 STARTED = b"started\n"
-"""How a report begins: from there on, whatever ends the first process is the program's doing."""
+"""First line of a report. After it, the program itself is responsible for any death of the first process."""
 FIRST_LOOK_S, LOOK_S = 0.01, 0.05
-"""How often memory and CPU time are added up; a look costs some 50 microseconds per process."""
+"""Seconds between polls of memory and CPU time, at first and at most. A poll costs about 50 us per process."""
 
 
 class ProcessWatch:
-    """What was seen. `why`: "" when the program ended by itself, else wall | cpu | memory | output | gone (the host gave up)."""
+    """What was observed of one program.
+
+    `why`: "" if it ended by itself, else wall | cpu | memory | output | gone (the host gave up).
+    """
 
     def __init__(
         self, request: Request, root: int, *, outputs: tuple[int, int], status: int, host: int, num_oom_kills: Callable[[], int]
     ) -> None:
-        """`num_oom_kills`: how many of its processes the kernel killed for want of memory; the others would go on without them."""
+        """`num_oom_kills`: returns how many of its processes the OOM killer ended; the others must end too."""
         self._request = request
         self._root = root
         self._outputs = outputs
@@ -49,7 +52,7 @@ class ProcessWatch:
         return bytes(self._texts[self._outputs[1]])
 
     def until_end(self, find: Callable[[], list[int]]) -> None:
-        """Return when the program ended or must be ended; `find` lists its processes."""
+        """Return when the program has ended or must be killed. `find` lists its processes."""
         poll = select.poll()
         for descriptor in (*self._outputs, self._status, self._host):
             poll.register(descriptor, select.POLLIN | select.POLLHUP)
@@ -78,7 +81,7 @@ class ProcessWatch:
         self.wall_s = time.monotonic() - self.started
 
     def drain(self) -> None:
-        """Read what is left in the pipes after everything was killed."""
+        """Read the rest of the pipes after everything was killed."""
         for descriptor in self._outputs:
             os.set_blocking(descriptor, False)
             try:
@@ -92,7 +95,7 @@ class ProcessWatch:
         return any(len(text) > self._request.output_bytes for text in self._texts.values())
 
     def _take(self, descriptor: int) -> bool:
-        """Read a piece of output; False at its end."""
+        """Read a piece of output; return False at its end."""
         piece = os.read(descriptor, 65536)
         text = self._texts[descriptor]
         if len(text) <= self._request.output_bytes:
