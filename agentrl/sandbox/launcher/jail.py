@@ -13,7 +13,7 @@ import resource
 import stat
 
 from . import kernel, landlock, seccomp
-from .request import Request
+from .request import ExecutionRequest
 from .tree import write_files
 
 STAGING = "/tmp"
@@ -33,7 +33,7 @@ RUNNER = os.path.join(os.path.dirname(__file__), "runner.py")
 class Layout:
     """Paths as the program sees them. is_moved: the program has a root of its own."""
 
-    def __init__(self, request: Request, *, is_moved: bool, scratch: str = "") -> None:
+    def __init__(self, request: ExecutionRequest, *, is_moved: bool, scratch: str = "") -> None:
         self.is_moved = is_moved
         keeps_prefix = request.prefix in SYSTEM_PREFIXES or not is_moved
         self.prefix = request.prefix if keeps_prefix else PYTHON
@@ -44,7 +44,7 @@ class Layout:
         self.temporary = "/tmp" if is_moved else f"{scratch}/tmp"
         self.shared_memory = "/dev/shm" if is_moved else self.temporary
 
-    def command(self, request: Request) -> list[str]:
+    def command(self, request: ExecutionRequest) -> list[str]:
         flags = ["echo"] if request.echo else []
         return [self.python, "-I", "-S", "-B", "-X", "utf8", f"{self.code}/runner.py", ":".join(self.packages), *flags]
 
@@ -62,12 +62,12 @@ class Layout:
         return [self.work, self.temporary, self.shared_memory]
 
 
-def code_files(request: Request) -> dict[str, bytes]:
+def code_files(request: ExecutionRequest) -> dict[str, bytes]:
     with open(RUNNER, "rb") as file:
         return {"runner.py": file.read(), "main.py": request.source.encode("utf-8", "surrogatepass")}
 
 
-def build_root(request: Request, layout: Layout, scratch: int, owner: int) -> None:
+def build_root(request: ExecutionRequest, layout: Layout, scratch: int, owner: int) -> None:
     """Replace this process's root by a read-only one: libraries, the interpreter, some devices, and `scratch`.
 
     scratch: descriptor of a detached tmpfs with the folders work, tmp and shm, the only writable ones.
@@ -104,7 +104,7 @@ def build_root(request: Request, layout: Layout, scratch: int, owner: int) -> No
     kernel.restrict_mount("/", kernel.MOUNT_ATTR_RDONLY)
 
 
-def set_limits(request: Request, *, max_processes: int) -> None:
+def set_limits(request: ExecutionRequest, *, max_processes: int) -> None:
     """Set the resource limits of this process for good: soft and hard limits are equal, except for CPU time."""
     cpu_s = max(1, int(request.cpu_s + 0.999))
     for kind, soft, hard in (
@@ -124,7 +124,7 @@ def set_limits(request: Request, *, max_processes: int) -> None:
         resource.setrlimit(kind, (soft, hard))
 
 
-def confine(layout: Layout, request: Request) -> None:
+def confine(layout: Layout, request: ExecutionRequest) -> None:
     """Apply the last two walls to this process, Landlock and the system call filter, if the kernel supports them."""
     devices = [f"/dev/{name}" for name in DEVICES]
     if "landlock" not in request.avoid and landlock.version():
@@ -137,7 +137,7 @@ def confine(layout: Layout, request: Request) -> None:
             return  # the self-test will report the missing wall
 
 
-def execute(layout: Layout, request: Request, descriptors: tuple[int, int, int], *, keep: int) -> None:
+def execute(layout: Layout, request: ExecutionRequest, descriptors: tuple[int, int, int], *, keep: int) -> None:
     """Execute the program, with the given standard streams, its channel and no other descriptors. Does not return.
 
     keep: a close-on-exec descriptor, to report a failure of the exec.
@@ -156,7 +156,7 @@ def execute(layout: Layout, request: Request, descriptors: tuple[int, int, int],
     os.execve(layout.python, layout.command(request), layout.environment())
 
 
-def _sources(request: Request, layout: Layout) -> list[tuple[int, str]]:
+def _sources(request: ExecutionRequest, layout: Layout) -> list[tuple[int, str]]:
     """Return detached, read-only mounts of what the program may read, with their paths in its view."""
     attributes = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID
     files = [

@@ -13,9 +13,9 @@ import resource
 
 from . import identity, jail, kernel, landlock, processes
 from .cgroup import ControlGroup
-from .request import Request, read_request, write_reply
+from .request import ExecutionRequest, read_request, write_reply
 from .tree import Budget, empty, pack, read_all, unpack, write_all, write_files
-from .watch import STARTED, Watch
+from .watch import STARTED, ProcessWatch
 
 NAMESPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
 NO_STATUS = -1
@@ -39,7 +39,7 @@ def main() -> None:
 class Execution:
     """One program, from setup to cleanup. `step` names the current action, for errors."""
 
-    def __init__(self, request: Request, host: int) -> None:
+    def __init__(self, request: ExecutionRequest, host: int) -> None:
         self.step = "the request"
         self._request = request
         self._host = host
@@ -143,7 +143,7 @@ class Execution:
 
     # --------------------------------------------------------------------------------------------- start, end, files
 
-    def _start(self) -> tuple[Watch, int]:
+    def _start(self) -> tuple[ProcessWatch, int]:
         """Start the program; return its watch, and the process that is the ancestor of all its processes."""
         out, err, status, go = os.pipe(), os.pipe(), os.pipe(), os.pipe()
         stdin = self._stdin()
@@ -162,7 +162,7 @@ class Execution:
             os.write(go[1], b"g")  # the child waits for this until it is in its control group; it exits if the launcher dies
         except BrokenPipeError:
             self.step = "starting the program, which ended at once"
-        watch = Watch(
+        watch = ProcessWatch(
             self._request,
             pid,
             outputs=(out[0], err[0]),
@@ -208,7 +208,7 @@ class Execution:
         write_all(self._workspace, data)
         self._is_workspace_cut = budget.is_exceeded
 
-    def _reply(self, watch: Watch) -> dict[str, object]:
+    def _reply(self, watch: ProcessWatch) -> dict[str, object]:
         status, cpu_s, error = NO_STATUS, watch.cpu_s, ""
         has_started = watch.report.startswith(STARTED)
         report = watch.report.removeprefix(STARTED).partition(b"\n")[0]  # if the start failed, a second line follows: ignore it
@@ -263,7 +263,7 @@ class Inside:
     With namespaces it is process 1: when it exits, the kernel kills all others.
     """
 
-    def __init__(self, request: Request, has_namespaces: bool, user: int | None, folder: str) -> None:
+    def __init__(self, request: ExecutionRequest, has_namespaces: bool, user: int | None, folder: str) -> None:
         self._request = request
         self._has_namespaces = has_namespaces
         self._user = user

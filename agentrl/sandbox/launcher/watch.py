@@ -7,7 +7,7 @@ import select
 import time
 
 from . import processes
-from .request import Request
+from .request import ExecutionRequest
 
 TYPE_CHECKING = False  # importing typing would cost milliseconds at every start
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class ProcessWatch:
     """
 
     def __init__(
-        self, request: Request, root: int, *, outputs: tuple[int, int], status: int, host: int, num_oom_kills: Callable[[], int]
+        self, request: ExecutionRequest, root: int, *, outputs: tuple[int, int], status: int, host: int, num_oom_kills: Callable[[], int]
     ) -> None:
         """`num_oom_kills`: returns how many of its processes the OOM killer ended; the others must end too."""
         self._request = request
