@@ -1,1 +1,1 @@
-"""The schema of a run and its composition."""
+"""The schema of a run's config, and its composition from files and overrides."""

@@ -1,4 +1,4 @@
-"""What an agent loop may use and spend: tools, their limits, MCP servers, budgets."""
+"""Config of agent loops: tools and their limits, MCP servers, budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From rewards to a loss: advantages, policy losses, and the KL to a reference."""
+"""Config of the algorithm: advantages, policy losses, and the KL to a reference."""
 
 from __future__ import annotations
 
@@ -100,15 +100,17 @@ GROUP_ADVANTAGES = (
 """Estimators that compare the attempts of a group."""
 
 CRITIC_ADVANTAGES = ("gae", "gae_turn")
-"""Estimators that stand on a critic."""
+"""Estimators that need a critic."""
 
 ADVANTAGES = (*GROUP_ADVANTAGES, "reinforce_plus_plus", "remax", *CRITIC_ADVANTAGES)
-"""Estimators that a run can serve."""
+"""Built-in estimators."""
 
 POLICY_LOSSES = ("ppo_clip", "gspo", "gmpo", "cispo", "reinforce", "gpg", "sapo", "clip_cov", "kl_cov", "dppo_tv")
 
 SEQUENCE_LOSSES = ("gspo", "gmpo")
-"""Losses whose ratio belongs to a sequence: they are means over sequences, or a long one would count its one ratio many times."""
+"""Losses with one ratio per sequence. They must be averaged over sequences:
+a mean over tokens would count the ratio of a long sequence many times.
+"""
 
 
 class AlgorithmConfig(Section):
@@ -180,7 +182,12 @@ class AlgorithmConfig(Section):
 
 
 def _known(what: str, name: str, built_in: Sequence[str], *, group: str) -> str:
-    """Return the name of a function that there is: built in, an installed entry point of `group`, or one named by its file or module."""
+    """Return `name` if the function exists: built in, an installed
+    entry point of `group`, or named by its file or module.
+
+    Raises:
+        ValueError: there is no such function.
+    """
     if name in built_in or ":" in name:
         return name
     installed = sorted(entry.name for entry in entry_points(group=group))

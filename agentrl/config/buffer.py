@@ -1,4 +1,4 @@
-"""The replay buffer."""
+"""Config of the replay buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray, and whether the pools of a run can stand in it."""
+"""Config of Ray, and a check that the pools of a run fit the cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.section import Section
 
 MIN_OBJECT_STORE_BYTES = 80_000_000
-"""Ray starts with no less than 75 MiB."""
+"""Ray requires at least 75 MiB."""
 
 
 class ClusterConfig(Section):
@@ -37,10 +37,11 @@ class ClusterConfig(Section):
 
 
 def refuse_impossible_layout(placement: PlacementConfig, num_ranks: Mapping[Role, int], cluster: ClusterConfig) -> None:
-    """Check that the ranks of each role fit its pool, and that Ray may have the nodes of the pools.
+    """Check that the ranks of each role fit its pool, and that Ray can provide the nodes of the pools.
 
     Raises:
-        ValueError: they do not fit, or several nodes are asked of a Ray that stands on this machine.
+        ValueError: the ranks do not fit, or a pool has several nodes although Ray is started on this machine
+            alone.
     """
     placement.layout(num_ranks)
     for name, pool in placement.pools.items():

@@ -1,7 +1,9 @@
-"""From a YAML file and overrides to a checked Config: Hydra composes, the schema completes and judges.
+"""Build a checked Config from a YAML file and overrides:
+Hydra composes, the schema adds defaults and validates.
 
-A file holds only what differs from the schema's defaults. Its own `defaults` list works as in any Hydra program; the
-packaged configs stand on the search path after the file's folder. Nothing is written, the working directory and logging stay.
+A file contains only what differs from the schema's defaults. Its own `defaults` list works as in any Hydra
+program; the packaged configs come after the file's folder on the search path. Nothing is written; the working
+directory and logging are not changed.
 """
 
 from __future__ import annotations
@@ -50,30 +52,32 @@ S = TypeVar("S", bound=Section)
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
-    """Read a training config; see `load_section`."""
+    """Load a training config; see `load_section`."""
     return load_section(Config, path, overrides)
 
 
 def load_sft_config(path: str, overrides: Sequence[str] = ()) -> SFTConfig:
-    """Read a config of supervised training; see `load_section`."""
+    """Load a config of supervised training; see `load_section`."""
     return load_section(SFTConfig, path, overrides)
 
 
 def load_rm_config(path: str, overrides: Sequence[str] = ()) -> RMConfig:
-    """Read a config of the training of a reward model; see `load_section`."""
+    """Load a config for training a reward model; see `load_section`."""
     return load_section(RMConfig, path, overrides)
 
 
 def load_section(schema: type[S], path: str, overrides: Sequence[str] = ()) -> S:
-    """Compose the YAML file at `path` with `overrides` and check the result against `schema`.
+    """Compose the YAML file at `path` with `overrides`, and validate the result against `schema`.
 
-    Where there is no such file, `path` may name a packaged one, with or without its ending: `recipes/gsm8k_grpo`.
-    Overrides follow Hydra's grammar; a plain `key=value` also sets a key that the file does not write. Interpolations
-    (`${trainer.seed}`, `${oc.env:HOME}`) see the schema's defaults. Paths in values are left as written, relative to the
-    working directory; a text that begins with `~/` is a path in the home folder, under whichever key.
+    If there is no such file, `path` may name a packaged config, with or without suffix: `recipes/gsm8k_grpo`.
+    Overrides follow Hydra's grammar; a plain `key=value` can also set a key that the file does not contain.
+    Interpolations (`${trainer.seed}`, `${oc.env:HOME}`) can refer to the schema's defaults. Paths in values
+    stay as written, relative to the working directory; any text that begins with `~/` is expanded to a path
+    in the home folder.
 
     Raises:
-        ConfigError: the file is missing or not YAML, a key is unknown, a value is refused; one line per problem.
+        ConfigError: the file is missing or not YAML, a key is unknown, or a value is invalid; one line per
+            problem.
     """
     file = _existing_file(path)
     values, origins = _compose(file, path, overrides)
@@ -87,7 +91,7 @@ def load_section(schema: type[S], path: str, overrides: Sequence[str] = ()) -> S
 
 
 def _at_home(value: Any) -> Any:
-    """Return a value with `~/` replaced by the home folder wherever a text begins with it."""
+    """Return a value in which every text that begins with `~/` has it replaced by the home folder."""
     if isinstance(value, Mapping):
         return {key: _at_home(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -96,17 +100,21 @@ def _at_home(value: Any) -> Any:
 
 
 def dump_config(config: Section) -> str:
-    """Return the resolved config as YAML that loads into an equal config; values of free-form keys named like secrets are hidden."""
+    """Return the resolved config as YAML that loads into an
+    equal config; secrets in free-form mappings are hidden.
+
+    Secrets are recognised by the names of their keys.
+    """
     return dump_values(config.model_dump(mode="json"))
 
 
 def dump_values(values: Mapping[str, Any]) -> str:
-    """Return part of a config as YAML that reads as the same values; see `dump_config`."""
+    """Return part of a config as YAML that loads as the same values; see `dump_config`."""
     return yaml.dump(_writable(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that some reader of YAML takes for a number, or folds."""
+    """Quotes every text that a YAML reader might take for a number, or fold."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -117,7 +125,10 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _writable(value: Any) -> Any:
-    """Hide secrets, and escape what would be read as an interpolation: each backslash before `${` counts as an escape too."""
+    """Hide secrets, and escape interpolations.
+
+    Each backslash before `${` must be doubled, because it is an escape too.
+    """
     if isinstance(value, Mapping):
         return {k: HIDDEN if isinstance(v, str) and SECRET_NAME.search(str(k)) else _writable(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -125,7 +136,7 @@ def _writable(value: Any) -> Any:
     return INTERPOLATION.sub(lambda found: found[1] * 2 + "\\${", value) if isinstance(value, str) else value
 
 
-# ---------------------------------------------------------------------------------------------------------- files
+# ------------------------------------------------------------------------------------------------------ files
 
 
 def _existing_file(path: str) -> Path:
@@ -143,7 +154,11 @@ def _existing_file(path: str) -> Path:
 
 
 def _nearest(file: Path, folder: Path) -> str:
-    """Name the YAML files that may be meant: of `folder`, the working directory or its `configs`, and the packaged recipes."""
+    """Return the names of YAML files that may be meant, as the end of a message.
+
+    Candidates are in `folder`, in the working directory, in its `configs` folder, and among the packaged
+    recipes.
+    """
     found: dict[str, str] = {}
     for place in (folder, Path(), Path("configs")):
         for candidate in sorted(place.glob("*.yaml")):
@@ -167,11 +182,11 @@ def _short(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-# ---------------------------------------------------------------------------------------------------------- hydra
+# ------------------------------------------------------------------------------------------------------ hydra
 
 
 class PackagedConfigs(SearchPathPlugin):
-    """Puts the packaged configs behind the folder of the user's file."""
+    """Adds the packaged configs to the search path, after the folder of the user's file."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append(provider="agentrl", path=f"pkg://{packaged.PACKAGE}")
@@ -179,7 +194,7 @@ class PackagedConfigs(SearchPathPlugin):
 
 @contextmanager
 def _hydra(folder: Path) -> Iterator[ConfigLoader]:
-    """Open Hydra on `folder`, and leave the process's own Hydra, if it has one, as it was."""
+    """Open Hydra on `folder`; restore the process's own Hydra instance, if any, afterwards."""
     Plugins.instance().register(PackagedConfigs)
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -191,7 +206,9 @@ def _hydra(folder: Path) -> Iterator[ConfigLoader]:
 
 
 def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
-    """Return what file and overrides write, interpolations unresolved, and where each key was written."""
+    """Return the values that file and overrides set, with
+    unresolved interpolations, and the origin of each key.
+    """
     try:
         if not isinstance(SourceFile.read(file, label=label).root, yaml.MappingNode | None):
             raise ConfigError(f"{label}: a config is a mapping of sections, as in `trainer:` and below it `  steps: 20`")
@@ -212,15 +229,17 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
         raise ConfigError(f"{label}: not UTF-8 text: {error.reason} at byte {error.start}") from None
     except PermissionError as error:
         raise ConfigError(f"config file {label!r} cannot be read: {error.strerror}") from None
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # Hydra raises ValueError for a malformed defaults list
+    # Hydra raises ValueError for a malformed defaults list
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{label}: {_first_line(error)}") from None
 
 
 def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
-    """Parse the files of `folder` that the `defaults` list of `file` picks, and those that they pick, before Hydra writes them out.
+    """Parse the files that the `defaults` list of `file` selects
+    from `folder`, recursively, before Hydra expands them.
 
     Raises:
-        yaml.YAMLError: one is no YAML, or stands for too much.
+        yaml.YAMLError: a file is not YAML, or its aliases expand to too much text.
     """
     seen.add(file)
     root = read_nodes(file, names_file=len(seen) > 1)
@@ -239,7 +258,7 @@ def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
 
 
 def _parse_override(text: str) -> Override:
-    try:  # Hydra's grammar has no value that begins with `~`
+    try:  # Hydra's grammar has no value that begins with `~`, so expand it first
         [override] = OverridesParser.create().parse_overrides([AT_HOME.sub(lambda _: os.path.expanduser("~/"), text)])
     except OverrideParseException as error:
         raise ConfigError(
@@ -251,21 +270,29 @@ def _parse_override(text: str) -> Override:
 
 
 def _picked_groups(loader: ConfigLoader, name: str) -> set[str]:
-    """Return the groups of which the file's `defaults` list picks a file."""
+    """Return the groups from which the file's `defaults` list selects a file."""
     paths = (default.config_path or "" for default in loader.compute_defaults_list(name, [], RunMode.RUN).defaults)
     return {path.rpartition("/")[0] for path in paths}
 
 
 def _forced(override: Override, groups: Sequence[str], picked: Collection[str]) -> list[str]:
-    """Return what Hydra is given for an override. It would merge an empty mapping into what the file writes: `key={}` empties the key."""
+    """Return Hydra's overrides for one override.
+
+    Hydra would merge an empty mapping into the file's values. To make `key={}` empty the key, it is set to
+    null first.
+    """
     line = _force(override, groups, picked)
     is_emptied = line.startswith("++") and override.key_or_group not in groups and override.value() == {}
     return [f"++{override.key_or_group}=null", line] if is_emptied else [line]
 
 
 def _force(override: Override, groups: Sequence[str], picked: Collection[str]) -> str:
-    """Return the override for Hydra, which refuses to set what no file writes: a plain one that picks no file becomes `++`, and one that
-    picks a file of a group (`algorithm=dapo`) of which the config picks none becomes `+`."""
+    """Return the override in a form that Hydra accepts, because
+    Hydra refuses to set a key that no file contains.
+
+    A plain override that selects no file gets `++`. One that selects a file (`algorithm=dapo`) of a group
+    from which the config selects none gets `+`.
+    """
     text = override.input_line or ""
     key = override.key_or_group
     picks_file = "/" in key or override.package is not None or (key in groups and not isinstance(override.value(), dict))
@@ -306,7 +333,9 @@ def _resolve(values: Mapping[str, Any], origins: Origins) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the sentence of a Hydra or OmegaConf error, without the advice that belongs to its own command line."""
+    """Return the main sentence of a Hydra or OmegaConf
+    error, without advice about Hydra's own command line.
+    """
     cause = error.__cause__ if str(error).strip() == "" else error
     lines = str(cause).strip().splitlines()
     options = [line.strip() for line in lines if line.startswith("\t") and "provider=" not in line]

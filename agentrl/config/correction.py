@@ -1,4 +1,4 @@
-"""How tokens of an older policy are corrected for: weights and stages of rejection."""
+"""Config of the off-policy correction: importance weights and rejection stages."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class CorrectionConfig(Section):
 
     @property
     def has_comparison(self) -> bool:
-        """Whether a stage compares the learner at the start of the step with the behavior policy."""
+        """Whether a rejection stage compares the learner at
+        the start of the step with the behavior policy.
+        """
         return bool(self.reject) or self.m2po_threshold is not None
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The value model of PPO."""
+"""Config of PPO's value model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which task is drawn next."""
+"""Config of the curriculum: which task is drawn next."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CurriculumConfig(Section):
 
     @property
     def summary(self) -> str:
-        """What it amounts to, in words."""
+        """A description of the resulting order, in words."""
         parts = []
         if self.source_weights:
             total = sum(self.source_weights.values())

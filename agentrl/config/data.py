@@ -1,4 +1,4 @@
-"""Where tasks come from."""
+"""Config of the data: where tasks come from."""
 
 from __future__ import annotations
 

@@ -57,7 +57,10 @@ def render() -> str:
 
 
 def _further(title: str, config: type[Section], *, known: Sequence[type[Section]]) -> list[str]:
-    """Return the part of a config whose sections are in part those of `known` ones, described before."""
+    """Return the part for `config`.
+
+    Sections that it shares with the `known` configs are listed, but not repeated.
+    """
     shared = {section for other in known for _, section in iter_sections(other)}
     same = ", ".join(f"`{'.'.join(key)}`" for key, section in iter_sections(config) if section in shared and len(key) == 1)
     own = [_section(key, section) for key, section in iter_sections(config) if section not in shared]
@@ -139,12 +142,12 @@ def _yaml(value: Any) -> str:
 
 
 def _cell(text: str | None) -> str:
-    """Return text for a cell of a table; None is what YAML calls null."""
+    """Return text for a table cell, with None written as YAML's null."""
     return re.sub(r"\bNone\b", "null", text or "").replace("|", "\\|")
 
 
 def main() -> None:
-    """Write the file named on the command line, docs/config.md by default."""
+    """Write the file named on the command line; docs/config.md by default."""
     file = Path(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_FILE)
     if not file.parent.is_dir():
         raise ConfigError(f"folder {str(file.parent)!r} does not exist; run this from the root of the repository, or name a file")

@@ -1,4 +1,4 @@
-"""Sampling of validation and of evaluations."""
+"""Config of sampling in validation and evaluations."""
 
 from __future__ import annotations
 

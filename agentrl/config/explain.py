@@ -1,4 +1,6 @@
-"""What a config amounts to, in numbers: the batch, the bound on staleness, the loss, and what is probably not meant."""
+"""Explain a config in numbers: the batch, the bound on
+staleness, the loss, and warnings about likely mistakes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ LABEL_WIDTH = 26
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The numbers that follow from a config; tokens and microbatches are upper bounds, reached when every trajectory is full."""
+    """The numbers that follow from a config.
+
+    Tokens and microbatches are upper bounds, reached if every trajectory is full.
+    """
 
     groups: int
     trajectories: int
@@ -50,7 +55,9 @@ class Arithmetic:
 
 
 def explain(config: Config, *, num_train_rows: int | None = None) -> str:
-    """Return the arithmetic of a run as text for a person; `num_train_rows` adds what depends on the length of the data."""
+    """Return the arithmetic of a run as text; `num_train_rows`
+    adds the figures that depend on the size of the data.
+    """
     numbers = Arithmetic.of(config)
     parts = [
         ("One step", _step_lines(config, numbers)),
@@ -192,7 +199,7 @@ def _validation(config: Config) -> str:
 
 
 def find_warnings(config: Config, *, num_train_rows: int | None = None) -> Iterator[str]:
-    """Yield one sentence for each combination that works but is probably not meant."""
+    """Yield one sentence for each combination that works but is probably a mistake."""
     yield from _warnings_of_what_will_not_run(config)
     yield from _rollout_warnings(config)
     yield from _learner_warnings(config)
@@ -207,7 +214,7 @@ def find_warnings(config: Config, *, num_train_rows: int | None = None) -> Itera
 
 
 def _warnings_of_what_will_not_run(config: Config) -> Iterator[str]:
-    """The same that `agentrl config import` says of a config of verl."""
+    """Yield the obstacles that `agentrl config import` also reports for a config of verl."""
     for key, path in (("model.path", config.model.path), ("critic.model.path", config.critic.model.path)):
         yield from (f"{key}={path} will not run: it is {what}" for what in (find_obstacles(path) if path else ()))
     if config.rollout.backend != "sglang":
@@ -230,7 +237,7 @@ def _warnings_of_what_will_not_run(config: Config) -> Iterator[str]:
 
 
 def _size(arguments: Mapping[str, object], *names: str) -> int:
-    """Return a whole number among SGLang's arguments, by any of its names; 1 where there is none."""
+    """Return an integer from SGLang's arguments, under any of its names; 1 if it is not set."""
     value = next((arguments[name] for name in names if name in arguments), 1)
     return value if isinstance(value, int) else 1
 
@@ -288,13 +295,13 @@ READERS: Mapping[str, tuple[str, ...]] = {
     "solved_reward": ("pass_at_k",),
     "singleton": GROUP_ADVANTAGES,
 }
-"""Keys of `algorithm` that only some estimators read."""
+"""Keys of `algorithm` that only some estimators read, with these estimators."""
 
 
 def _advantage_warnings(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.advantage not in ADVANTAGES:
-        return  # the user's own may read any of them
+        return  # a user's own estimator may read any key
     if config.rollout.greedy_baseline == "always" and algorithm.advantage != "remax":
         yield f"rollout.greedy_baseline=always has no effect with algorithm.advantage={algorithm.advantage}: it compares nothing with it"
     for key, readers in READERS.items():

@@ -1,4 +1,6 @@
-"""What the algorithm of a config comes to, in words: the ratio, the correction and its stages, what a mean is over."""
+"""Explain the algorithm of a config in words: the ratio,
+the correction and its stages, and the aggregation.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _STATISTICS = {"k1": "rho'", "k2": "(log rho')^2 / 2", "k3": "rho' - 1 - log rho
 
 
 def loss_lines(config: Config) -> Lines:
-    """Return the lines between the advantage and the end of the loss's part."""
+    """Return the lines about the policy loss, its correction, aggregation, KL and entropy."""
     algorithm, mode = config.algorithm, config.policy_mode
     rejected = _rejected(algorithm.correction, is_bypass=mode == "bypass")
     resolved = f"{mode} (auto)" if algorithm.mode == "auto" else mode
@@ -49,7 +51,7 @@ def loss_lines(config: Config) -> Lines:
 
 
 def critic_lines(config: Config) -> Lines:
-    """Return what there is to say of the critic; nothing without one."""
+    """Return the lines about the critic; empty without a critic."""
     if not config.has_critic:
         return []
     critic, updates = config.critic, config.learner.minibatches_per_step * config.critic_epochs
@@ -63,7 +65,7 @@ def critic_lines(config: Config) -> Lines:
 
 
 def loss_warnings(config: Config) -> Iterator[str]:
-    """Yield one sentence for each choice of the loss that works but is probably not meant."""
+    """Yield one sentence for each setting of the loss that works but is probably a mistake."""
     algorithm, correction = config.algorithm, config.algorithm.correction
     if algorithm.constant_length is not None and algorithm.aggregation != "constant":
         yield f"algorithm.constant_length={algorithm.constant_length} has no effect with algorithm.aggregation={algorithm.aggregation}"

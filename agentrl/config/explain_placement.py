@@ -1,4 +1,4 @@
-"""Where the roles of a run stand, in words."""
+"""Explain in words where the roles of a run are placed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from agentrl.config.placement import PlacementConfig, Role
 
 
 def placement_lines(placement: PlacementConfig, num_ranks: Mapping[Role, int]) -> Iterator[tuple[str, str]]:
-    """Yield a line per pool: its nodes, and the ranks of each of its roles with what one of them has."""
+    """Yield a line per pool: its nodes, and for each role
+    the number of ranks and the GPU share of one rank.
+    """
     layout = placement.layout(num_ranks)
     for name, pool in placement.pools_in_use.items():
         nodes = f"{pool.nodes} node{'s' * (pool.nodes > 1)}, " if name in layout.reservations else ""

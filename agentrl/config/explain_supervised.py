@@ -1,4 +1,6 @@
-"""What a config of supervised training amounts to (`agentrl sft`, `agentrl rm`): the batch, the run, and what is probably not meant."""
+"""Explain a config of `agentrl sft` or `agentrl rm`: the
+batch, the run, and warnings about likely mistakes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ Lines = list[tuple[str, str]]
 
 
 def explain_supervised(config: SFTConfig | RMConfig) -> str:
-    """Return the arithmetic of a supervised run as text for a person."""
+    """Return the arithmetic of a supervised run as text."""
     parts = [("One update", _update_lines(config)), ("Run", _run_lines(config))]
     text = "\n\n".join(f"{title}\n" + "\n".join(f"  {label:<{LABEL_WIDTH}}{value}" for label, value in lines) for title, lines in parts)
     warnings = list(find_warnings(config))
@@ -21,12 +23,12 @@ def explain_supervised(config: SFTConfig | RMConfig) -> str:
 
 
 def longest_tokens(config: SFTConfig | RMConfig) -> int:
-    """Return the most tokens of one example: a conversation, or both of a pair."""
+    """Return the maximum number of tokens of one example: a conversation, or both conversations of a pair."""
     return config.data.max_tokens * (2 if isinstance(config, RMConfig) else 1)
 
 
 def find_warnings(config: SFTConfig | RMConfig) -> Iterator[str]:
-    """Yield one sentence for each combination that works but is probably not meant."""
+    """Yield one sentence for each combination that works but is probably a mistake."""
     learner, trainer, longest = config.learner, config.trainer, longest_tokens(config)
     if learner.microbatch_tokens < longest:
         what = "a pair, which stays together," if isinstance(config, RMConfig) else "a conversation"

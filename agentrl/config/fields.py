@@ -1,4 +1,4 @@
-"""The schema seen as a tree of keys: what may be written in a config file, and where."""
+"""The schema as a tree of keys, for looking up what a config file may contain."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ Key = tuple[str, ...]
 
 
 def section_type(field: FieldInfo) -> type[Section] | None:
-    """Return the Section class of a nested group of keys, None for a single key."""
+    """Return the Section class of a field that is a nested section; None for a single key."""
     annotation = field.annotation
     return annotation if inspect.isclass(annotation) and issubclass(annotation, Section) else None
 
 
 def entry_type(field: FieldInfo) -> type[Section] | None:
-    """Return the Section class of a mapping's values (`agent.tool_limits.<name>`), None for anything else."""
+    """Return the Section class of a mapping's values
+    (`agent.tool_limits.<name>`); None for any other field.
+    """
     arguments = get_args(field.annotation) if get_origin(field.annotation) is dict else ()
     return arguments[1] if arguments and inspect.isclass(arguments[1]) and issubclass(arguments[1], Section) else None
 
 
 def iter_keys(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
-    """Yield every single key of the schema, depth first in the order of the schema; sections themselves are left out."""
+    """Yield every single key of the schema, depth first in schema order, without the sections themselves."""
     for name, field in schema.model_fields.items():
         nested = section_type(field)
         if nested is None:
@@ -36,7 +38,10 @@ def iter_keys(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, Fi
 
 
 def iter_sections(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, type[Section]]]:
-    """Yield every section below the schema, a parent before its children; `<name>` stands for an entry of a mapping."""
+    """Yield every section below the schema, parents before children.
+
+    `<name>` is a placeholder for an entry of a mapping.
+    """
     for name, field in schema.model_fields.items():
         nested, entry = section_type(field), entry_type(field)
         if nested is not None:
@@ -47,7 +52,10 @@ def iter_sections(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key
 
 
 def unknown_keys(schema: type[Section], values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield each written key that the schema does not have, with its value; free-form mappings are not searched."""
+    """Yield each key of `values` that the schema does not have, with its value.
+
+    Free-form mappings are not searched.
+    """
     for name, value in values.items():
         key = (*prefix, str(name))
         field = schema.model_fields.get(str(name))
@@ -66,8 +74,8 @@ def unknown_keys(schema: type[Section], values: Mapping[str, Any], prefix: Key =
 def with_defaults(schema: type[Section], values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return `values` completed by the schema's defaults, as plain data.
 
-    An empty section (null) counts as not written. Null for a free-form mapping empties it: mappings are merged along a
-    `defaults` list, so a file has no other way to take back what an earlier one wrote.
+    An empty section (null) counts as not set. Null for a free-form mapping empties the mapping: mappings are
+    merged along a `defaults` list, so a file has no other way to remove what an earlier file set.
     """
     defaults = schema().model_dump(mode="json") if defaults is None else defaults
     complete: dict[str, Any] = dict(values)

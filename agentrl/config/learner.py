@@ -1,4 +1,4 @@
-"""The learner's ranks, its microbatches and its optimizer."""
+"""Config of the learner: its ranks, microbatches and optimizer."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ class LearnerConfig(Section):
 
     @property
     def num_replicas(self) -> int:
-        """Ranks that hold the same microbatches."""
+        """Number of ranks that process the same microbatches."""
         return self.sequence_parallel * self.tensor_parallel
 
     @property
     def dp_size(self) -> int:
-        """Data-parallel ranks: ranks with microbatches of their own; of those that share them, one counts."""
+        """Data-parallel size: ranks that share their microbatches count as one."""
         return self.world_size // self.num_replicas
 
     @model_validator(mode="after")
@@ -134,10 +134,10 @@ class LearnerConfig(Section):
 
 
 def refuse_uneven_copies(fsdp: FSDPConfig, world_size: int) -> None:
-    """Check that every copy of the weights has as many ranks as the others.
+    """Check that every copy of the weights has the same number of ranks.
 
     Raises:
-        ValueError: it has not.
+        ValueError: `fsdp.shard_size` does not divide `world_size`.
     """
     if fsdp.shard_size is not None and world_size % fsdp.shard_size:
         raise ValueError(
@@ -147,7 +147,7 @@ def refuse_uneven_copies(fsdp: FSDPConfig, world_size: int) -> None:
 
 
 def refuse_shared_prefix(model: ModelConfig, learner: LearnerConfig) -> None:
-    """Check that the model's attention and the layout of the ranks serve `learner.shared_prefix`.
+    """Check that the model's attention and the layout of the ranks support `learner.shared_prefix`.
 
     Raises:
         ValueError: one of them does not.

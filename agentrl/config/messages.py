@@ -1,4 +1,6 @@
-"""One line for each problem of a config: the key, what was written, what would be right, and where it stands."""
+"""Messages about problems of a config, one line each: the
+key, the given value, what is valid, and where it is set.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from agentrl.config.verl_keys import answer
 MAX_SHOWN_CHARACTERS = 80
 
 RIGHT: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    # pydantic's type of error -> what the value must be
+    # pydantic's error type -> description of a valid value
     "greater_than": lambda ctx: f"greater than {ctx['gt']:g}",
     "greater_than_equal": lambda ctx: f"at least {ctx['ge']:g}",
     "less_than": lambda ctx: f"less than {ctx['lt']:g}",
@@ -43,7 +45,10 @@ RIGHT: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def describe_unknown(schema: type[Section], key: Key, value: Any, origins: Origins) -> list[str]:
-    """Return the line for one key that the schema lacks; a section of verl is answered key by key."""
+    """Return the lines about one key that the schema does not have.
+
+    A section of verl gets one line per key.
+    """
     known = [".".join(k) for k, _ in iter_keys(schema)]
     sections = [".".join(k) for k, _ in iter_sections(schema)]
     lines = []
@@ -65,7 +70,11 @@ def _leaves(key: Key, value: Any) -> list[Key]:
 
 
 def _suggest(name: str, known: Sequence[str], sections: Sequence[str]) -> str:
-    """Say which known key is meant: one of the same section if one is near, else the same word elsewhere, else the nearest of all."""
+    """Return a suggestion for an unknown key.
+
+    It is a similar key of the same section, else a key with the same last word, else the most similar of all
+    keys.
+    """
     section, _, word = name.rpartition(".")
     everything = [*known, *sections]
     siblings = {k.rpartition(".")[2]: k for k in everything if k.rpartition(".")[0] == section}
@@ -80,13 +89,13 @@ def _suggest(name: str, known: Sequence[str], sections: Sequence[str]) -> str:
 
 
 def describe_invalid(error: ValidationError, origins: Origins) -> list[str]:
-    """Return one line for each value that the schema refuses."""
+    """Return one line for each invalid value."""
     lines = []
     for problem in error.errors(include_url=False):
         key = tuple(str(part) for part in problem["loc"] if part != "[key]")
         name = _dotted(problem["loc"])
         context = problem.get("ctx", {})
-        if problem["type"] == "value_error":  # written by the schema's own checks, in full sentences
+        if problem["type"] == "value_error":  # raised by the schema's own checks, in full sentences
             lines.append(f"{context['error']} ({origins.find(key)})")
         elif problem["type"] in RIGHT:
             lines.append(f"{name}: {show(problem['input'])} is wrong; it must be {RIGHT[problem['type']](context)} ({origins.find(key)})")
@@ -109,6 +118,6 @@ def _alternatives(expected: str) -> str:
 
 
 def show(value: Any) -> str:
-    """Return `value` as a person would write it in YAML, cut when it is long."""
+    """Return `value` as a person would write it in YAML; long values are cut."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "..."

@@ -1,4 +1,4 @@
-"""The policy and its tokenizer: loaded, with an adapter beside it, or made from scratch."""
+"""Config of the policy and its tokenizer: a loaded model, an adapter, or a new model."""
 
 from __future__ import annotations
 

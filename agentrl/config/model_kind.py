@@ -1,4 +1,6 @@
-"""Which kind of model a path leads to, as far as that decides whether it can be trained: by its config.json, else by its name."""
+"""Detect kinds of models that cannot be trained, from the
+config.json at a path, or else from the path's name.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ MULTIMODAL = "a model of images, video or sound; conversations are text alone he
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts", "n_experts")
 _OTHER_MODALITIES = ("vision_config", "audio_config", "visual", "vision_tower")
 _LANGUAGE_MODELS = ("text_config", "llm_config", "language_config")
-"""Where configs of several models in one have that of the language model."""
+"""Keys under which multimodal configs contain the config of the language model."""
 _BY_NAME: Mapping[str, re.Pattern[str]] = {
     EXPERTS: re.compile(
         r"\d+b-a\d+(\.\d+)?b|mixtral|(?<![a-z])moe(?![a-z])|deepseek-?(coder-)?v[2-9]|deepseek-?(r1|math-v2)(?!.*distill)|gpt-?oss|moonlight"
@@ -34,9 +36,9 @@ _BY_NAME: Mapping[str, re.Pattern[str]] = {
 
 
 def find_obstacles(path: str) -> list[str]:
-    """Say what of a model's kind keeps it from being trained here; [] if nothing does, or nothing is known.
+    """Return the reasons why a model cannot be trained here; [] if there are none, or nothing is known.
 
-    path: a local folder, whose config.json decides; else the name of a hub's model.
+    `path`: a local folder, whose config.json decides; else the name of a model on the hub.
     """
     file = Path(path).expanduser() / "config.json"
     if not file.is_file():
@@ -44,7 +46,7 @@ def find_obstacles(path: str) -> list[str]:
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return []  # the start of the run says what is wrong with the file
+        return []  # the run itself reports a broken file at its start
     if not isinstance(description, Mapping):
         return []
     is_multimodal = any(description.get(name) for name in _OTHER_MODALITIES)
@@ -52,9 +54,10 @@ def find_obstacles(path: str) -> list[str]:
 
 
 def find_refused(description: Mapping[str, Any]) -> list[str]:
-    """Say what of a config.json a run refuses at its start.
+    """Return the reasons why a run would refuse this config.json at its start.
 
-    Other modalities are not refused by it: some families have them in their config, and a causal model for text alone.
+    Other modalities are not among them: some families list them in their config, but have a causal text-only
+    model too.
     """
     parts = [description, *(part for name in _LANGUAGE_MODELS if isinstance(part := description.get(name), Mapping))]
     has_experts = any(_is_several(part.get(name)) for part in parts for name in _NUM_EXPERTS)

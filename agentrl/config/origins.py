@@ -1,4 +1,4 @@
-"""Where a key of the composed config was written: `run.yaml:7`, or the override on the command line."""
+"""Where a key of the composed config was set: `run.yaml:7`, or the override on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.config.yaml_files import read_nodes
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One YAML file of the composition; `package` is the key under which its content was placed."""
+    """One YAML file of the composition; `package` is the key under which its content was merged."""
 
     label: str
     package: Key
@@ -23,11 +23,15 @@ class SourceFile:
 
     @classmethod
     def read(cls, path: Path, *, label: str, package: Key = ()) -> SourceFile:
-        """Parse `path` into nodes, which know their lines. Raises yaml.YAMLError."""
+        """Parse `path` into nodes with line numbers.
+
+        Raises:
+            yaml.YAMLError: see `read_nodes`.
+        """
         return cls(label, package, read_nodes(path))
 
     def line_of(self, key: Key) -> int | None:
-        """Return the line (from 1) on which `key` is written, None if this file does not write it."""
+        """Return the line (from 1) that sets `key`; None if this file does not set it."""
         if key[: len(self.package)] != self.package:
             return None
         node, line = self.root, 1
@@ -44,7 +48,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class WrittenOverride:
-    """One `key=value` of the command line: as typed, and as understood."""
+    """One `key=value` of the command line, as typed and as parsed."""
 
     text: str
     key: Key
@@ -65,14 +69,16 @@ class WrittenOverride:
 
 @dataclass(frozen=True)
 class Origins:
-    """All places that wrote something, the weakest first; overrides are stronger than files."""
+    """All places that set keys, from weakest to strongest; overrides are stronger than files."""
 
     main: str
     files: tuple[SourceFile, ...]
     overrides: tuple[WrittenOverride, ...]
 
     def find(self, key: Key) -> str:
-        """Name the strongest place that wrote `key`, or the nearest section above it that was written; else the main file."""
+        """Return the strongest place that set `key`, else its
+        nearest enclosing section, else the main file.
+        """
         for length in range(len(key), 0, -1):
             place = self._find(key[:length])
             if place is not None:

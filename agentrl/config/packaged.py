@@ -1,4 +1,4 @@
-"""The configs that come with the package: their names, and what each says of itself."""
+"""The packaged configs: their names and descriptions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from pathlib import Path
 
 PACKAGE = "agentrl.configs"
 WHOLE = ("", "recipes")
-"""Folders of configs that a command runs as they are; the others hold parts, of which a `defaults` list picks one."""
+"""Folders of complete configs. All other folders contain parts, which a `defaults` list selects."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackagedConfig:
-    """name: as commands take it, `recipes/gsm8k_grpo`; is_whole: it runs as it is; text: the first line of its comment."""
+    """One packaged config.
+
+    Attributes:
+        name: as commands accept it, `recipes/gsm8k_grpo`.
+        is_whole: the config can be run by itself.
+        text: the first line of its leading comment.
+    """
 
     name: str
     is_whole: bool
@@ -30,7 +36,7 @@ def packaged_folder() -> Path:
 
 
 def packaged_configs() -> list[PackagedConfig]:
-    """Return all packaged configs: whole ones first, then the parts by folder."""
+    """Return all packaged configs: complete ones first, then the parts by folder."""
     folder = packaged_folder()
     found = [_read(path, path.relative_to(folder).with_suffix("").as_posix()) for path in folder.rglob("*.yaml")]
     return sorted(found, key=lambda config: (not config.is_whole, config.folder, config.name))

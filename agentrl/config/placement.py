@@ -1,7 +1,8 @@
-"""Which machines and GPUs each role of a run stands on, and the arithmetic of it: everything that is impossible is said here.
+"""Placement of each role's ranks on nodes and GPUs; impossible layouts are refused here.
 
-A *pool* is a number of nodes with so many GPUs each. The ranks of a role that is given to a pool stand one to a GPU, from the first GPU
-on; roles of one pool share its GPUs, by equal fractions of each. A server alone in its pool may have several GPUs.
+A *pool* is a number of nodes with the same number of GPUs each. The ranks of a role in a pool are placed one
+per GPU, from the first GPU on. Roles in one pool share its GPUs, in equal fractions of each. A server that is
+alone in its pool may have several GPUs.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ Role = Literal["actor", "critic", "reward_model", "servers"]
 Device = Literal["cpu", "cuda"]
 
 _SMALLEST_SHARE = 1e-4
-"""Ray counts fractions of a GPU in this unit."""
+"""Resolution of Ray's fractional GPUs."""
 _TOKEN_AMOUNT = 1e-3
-"""Of a resource that a rank stands at without using it up."""
+"""Amount of a resource that a rank requests only to be placed near it, without using it up."""
 
 
 class PoolConfig(Section):
@@ -64,7 +65,7 @@ class RolesConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where one rank stands: a bundle of one of its pool's groups. bundle None: anywhere."""
+    """Place of one rank: a bundle in one of its pool's placement groups. `bundle` None: any node."""
 
     pool: str
     num_gpus: float
@@ -74,7 +75,12 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class ResourceLayout:
-    """What Ray is asked for. reservations: by pool, but for those that stand anywhere; spots: by role, one per rank."""
+    """Resources to request from Ray.
+
+    Attributes:
+        reservations: by pool; pools whose ranks may run anywhere have none.
+        spots: by role, one per rank.
+    """
 
     reservations: Mapping[str, Reservation]
     spots: Mapping[Role, tuple[Spot, ...]]
@@ -91,10 +97,10 @@ class PlacementConfig(Section):
         return self.pools or {"main": PoolConfig()}
 
     def pool_of(self, role: Role) -> str:
-        """Return the name of the pool that a role stands in.
+        """Return the name of a role's pool.
 
         Raises:
-            ValueError: there are several, and none is named.
+            ValueError: there are several pools, and the role names none.
         """
         named = getattr(self.roles, role)
         if named is not None:
@@ -106,14 +112,14 @@ class PlacementConfig(Section):
         return next(iter(self.pools_in_use))
 
     def device_of(self, role: Role) -> Device:
-        """Return what the ranks of a role compute on."""
+        """Return the device on which the ranks of a role compute."""
         return self.pools_in_use[self.pool_of(role)].device_in_use
 
     def layout(self, num_ranks: Mapping[Role, int]) -> ResourceLayout:
-        """Return where the ranks of the roles that a run has stand.
+        """Return the places of the ranks of the run's roles.
 
         Raises:
-            ValueError: they do not fit; one line with the numbers and what would be right.
+            ValueError: the ranks do not fit; one line with the numbers and a valid alternative.
         """
         members: dict[str, dict[Role, int]] = {name: {} for name in self.pools_in_use}
         for role, count in num_ranks.items():
@@ -141,7 +147,9 @@ class PlacementConfig(Section):
 
 
 def _gpus_per_bundle(name: str, pool: PoolConfig, members: Mapping[Role, int]) -> int:
-    """Return how many GPUs a rank stands at: 1, but for servers alone in their pool, which share all of it evenly."""
+    """Return the number of GPUs per bundle: 1, except for servers
+    alone in their pool, which divide all GPUs evenly.
+    """
     where = f"placement.pools.{name} ({_size(pool)})"
     if list(members) == ["servers"] and members["servers"] < pool.num_gpus:
         size, rest = divmod(pool.num_gpus, members["servers"])
@@ -160,20 +168,23 @@ def _gpus_per_bundle(name: str, pool: PoolConfig, members: Mapping[Role, int]) -
 
 
 def _reserve_gpus(pool: PoolConfig, gpus_per_bundle: int) -> Reservation:
-    """Return a group of bundles for each node: a bundle is what one rank may see, or ranks of several roles share."""
+    """Return one placement group per node.
+
+    A bundle has the GPUs that one rank sees, or that ranks of several roles share.
+    """
     bundle = {"GPU": float(gpus_per_bundle)} | ({} if pool.node_resource is None else {pool.node_resource: _TOKEN_AMOUNT})
     return Reservation(((bundle,) * (pool.gpus_per_node // gpus_per_bundle),) * pool.nodes, "STRICT_PACK")
 
 
 def _reserve_nodes(pool: PoolConfig) -> Reservation | None:
-    """Return one group with a bundle on each node; None where any node will do."""
+    """Return one placement group with a bundle on each node; None if any node is suitable."""
     if pool.nodes == 1 and pool.node_resource is None:
         return None
     return Reservation((({pool.node_resource or "CPU": _TOKEN_AMOUNT},) * pool.nodes,), "STRICT_SPREAD")
 
 
 def _spread(name: str, pool: PoolConfig, count: int) -> tuple[Spot, ...]:
-    """Return spots without GPUs: neighbouring ranks on one node, as many on each as can be."""
+    """Return places without GPUs: neighbouring ranks on the same node, evenly divided over the nodes."""
     if _reserve_nodes(pool) is None:
         return (Spot(name, 0.0),) * count
     return tuple(Spot(name, 0.0, 0, rank * pool.nodes // count) for rank in range(count))
@@ -185,7 +196,7 @@ def _share(name: str, pool: PoolConfig, members: Mapping[Role, int], gpus_per_bu
     occupants = Counter(rank % num_bundles for count in members.values() for rank in range(count))
 
     def spot(bundle: int) -> Spot:
-        # Rounded down: what all of them ask for together must not exceed the GPU.
+        # Rounded down, because the shares of one GPU must not add up to more than 1.
         share = gpus_per_bundle if occupants[bundle] == 1 else int(1 / occupants[bundle] / _SMALLEST_SHARE) * _SMALLEST_SHARE
         return Spot(name, round(float(share), 4), bundle // per_node, bundle % per_node)
 

@@ -1,4 +1,6 @@
-"""Profilers that wrap whole processes; `trainer.profile_steps` records single steps from within."""
+"""Config of profilers for whole processes; `trainer.profile_steps`
+records single steps from within a process.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ class NsightConfig(Section):
     )
 
     def refuse_absent(self, present: Collection[Role]) -> None:
-        """Check that a run of these roles has all that are to be recorded.
+        """Check that the run has all roles that are to be recorded.
 
         Raises:
-            ValueError: it has not.
+            ValueError: it does not.
         """
         absent = [role for role in self.roles if role not in present]
         if absent:

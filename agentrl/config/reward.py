@@ -1,4 +1,4 @@
-"""Which reward scores which row, and its terms."""
+"""Config of rewards: the reward of each row, and further terms."""
 
 from __future__ import annotations
 

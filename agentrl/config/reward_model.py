@@ -1,4 +1,4 @@
-"""The reward model of a run."""
+"""Config of a run's reward model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.section import Section
 
 REWARD_MODEL = "reward_model"
-"""The registered reward that asks the reward model."""
+"""The registered reward that calls the reward model."""
 
 
 class RewardModelConfig(Section):
@@ -42,7 +42,7 @@ class RewardModelConfig(Section):
 
     @property
     def as_learner(self) -> LearnerConfig:
-        """What ranks and sharding read of a learner."""
+        """The settings for ranks and sharding, in the form of a learner's config."""
         shared = ("world_size", "threads", "microbatch_tokens", "offload", "fsdp", "collective_timeout_s")
         return LearnerConfig(**{name: getattr(self, name) for name in shared})
 

@@ -1,4 +1,4 @@
-"""Generation: servers, sampling, concurrency, and how new weights reach the servers."""
+"""Config of generation: servers, sampling, concurrency, and weight updates of the servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.types import SCORED_OUTCOMES, Outcome
 
 OutcomePolicy = Literal["train", "mask", "retry", "replace", "drop", "shrink"]
 FinalPolicy = Literal["train", "mask", "drop", "shrink"]
-"""A policy when nothing is played again (any more)."""
+"""The policies that play no further attempt."""
 
 DEFAULT_OUTCOME_POLICY: dict[Outcome, OutcomePolicy] = {
     Outcome.COMPLETED: "train",
@@ -155,7 +155,8 @@ class RolloutConfig(Section):
     sglang: SGLangServerConfig = SGLangServerConfig()
     weights: WeightsConfig = WeightsConfig()
 
-    # What only `eval` may choose: an attempt to learn from ends where the policy ends it, or at the limits of `agent`.
+    # Only `eval` may choose these. An attempt to learn from ends where the policy ends it, or at the limits
+    # of `agent`.
     @property
     def stop(self) -> tuple[str, ...]:
         return ()
@@ -173,13 +174,15 @@ class RolloutConfig(Section):
         return None
 
     def final_policy(self, outcome: Outcome) -> FinalPolicy:
-        """Return what `on_outcome` says of an attempt that is the last of its member."""
+        """Return the policy for a member's last attempt, after all retries and replacements."""
         policy = self.on_outcome[outcome]
         return self.on_exhausted if policy == "retry" or policy == "replace" else policy
 
     @property
     def shrinking_key(self) -> str | None:
-        """The key and value by which a group may be complete with fewer members that have a reward; None: none may."""
+        """The setting by which a complete group may have fewer
+        members with a reward; None: no group may shrink.
+        """
         for outcome in Outcome:
             policy = self.on_outcome[outcome]
             if policy == "shrink" or (policy == "mask" and outcome not in SCORED_OUTCOMES):
@@ -189,12 +192,14 @@ class RolloutConfig(Section):
 
     @property
     def fixed_group_size(self) -> int | None:
-        """Members with a reward of every complete group; None where groups may shrink, down to `min_group_size`."""
+        """Members with a reward in every complete group; None
+        if groups may shrink, down to `min_group_size`.
+        """
         return self.group_size if self.shrinking_key is None else None
 
     @property
     def masked_outcomes(self) -> frozenset[Outcome]:
-        """The outcomes from whose tokens nothing is learned."""
+        """The outcomes whose tokens are not trained on."""
         return frozenset(outcome for outcome, policy in self.on_outcome.items() if policy == "mask")
 
     @property
@@ -205,9 +210,10 @@ class RolloutConfig(Section):
         return 0 if self.urls else 1
 
     def pause_mode_of(self, kind: Literal["embedded", "sglang"]) -> Literal["abort", "retract", "in_place"]:
-        """Return what `weights.pause_mode` comes to for a kind of server.
+        """Return `weights.pause_mode` with auto resolved, for a kind of server.
 
-        The embedded one knows `abort` only, and colocated ones give up their memory, on which a held request stands.
+        It is always abort for the embedded server, which supports nothing else, and for colocated servers:
+        they release their memory, so no request can be held.
         """
         if kind == "embedded" or self.colocated:
             return "abort"
@@ -261,7 +267,7 @@ class RolloutConfig(Section):
 
 
 def refuse_url(url: str, *, has_key: bool) -> str | None:
-    """Return why no server is attached to at `url`, in one line; None when one may be."""
+    """Return in one line why a server at `url` must not be attached to; None if it may be."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"{url!r} is no URL of a server; write http://HOST:PORT"

@@ -1,7 +1,8 @@
-"""The schema of a run: its sections, and the checks that concern several of them.
+"""The schema of a run: its sections, and the checks that involve several of them.
 
-Each section is a module of this package, which holds its defaults, the only place of them, and the checks that concern it alone. A
-component receives its own section, never the whole. Units are suffixes (`_s` seconds, `_tokens`, `_bytes`).
+Each section is a module of this package. It is the only place of its defaults, and has the checks that
+involve it alone. A component receives its own section, never the whole config. Units are suffixes (`_s`
+seconds, `_tokens`, `_bytes`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from agentrl.config.trainer import TrainerConfig
 
 
 class Config(Section):
-    """A whole run."""
+    """The config of a whole run."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -52,7 +53,9 @@ class Config(Section):
 
     @property
     def policy_mode(self) -> Literal["decoupled", "bypass", "on_policy"]:
-        """`algorithm.mode` with auto resolved: on_policy when nothing can be stale and the batch is updated on once, else decoupled."""
+        """`algorithm.mode` with auto resolved: on_policy without
+        staleness and with one update per step, else decoupled.
+        """
         if self.algorithm.mode != "auto":
             return self.algorithm.mode
         updates = self.learner.minibatches_per_step * self.learner.epochs_per_step
@@ -60,7 +63,7 @@ class Config(Section):
 
     @property
     def has_greedy(self) -> bool:
-        """Whether each group has a greedy attempt beside the sampled ones."""
+        """Whether each group has a greedy attempt besides the sampled ones."""
         return self.rollout.greedy_baseline == "always" or self.algorithm.advantage == "remax"
 
     @property
@@ -70,7 +73,7 @@ class Config(Section):
 
     @property
     def num_ranks(self) -> dict[Role, int]:
-        """The roles that this run has, and how many ranks (or servers) each of them."""
+        """The roles of this run, with the number of ranks (or servers) of each."""
         ranks: dict[Role, int] = {"actor": self.learner.world_size}
         if self.has_critic:
             ranks["critic"] = self.learner.world_size
@@ -82,13 +85,15 @@ class Config(Section):
 
     @property
     def algorithm_in_use(self) -> AlgorithmConfig:
-        """`algorithm` with what it takes from other groups."""
+        """`algorithm` with values that default to other sections resolved."""
         length = self.algorithm.constant_length or self.agent.max_response_tokens
         return self.algorithm.model_copy(update={"constant_length": length})
 
     @property
     def of_validation(self) -> Config:
-        """What validation plays and scores by: this config, with `eval.tools` and `eval.rewards` in place of what training has."""
+        """The config of validation: this config, with `eval.tools`
+        and `eval.rewards` in place of the training ones.
+        """
         agent, reward = self.agent, self.reward
         if self.eval.tools is not None:
             agent = agent.model_copy(update={"tools": self.eval.tools})
@@ -105,7 +110,7 @@ class Config(Section):
 
     @property
     def critic_model(self) -> ModelConfig:
-        """The critic's model: `critic.model` over `model`."""
+        """The critic's model: `model` overridden by `critic.model`."""
         own = self.critic.model
         base = {} if own.path is None else {"path": own.path, "revision": own.revision}
         return self.model.model_copy(update={**base, "tokenizer_path": self.model.tokenizer_path or self.model.path, "lora": own.lora})
@@ -117,7 +122,9 @@ class Config(Section):
 
     @property
     def why_merged(self) -> str | None:
-        """What forbids to publish the LoRA adapter alone, None where nothing in the config does."""
+        """The reason why the LoRA adapter cannot be published
+        alone; None if nothing in the config prevents it.
+        """
         rollout, lora = self.rollout, self.model.lora
         bound, copies = rollout.embedded.max_lora_rank, rollout.sglang.args.get("dp_size", 1)
         objections = {
@@ -181,7 +188,9 @@ class Config(Section):
 
     @property
     def needs_early_rewards(self) -> str | None:
-        """The key that reads the rewards of a group when it is complete, before its batch is taken."""
+        """The key that needs the rewards of a group when it is
+        complete, before its batch is taken; None: no key does.
+        """
         if self.buffer.drop_constant_groups:
             return "buffer.drop_constant_groups"
         return "data.curriculum.by_pass_rate" if self.data.curriculum.by_pass_rate else None
@@ -202,7 +211,7 @@ class Config(Section):
 
     @property
     def asks_reward_model(self) -> tuple[str, ...]:
-        """The keys that name the reward of the reward model."""
+        """The keys that refer to the reward model."""
         terms = (f"reward.terms.{name}" for name, term in self.reward.terms.items() if (term.reward or name) == REWARD_MODEL)
         sources = (f"reward.sources.{source}" for source, name in self.reward.sources.items() if name == REWARD_MODEL)
         return (*terms, *sources, *(f"eval.rewards.{source}" for source, name in self.eval.rewards.items() if name == REWARD_MODEL))
@@ -234,7 +243,7 @@ class Config(Section):
         return self
 
     def _check_stages(self) -> None:
-        """Refuse a stage of the correction that could never do anything in this policy mode."""
+        """Refuse a correction stage that has no effect in this policy mode."""
         mode, correction = self.policy_mode, self.algorithm.correction
         if mode != "decoupled" and correction.self_normalize:
             raise ValueError(

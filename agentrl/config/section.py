@@ -1,4 +1,4 @@
-"""What every group of keys is."""
+"""The base class of all config sections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A group of keys: frozen, unknown keys refused."""
+    """A group of keys; frozen, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())

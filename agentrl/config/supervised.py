@@ -94,7 +94,7 @@ class RMTrainerConfig(SFTTrainerConfig):
 
 
 class SupervisedConfig(Section):
-    """What `agentrl sft` and `agentrl rm` have in common."""
+    """The common sections of `agentrl sft` and `agentrl rm`."""
 
     data: SFTDataConfig | RMDataConfig
     model: ModelConfig = ModelConfig()
@@ -131,7 +131,7 @@ class SFTConfig(SupervisedConfig):
 
 
 class RMConfig(SupervisedConfig):
-    """The training of a reward model (`agentrl rm`)."""
+    """A run that trains a reward model (`agentrl rm`)."""
 
     data: RMDataConfig = RMDataConfig()
     trainer: RMTrainerConfig = RMTrainerConfig()

@@ -1,4 +1,4 @@
-"""What is shown and kept of a run, and the alarms on what its steps measure."""
+"""Config of tracking: what is shown and stored, and alarms on the metrics of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run: how long, how often, where."""
+"""Config of the training loop: duration, frequencies and paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers for people who come from verl: what each of its keys is called here, or why it has no meaning."""
+"""The keys of verl: their names here, or why they have no counterpart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Container, Mapping
 from agentrl.config.verl_renamed import RENAMED, RENAMED_IN_SFT
 
 _OF_THE_LEARNER = (
-    # Of verl's critic. Not all of `critic`: a misspelt key of ours must reach the search for the nearest one.
+    # Keys of verl's critic. They are listed one by one, so that a misspelled key of our own critic section
+    # still gets a suggestion.
     "critic.strategy",
     "critic.optim",
     "critic.fsdp",
@@ -57,7 +58,7 @@ _OF_THE_LEARNER = (
 )
 
 KEPT = (
-    # Keys of verl's trainer that have the same name and meaning here.
+    # Keys of verl's trainer with the same name and meaning here.
     *("data.train_files", "data.val_files", "data.prompt_key", "data.shuffle"),
     *("critic.model.path", "critic.cliprange_value"),
     *(f"critic.model.lora.{name}" for name in ("rank", "alpha", "dropout", "target_modules")),
@@ -69,7 +70,7 @@ KEPT = (
 )
 
 MEANINGLESS: Mapping[str, str] = {
-    # A verl key, or the beginning of many -> why there is none here. The longest beginning answers.
+    # Key of verl, or prefix of keys -> why there is no counterpart. The longest prefix counts.
     "actor_rollout_ref.hybrid_engine": "learner and servers are separate processes; rollout.colocated puts them on the same GPUs",
     "actor_rollout_ref.actor.strategy": "the learner is always FSDP2",
     "actor_rollout_ref.actor.megatron": "the learner is always FSDP2",
@@ -190,7 +191,7 @@ MEANINGLESS: Mapping[str, str] = {
 
 
 def answer(key: str, known: Container[str]) -> str | None:
-    """Say what verl's `key` is here, given the keys that the schema knows; None when verl has no such key."""
+    """Return what verl's `key` is here, given the schema's keys; None if verl has no such key."""
     renamed = next((table[key] for table in (RENAMED, RENAMED_IN_SFT) if key in table and targets(table[key], known)), None)
     if renamed is not None:
         ours, _, note = renamed.partition("; ")
@@ -200,18 +201,20 @@ def answer(key: str, known: Container[str]) -> str | None:
 
 
 def reason_without(key: str) -> str | None:
-    """Say why there is nothing like verl's `key` here; None when it is no key of verl, or has a counterpart."""
+    """Return why verl's `key` has no counterpart here; None
+    if it is not a key of verl, or has a counterpart.
+    """
     return reason_in(key, MEANINGLESS)
 
 
 def reason_in(key: str, reasons: Mapping[str, str]) -> str | None:
-    """Return the reason of the longest beginning of `key` that has one."""
+    """Return the reason for the longest prefix of `key` that has one."""
     parts = key.split(".")
     beginnings = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((reasons[beginning] for beginning in beginnings if beginning in reasons), None)
 
 
 def targets(renamed: str, known: Container[str]) -> list[str]:
-    """Return our keys of one entry of RENAMED, or [] when the schema lacks one of them."""
+    """Return our keys of one entry of RENAMED; [] if the schema lacks one of them."""
     keys = renamed.partition("; ")[0].split(" and ")
     return keys if all(key in known for key in keys) else []

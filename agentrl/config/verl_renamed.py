@@ -1,11 +1,14 @@
-"""verl's keys that have another name here. Those that kept theirs (`data.train_files`, `trainer.total_epochs`, ...) are not listed."""
+"""Keys of verl that have another name here.
+
+Keys with the same name (`data.train_files`, `trainer.total_epochs`, ...) are not listed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 RENAMED: Mapping[str, str] = {
-    # A verl key -> our keys (joined by " and "), then "; " and what differs.
+    # key of verl -> our keys (joined by " and "), then "; " and the difference in meaning
     # data
     "data.tokenizer": "model.tokenizer_path",
     "data.train_batch_size": "buffer.groups_per_step; tasks per step, as in verl",

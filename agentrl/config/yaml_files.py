@@ -1,4 +1,4 @@
-"""YAML files as nodes that know their lines, refused where aliases make little text stand for more than memory holds."""
+"""YAML files as nodes with line numbers; aliases that expand to more than memory can hold are refused."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from pathlib import Path
 import yaml
 
 MAX_EXPANDED = 1_000_000
-"""Characters and nodes that a config may stand for once its aliases are written out; those of the project have some thousands."""
+"""Maximum number of characters and nodes of a config after
+expansion of its aliases. Real configs have some thousands.
+"""
 
 
 def read_nodes(path: Path, *, names_file: bool = False) -> yaml.Node | None:
-    """Parse the YAML file at `path`; None: it is empty. `names_file`: marks of errors and nodes hold the path.
+    """Parse the YAML file at `path`; None if it is empty. `names_file`: errors and nodes carry the path.
 
     Raises:
-        yaml.YAMLError: it is no YAML, an anchor holds itself, or its aliases stand for more than `MAX_EXPANDED`.
-        OSError, UnicodeDecodeError: it cannot be read, or is no text.
+        yaml.YAMLError: the file is not YAML, an anchor contains itself, or its aliases expand to more than
+            `MAX_EXPANDED`.
+        OSError, UnicodeDecodeError: the file cannot be read, or is not text.
     """
     text = path.read_text(encoding="utf-8")
     try:
@@ -30,7 +33,9 @@ def read_nodes(path: Path, *, names_file: bool = False) -> yaml.Node | None:
 
 
 def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
-    """Return how much a node stands for; `sizes`: of the nodes seen so far, None for one that is being measured."""
+    """Return the expanded size of a node; `sizes`: of all
+    nodes so far, None for a node that is being measured.
+    """
     if id(node) in sizes:
         size = sizes[id(node)]
         if size is None:
