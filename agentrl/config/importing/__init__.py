@@ -1,1 +1,1 @@
-"""Configs of verl, translated into ours."""
+"""Translation of verl configs and run scripts into configs of this project."""

@@ -1,4 +1,4 @@
-"""`agentrl config import`: its options, and the account that it prints."""
+"""`agentrl config import`: its options, and the account of the translation that it prints."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _is_file(argument: str) -> bool:
 
 
 def account(translation: Translation, source: WrittenConfig) -> Iterator[str]:
-    """Yield the lines that say what became of each key, what would not run here first."""
+    """Yield the lines about what became of each key; obstacles come first."""
     if translation.obstacles:
         yield f"will not run as it is: {len(translation.obstacles)}"
     yield from (f"  {obstacle.what}: {obstacle.reason}" for obstacle in translation.obstacles)

@@ -1,4 +1,6 @@
-"""Write the tables of verl's keys into docs/coming_from_verl.md: `python -m agentrl.config.importing.docs [FILE]`."""
+"""Write the tables of verl's keys into docs/coming_from_verl.md:
+`python -m agentrl.config.importing.docs [FILE]`.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,12 @@ GROUPS = (
     "async_training",
     "rollout",
 )
-"""verl's groups, in the order of the page; an inner one before its outer one. Keys of no group are of the rest."""
+"""Groups of verl's keys, in page order, inner groups before outer ones. All other keys are in REST."""
 REST = "the rest, and supervised training"
 
 
 def render() -> str:
-    """Return the tables: a section per group, with the keys that have a counterpart, and those without."""
+    """Return the tables, one section per group: first the keys with a counterpart, then those without."""
     entries = {**{key: _entry(RENAMED[key]) for key in RENAMED}, **dict.fromkeys(KEPT, ("the same", ""))}
     missing = {key: ("-", reason) for key, reason in MEANINGLESS.items()}
     sections = []
@@ -82,7 +84,7 @@ def _row(key: str, here: str, note: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the file named on the command line, docs/coming_from_verl.md by default."""
+    """Rewrite the file named on the command line; docs/coming_from_verl.md by default."""
     file = Path(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_FILE)
     if not file.is_file():
         raise ConfigError(f"file {str(file)!r} does not exist; run this from the root of the repository, or name a file")

@@ -1,4 +1,4 @@
-"""What becomes of one or several keys of verl."""
+"""Findings: the results of translating one or several keys of verl."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from agentrl.config.importing.source import WrittenConfig
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Our key and its value; `old` are verl's keys that say so, those included that have verl's default; `note`: what differs."""
+    """A value for one of our keys.
+
+    Attributes:
+        old: the keys of verl that it comes from, including those with verl's default.
+        note: the difference in meaning; may be empty.
+    """
 
     key: str
     value: Any
@@ -21,9 +26,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A key of verl that has a counterpart, or a part in one, and whose value is not taken over.
+    """A key of verl that has a full or partial counterpart, but whose value is not translated.
 
-    is_decisive: without it something else would be trained than was asked for.
+    `is_decisive`: without this key, the run would train something other than requested.
     """
 
     old: str
@@ -33,8 +38,8 @@ class Dropped:
 
 Finding = Setting | Dropped
 Rule = Callable[[WrittenConfig], Iterator[Finding]]
-"""Reads keys that belong together."""
+"""Translates keys that belong together."""
 
 
 class NotTaken(Exception):
-    """Raised while a value is translated: why it cannot be."""
+    """Raised while translating a value that has no translation; the text is the reason."""

@@ -1,4 +1,6 @@
-"""The keys that a launch of verl's sets: its config file, found as Hydra finds it, and the overrides behind it."""
+"""The keys that a launch of verl sets: those of its config
+file, located as Hydra does, and of its overrides.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,15 @@ from agentrl.config.importing.source import OF_VERL, WrittenConfig, read_file, r
 from agentrl.config.importing.supervised_defaults import supervised_defaults
 
 MAIN = "verl.trainer.main_ppo"
-"""What `agentrl config import` stands in the place of, unless a script says otherwise."""
+"""The module that `agentrl config import` assumes, unless a script names another."""
 OWN_TRAINERS = ("main_ppo", "main_ppo_sync", "main_dapo", "fully_async_main", "fsdp_sft_trainer", "sft_trainer", "sft_trainer_ray")
-"""Mains of verl whose keys are known here; those of generation and evaluation begin otherwise."""
+"""Main modules of verl whose keys are known here. Those of
+generation and evaluation are recognised by their prefixes.
+"""
 
 
 def source_of(launch: Launch) -> WrittenConfig:
-    """Return what a launch sets; a config file of its own that is not found is told as `missing`.
+    """Return the keys that a launch sets. If its own config file is not found, it is listed in `missing`.
 
     Raises:
         ConfigError: a file or an override cannot be read.
@@ -45,7 +49,7 @@ def source_of(launch: Launch) -> WrittenConfig:
 
 
 def source_of_file(file: str | None, overrides: Sequence[str]) -> WrittenConfig:
-    """Return what a YAML file and overrides set."""
+    """Return the keys that a YAML file and overrides set."""
     source = read_source(file, overrides)
     if not _is_supervised(source.written):
         return source
@@ -54,7 +58,10 @@ def source_of_file(file: str | None, overrides: Sequence[str]) -> WrittenConfig:
 
 
 def _is_supervised(written: Mapping[str, Any]) -> bool:
-    """Tell whether keys, flat or nested, are of verl's supervised training: a model and an optimizer without a rollout."""
+    """Return whether keys, flat or nested, belong to verl's supervised training.
+
+    The sign is a model and an optimizer without a rollout, or a key of supervised training alone.
+    """
     model = written.get("model")
     if "model.partial_pretrain" in written or (isinstance(model, Mapping) and "partial_pretrain" in model):
         return True
@@ -67,9 +74,10 @@ def _is_supervised(written: Mapping[str, Any]) -> bool:
 
 
 def find_config(name: str, launch: Launch) -> Path | None:
-    """Return the file of `--config-name`: below a `--config-path` that is absolute, or relative to the module's folder, as Hydra has it.
+    """Return the file of `--config-name`; None if it is not found.
 
-    A checkout is looked for in the working directory, and from the script's folder upwards.
+    A relative `--config-path` is relative to the module's folder, as in Hydra. The checkout is searched for
+    in the working directory, and from the script's folder upwards.
     """
     return next((file for folder in _folders(launch) if (file := folder / f"{name}.yaml").is_file()), None)
 
@@ -94,12 +102,16 @@ def _roots(launch: Launch) -> Iterator[Path]:
 
 
 def _searched(launch: Launch) -> list[Path]:
-    """Return verl's own folder of configs in the checkouts, for entries of a `defaults` list."""
+    """Return verl's own config folder in each possible checkout, for entries of a `defaults` list."""
     return [root / Path(*MAIN.split(".")[:-1]) / "config" for root in _roots(launch)]
 
 
 def read_with_defaults(file: Path, searched: Sequence[Path], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
-    """Read a config with the files of its `defaults` list below it; verl's own are known, what is not found is told."""
+    """Read a config merged with the files of its `defaults` list;
+    return it with notes about entries that were not found.
+
+    Entries of verl itself are skipped, because their content is known.
+    """
     own = read_file(str(file))
     own.pop("hydra", None)
     entries = own.pop("defaults", None) or []
@@ -129,7 +141,7 @@ def _sibling(entry: str, file: Path, searched: Sequence[Path]) -> Path | None:
 
 
 def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Lay `other` over `tree`, section by section."""
+    """Merge `other` into `tree`, section by section; `other` takes precedence."""
     for key, value in other.items():
         if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
             merge(tree[key], value)

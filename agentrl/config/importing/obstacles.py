@@ -1,4 +1,4 @@
-"""What keeps an imported training from running here as it ran there."""
+"""Obstacles: settings with which an imported training would not run here, or would not do the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.config.model_kind import find_obstacles
 
 SHARDED = "the learner shards by FSDP2 over all of its ranks and has nothing like it"
 PARALLEL: Mapping[str, tuple[str, str]] = {
-    # The end of a key of a learner's engine -> its name, and what there is instead.
+    # suffix of a key of the learner's engine -> its name, and the alternative here
     "tensor_model_parallel_size": ("tensor parallelism of Megatron", f"{SHARDED}; learner.tensor_parallel splits Llama and Qwen"),
     "pipeline_model_parallel_size": ("pipeline parallelism", SHARDED),
     "virtual_pipeline_model_parallel_size": ("pipeline parallelism", SHARDED),
@@ -23,7 +23,7 @@ PARALLEL: Mapping[str, tuple[str, str]] = {
 }
 ENGINES = re.compile(r"(actor_rollout_ref\.(actor|model)|critic|engine|model_engine)(\.|$)")
 SWITCHES: Mapping[str, str] = {
-    # A key that is on -> what there is not.
+    # switch -> the missing feature
     "algorithm.use_pf_ppo": "trajectories are not reweighted by their reward",
     "distillation.enabled": "there is no teacher model",
     "actor_rollout_ref.model.mtp.enable": "heads for several tokens are neither trained nor used",
@@ -32,7 +32,7 @@ SWITCHES: Mapping[str, str] = {
     "model.mtp.enable": "heads for several tokens are neither trained nor used",
 }
 MEDIA = {"data.image_key": "images", "data.video_key": "videos", "data.audio_key": "audios"}
-"""Keys for other columns than text, and verl's defaults."""
+"""Keys for columns other than text, with verl's defaults."""
 MODELS = ("actor_rollout_ref.model.path", "critic.model.path", "model.path", "model.partial_pretrain")
 LOW_PRECISION = re.compile(r"(fp8|int8|int4|w8a8|awq|gptq|nvfp4|mxfp4)", re.IGNORECASE)
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -40,14 +40,14 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A key of verl, or what else stands in the way, and why."""
+    """A key of verl, or another obstacle, and the reason."""
 
     what: str
     reason: str
 
 
 def find_all(source: WrittenConfig) -> Iterator[Obstacle]:
-    """Yield what would not run here as it is, or would train something else."""
+    """Yield everything that would not run here unchanged, or would train something else."""
     yield from (Obstacle("the config", text) for text in source.missing)
     yield from _models(source)
     yield from _media(source)
@@ -73,7 +73,7 @@ def _models(source: WrittenConfig) -> Iterator[Obstacle]:
 def _media(source: WrittenConfig) -> Iterator[Obstacle]:
     written = [key for key in MEDIA if source.has(key)]
     if len(written) > 1 and all(source.get(key) == MEDIA[key] for key in written):
-        return  # a whole config of verl, which names the columns that rows may have
+        return  # a complete config of verl, which always names the media columns that rows may have
     yield from (Obstacle(_shown(source, key), "rows with images, video or sound are refused") for key in written)
 
 
@@ -99,7 +99,7 @@ def _servers(source: WrittenConfig) -> Iterator[Obstacle]:
 
 
 def _low_precision(source: WrittenConfig) -> Iterator[Obstacle]:
-    """Weights in fewer bits, wherever they are asked for: by a switch of that name, or as the value of a dtype."""
+    """Yield settings for low-precision weights: switches with such names, and values of dtypes."""
     for key, value in source.written.items():
         name = key.rpartition(".")[2]
         is_switch = bool(LOW_PRECISION.search(name)) and value not in (None, False, 0, "null", "none", "false")

@@ -1,4 +1,4 @@
-"""Rules of translation about agents, rewards and validation."""
+"""Translation rules for agents, rewards and validation."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from agentrl.config.importing.values import VALUES
 ROLLOUT = "actor_rollout_ref.rollout"
 TURNS = f"{ROLLOUT}.multi_turn"
 AGENTS = ("single_turn_agent", "tool_agent")
-"""Agent loops of verl that there are here too, under the same names."""
+"""Agent loops of verl that exist here under the same names."""
 OVERLONG = (
     *("custom_reward_function.overlong_buffer", "reward_model.overlong_buffer"),
     *("reward_model.reward_kwargs.overlong_buffer_cfg", "reward.reward_kwargs.overlong_buffer_cfg"),
 )
-"""Where verl's versions have the buffer of DAPO's length penalty."""
+"""Keys of the buffer for DAPO's length penalty, in different versions of verl."""
 SCORE_OPTIONS = ("reward_model.reward_kwargs", "reward.reward_kwargs", "reward_model")
-"""Where forks of verl have the options of its own scoring functions."""
+"""Sections in which forks of verl have options of its own scoring functions."""
 OFFERS = tuple(f"{TURNS}.{name}" for name in ("tool_config_path", "function_tool_path", "interaction_config_path"))
-"""Keys that make conversations of several turns."""
+"""Keys that lead to conversations with several turns."""
 CUSTOM = ("custom_reward_function", "reward.custom_reward_function")
 
 
 def agents(source: WrittenConfig) -> Iterator[Finding]:
-    """Which agent plays rows that name none, and how many turns it has."""
+    """Translate the agent of rows that name none, and its limit of turns."""
     loop, enable = f"{ROLLOUT}.agent.default_agent_loop", f"{TURNS}.enable"
     if source.has(loop) and source.get(loop) in AGENTS:
         yield Setting("agent.default", source.get(loop), (loop,))
@@ -48,7 +48,7 @@ def agents(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def validation(source: WrittenConfig) -> Iterator[Finding]:
-    """verl's `do_sample: false` is a temperature of 0 here."""
+    """Translate validation sampling; verl's `do_sample: false` is a temperature of 0 here."""
     section = f"{ROLLOUT}.val_kwargs"
     sample = f"{section}.do_sample"
     if source.has(sample) and not source.get(sample):
@@ -61,7 +61,7 @@ def validation(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def rewards(source: WrittenConfig) -> Iterator[Finding]:
-    """Reward functions, and what verl's reward managers amount to."""
+    """Translate reward functions and verl's reward managers."""
     section = next((name for name in CUSTOM if source.has(f"{name}.path")), None)
     if section is not None:
         yield Setting("reward.custom_function.path", source.get(f"{section}.path"), (f"{section}.path",))
@@ -94,7 +94,9 @@ def _manager(key: str, name: str, *, has_function: bool) -> Iterator[Finding]:
 
 
 def _scores(source: WrittenConfig) -> Iterator[Finding]:
-    """Options of verl's own scoring functions, which are those of the rewards here that score the same rows."""
+    """Translate options of verl's scoring functions to
+    options of the rewards that score the same rows here.
+    """
     for section in SCORE_OPTIONS:
         options: dict[str, Any] = {}
         form, method, score = (f"{section}.{name}" for name in ("format_score", "method", "score"))
@@ -127,7 +129,11 @@ def _length_penalty(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def _reward_model(source: WrittenConfig) -> Iterator[Finding]:
-    """verl takes the score of the reward model instead of the function's; here it is a term, and the row's own reward weighs 0."""
+    """Translate the reward model.
+
+    In verl, its score replaces that of the function. Here it is a term, and the row's own reward has weight
+    0.
+    """
     for enable, path in (
         ("reward_model.enable", "reward_model.model.path"),
         ("reward.reward_model.enable", "reward.reward_model.model_path"),

@@ -1,4 +1,4 @@
-"""Rules of translation about advantages, losses, KL and off-policy correction."""
+"""Translation rules for advantages, losses, KL and off-policy correction."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ AGGREGATIONS = {
 LOSS_KL = {
     **dict.fromkeys(("low_var_kl", "k3"), "k3"),
     **dict.fromkeys(("low_var_kl+", "k3+"), "k3_k2grad"),
-    **dict.fromkeys(("mse", "k2", "mse+", "k2+", "kl+", "k1+", "abs+"), "k2"),  # `+`: the gradient of k2, whatever the value
+    # `+`: the gradient of k2, whatever the value
+    **dict.fromkeys(("mse", "k2", "mse+", "k2+", "kl+", "k1+", "abs+"), "k2"),
     "abs": "abs",
 }
 REWARD_KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 LEVELS = {"token": "token", "seq_sum": "sequence_sum", "seq_mean": "sequence_mean", "seq_max": "sequence_max"}
 RATIO_LEVELS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
-"""Of verl up to 0.6, where a stage is a ratio within bounds."""
+"""Levels of verl up to 0.6, where a stage is a ratio within bounds."""
 
 
 MEANS_OF_SEQUENCES = (*SEQUENCE_LOSSES, "sapo")
@@ -42,12 +43,12 @@ BOUNDS = {
     "ppo_clip": {**SIDES, "dual": "algorithm.dual_clip"},
     "dppo_tv": {"low": "algorithm.dppo_tv.delta_low", "high": "algorithm.dppo_tv.delta_high", "dual": "algorithm.dppo_tv.cap"},
 }
-"""Loss -> what it makes of clip_ratio_low, clip_ratio_high and clip_ratio_c."""
+"""Loss -> the targets of clip_ratio_low, clip_ratio_high and clip_ratio_c."""
 
 CORRECTION = "algorithm.rollout_correction"
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 OLD_CAP = f"{ACTOR}.tis_imp_ratio_cap"
-"""Of verl 0.5."""
+"""Key of verl 0.5."""
 REUSED = "async_training.use_rollout_log_probs"
 
 
@@ -55,7 +56,10 @@ ROLLOUT_N = "actor_rollout_ref.rollout.n"
 
 
 def advantages(source: WrittenConfig) -> Iterator[Finding]:
-    """GRPO without the division by the standard deviation is an estimator of its own here."""
+    """Translate the advantage estimator.
+
+    GRPO without division by the standard deviation is a separate estimator here.
+    """
     key, by_std = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
     name = ESTIMATORS.get(source.get(key), source.get(key))
     if name == "grpo" and not source.get(by_std):
@@ -66,7 +70,8 @@ def advantages(source: WrittenConfig) -> Iterator[Finding]:
     else:
         why = f"there is no {name}; choose algorithm.advantage among {', '.join(ADVANTAGES)}, or write your own"
         yield Dropped(key, why, is_decisive=True)
-    compares = name in GROUP_ADVANTAGES or name not in ADVANTAGES  # the default, which takes the place of an unknown one, compares too
+    # An unknown estimator is replaced by the default, which compares attempts too
+    compares = name in GROUP_ADVANTAGES or name not in ADVANTAGES
     if compares and source.get(ROLLOUT_N) == 1:
         yield Setting("algorithm.singleton", "raw", (key, ROLLOUT_N), "verl learns from the reward of a group of one as it is")
     if name == "gae":
@@ -74,7 +79,7 @@ def advantages(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def losses(source: WrittenConfig) -> Iterator[Finding]:
-    """The loss, and how losses of tokens become one number."""
+    """Translate the policy loss and the aggregation of token losses."""
     aggregation, (loss, keys) = f"{ACTOR}.loss_agg_mode", _loss(source)
     if _is_bypass(source) and source.has(LOSS_MODE):
         yield Dropped(LOSS_MODE, "in bypass mode verl computes rollout_correction.loss_type instead, ppo_clip where that is not set")
@@ -100,7 +105,10 @@ def _is_bypass(source: WrittenConfig) -> bool:
 
 
 def _loss(source: WrittenConfig) -> tuple[str, tuple[str, ...]]:
-    """Return the name of the loss, ours where there is one, and verl's keys that say so. In bypass mode verl looks at other keys."""
+    """Return the name of the loss (ours, if it exists) and the keys of verl that set it.
+
+    They differ in bypass mode.
+    """
     if not _is_bypass(source):
         name = source.get(LOSS_MODE)
         return LOSSES.get(name, name), (LOSS_MODE,)
@@ -113,9 +121,10 @@ def _loss(source: WrittenConfig) -> tuple[str, tuple[str, ...]]:
 
 
 def clips(source: WrittenConfig) -> Iterator[Finding]:
-    """Bounds of the ratio, which some losses read as bounds of something else, or not at all.
+    """Translate the bounds of the ratio. Some losses use them as bounds of something else, or not at all.
 
-    verl's own config sets both sides to 0.2, so that its `clip_ratio` counts only where a script makes a side null.
+    verl's own config sets both sides to 0.2, so its `clip_ratio` is used only if a script sets a side to
+    null.
     """
     both, dual, loss = f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_c", _loss(source)[0]
     targets = BOUNDS.get(loss, {} if loss in POLICY_LOSSES else BOUNDS["ppo_clip"])
@@ -145,7 +154,7 @@ def _bound_of_side(target: str, value: float, key: str) -> Setting:
 
 
 def selections(source: WrittenConfig) -> Iterator[Finding]:
-    """verl's defaults of kl_cov are its own."""
+    """Translate the selection of tokens by kl_cov, for which verl has its own defaults."""
     if _loss(source)[0] == "kl_cov":
         for name, ours in (("kl_cov_ratio", "share"), ("ppo_kl_coef", "coefficient")):
             key = f"{ACTOR}.policy_loss.{name}"
@@ -153,7 +162,10 @@ def selections(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def divergences(source: WrittenConfig) -> Iterator[Finding]:
-    """One KL here, in the loss or in the reward; verl's switches for both become its place."""
+    """Translate the KL.
+
+    There is only one here, in the loss or in the reward; verl's two switches decide its place.
+    """
     in_loss, in_reward = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
     of_loss = (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type")
     of_reward = ("algorithm.kl_penalty", *(f"algorithm.kl_ctrl.{name}" for name in ("type", "kl_coef", "horizon", "target_kl")))
@@ -189,7 +201,9 @@ def _estimator(source: WrittenConfig, key: str, known: dict[str, str], *, why: s
 
 
 def corrections(source: WrittenConfig) -> Iterator[Finding]:
-    """Importance weights and stages of rejection; verl up to 0.6 has them as keys of `algorithm` itself."""
+    """Translate importance weights and rejection stages; up
+    to verl 0.6, they are keys of `algorithm` itself.
+    """
     section = CORRECTION if source.below(CORRECTION) else "algorithm"
     mode, stage, normalize = (f"{section}.{name}" for name in ("bypass_mode", "rollout_rs", "rollout_is_batch_normalize"))
     if source.get(mode):
@@ -217,11 +231,11 @@ def corrections(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def _weights(source: WrittenConfig, section: str) -> Iterator[Finding]:
-    """Weights of proximal / behavior; where a script asks for none, verl applies none."""
+    """Translate the weights proximal / behavior. verl applies none unless a script asks for them."""
     weight, level, threshold = (f"{section}.{name}" for name in ("rollout_is", "rollout_is_level", "rollout_is_threshold"))
     if source.get(weight):
         name, keys = source.get(weight), [weight]
-        if name is True:  # as verl up to 0.6 has it
+        if name is True:  # verl up to 0.6
             name = source.get(level) or "token"
             keys += [level] if source.has(level) else []
         note = "verl takes the geometric mean of bounded weights" if _loss(source)[0] == "gmpo" and name == "token" else ""
@@ -239,7 +253,7 @@ def _weights(source: WrittenConfig, section: str) -> Iterator[Finding]:
 
 
 def _weights_in_bypass(source: WrittenConfig, section: str) -> Iterator[Finding]:
-    """Weights of policy / behavior: of the loss itself."""
+    """Translate the weights policy / behavior, which belong to the loss itself."""
     weight, threshold = f"{section}.rollout_is", f"{section}.rollout_is_threshold"
     loss = _loss(source)[0]
     if loss == "reinforce":
@@ -252,7 +266,7 @@ def _weights_in_bypass(source: WrittenConfig, section: str) -> Iterator[Finding]
 
 
 def _cap(key: str, value: Any, target: str) -> Iterator[Finding]:
-    """Translate 2.0, or "0.5_2.0": weights out of a band count nothing."""
+    """Translate a bound 2.0, or a band "0.5_2.0", outside of which weights are 0."""
     *floor, cap = _bounds(key, str(value))
     yield Setting(f"{target}.cap", cap, (key,))
     if floor:
@@ -261,7 +275,11 @@ def _cap(key: str, value: Any, target: str) -> Iterator[Finding]:
 
 
 def _bounds(key: str, text: str) -> list[float]:
-    """Read "2.0" or "0.5_2.0"."""
+    """Parse "2.0" or "0.5_2.0".
+
+    Raises:
+        ConfigError: the text has another form, or a bound is not above 0.
+    """
     try:
         bounds = [float(part) for part in text.split("_")]
     except ValueError:
@@ -293,7 +311,7 @@ def _stage(name: str, bounds: list[float], floor: float | None) -> dict[str, Any
     if name in RATIO_LEVELS:
         return {"level": RATIO_LEVELS[name], "lower": lower, "upper": upper}
     if level in LEVELS and statistic == "k1":
-        # verl's k1 is log(behavior / proximal): its bounds are those of the inverse of our ratio
+        # verl's k1 is log(behavior / proximal), so its bounds are those of the inverse of our ratio.
         return {"level": LEVELS[level], "lower": 1 / upper, "upper": 1 / lower}
     return {"level": LEVELS[level], "statistic": statistic, "upper": upper} if level in LEVELS else None
 

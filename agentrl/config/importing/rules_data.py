@@ -1,4 +1,4 @@
-"""Rules of translation about data, batches and how long a run is."""
+"""Translation rules for data, batches and the length of a run."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ BUDGET = "learner.microbatch_tokens"
 
 
 def is_asynchronous(source: WrittenConfig) -> bool:
-    """Tell whether the source is of verl's fully asynchronous trainer."""
+    """Return whether the source is a config of verl's fully asynchronous trainer."""
     return bool(source.below("async_training"))
 
 
 def minibatches_per_step(source: WrittenConfig) -> int:
-    """Return how many optimizer updates one pass over a batch is cut into: verl counts both batches in prompts."""
+    """Return the number of optimizer updates per pass over a batch. verl counts both sizes in prompts."""
     if is_asynchronous(source):
         return int(source.get("async_training.require_batches") * source.get("async_training.trigger_parameter_sync_step"))
     return max(1, source.get("data.train_batch_size") // source.get(MINI))
 
 
 def groups_per_step(source: WrittenConfig) -> int:
-    """Return the prompts of one batch."""
+    """Return the number of prompts per batch."""
     if is_asynchronous(source):
         return int(source.get(MINI)) * minibatches_per_step(source)
     return int(source.get("data.train_batch_size"))
 
 
 def batches(source: WrittenConfig) -> Iterator[Finding]:
-    """Batches are counted in prompts there and here; a minibatch is a size there and a number here."""
+    """Translate batches, which both projects count in prompts.
+
+    A minibatch is a size in verl, and a number of them here.
+    """
     if is_asynchronous(source):
         sizes = ("async_training.require_batches", "async_training.trigger_parameter_sync_step")
         note = "weights are published after each step: all minibatches between two synchronizations"
@@ -60,7 +63,7 @@ def batches(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def in_flight(source: WrittenConfig) -> Iterator[Finding]:
-    """verl starts all attempts of a batch at once."""
+    """Translate concurrency: verl starts all attempts of a batch at once."""
     num_actors = source.get("actor_rollout_ref.rollout.agent.num_workers") or 1
     attempts = math.ceil(groups_per_step(source) * source.get("actor_rollout_ref.rollout.n") / num_actors)
     key = "rollout.max_concurrent_trajectories"
@@ -71,7 +74,9 @@ def in_flight(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def microbatches(source: WrittenConfig) -> Iterator[Finding]:
-    """A microbatch is a budget of tokens here: of sequences there, each of which is at most prompt and response long."""
+    """Translate microbatches: a budget of tokens here, a number
+    of sequences of at most prompt plus response in verl.
+    """
     ranks = source.get(f"{ACTOR}.ulysses_sequence_parallel_size")
     sizes = (f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size")
     written = next((key for key in sizes if source.has(key)), None)
@@ -91,7 +96,10 @@ def microbatches(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def warmups(source: WrittenConfig) -> Iterator[Finding]:
-    """verl's schedule counts its trainer's steps, of which the asynchronous one makes several between two publishes; ours updates."""
+    """Translate warm-up, which is counted in trainer steps in verl and in optimizer updates here.
+
+    verl's asynchronous trainer makes several of its steps between two publishes.
+    """
     is_async = is_asynchronous(source)
     minibatches = source.get("async_training.require_batches") if is_async else minibatches_per_step(source)
     updates = minibatches * source.get(f"{ACTOR}.ppo_epochs")
@@ -112,7 +120,7 @@ def warmups(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def overlong_prompts(source: WrittenConfig) -> Iterator[Finding]:
-    """Whether prompts are filtered, and how others are cut, is one key here."""
+    """Translate filtering and truncation of prompts, which are one key here."""
     keys = ("data.filter_overlong_prompts", "data.truncation")
     cuts = {"error": "error", "left": "truncate_left", "right": "truncate_right", "middle": "truncate_middle"}
     choice: Any = "filter" if source.get(keys[0]) else cuts.get(source.get(keys[1]))
@@ -123,7 +131,7 @@ def overlong_prompts(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def resume(source: WrittenConfig) -> Iterator[Finding]:
-    """A path to resume from stands in the mode itself."""
+    """Translate resuming; the path to resume from is the value of the mode itself here."""
     mode, path = "trainer.resume_mode", "trainer.resume_from_path"
     if source.get(mode) == "resume_path" and source.has(path):
         yield Setting("trainer.resume_mode", source.get(path), (mode, path))

@@ -1,4 +1,4 @@
-"""Rules of translation about the model, the servers, and the GPUs that both stand on."""
+"""Translation rules for the model, the servers, and their GPUs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ SERVER_ARGUMENTS = {
     "scheduling_policy": "schedule_policy",
 }
 SWITCHES = {"enforce_eager": (True, "disable_cuda_graph"), "enable_prefix_caching": (False, "disable_radix_cache")}
-"""verl's key -> the value at which SGLang needs an argument, and that argument."""
+"""verl's key -> the value for which SGLang needs an argument, and this argument."""
 
 
 def dtypes(source: WrittenConfig) -> Iterator[Finding]:
-    """verl computes and serves in one type and keeps the weights in another; so do we, whose master weights are always float32."""
+    """Translate the dtype of computing and serving.
+
+    Master weights are separate in both projects, and always float32 here.
+    """
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16", "float": "float32"}
     own = f"{ACTOR}.fsdp_config.dtype"
     key = own if source.has(own) else f"{ROLLOUT}.dtype"
@@ -36,7 +39,7 @@ def dtypes(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def adapters(source: WrittenConfig) -> Iterator[Finding]:
-    """The LoRA adapter, which nothing is said of at rank 0."""
+    """Translate the LoRA adapter, whose other keys are dropped at rank 0."""
     sections = ((MODEL, "model.lora", ""), (f"{MODEL}.lora", "model.lora", "lora."), ("critic.model", "critic.model.lora", ""))
     for section, ours, nested in sections:
         prefix = "" if nested else "lora_"
@@ -54,7 +57,7 @@ def adapters(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def offload(source: WrittenConfig) -> Iterator[Finding]:
-    """Two switches of verl are one choice here."""
+    """Translate offloading: two switches in verl, one choice here."""
     section = f"{ACTOR}.fsdp_config"
     parameters, optimizer = (f"{section}.param_offload", f"{section}.offload_policy"), f"{section}.optimizer_offload"
     written = tuple(key for key in (*parameters, optimizer) if source.has(key))
@@ -64,7 +67,7 @@ def offload(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def servers(source: WrittenConfig) -> Iterator[Finding]:
-    """The inference engine and its arguments, in SGLang's words."""
+    """Translate the inference engine and its arguments to those of SGLang."""
     name = f"{ROLLOUT}.name"
     backend = BACKENDS.get(source.get(name) or "sglang")
     if backend is None:
@@ -91,7 +94,9 @@ def servers(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def places(source: WrittenConfig) -> Iterator[Finding]:
-    """GPUs are pools of nodes here; verl's synchronous trainer has learner and servers on the same ones."""
+    """Translate GPUs to pools of nodes. verl's synchronous
+    trainer places learner and servers on the same GPUs.
+    """
     sizes = ("trainer.nnodes", "trainer.n_gpus_per_node")
     nodes, gpus = (int(source.get(key)) for key in sizes)
     yield Setting("learner.world_size", nodes * gpus, sizes)
@@ -109,7 +114,7 @@ def places(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def pool_of_servers(source: WrittenConfig) -> str | None:
-    """Return the section of verl that gives servers GPUs of their own; None if they are on the learner's."""
+    """Return the section of verl that gives servers their own GPUs; None if they share the learner's."""
     return next((name for name in ("rollout", ROLLOUT) if source.get(f"{name}.nnodes")), None)
 
 

@@ -1,4 +1,4 @@
-"""Rules of translation of verl's supervised training, for `agentrl sft`."""
+"""Translation rules for verl's supervised training, for `agentrl sft`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ NAMES = ("trainer.project_name", "trainer.experiment_name")
 
 
 def columns(source: WrittenConfig) -> Iterator[Finding]:
-    """A conversation in one column, or a prompt and a response in two, which may lie within a struct."""
+    """Translate columns: a conversation in one column, or prompt
+    and response in two, which may be fields of a struct.
+    """
     messages = next((key for key in ("data.messages_key", "data.multiturn.messages_key") if source.has(key)), None)
     enable = "data.multiturn.enable"
     if source.get(enable) or messages is not None:
@@ -40,7 +42,9 @@ def columns(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def batches(source: WrittenConfig) -> Iterator[Finding]:
-    """A batch is counted in conversations there and here; a microbatch is a budget of tokens here."""
+    """Translate batches, which both projects count in
+    conversations; a microbatch is a budget of tokens here.
+    """
     yield Setting("trainer.batch_size", source.get("data.train_batch_size"), ("data.train_batch_size",), "conversations per update")
     yield Setting("data.max_tokens", source.get("data.max_length"), ("data.max_length",))
     budget, size = "data.max_token_len_per_gpu", "data.micro_batch_size_per_gpu"
@@ -59,7 +63,7 @@ def batches(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def overlong(source: WrittenConfig) -> Iterator[Finding]:
-    """verl ends at a conversation that is too long, or cuts it."""
+    """Translate the treatment of overlong conversations: verl raises an error, or truncates them."""
     key = "data.truncation"
     choices = {"error": ("drop", "left out and counted; verl would end"), "right": ("truncate", "")}
     if source.get(key) in choices:
@@ -100,7 +104,7 @@ def _warmup(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def model(source: WrittenConfig) -> Iterator[Finding]:
-    """The model, its adapter, and what leaves the GPU."""
+    """Translate the model, its adapter, its dtype and offloading."""
     path = "model.partial_pretrain" if source.has("model.partial_pretrain") else "model.path"
     if source.has(path):
         yield Setting("model.path", source.get(path), (path,))
@@ -134,7 +138,7 @@ def model(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def places(source: WrittenConfig) -> Iterator[Finding]:
-    """GPUs are a pool of nodes here; torchrun says how many there are."""
+    """Translate GPUs to a pool of nodes; torchrun's options give their number."""
     sizes = ("trainer.nnodes", "trainer.n_gpus_per_node")
     nodes, gpus = (int(source.get(key)) for key in sizes)
     yield Setting("learner.world_size", nodes * gpus, sizes)
@@ -152,7 +156,7 @@ def places(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def run(source: WrittenConfig) -> Iterator[Finding]:
-    """How long, and where everything goes."""
+    """Translate the duration of the run and its output paths."""
     yield Setting("trainer.total_epochs", source.get("trainer.total_epochs"), ("trainer.total_epochs",))
     yield Setting("trainer.seed", source.get("trainer.seed"), ("trainer.seed",))
     if source.has("trainer.total_training_steps"):
@@ -179,7 +183,7 @@ def run(source: WrittenConfig) -> Iterator[Finding]:
 RULES = (columns, batches, overlong, optimizer, model, places, run, resume)
 
 MEANINGLESS: Mapping[str, str] = {
-    # A key of verl's supervised training, or the beginning of many -> why there is none here.
+    # Key of verl's supervised training, or prefix of keys -> why there is no counterpart.
     "data.micro_batch_size": "null; data.micro_batch_size_per_gpu counts",
     "data.prompt_dict_keys": "null; the column itself is the prompt",
     "data.response_dict_keys": "null; the column itself is the response",

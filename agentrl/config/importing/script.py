@@ -1,4 +1,4 @@
-"""The training that a shell script starts: its module, and the words behind it."""
+"""Find the training that a shell script starts: its module and arguments."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ _OVERRIDE = re.compile(
 )
 _OPTIONS = {"--config-path": "path", "-cp": "path", "--config-name": "name", "-cn": "name", "--config-dir": "directory", "-cd": "directory"}
 _RANKS = {"--nproc_per_node": "trainer.n_gpus_per_node", "--nnodes": "trainer.nnodes"}
-"""torchrun's options, and the keys of verl that say the same."""
+"""torchrun's options, and the corresponding keys of verl."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A program that is a training (or a generation, or an evaluation) of verl's.
+    """A command that starts a training, generation or evaluation of verl.
 
-    module: dotted, or a path; "" if nobody named one. overrides: in Hydra's grammar. ranks: torchrun's ranks, as overrides of verl.
-    folder: where the program would run. notes: what was not read, in words.
+    Attributes:
+        module: dotted name, or a path; "" if none is given.
+        overrides: in Hydra's grammar.
+        config_path, config_name: Hydra's options; None: not given.
+        ranks: torchrun's ranks, as overrides of verl.
+        folder: working directory of the command.
+        file: the script; None: there is none.
+        notes: what could not be read, in words.
     """
 
     module: str
@@ -44,17 +50,17 @@ class Launch:
 
 
 def is_script(file: str) -> bool:
-    """Tell a script from a config; scripts have all kinds of endings, and none."""
+    """Return whether a file is a script, not a config. Scripts may have any suffix, or none."""
     return not file.endswith(CONFIGS)
 
 
 def read_launch(file: str, arguments: Sequence[str]) -> Launch:
-    """Return the first training that a script starts when it is called with `arguments`.
+    """Return the first training that a script starts when called with `arguments`.
 
-    Overrides among the arguments hold in any case, whether the script passes them on or not.
+    Overrides among the arguments always apply, whether or not the script passes them on.
 
     Raises:
-        ConfigError: there is no such file, it cannot be read, or it starts none.
+        ConfigError: the file does not exist or cannot be read, or starts no training.
     """
     path = Path(file).expanduser()
     if not path.is_file():
@@ -89,7 +95,7 @@ def read_launch(file: str, arguments: Sequence[str]) -> Launch:
 
 
 def launch_of(words: Sequence[str]) -> Launch | None:
-    """Return the training that a command is; None if it is another program."""
+    """Return the training that a command starts; None if it is another program."""
     found = next(_modules(words), None)
     if found is None:
         return None
@@ -106,7 +112,7 @@ def launch_of(words: Sequence[str]) -> Launch | None:
 
 
 def _modules(words: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield (place, name) of what an interpreter is told to run: a module behind `-m`, or a file."""
+    """Yield (index, name) of the modules after `-m`, and of the files, that an interpreter is told to run."""
     starter = next((index for index, word in enumerate(words) if STARTERS.match(word.rpartition("/")[2])), None)
     if starter is None:
         return
@@ -119,7 +125,7 @@ def _modules(words: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _arguments(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """Tell Hydra's options from overrides, and note overrides that are not known."""
+    """Separate Hydra's options from overrides; also return notes about overrides with unknown values."""
     options: dict[str, str] = {}
     overrides: list[str] = []
     notes: list[str] = []
@@ -143,7 +149,7 @@ def _arguments(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[st
 
 
 def _plain(word: str) -> str:
-    """Return an override as Hydra takes it: what quotes of the shell held together, and Hydra would not, is quoted for it."""
+    """Return an override for Hydra. A value that only the shell's quotes held together is quoted."""
     name, _, value = word.partition("=")
     is_open = bool(re.search(r"[\s,]", value.strip())) and value.strip()[:1] not in ("[", "{", "'", '"')
     return f"{name}='{value.strip()}'" if is_open and "'" not in value else f"{name}={value}" if "=" in word else word

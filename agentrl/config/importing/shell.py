@@ -1,6 +1,7 @@
-"""What a script for a training would start, without starting anything: variables, arrays, arguments, conditions and loops are followed.
+"""Follow a shell script without running anything, to find out which programs it would start.
 
-Programs are not run. Each is taken to succeed; a value that only its output could tell is unknown, and stays so in what it becomes part of.
+Variables, arrays, arguments, conditions and loops are evaluated. Programs are not run; each is assumed to
+succeed. A value that depends on a program's output is marked as unknown, and so is everything built from it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MAX_DEPTH = 20
 
 
 class _Left(Exception):
-    """A loop, a function or the script is left. what: break, continue, return or exit."""
+    """Control flow leaves a loop, a function or the script. `what`: break, continue, return or exit."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -47,9 +48,16 @@ class _Left(Exception):
 
 @dataclass
 class Shell:
-    """The state of a script: variables (a list is an array), its own arguments, and the programs that it started so far.
+    """The state of a script.
 
-    folder: where it is, which `cd` changes. file: of the script. notes: what was not followed, in words.
+    Attributes:
+        arguments: the script's own arguments.
+        file: the script's path.
+        folder: the working directory, which `cd` changes.
+        variables: a list is an array.
+        started: (line, words) of each program started so far.
+        notes: what could not be followed, in words.
+        depth: nesting of subshells, functions and sourced files.
     """
 
     arguments: list[str]
@@ -61,18 +69,18 @@ class Shell:
     notes: list[str] = field(default_factory=list)
     depth: int = 0
     budget: list[int] = field(default_factory=lambda: [MAX_COMMANDS])
-    """Commands that may still be followed, by this shell and those within it."""
+    """Remaining number of commands to follow, shared with subshells."""
 
     def run(self, text: str) -> None:
         """Follow a script from its first command to its end.
 
         Raises:
-            ConfigError: it cannot be read, or does not end.
+            ConfigError: the script cannot be parsed, or commands are nested too deeply.
         """
         with suppress(_Left):
             self._chain(parse(text))
 
-    # ------------------------------------------------------------------------------------------------ commands
+    # ----------------------------------------------------------------------------------------------- commands
 
     def _chain(self, chain: Chain) -> bool:
         status = True
@@ -84,7 +92,7 @@ class Shell:
 
     def _command(self, command: Command) -> bool:
         self.budget[0] -= 1
-        if self.budget[0] < 0:  # a loop that watches something for ever, for instance
+        if self.budget[0] < 0:  # a loop that watches something forever, for instance
             self.notes.append(f"the script was followed for {MAX_COMMANDS} commands, not to its end")
             raise _Left("exit")
         match command:
@@ -110,13 +118,13 @@ class Shell:
                 return self._test(command)
 
     def follow(self, chain: Chain) -> bool:
-        """Run a chain whose `exit` ends only this shell."""
+        """Run a chain; an `exit` in it ends only this shell."""
         with suppress(_Left):
             return self._chain(chain)
         return True
 
     def _apart(self) -> Shell:
-        """Return a shell with a copy of the variables; what it starts, and notes, is the same list."""
+        """Return a subshell with a copy of the variables. Started programs and notes go to the same lists."""
         copy = {name: list(value) if isinstance(value, list) else value for name, value in self.variables.items()}
         inner = Shell(list(self.arguments), self.file, self.folder, copy, dict(self.functions), self.started, self.notes, self.depth + 1)
         inner.budget = self.budget
@@ -158,7 +166,7 @@ class Shell:
             return True
         status = self._builtin(words, command.line)
         if words[0] not in ("export", "declare", "local", "readonly", "typeset", ":"):
-            for assignment in command.assignments:  # `A=1 program` sets A for the program alone
+            for assignment in command.assignments:  # `A=1 program` sets A only for the program
                 self.variables.pop(assignment.name, None)
                 if assignment.name in before:
                     self.variables[assignment.name] = before[assignment.name]
@@ -177,7 +185,7 @@ class Shell:
             self.variables[assignment.name] = ("" if isinstance(before, Unset) else before) + self.text(assignment.value or ())
 
     def _builtin(self, words: list[str], line: int) -> bool:
-        """Do what changes the state of the script; note any other program as started."""
+        """Execute a command that changes the script's state; record any other program as started."""
         name, *rest = words
         match name:
             case "[" | "test":
@@ -201,7 +209,8 @@ class Shell:
             case "break" | "continue" | "return":
                 raise _Left(name)
             case "exit":
-                # A script that ends with an error lacks something, such as its arguments: what it would do with them is read on.
+                # A script that exits with an error lacks something, such as its arguments. Continue, to see
+                # what it would do with them.
                 if not rest or rest[0] == "0":
                     raise _Left(name)
             case "eval":
@@ -267,12 +276,13 @@ class Shell:
         places = (self.folder / Path(name).expanduser(), self.file.parent / name)
         return next((place for place in places if place.is_file()), None)
 
-    # --------------------------------------------------------------------------------------------------- words
+    # -------------------------------------------------------------------------------------------------- words
 
     def fields(self, words: Sequence[Word]) -> list[str]:
-        """Expand words as arguments: unquoted values are split at blanks, empty ones vanish, arrays are one argument per item.
+        """Expand words to arguments: unquoted values are split at blanks,
+        empty ones vanish, and arrays give one argument per item.
 
-        Braces are left as they are: dictionaries of Hydra have them, and run scripts mean those.
+        Braces are not expanded: in run scripts they are Hydra's dictionaries.
         """
         found: list[str] = []
         for word in words:
@@ -286,7 +296,7 @@ class Shell:
             values = self._values(piece)
             if piece.is_quoted or piece.kind == "text":
                 is_there = is_there or len(values) > 0
-            else:  # unquoted: what a program or a variable gives is split
+            else:  # unquoted: the value of a program or variable is split
                 values = [part for value in values for part in _split(value)]
                 values = [] if values == [""] else values
             for index, value in enumerate(values):
@@ -300,7 +310,7 @@ class Shell:
         return fields
 
     def text(self, word: Word) -> str:
-        """Expand a word that is one text whatever is in it, as on the right of `=`."""
+        """Expand a word to a single text, as on the right side of `=`."""
         value = "".join(" ".join(self._values(piece)) for piece in word)
         return os.path.expanduser(value) if word and word[0].kind == "text" and not word[0].is_quoted else value
 
@@ -316,7 +326,9 @@ class Shell:
                 return expand_parameter(piece.value, self, is_quoted=piece.is_quoted)
 
     def value_of(self, name: str) -> str | Unset:
-        """Return a variable as text: as set in the script, else as in the environment; Unset if it is in neither."""
+        """Return a variable as text: from the script, else
+        from the environment; Unset if it is in neither.
+        """
         if name in self.variables:
             value = self.variables[name]
             return (value[0] if value else "") if isinstance(value, list) else value
@@ -330,7 +342,7 @@ class Shell:
         return os.environ[name] if name in os.environ else Unset(name)
 
     def items_of(self, name: str) -> list[str]:
-        """Return the items of an array; of a text, itself."""
+        """Return the items of an array; a plain text is a single item."""
         if name in ("@", "*"):
             return self.arguments
         value = self.variables.get(name)
@@ -340,7 +352,9 @@ class Shell:
         return [] if isinstance(single, Unset) else [single]
 
     def output(self, text: str) -> str:
-        """Return what a command would print, if it is one of the few that only deal with texts and paths."""
+        """Return the output of a command, if it is one of the few
+        that only process texts and paths; else an unknown value.
+        """
         inner = self._apart()
         inner.started = []
         printed: list[str] = []
@@ -368,7 +382,7 @@ def read_script(file: Path) -> str:
 
 
 def _printed(words: Sequence[str], folder: Path) -> str | None:
-    """Return the output of a command that needs no program; None of any other."""
+    """Return the output of a command that needs no program; None for all other commands."""
     name, *rest = words
     paths = [word for word in rest if not word.startswith("-")]
     match name:
@@ -391,5 +405,5 @@ def _printed(words: Sequence[str], folder: Path) -> str | None:
 
 
 def _split(value: str) -> list[str]:
-    """Split at blanks, but not within what is unknown."""
+    """Split at blanks, but not within an unknown part."""
     return re.findall(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|\S)+", value) or [""]

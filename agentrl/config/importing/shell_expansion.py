@@ -1,4 +1,4 @@
-"""Parameters, sums and tests of shell scripts, by value; see `shell`."""
+"""Evaluation of parameters, arithmetic and tests in shell scripts; see `shell`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from agentrl.config.importing.shell_syntax import Word, parse_word
 
 UNKNOWN = "\ue000"
-"""Stands around what is not known within a value: why."""
+"""Delimiter around an unknown part of a value; between two of them is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Unset:
 
 
 class ShellScope(Protocol):
-    """What expansions ask a shell for."""
+    """The part of a shell that expansions need."""
 
     variables: dict[str, str | list[str]]
     arguments: list[str]
@@ -35,21 +35,21 @@ class ShellScope(Protocol):
     def items_of(self, name: str) -> list[str]: ...
 
     def text(self, word: Word) -> str:
-        """Expand a word."""
+        """Expand a word to a single text."""
 
 
 def unknown(what: str) -> str:
-    """Return a value that only `what` could tell."""
+    """Return a value that is known only to `what`."""
     return f"{UNKNOWN}{what.replace(UNKNOWN, '')}{UNKNOWN}"
 
 
 def shown(value: str) -> str:
-    """Return a value for a person, what is unknown in it as it stands in the script."""
+    """Return a value for display, with its unknown parts as written in the script."""
     return value.replace(UNKNOWN, "")
 
 
 def without_unset(value: str) -> str:
-    """Return a value as a test sees it: a variable that is not set is empty."""
+    """Return a value as a test sees it: unset variables are empty."""
     return re.sub(rf"{UNKNOWN}\$[^{UNKNOWN}(]*{UNKNOWN}", "", value)
 
 
@@ -59,7 +59,7 @@ _FORM = re.compile(r"(?P<length>#)?(?P<name>\w+|[@*#?$!-])(?:\[(?P<index>[^\]]*)
 
 
 def expand_parameter(text: str, shell: ShellScope, *, is_quoted: bool) -> list[str]:
-    """Return the values of `${text}`: one, or those of an array."""
+    """Return the values of `${text}`: one value, or those of an array."""
     if text == "#":
         return [str(len(shell.arguments))]
     found = _FORM.fullmatch(text)
@@ -110,7 +110,7 @@ def _parameter(value: str | Unset, rest: str, shell: ShellScope, name: str) -> s
 
 
 def _default(rest: str, shell: ShellScope) -> str:
-    """Expand the word behind `:-` and the like, whose quotes are its own."""
+    """Expand the word after `:-` and similar operators, which has its own quotes."""
     return shell.text(parse_word(rest.removeprefix(":")[1:]))
 
 
@@ -134,7 +134,7 @@ def _changed(value: str, rest: str, shell: ShellScope) -> str:
 
 
 def _trimmed(value: str, mark: str, pattern: str) -> str:
-    """Cut the shortest (`#`, `%`) or longest (`##`, `%%`) beginning or end that a pattern matches."""
+    """Remove the shortest (`#`, `%`) or longest (`##`, `%%`) prefix or suffix that matches a pattern."""
     is_front, is_longest = mark[0] == "#", len(mark) == 2
     sizes = range(len(value) + 1)
     for size in reversed(sizes) if is_longest else sizes:
@@ -144,7 +144,7 @@ def _trimmed(value: str, mark: str, pattern: str) -> str:
     return value
 
 
-# ------------------------------------------------------------------------------------------------------- sums
+# ------------------------------------------------------------------------------------------------- arithmetic
 
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -166,7 +166,7 @@ _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
 
 
 def calculate(text: str, shell: ShellScope) -> str:
-    """Return the value of a sum of whole numbers; unknown where one of its variables is."""
+    """Return the value of an integer expression; unknown if one of its variables is."""
     expanded = shell.text(parse_word(f'"{text.strip()}"'))
     names = {name: shell.value_of(name) for name in re.findall(r"[A-Za-z_]\w*", without_unset(expanded))}
     if UNKNOWN in expanded or any(UNKNOWN in value for value in names.values() if isinstance(value, str)):
@@ -230,7 +230,10 @@ _OF_ONE: Mapping[str, Callable[[str], bool]] = {
 
 
 def is_true(words: Sequence[str]) -> bool:
-    """Return the status of `[ words ]`; a test that cannot be read is taken as true, like a program."""
+    """Return the result of `[ words ]`.
+
+    A test that cannot be evaluated counts as true, like a program's status.
+    """
     values = [without_unset(word) for word in words]
     for mark, combine in (("||", any), ("-o", any), ("&&", all), ("-a", all)):
         if mark in values:

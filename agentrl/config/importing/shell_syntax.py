@@ -1,6 +1,7 @@
-"""The syntax of the shell scripts that start trainings: words, lists, conditions, loops, functions, here-documents.
+"""Parser for the shell scripts that start trainings: words,
+lists, conditions, loops, functions, here-documents.
 
-Nothing is expanded here, and nothing is run. What run scripts do not use (coprocesses, `select`) is not known.
+Nothing is expanded or run here. Syntax that run scripts do not use (coprocesses, `select`) is not supported.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from agentrl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class WordPart:
-    """A part of a word. kind: text, parameter (between `${` and `}`), command (`$(...)`), sum (`$((...))`)."""
+    """A part of a word.
+
+    `kind`: text, parameter (between `${` and `}`), command (`$(...)`), or sum (`$((...))`).
+    """
 
     kind: str
     value: str
@@ -27,7 +31,13 @@ Word: TypeAlias = tuple[WordPart, ...]
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """`name=value`, `name+=value`, `name=(words)`; value: a word, or a tuple of words."""
+    """`name=value`, `name+=value`, or `name=(words)`.
+
+    Attributes:
+        is_added: `+=`.
+        value: a word; None for an array.
+        items: the words of an array; None for a single value.
+    """
 
     name: str
     is_added: bool
@@ -37,7 +47,9 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Simple:
-    """A command: words, and the assignments before (or, of `export` and the like, behind) them."""
+    """A simple command: its words, and the assignments
+    before them, or after `export` and similar commands.
+    """
 
     assignments: tuple[Assignment, ...]
     words: tuple[Word, ...]
@@ -46,7 +58,9 @@ class Simple:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Commands with what is before each: `;`, `&&`, `||`, `|`, and whether its status is inverted."""
+    """Commands, each with its preceding operator (`;`,
+    `&&`, `||`, `|`) and whether `!` inverts its status.
+    """
 
     parts: tuple[tuple[str, bool, Command], ...]
 
@@ -79,7 +93,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CommandGroup:
-    """`{ ...; }`, or with `is_apart` `( ... )`, whose variables are its own."""
+    """`{ ...; }`, or with `is_apart` a subshell `( ... )`, which has its own variables."""
 
     body: Chain
     is_apart: bool
@@ -93,7 +107,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """`[[ ... ]]` as words, `(( ... ))` as a sum."""
+    """`[[ ... ]]` as words, or `(( ... ))` as an arithmetic expression."""
 
     words: tuple[Word, ...]
     arithmetic: str | None = None
@@ -113,7 +127,8 @@ def parse(text: str) -> Chain:
     """Return the commands of a script.
 
     Raises:
-        ConfigError: it ends within a quote, a word or a compound command, or has a word where none can be.
+        ConfigError: the script ends within a quote, word or compound command, or has a word in an invalid
+            place.
     """
     reader = _Reader(text)
     chain = reader.chain(())
@@ -123,7 +138,7 @@ def parse(text: str) -> Chain:
 
 
 def parse_word(text: str) -> Word:
-    """Return the pieces of one word, which may have blanks in it: of a default, or within quotes."""
+    """Return the parts of one word, which may contain blanks: a default value, or the text within quotes."""
     reader = _Reader(text)
     pieces: list[WordPart] = []
     while reader.at < len(text):
@@ -137,12 +152,13 @@ def parse_word(text: str) -> Word:
 
 
 class _Reader:
-    """Reads a script from left to right; `at` is the next character."""
+    """Reads a script from left to right; `at` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text.replace("\r\n", "\n")
         self.at = 0
-        self._documents: list[tuple[str, bool]] = []  # here-documents that begin behind this line: delimiter, tabs are stripped
+        # Here-documents that begin after this line: delimiter, whether tabs are stripped
+        self._documents: list[tuple[str, bool]] = []
 
     def error(self, problem: str) -> ConfigError:
         return ConfigError(f"line {self._line()}: {problem}")
@@ -150,10 +166,12 @@ class _Reader:
     def _line(self) -> int:
         return self.text.count("\n", 0, self.at) + 1
 
-    # ------------------------------------------------------------------------------------------------ commands
+    # ----------------------------------------------------------------------------------------------- commands
 
     def chain(self, ends: Sequence[str]) -> Chain:
-        """Read commands up to one of the words or characters `ends`, which is left, or to the end of the text."""
+        """Read commands up to one of the words or characters
+        `ends`, which is not consumed, or to the end of the text.
+        """
         parts: list[tuple[str, bool, Command]] = []
         before = ";"
         while True:
@@ -176,7 +194,7 @@ class _Reader:
         for mark in ("&&", "||", "|&", "|", ";;", ";", "&", "\n"):
             if self._is_at(mark):
                 if mark == ";;":
-                    return ";"  # of a case, which reads it
+                    return ";"  # belongs to a case, which consumes it
                 self.at += len(mark)
                 if mark == "\n":
                     self._skip_documents()
@@ -239,7 +257,7 @@ class _Reader:
         self._expect("for")
         self._skip_blank()
         if self._is_at("(("):
-            self._until("))")  # counts: its body is read once
+            self._until("))")  # C-style counting loop: its body is read once
             self._skip_blank(newlines=True)
             self._take(";")
             self._skip_blank(newlines=True)
@@ -331,7 +349,7 @@ class _Reader:
         return Assignment(found[1], bool(found[3]), self._word() or (), None)
 
     def _redirection(self) -> bool:
-        """Skip `> file`, `2>&1`, `<<END` and the like; tell whether there was one."""
+        """Skip `> file`, `2>&1`, `<<END` and similar redirections; return whether there was one."""
         found = _REDIRECTION.match(self.text, self.at)
         if found is None or self.text.startswith(("<(", ">("), self.at):
             return False
@@ -352,7 +370,7 @@ class _Reader:
                     break
         self._documents.clear()
 
-    # --------------------------------------------------------------------------------------------------- words
+    # -------------------------------------------------------------------------------------------------- words
 
     def _words(self, *, newlines: bool = False) -> tuple[Word, ...]:
         words: list[Word] = []
@@ -370,7 +388,7 @@ class _Reader:
         return word
 
     def _word(self) -> Word | None:
-        """Read a word; None where none begins."""
+        """Read a word; None if no word begins here."""
         pieces: list[WordPart] = []
         plain = ""
 
@@ -390,9 +408,10 @@ class _Reader:
                     continue
                 break
             if char == "(":
-                plain += "(" + self._balanced_behind("(", ")") + ")"  # a pattern of extglob, or a call in an override
+                # An extglob pattern, or a call in an override
+                plain += "(" + self._balanced_behind("(", ")") + ")"
             elif self._is_at("\\\n"):
-                self.at += 2  # the word goes on in the next line
+                self.at += 2  # the word continues in the next line
             elif char == "\\":
                 add(WordPart("text", self.text[self.at + 1 : self.at + 2], is_quoted=True))
                 self.at += 2
@@ -446,7 +465,9 @@ class _Reader:
         return [*pieces, WordPart("text", plain, is_quoted=True)]
 
     def _expansion(self, *, is_quoted: bool) -> WordPart | None:
-        """Read `$name`, `${...}`, `$(...)`, `$((...))` or a command in backquotes; None: the character stands for itself."""
+        """Read `$name`, `${...}`, `$(...)`, `$((...))` or a command
+        in backquotes; None if `$` is an ordinary character.
+        """
         if self._is_at("`"):
             return WordPart("command", self._quoted("`"), is_quoted)
         if self._is_at("$(("):
@@ -470,7 +491,7 @@ class _Reader:
         return self._balanced(closing)
 
     def _balanced(self, closing: str) -> str:
-        """Read up to the `closing` bracket that belongs to the one before, which is skipped."""
+        """Read up to the `closing` bracket that matches the bracket already consumed; consume it too."""
         opening, depth, start = {")": "(", "}": "{"}[closing], 1, self.at
         while self.at < len(self.text):
             char = self.text[self.at]
@@ -493,7 +514,7 @@ class _Reader:
         raise self.error(f"{opening} is not closed")
 
     def _until(self, end: str) -> str:
-        """Read up to `end`, which is skipped; brackets between are balanced."""
+        """Read up to `end`, and consume it; parentheses in between must be balanced."""
         start, depth = self.at, 0
         while self.at < len(self.text):
             if depth == 0 and self._is_at(end):
@@ -513,7 +534,7 @@ class _Reader:
     # -------------------------------------------------------------------------------------------------- marks
 
     def _skip_blank(self, *, newlines: bool = False) -> None:
-        """Skip blanks, continued lines and comments, and with `newlines` ends of lines and lone semicolons."""
+        """Skip blanks, continued lines and comments; with `newlines`, line ends too."""
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in " \t\r":

@@ -1,4 +1,4 @@
-"""What somebody wrote for verl, a YAML file and Hydra overrides, as one flat table of its keys."""
+"""A config written for verl (a YAML file and Hydra overrides) as a flat table of its keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import ConfigError
 
 DEFAULTS: Mapping[str, Any] = {
-    # What verl 0.5 to 0.7 does where a run script says nothing, and where ours does something else or reads it beside another key.
+    # Defaults of verl 0.5 to 0.7 that differ from ours, or that are read together with another key.
     "data.train_batch_size": 1024,
     "data.max_prompt_length": 512,
     "data.max_response_length": 512,
@@ -81,7 +81,7 @@ NUMBERS = frozenset(key for key, value in DEFAULTS.items() if isinstance(value, 
     "rollout.n_gpus_per_node",
     "trainer.total_training_steps",
 }
-"""Keys that are calculated with."""
+"""Keys that are used in calculations."""
 DIVISORS = {
     "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
@@ -95,15 +95,18 @@ OF_VERL = (
     *("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine", "generation", "evaluation", "_self_"),
     *("dapo_trainer", "fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer"),
 )
-"""Configs and entries of a `defaults` list whose content DEFAULTS stands for."""
+"""Configs, and entries of a `defaults` list, whose content is represented by DEFAULTS."""
 
 
 @dataclass(frozen=True)
 class WrittenConfig:
-    """The keys that were written, by their dotted names, interpolations resolved; a null counts as written.
+    """The keys that were set, by their dotted names, with interpolations resolved; null counts as set.
 
-    unread: what the file asks for that was not read, in words. missing: whole files that were not found, in words.
-    defaults: what verl does where nothing is written.
+    Attributes:
+        unread: parts that the file refers to but that were not read, in words.
+        missing: whole files that were not found, in words.
+        defaults: verl's values for keys that are not set.
+        is_supervised: the config is for supervised training.
     """
 
     written: Mapping[str, Any]
@@ -121,21 +124,22 @@ class WrittenConfig:
                 raise ConfigError(f"{key}={value}: must be at least 1")
 
     def get(self, key: str) -> Any:
-        """Return what a key is set to: as written, else verl's default, else None."""
+        """Return the value of a key: as set, else verl's default, else None."""
         value = self.written.get(key)
         return self.defaults.get(key) if value is None else value
 
     def has(self, key: str) -> bool:
-        """Tell whether a key was written, and not as null."""
+        """Return whether a key was set to a value other than null."""
         return self.written.get(key) is not None
 
     def below(self, prefix: str) -> dict[str, Any]:
-        """Return what was written below a key, by the rest of the dotted name."""
+        """Return the values set below a key, by the rest of their dotted names."""
         return {key[len(prefix) + 1 :]: value for key, value in self.written.items() if key.startswith(f"{prefix}.")}
 
 
 def read_source(file: str | None, overrides: Sequence[str]) -> WrittenConfig:
-    """Read a YAML file of verl and the overrides of its command line, in Hydra's grammar: `key=value`, `+key=value`, `~key`.
+    """Read a YAML file of verl and command-line overrides in
+    Hydra's grammar: `key=value`, `+key=value`, `~key`.
 
     Raises:
         ConfigError: the file is missing or not YAML, or an override cannot be read.
@@ -148,14 +152,14 @@ def read_source(file: str | None, overrides: Sequence[str]) -> WrittenConfig:
 
 
 def with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply overrides to a tree, in their order.
+    """Apply overrides to a tree, in order.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: an override cannot be read.
     """
     for text in overrides:
         _apply(tree, _parse(text))
-    tree.pop("hydra", None)  # of Hydra itself: where it writes
+    tree.pop("hydra", None)  # settings of Hydra itself
 
 
 def resolve(
@@ -165,7 +169,10 @@ def resolve(
     missing: tuple[str, ...] = (),
     supervised_by: Mapping[str, Any] | None = None,
 ) -> WrittenConfig:
-    """Return a tree as a source, its interpolations resolved; supervised_by: the defaults of a supervised training, None: it is none."""
+    """Return a tree as a WrittenConfig, with its interpolations resolved.
+
+    `supervised_by`: the defaults of a supervised training; None: the config is for another training.
+    """
     defaults = DEFAULTS if supervised_by is None else supervised_by
     return WrittenConfig(_resolve(tree, defaults), unread, missing, defaults, supervised_by is not None)
 
@@ -213,7 +220,10 @@ def _apply(tree: dict[str, Any], override: Override) -> None:
 
 
 def _resolve(tree: Mapping[str, Any], defaults_of_verl: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a tree; interpolations see verl's defaults, and one that leads nowhere stays as text."""
+    """Flatten a tree.
+
+    Interpolations can refer to verl's defaults; one that cannot be resolved stays as text.
+    """
     defaults = OmegaConf.create({})
     for key, value in defaults_of_verl.items():
         OmegaConf.update(defaults, key, value)

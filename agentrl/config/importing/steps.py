@@ -1,4 +1,4 @@
-"""verl's two-step evaluation, `main_generation` and `main_eval`, whose configs are command lines here."""
+"""verl's two-step evaluation, `main_generation` and `main_eval`, whose configs become command lines here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from agentrl.config.importing.source import WrittenConfig
 ROLLOUT = "actor_rollout_ref.rollout"
 KWARGS = "custom_reward_function.reward_kwargs"
 SCORE_OPTIONS = {
-    # Of verl's evaluation.yaml -> the option, and the value that needs none.
+    # key of verl's evaluation.yaml -> the option, and the value for which it is not needed
     "data.response_key": ("--response-key", "responses"),
     "data.prompt_key": ("--prompt-key", "prompt"),
     "data.data_source_key": ("--data-source-key", "data_source"),
     "data.reward_model_key": ("--reward-model-key", "reward_model"),
 }
 GENERATE_OPTIONS = {
-    # Of verl's generation.yaml, and of the ppo_trainer that its server for generation reads -> the option, or `key=` of an override.
+    # Key of verl's generation.yaml, or of the ppo_trainer config that its generation server reads -> the
+    # option, or `key=` of an override.
     "model.path": "--model",
     "actor_rollout_ref.model.path": "--model",
     "data.n_samples": "--n",
@@ -41,14 +42,14 @@ GENERATE_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class CommandStep:
-    """A command line, and the written keys that it has no option for."""
+    """A command line, and the keys that were set but have no option."""
 
     command: str
     unused: tuple[str, ...]
 
 
 def step_of(source: WrittenConfig) -> CommandStep | None:
-    """Return the command that stands for a config of generation or evaluation; None for a config of a training."""
+    """Return the command for a config of generation or evaluation; None for a config of a training."""
     if source.has("data.output_path") and (source.has("data.path") or source.has("data.train_files")):
         return _generate(source, "data.path" if source.has("data.path") else "data.train_files")
     return _score(source) if source.has("data.path") else None

@@ -1,4 +1,4 @@
-"""What verl's supervised training does where a script says nothing."""
+"""Defaults of verl's supervised training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 OF_COLUMNS: Mapping[str, Any] = {
-    # verl 0.3 to 0.6: `fsdp_sft_trainer`, whose model is `model.partial_pretrain`.
+    # verl 0.3 to 0.6: `fsdp_sft_trainer`, whose model is `model.partial_pretrain`
     "data.train_batch_size": 256,
     "data.micro_batch_size_per_gpu": 4,
     "data.prompt_key": "question",
@@ -35,7 +35,7 @@ OF_COLUMNS: Mapping[str, Any] = {
     "trainer.resume_mode": "auto",
 }
 OF_MESSAGES: Mapping[str, Any] = {
-    # verl 0.6 and later: `sft_trainer`, whose rows are conversations and whose model is `model.path`.
+    # verl 0.6 and later: `sft_trainer`, whose rows are conversations and whose model is `model.path`
     **OF_COLUMNS,
     "data.multiturn.enable": True,
     "data.messages_key": "messages",
@@ -54,7 +54,7 @@ OF_MESSAGES: Mapping[str, Any] = {
 
 
 def supervised_defaults(written: Mapping[str, Any], module: str) -> Mapping[str, Any]:
-    """Return the defaults of the trainer that a config, flat or nested, is of."""
+    """Return the defaults of the trainer to which a config, flat or nested, belongs."""
     if module.endswith("fsdp_sft_trainer"):
         return OF_COLUMNS
     if module:

@@ -1,4 +1,6 @@
-"""From what was written for verl to a config of ours, and an account of every key: mapped, dropped (why), or without meaning here."""
+"""Translate a config of verl, with an account of every key:
+mapped, dropped (and why), or without meaning here.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,17 @@ ALONE_BY_DEFAULT = (
     *("data.max_prompt_length", "data.max_response_length", "trainer.total_epochs"),
     *("actor_rollout_ref.rollout.n", "actor_rollout_ref.model.enable_gradient_checkpointing"),
 )
-"""Keys that stand alone and have another default in verl than here."""
+"""Keys that are translated individually, and whose defaults differ between verl and this project."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A schema of ours, and the rules that lead to it.
+    """One of our schemas, and the rules for translating to it.
 
-    renamed: as RENAMED, for keys that stand alone. meaningless: why a key of verl has no counterpart, by its beginning.
-    by_default: keys that stand alone and have another default in verl.
+    Attributes:
+        renamed: as RENAMED, for keys that are translated individually.
+        meaningless: why a key of verl has no counterpart, by prefix.
+        by_default: keys that are translated individually and have another default in verl.
     """
 
     schema: type[Section]
@@ -65,10 +69,15 @@ IMITATION = Target(SFTConfig, rules_sft.RULES, {**RENAMED, **RENAMED_IN_SFT}, ru
 
 @dataclass(frozen=True)
 class Translation:
-    """The account of a translation. values: our config as a tree, what differs from the defaults and all that was written.
+    """The result of a translation.
 
-    mapped: what was taken over, verl's defaults included where ours differ. dropped: keys with a counterpart whose value was not taken.
-    meaningless: verl's keys without a counterpart. unknown: neither verl's nor ours. obstacles: what would not run as it is.
+    Attributes:
+        values: our config as a tree: all keys that were set, and others that differ from our defaults.
+        mapped: translated settings, including verl's defaults that differ from ours.
+        dropped: keys with a counterpart whose value was not translated.
+        meaningless: keys of verl without a counterpart.
+        unknown: keys that are neither verl's nor ours.
+        obstacles: what would not run unchanged.
     """
 
     target: Target
@@ -84,7 +93,8 @@ def translate(source: WrittenConfig) -> Translation:
     """Translate every key of `source`, and check the result against the schema.
 
     Raises:
-        ConfigError: taken together the values are refused, one line per problem; or it is no config of a trainer of verl's.
+        ConfigError: the combination of values is invalid, one line per problem; or `source` is not a config
+            of a trainer of verl.
     """
     target = IMITATION if source.is_supervised else POLICY
     _refuse_foreign(source, target)
@@ -112,7 +122,7 @@ def translate(source: WrittenConfig) -> Translation:
 
 
 def _refuse_foreign(source: WrittenConfig, target: Target) -> None:
-    """Refuse a file whose keys are mostly not verl's: a config of another program, or of this one."""
+    """Refuse a file most of whose keys are not verl's: a config of another program, or of this one."""
     own = [key for key in source.written if key in POLICY.keys or key in IMITATION.keys]
     known = [key for key in source.written if _is_of_verl(key, target)]
     strange = len(source.written) - len(known)
@@ -130,9 +140,9 @@ def _is_of_verl(key: str, target: Target) -> bool:
 
 
 def _findings(source: WrittenConfig, target: Target) -> Iterator[Setting | Dropped]:
-    """Yield what the rules find, then the keys that stand alone, then verl's defaults that differ from ours."""
-    read: set[str] = set()  # keys that a rule has looked at, for whatever setting
-    decided: set[str] = set()  # our keys that are set, and verl's that are dropped
+    """Yield the findings of the rules, then individual keys, then verl's defaults that differ from ours."""
+    read: set[str] = set()  # keys of verl that a rule has read, for any setting
+    decided: set[str] = set()  # our keys that are set, and verl's keys that are dropped
     for rule in target.rules:
         for finding in rule(source):
             read |= set(finding.old) if isinstance(finding, Setting) else {finding.old}
@@ -147,13 +157,13 @@ def _findings(source: WrittenConfig, target: Target) -> Iterator[Setting | Dropp
 
 
 def _is_decided(key: str, decided: Set[str], of: Target) -> bool:
-    """Tell whether a rule has dropped a key of verl, or set what it stands for, or a part of that."""
+    """Return whether a rule has dropped a key of verl, or has set its counterpart or a part of it."""
     target = _target(key, of)
     return key in decided or not target or any(one == target or one.startswith(f"{target}.") for one in decided)
 
 
 def _alone(key: str, value: Any, of: Target) -> Setting | Dropped | None:
-    """Translate a key that no rule has named; None for one that has no counterpart."""
+    """Translate a key that no rule has read; None if it has no counterpart."""
     target = _target(key, of)
     if key in NOT_TAKEN:
         return Dropped(key, NOT_TAKEN[key])
@@ -170,7 +180,7 @@ def _alone(key: str, value: Any, of: Target) -> Setting | Dropped | None:
 
 
 def _target(key: str, of: Target) -> str:
-    """Return our key for one of verl's that stands alone, "" when there is none."""
+    """Return our key for a key of verl that is translated individually; "" if there is none."""
     if key in of.keys:
         return key
     ours = targets(of.renamed[key], {*of.keys, *of.sections}) if key in of.renamed else []
@@ -178,7 +188,9 @@ def _target(key: str, of: Target) -> str:
 
 
 def _take(setting: Setting, mapped: dict[str, Setting], source: WrittenConfig, target: Target) -> list[Dropped]:
-    """Add a setting, unless another has its key or the schema refuses its value."""
+    """Add a setting, unless another setting has its key or
+    the schema refuses its value; return the dropped keys.
+    """
     written = [key for key in setting.old if key in source.written]
     other = mapped.get(setting.key)
     if other is not None and other.value != setting.value:
@@ -202,9 +214,9 @@ def _adapter(schema: type[Section], key: str) -> TypeAdapter[Any]:
 
 
 def _refused(setting: Setting, target: Target) -> str | None:
-    """Say why the schema refuses a value for its key alone, None when it takes it."""
+    """Return why the schema refuses a value for its key; None if it is valid."""
     if setting.key not in target.keys:
-        return None  # an entry of a mapping, or a section: checked with the whole
+        return None  # an entry of a mapping, or a section: checked with the whole config
     try:
         _adapter(target.schema, setting.key).validate_python(setting.value)
     except ValidationError as error:
@@ -216,14 +228,14 @@ def _refused(setting: Setting, target: Target) -> str | None:
 
 
 def _is_default(setting: Setting, source: WrittenConfig, target: Target) -> bool:
-    """Tell whether nobody wrote it and it is as here anyway."""
+    """Return whether a setting was not written in the source and equals our default."""
     field = target.keys.get(setting.key)
     is_written = any(key in source.written for key in setting.old)
     return not is_written and field is not None and field.get_default() == setting.value
 
 
 def _tree(settings: Mapping[str, Setting], target: Target) -> dict[str, Any]:
-    """Nest the settings, in the schema's order of sections."""
+    """Nest the settings, with sections in the order of the schema."""
     tree: dict[str, Any] = {}
     sections = list(target.schema.model_fields)
     for key in sorted(settings, key=lambda key: sections.index(key.partition(".")[0])):

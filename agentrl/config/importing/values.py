@@ -1,4 +1,4 @@
-"""Values of single keys of verl in our words and units; a key that is not listed keeps its value."""
+"""Conversion of values of single keys of verl to our words and units. All other keys keep their values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.config.importing.findings import NotTaken
 
 CHARACTERS_PER_TOKEN = 4
-"""Of English text and most tokenizers, about."""
+"""Approximate value for English text and most tokenizers."""
 
 SCHEDULES = {"constant": "constant", "cosine": "cosine", "linear": "linear"}
 ATTENTIONS = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
@@ -19,7 +19,7 @@ WEIGHTS = {"token": "token", "sequence": "sequence", "geometric": "geometric"}
 
 
 def one_of(table: Mapping[str, str]) -> Callable[[Any], str]:
-    """Return a function that looks a word up."""
+    """Return a function that looks up a value in `table`; it raises NotTaken for an unknown value."""
 
     def look_up(value: Any) -> str:
         if value not in table:
@@ -30,17 +30,21 @@ def one_of(table: Mapping[str, str]) -> Callable[[Any], str]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list of one for what is no list."""
+    """Return a list; a single value becomes a list of one."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def above_zero(value: Any) -> Any:
-    """Return None for verl's ways to say "all" and "off": 0 and -1."""
+    """Return None for 0 and -1, verl's values for "all" and "off"."""
     return value if value > 0 else None
 
 
 def loggers(value: Any) -> list[str]:
-    """Return the trackers that there are here."""
+    """Return those trackers that exist here.
+
+    Raises:
+        NotTaken: none of them exists.
+    """
     known = [name for name in as_list(value) if name in ("console", "wandb", "tensorboard")]
     if not known:
         raise NotTaken(f"none of {', '.join(as_list(value))} is a tracker here; there is: console, tensorboard, wandb")
@@ -48,14 +52,20 @@ def loggers(value: Any) -> list[str]:
 
 
 def positive(value: Any) -> Any:
-    """Return a number that must be above zero here."""
+    """Return a number above 0.
+
+    Raises:
+        NotTaken: verl uses the value for "none".
+    """
     if value is None or value <= 0:
         raise NotTaken(f"{value} stands for none there; here it is a number above 0")
     return value
 
 
 def whole(off: float) -> Callable[[Any], Any]:
-    """Return a function that takes the value at which sampling leaves nothing out."""
+    """Return a function that accepts only `off`, the value
+    at which sampling does not truncate the distribution.
+    """
 
     def check(value: Any) -> Any:
         if value != off:
@@ -81,7 +91,8 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
     "reward_model.model.fsdp_config.param_offload": lambda value: "parameters" if value else "none",
     "actor_rollout_ref.actor.fsdp_config.forward_prefetch": int,
     "actor_rollout_ref.rollout.top_p": whole(1.0),
-    "actor_rollout_ref.rollout.top_k": lambda value: whole(-1)(value or -1),  # 0 is verl's other way to say off
+    # 0 is verl's other value for "off"
+    "actor_rollout_ref.rollout.top_k": lambda value: whole(-1)(value or -1),
     "actor_rollout_ref.rollout.multi_turn.max_tool_response_length": lambda value: max(1, math.ceil(value / CHARACTERS_PER_TOKEN)),
     "actor_rollout_ref.rollout.multi_turn.format": one_of(TOOL_FORMATS),
     "actor_rollout_ref.rollout.checkpoint_engine.backend": one_of(TRANSPORTS),
@@ -98,7 +109,7 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
 }
 
 NOT_TAKEN: Mapping[str, str] = {
-    # A key with a counterpart whose value means something else there -> what to do.
+    # key with a counterpart, but with values of another meaning in verl -> what to do
     "data.custom_cls.path": "a Dataset class there; here data.reader is `file.py:function`, from a row to a Task",
     "data.custom_cls.name": "a Dataset class there; here data.reader is `file.py:function`, from a row to a Task",
     "data.gen_batch_size": "tasks are drawn one by one, there is no batch of generation",
