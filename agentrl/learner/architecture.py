@@ -1,4 +1,4 @@
-"""What a model is by its config alone, asked before any weight is read: its head, and whether it can be trained."""
+"""Checks of a model by its config alone, before any weight is read: its head, and whether it can be trained."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from agentrl.errors import ConfigError
 _CLASSIFIER = "Classification"
 _TOKEN_CLASSIFIER = "ForTokenClassification"
 _UNNAMED_LABELS = (0, 1)
-"""What transformers takes a classifier to tell apart whose config names no labels."""
+"""transformers' default labels of a classifier whose config names none."""
 
 
 def find_own_head(model: ModelConfig) -> str | None:
-    """Return the architecture of a folder that holds a classifier, whose head is trained; None of a causal model."""
+    """Return the architecture of a folder with a classifier (a trained head); None for a causal model."""
     return next((name for name in _description(model).get("architectures") or [] if name.endswith(_CLASSIFIER)), None)
 
 
 def check_policy(model: ModelConfig) -> None:
-    """Refuse a policy that could not be trained, or whose weights no server would take.
+    """Raise if a policy cannot be trained, or if no server could load its weights.
 
     Raises:
         ConfigError: it is a classifier, a mixture of experts, or quantized.
@@ -36,7 +36,7 @@ def check_policy(model: ModelConfig) -> None:
 
 
 def check_kind(model: ModelConfig) -> None:
-    """Refuse a model whose weights leave the learner in a form that nobody reads.
+    """Raise if the learner would publish the model's weights in a form that nothing can load.
 
     Raises:
         ConfigError: it is a mixture of experts, or quantized.
@@ -46,7 +46,7 @@ def check_kind(model: ModelConfig) -> None:
 
 
 def check_value_head(model: ModelConfig) -> None:
-    """Refuse a classifier whose head is not one linear score.
+    """Raise if a classifier's head is not one linear score.
 
     Raises:
         ConfigError: it classifies tokens, or has several labels.
@@ -65,7 +65,7 @@ def check_value_head(model: ModelConfig) -> None:
 
 
 def check_dtype(model: ModelConfig) -> None:
-    """Refuse to train in a dtype whose range gradients fall out of.
+    """Raise for a training dtype in which gradients underflow.
 
     Raises:
         ConfigError: it is float16.

@@ -1,7 +1,8 @@
-"""Attention over packed sequences: each segment sees itself alone, or itself behind one other, the prompt that it shares.
+"""Attention over packed sequences: each segment attends to itself and to the prompt it shares, if any.
 
-On a CPU one call of SDPA per segment is exact and costs the sum of squares of the lengths, where a dense block mask costs the
-square of their sum. On a GPU flash attention (varlen) or FlexAttention do the same in one kernel.
+On a CPU, one SDPA call per segment is exact and costs the sum of the squared lengths; a dense block mask
+would cost the square of their sum. On a GPU, flash attention (varlen) and FlexAttention do the same in one
+kernel.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ _FLASH = "flash_attention_2"
 
 
 class Segments:
-    """Where the segments of a packed row lie: their lengths, which sum to the row, and the segment that each one continues (-1: none).
+    """The segments of a microbatch: their lengths, and the segment that each one continues (-1: none).
 
-    An object of its own rather than tensors, tuples or a frozen dataclass: a compiled layer hands it on unread, so that no graph is
-    bound to the number of segments or to there being prefixes, and FSDP leaves it on the CPU, where it is read.
+    The lengths sum to the microbatch's tokens. This is a class of its own, not tensors, tuples or a frozen
+    dataclass, for two reasons. A compiled layer passes it through without specializing its graph on the
+    number of segments or on the presence of prefixes. FSDP does not move it to the GPU, and it is read on the
+    CPU.
     """
 
     def __init__(self, lengths: Sequence[int], prefixes: Sequence[int] | None = None) -> None:
@@ -38,15 +41,17 @@ class Segments:
 
 
 def choose_attention(requested: str, *, device: str, dtype: str, shares_rows: bool = False, shares_prefixes: bool = False) -> str:
-    """Resolve `model.attention` for a device type (`cpu`, `cuda`) and the dtype computed in (`float32`, ...); `shares_rows`: with
-    sequence parallelism; `shares_prefixes`: with prompts that several segments continue.
+    """Resolve `model.attention` for a device type (`cpu`, `cuda`) and a compute dtype (`float32`, ...).
+
+    shares_rows: True with sequence parallelism.
+    shares_prefixes: True if several segments may continue one prompt.
 
     Raises:
-        ConfigError: flash attention is asked for, and it is not installed, or knows no such device or dtype.
+        ConfigError: flash attention is requested but not installed, or does not support the device or dtype.
     """
     from transformers import AttentionInterface
 
-    # Not compiled: its shapes are those of each segment, a graph of its own for every packing.
+    # Not compiled: its shapes are those of the segments, so every packing would compile another graph.
     AttentionInterface.register(SEGMENT_SDPA, torch.compiler.disable(segment_sdpa))
     if shares_prefixes or shares_rows:
         return SEGMENT_SDPA
@@ -80,10 +85,14 @@ def packed_arguments(
     sequence_group: ProcessGroup | None = None,
     prefix_segments: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return the keyword arguments of the model's forward that tell its attention where sequences start.
+    """Return the keyword arguments of the model's forward that mark where segments start.
 
-    FlexAttention and dense SDPA need none: transformers reads the restarts of the position ids. `sequence_group`: the ranks that share
-    the row, each with a part of it in its forward; None: the row is whole. `prefix_segments`: see `Microbatch`; none: no segment has one.
+    FlexAttention and dense SDPA need none: transformers reads the restarts of the position ids.
+
+    Args:
+        sequence_group: the ranks that share the microbatch, each with a part of it in its forward; None: not
+            shared.
+        prefix_segments: see `Microbatch`; empty: no segment continues another.
     """
     has_prefixes = any(segment >= 0 for segment in prefix_segments)
     if attention == SEGMENT_SDPA:
@@ -98,9 +107,10 @@ def packed_arguments(
 
 
 def attention_parity(module: PreTrainedModel) -> float:
-    """Return the length, in tokens, at which the attention of a segment costs as much as all matrices of the model.
+    """Return the segment length, in tokens, at which attention costs as much as all matrices of the model.
 
-    n tokens take 2 n P operations in P parameters, and 2 n^2 L W in the causal attention of L layers with heads of W columns together.
+    n tokens cost 2 n P operations for P parameters, and 2 n^2 L W in the causal attention of L layers whose
+    heads are W columns wide in total. Both are equal at n = P / (L W).
     """
     config = module.config.get_text_config()
     heads = config.num_attention_heads
@@ -122,15 +132,17 @@ def segment_sdpa(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend causally within each segment of one packed row; the signature is transformers' attention interface.
+    """Attend causally within each segment of one microbatch; the signature is transformers' interface.
 
     Args:
         query: f[1, H, T, D]; key, value: f[1, K, T, D] with H a multiple of K.
-        segments: of the row; the keys and values of the segment that one continues stand before its own.
-        sequence_group: N ranks that share the row: query, key, value and the result hold T/N tokens of it.
+        segments: of the microbatch. A segment that continues another attends to that one's keys and values
+            too.
+        sequence_group: N ranks that share the microbatch: query, key, value and the result have T/N tokens of
+            it.
 
     Returns:
-        f[1, T, H, D], and no attention weights.
+        f[1, T, H, D], and None in place of attention weights.
     """
     assert segments is not None, f"{type(module).__name__} does not pass segments on to its attention"
     if sequence_group is not None:
@@ -153,7 +165,10 @@ def _behind_prefixes(segments: Sequence[Tensor], prefix_segments: Sequence[int])
 
 
 def _causal(query: Tensor, key: Tensor, sliding_window: int | None) -> dict[str, Any]:
-    """Return how SDPA is told that each query, of the last ones of the keys, sees what stands before it."""
+    """Return SDPA's mask arguments if the queries belong to the last of the keys.
+
+    Each query attends to its own position and those before it, up to `sliding_window` of them.
+    """
     length, num_keys = query.shape[2], key.shape[2]
     window = num_keys if sliding_window is None else sliding_window
     if length == num_keys <= window:

@@ -192,7 +192,8 @@ class Correction:
     accepted: bool[A], the tokens of the loss: loss_mask minus rejected tokens.
     weights: f[A], importance weight of the policy term and of the KL term.
     is_selected: bool[A], tokens that the policy loss singles out; None if it has no such rule.
-    rejected: stage -> number of tokens that this stage alone would reject.
+    rejected: stage -> tokens rejected. Each stage counts on its own, except M2PO, which sees only what the
+    others left.
     log_products: f64[.], log of the product of proximal / behavior over each sequence that is counted here.
     elsewhere: the same for tokens in other microbatches.
     """

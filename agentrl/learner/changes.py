@@ -1,11 +1,14 @@
-"""What an update changed of the published weights, written alone: in bfloat16 a small step leaves most of them as they were.
+"""Writing of only the published weights that an update changed: in bfloat16 a small step changes few of them.
 
-A folder of changes holds, for two kinds of servers,
-    changes.safetensors         of each changed tensor NAME either `NAME|positions` (i32[n], in the flat tensor) and `NAME|values` ([n]),
-                                or, where that is smaller, NAME itself; its metadata say on which weights it stands and which it makes
-    tensors/model.safetensors   every tensor of which anything changed, whole, as any loader of Hugging Face folders takes it
-Weights are named by a chain: whole ones by a random word, changed ones by the sha256 of their base's name and of all that changed. Who
-has other weights than the base, or a damaged file, finds another name than the one that is written there.
+A folder of changes has one file for each of two kinds of servers:
+    changes.safetensors         for each changed tensor NAME either `NAME|positions` (i32[n], in the flat
+        tensor)
+                                and `NAME|values` ([n]) or, where it is smaller, NAME itself;
+                                its metadata name the base weights and the resulting weights
+    tensors/model.safetensors   every changed tensor, whole, as any loader of Hugging Face folders reads it
+Weights are named by a hash chain. Whole weights have a random name. Changed weights are named by the sha256
+of their base's name and of the changes. A server with another base or a damaged file computes another name
+than the file states.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ _POSITION_BYTES = 4
 
 
 class WrittenWeights:
-    """The weights as last written, of which rank 0 keeps a copy on its host. Every method is a collective."""
+    """The weights as last written; rank 0 keeps a copy in host memory. Every method is a collective."""
 
     def __init__(self, policy: Policy, place: RankPlace, model: ModelConfig) -> None:
         self._policy = policy
@@ -41,7 +44,9 @@ class WrittenWeights:
         self._name = ""
 
     def write_whole(self, folder: Path, *, is_again: bool) -> None:
-        """Write all weights, for servers that cannot begin at the last ones; again: those whose changes were written before.
+        """Write all weights, for servers that do not have the previous version.
+
+        is_again: write the weights of the last `write_changes` again, under the same name, as a whole model.
 
         Raises:
             InfrastructureError: the folder could not be written.
@@ -57,7 +62,10 @@ class WrittenWeights:
                 self._copy[name] = tensor.to("cpu", copy=True)
 
     def write_changes(self, folder: Path) -> tuple[int, int]:
-        """Write what differs from the last weights written; return the bytes of the elements' file and of the tensors' file.
+        """Write the differences to the last weights written.
+
+        Returns the bytes of the file of changed elements, and of the file of changed tensors; (0, 0) on all
+        ranks but 0.
 
         Raises:
             InfrastructureError: the folder could not be written.
@@ -85,7 +93,8 @@ class WrittenWeights:
 
 def _changes_of(name: str, tensor: Tensor, base: Tensor) -> dict[str, Tensor]:
     flat = tensor.reshape(-1)
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]  # -0.0 is not 0.0, and a NaN is itself
+    # Compare bits: -0.0 == 0.0 and NaN != NaN as floats.
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     positions = torch.nonzero(flat.view(bits) != base.reshape(-1).view(bits)).reshape(-1)
     if not len(positions):
         return {}
@@ -96,7 +105,8 @@ def _changes_of(name: str, tensor: Tensor, base: Tensor) -> dict[str, Tensor]:
 
 def _write_parts(parts: dict[str, Tensor], names: dict[str, str], folder: Path) -> None:
     save_file(parts, str(folder / CHANGES_FILE), metadata=names)
-    (folder / CHANGES_FILE).chmod(0o644)  # a server may run under another account
+    # Safetensors creates private files, but a server may run under another account.
+    (folder / CHANGES_FILE).chmod(0o644)
 
 
 def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:

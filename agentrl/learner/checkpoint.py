@@ -1,7 +1,9 @@
-"""State of the learner by torch.distributed.checkpoint: every rank writes its shards, and any world size reads them.
+"""Checkpoints of the learner: every rank writes its shards, and any world size can read them.
 
-What is frozen is not in it: of a policy with a LoRA adapter, the adapter alone. The folder is written in place; that it appears
-whole or not at all is the caller's part (it holds more than the learner).
+They are written with torch.distributed.checkpoint (DCP).
+
+Frozen weights are not included: with a LoRA adapter, a checkpoint holds only the adapter. The folder is
+written in place. The caller makes it appear complete or not at all, because it also contains other state.
 """
 
 from __future__ import annotations
@@ -29,28 +31,28 @@ from agentrl.learner.stored_state import PlainPlanner, PlainReader
 from agentrl.learner.weights import describe
 
 DESCRIPTION = "huggingface"
-"""Folder of a checkpoint with config and tokenizer of the policy, so that it can be exported without the model it began with."""
+"""Folder in a checkpoint with the policy's config and tokenizer; an export needs no other model folder."""
 
 MODEL = "model.json"
-"""File of a checkpoint with the `model` config of the learner."""
+"""File in a checkpoint with the learner's `model` config."""
 
 SAVING = "saving"
-"""Thread of a rank in which it waits for what is being written."""
+"""Thread of a rank that waits for a checkpoint to be written."""
 
 FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError)
-"""What torch raises where a checkpoint cannot be written or read."""
+"""What torch raises if a checkpoint cannot be written or read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Saving:
-    """A checkpoint on its way from a copy in memory to `folder`; what the learner does meanwhile does not reach it."""
+    """A checkpoint that is being written to `folder` from a copy in memory. Later updates do not affect it."""
 
     folder: Path
     written: Future[Any]
 
 
 class Saver:
-    """Writes the learner's state in the background, one checkpoint at a time; timeout_s: what the writing of one may take."""
+    """Writes the learner's state in the background, one checkpoint at a time, each within `timeout_s`."""
 
     def __init__(self, model: ModelConfig, *, timeout_s: float) -> None:
         self._model = model
@@ -59,14 +61,15 @@ class Saver:
         self._saving: _Saving | None = None
 
     def start(self, policy: Policy, stepper: Stepper, place: RankPlace, folder: Path) -> None:
-        """Copy model, optimizer, update count and each rank's random state, and begin to write the copy. A collective.
+        """Copy model, optimizer, update count and random states, and start writing the copy. A collective.
 
         Raises:
             CheckpointError: it could not be written.
         """
         assert self._saving is None, "finish comes before the next start"
         if self._group is None:
-            # Of its own: the ranks agree about the files from a thread, while the learner's collectives go on.
+            # A group of its own: the writing thread's collectives run while the learner issues others. In one
+            # shared group, their order could differ between ranks, which deadlocks.
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
         self._write_own(policy, place, folder, self._group)
         try:
@@ -77,7 +80,10 @@ class Saver:
         self._saving = _Saving(folder, written)
 
     def _write_own(self, policy: Policy, place: RankPlace, folder: Path, group: ProcessGroup) -> None:
-        """Write what is no shard. When one rank cannot, no rank begins the collectives in which the others would wait for it."""
+        """Write this rank's files that are not shards.
+
+        If one rank fails, all raise: otherwise the others would wait for it in the collectives that follow.
+        """
         failed: OSError | RuntimeError | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +92,7 @@ class Saver:
                 (folder / MODEL).write_text(self._model.model_dump_json(indent=1), encoding="utf-8")
                 (folder / DESCRIPTION).mkdir(exist_ok=True)
                 describe(policy, self._model, folder / DESCRIPTION)
-        except (OSError, RuntimeError) as error:  # torch.save says so by a RuntimeError
+        except (OSError, RuntimeError) as error:  # torch.save reports I/O errors as RuntimeError
             failed = error
         num_failed = torch.tensor(int(failed is not None))
         dist.all_reduce(num_failed, group=group)
@@ -94,7 +100,7 @@ class Saver:
             raise _unwritten(folder, failed or OSError("another rank could not write its part")) from failed
 
     def finish(self) -> None:
-        """Wait until all ranks have written what `start` began.
+        """Wait until all ranks have written the checkpoint begun by `start`.
 
         Raises:
             CheckpointError: it could not be written.
@@ -115,7 +121,11 @@ def _unwritten(folder: Path, error: BaseException) -> CheckpointError:
 
 
 def reason(error: BaseException) -> str:
-    """One line of what failed; torch joins the reports of all ranks with their tracebacks, in what is no Exception."""
+    """Return one line that says what failed.
+
+    torch combines the reports and tracebacks of all ranks in a CheckpointException, which is not an
+    Exception.
+    """
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = next(iter(error.failures.items()))
         return f"rank {rank}: {' '.join(str(cause).split())}"
@@ -123,9 +133,9 @@ def reason(error: BaseException) -> str:
 
 
 def load(policy: Policy, stepper: Stepper, place: RankPlace, folder: Path) -> None:
-    """Read what `save` wrote, at this or another world size. A collective.
+    """Read what `Saver` wrote, at the same or another world size. A collective.
 
-    A rank that has no random state there (more ranks than before) keeps its own.
+    A rank without a stored random state (more ranks than before) keeps its own.
 
     Raises:
         CheckpointError: it is missing, incomplete, or of another model.
@@ -138,7 +148,7 @@ def load(policy: Policy, stepper: Stepper, place: RankPlace, folder: Path) -> No
             stepper.optimizer,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
-            # Frozen weights are not in it; that everything else is, `dcp.load` has seen to.
+            # Frozen weights are not stored. `dcp.load` has already checked that everything else is present.
             options=StateDictOptions(strict=not policy.adapters),
         )
         if _random_file(folder, place.rank).is_file():
@@ -151,7 +161,7 @@ def load(policy: Policy, stepper: Stepper, place: RankPlace, folder: Path) -> No
 
 def _state(policy: Policy, stepper: Stepper) -> dict[str, Any]:
     model, optimizer = get_state_dict(policy.module, stepper.optimizer)
-    # Not by torch's ignore_frozen_params: of a tied weight it leaves the second name.
+    # Not with torch's ignore_frozen_params: it keeps the second name of a frozen tied weight.
     frozen = {name for name, weight in policy.module.named_parameters(remove_duplicate=False) if not weight.requires_grad}
     model = {name: value for name, value in model.items() if name not in frozen}
     progress = {"num_updates": torch.tensor(stepper.num_updates), "num_non_finite": torch.tensor(stepper.num_non_finite)}

@@ -1,5 +1,4 @@
-"""Decisions that need the whole update before it begins: rejected tokens, importance weights, selected
-tokens.
+"""Decisions that need the whole update beforehand: rejected tokens, importance weights, selected tokens.
 
 Everything here follows from the batch and the proximal log-probabilities, which do not change during the
 step. Sums and order statistics are over the microbatches of ALL ranks, so neither packing nor the number of

@@ -1,4 +1,7 @@
-"""Counterfactuals: what other corrections would make of the same update. Gradients are computed, compared and thrown away."""
+"""Counterfactuals: the effect of other corrections on the same update, measured by their gradients.
+
+The gradients are compared, then discarded.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,12 @@ from agentrl.learner.step import count_update
 class Counterfactual:
     """One correction on one batch, before the batch's first update.
 
-    kept: share of the action tokens that reach the gradient. ess: (sum w)^2 / (n sum w^2) of the applied weights, in (0, 1], n all action
-    tokens, so that a rejected token counts as lost. weight_mean: over the tokens of the loss, NaN without any. loss, grad_norm: of the
-    policy term. cosine: between its gradient and the reference gradient; NaN where one of them is 0.
+    kept: share of the action tokens that reach the gradient.
+    ess: (sum w)^2 / (n sum w^2) of the applied weights, in (0, 1]; 0 if no token is kept. n counts all action
+    tokens, so a rejected token lowers it.
+    weight_mean: over the tokens of the loss; NaN if there are none.
+    loss, grad_norm: of the policy term.
+    cosine: between its gradient and the reference gradient; NaN if one of them is 0.
     """
 
     kept: float
@@ -46,14 +52,19 @@ def compare(
     *,
     temperature: float,
 ) -> dict[str, Counterfactual]:
-    """Return the Counterfactual of each variant. A collective; no weight, optimizer state or random state changes.
+    """Return the Counterfactual of each variant. A collective.
+
+    No weight, optimizer state or random state changes.
 
     Args:
-        microbatches, proximal: this rank's part of the batch, and the proximal log-probabilities of its action tokens, f[A] each.
-        reference: microbatches whose on-policy gradient (ratio 1, no weight, nothing rejected) is the direction to compare with.
-        variants: name -> algorithm; its KL and entropy terms are left out, because no correction changes them alone.
+        microbatches, proximal: this rank's part of the batch, and the proximal log-probabilities of its
+            action tokens, f[A] each.
+        reference: microbatches whose on-policy gradient (ratio 1, no weights, no rejection) is the direction
+            to compare with.
+        variants: name -> algorithm. Its KL and entropy terms are left out, since no correction changes only
+            them.
     """
-    policy.module.eval()  # no dropout: equal batches have equal gradients
+    policy.module.eval()  # without dropout equal batches have equal gradients
     run = _Gradients(policy, place, temperature)
     plain = _policy_term(next(iter(variants.values()))).model_copy(update={"correction": _NO_CORRECTION})
     _, direction = run.of(_score(reference, [None] * len(reference), plain), plain, "on_policy")
@@ -98,7 +109,7 @@ def _weights(items: Sequence[ScoredMicrobatch]) -> dict[str, float]:
 
 
 class _Gradients:
-    """Runs an objective over microbatches and takes its gradient away."""
+    """Computes the gradient of an objective over microbatches, and clears it from the weights."""
 
     def __init__(self, policy: Policy, place: RankPlace, temperature: float) -> None:
         self._policy = policy
@@ -106,7 +117,10 @@ class _Gradients:
         self._temperature = temperature
 
     def of(self, items: Sequence[ScoredMicrobatch], algorithm: AlgorithmConfig, mode: Mode) -> tuple[dict[str, float], list[Tensor]]:
-        """Return {loss, grad_norm} and the gradient, sharded as the weights; none where nothing is left to learn on any rank."""
+        """Return {loss, grad_norm} and the gradient, sharded like the weights.
+
+        The gradient is empty if no rank has loss tokens.
+        """
         counts = count_update(items)
         if counts.loss_tokens == 0:
             return {"loss": 0.0, "grad_norm": 0.0}, []
@@ -114,6 +128,7 @@ class _Gradients:
         loss = 0.0
         for item, elsewhere in zip(items, objective.logprobs_of_split_sequences(self._policy, items), strict=True):
             part = objective.part(self._policy, item, counts, elsewhere)
+            # FSDP averages over ranks, but the parts must be summed (see `Stepper`).
             (part.loss * self._place.mesh.size()).backward()
             loss += float(part.loss.detach())
         parameters = [p for p in self._policy.module.parameters() if p.grad is not None]

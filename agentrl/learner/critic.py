@@ -1,7 +1,8 @@
-"""The critic of one rank, without Ray: a model with a scalar head that says before each action token what is still to be earned.
+"""The critic of one rank, without Ray: a model with a scalar head that estimates the future reward.
 
-The value before an action token is read at the position that predicts it: there everything before the token has been seen, and the
-token itself has not. All ranks call the same methods in the same order, each with its own microbatches.
+The value before an action token is read at the position that predicts it: the model has seen everything
+before the token there, but not the token. All ranks call the same methods in the same order, each with its
+own microbatches.
 """
 
 from __future__ import annotations
@@ -30,17 +31,21 @@ from agentrl.learner.step import Stepper, count_update
 from agentrl.workers.dispatch import dispatch
 
 PREFIX = "critic/"
-"""Of the critic's metrics, which stand beside the policy's."""
+"""Prefix of the critic's metrics, which are reported together with the policy's."""
 
 
 @dataclass(frozen=True, slots=True)
 class CriticSpec:
-    """What every rank is told.
+    """Settings that are the same on every rank.
 
-    learner: how the critic is spread and stepped, with the critic's own optimizer. aggregation: the policy loss's.
-    cliprange: see `value_loss`. total_updates: length of the schedule. dump_folder: where a batch with a non-finite loss is kept;
-    None: nowhere. from_scratch: a new model instead of model.path. master_dtype: float64 serves numerical comparisons. device: where the
-    ranks compute; auto: on a GPU where there is one.
+    learner: sharding and stepping of the critic, with the critic's own optimizer.
+    aggregation: that of the policy loss.
+    cliprange: see `value_loss`.
+    total_updates: length of the learning rate schedule, in updates.
+    dump_folder: where to write a batch with a non-finite loss; None: not written.
+    from_scratch: sizes of a new model that replaces model.path; None: load model.path.
+    master_dtype: float64 is for numerical comparisons.
+    device: where the ranks compute; auto: a GPU if there is one.
     """
 
     model: ModelConfig
@@ -56,7 +61,7 @@ class CriticSpec:
 
 
 class ValueObjective:
-    """The value loss of the loss tokens, by the aggregation of the policy loss."""
+    """The value loss of the loss tokens, with the aggregation of the policy loss."""
 
     def __init__(self, aggregation: Aggregation, *, cliprange: float | None) -> None:
         self._aggregation = aggregation
@@ -80,13 +85,13 @@ class Critic:
     """One FSDP rank of the critic and its optimizer.
 
     Raises:
-        ConfigError: the model, its head or the attention cannot be had.
+        ConfigError: the model, its head or the attention is not available.
     """
 
     def __init__(self, spec: CriticSpec, place: RankPlace) -> None:
         self._place = place
-        with torch.random.fork_rng():  # beside the policy in one process, it draws nothing from what the policy's dropout draws from
-            torch.manual_seed(spec.seed)  # a new head must be one head on all ranks
+        with torch.random.fork_rng():  # leaves the random state of the policy's dropout in the same process unchanged
+            torch.manual_seed(spec.seed)  # a new head must be equal on all ranks
             self._model = _build(spec, place)
         self._stepper = Stepper(
             self._model,
@@ -102,7 +107,7 @@ class Critic:
 
     @dispatch("dp", join="concat")
     def values(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
-        """Return for each microbatch the value before each of its action tokens, f32[A]. A collective."""
+        """Return per microbatch the value before each of its action tokens, f32[A]. A collective."""
         self._model.module.eval()
         with self._meter.phase("values", num_tokens=_count_tokens(microbatches)), torch.no_grad():
             found = [scores_at(self._model, m, m.predictor_positions).cpu().numpy() for m in microbatches]
@@ -111,11 +116,12 @@ class Critic:
 
     @dispatch("dp")
     def update(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
-        """Make one optimizer update of all microbatches of all ranks and return its metrics, equal on every rank.
+        """Make one optimizer update over all microbatches of all ranks; return metrics, equal on every rank.
 
-        All begin with `critic/`. Over the loss tokens of the whole update: `loss`, `clip` (share where the bound decided), `value_mean`,
-        `return_mean`, `explained_variance` of the returns by the values before the update; `lr`, `grad_norm`, `is_skipped` and
-        `non_finite_updates` as of the policy.
+        All names begin with `critic/`. Over the loss tokens of the whole update: `loss`, `clip` (share of
+        tokens whose loss is clipped), `value_mean`, `return_mean`, and `explained_variance` of the returns by
+        the values before the update. `lr`, `grad_norm`, `is_skipped` and `non_finite_updates` are as for the
+        policy.
         """
         self._model.module.train()
         counts = count_update(microbatches)
@@ -125,12 +131,15 @@ class Critic:
 
     @dispatch("rank0")
     def parity_tokens(self) -> float:
-        """Return what `pack` weighs attention by, of the critic's sizes (see `attention_parity`)."""
+        """Return the `parity_tokens` of `pack` for the critic's sizes (see `attention_parity`)."""
         return attention_parity(self._model.module)
 
     @dispatch("all")
     def usage(self) -> dict[str, float]:
-        """Return what values and updates took since the last call (see `Meter.finish`), by names with `critic/`. A collective."""
+        """Return time, tokens and memory by phase since the last call (see `Meter.finish`). A collective.
+
+        All names begin with `critic/`.
+        """
         return {PREFIX + name: value for name, value in self._meter.finish().items()}
 
     @dispatch("all")
@@ -142,12 +151,15 @@ class Critic:
 
     @dispatch("all")
     def start_save(self, folder: str) -> None:
-        """Copy model, optimizer, schedule and random state, and begin to write the copy into `folder`; one at a time."""
+        """Copy model, optimizer, schedule and random state; start writing the copy into `folder`.
+
+        Only one save may run at a time.
+        """
         self._saver.start(self._model, self._stepper, self._place, Path(folder))
 
     @dispatch("all", thread=checkpoint.SAVING)
     def finish_save(self) -> None:
-        """Wait until what `start_save` began is written; may be called by another thread than all else."""
+        """Wait until the save begun by `start_save` is written. May run in a thread of its own."""
         self._saver.finish()
 
     @dispatch("all")
@@ -167,7 +179,8 @@ def _build(spec: CriticSpec, place: RankPlace) -> Policy:
         score_head=ScoreHead(None),
     )
     if find_own_head(spec.model) is None:
-        # Random values would be noise in every advantage until they are unlearned; 0 is the value of knowing nothing.
+        # Random values would add noise to every advantage until they are unlearned. 0 is the uninformed
+        # estimate.
         with torch.no_grad():
             for weight in getattr(model.module, SCORE_HEAD).parameters():
                 weight.zero_()

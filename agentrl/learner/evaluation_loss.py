@@ -1,4 +1,4 @@
-"""The loss of microbatches that nothing is learned from."""
+"""The loss of held-out microbatches, without an update."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from agentrl.learner.step import count_update
 
 
 class Objective(Protocol):
-    """From a microbatch to its part of a loss: cross-entropy of tokens, or the Bradley-Terry loss of pairs."""
+    """Computes a microbatch's part of a loss: cross-entropy of tokens, or the Bradley-Terry loss of pairs."""
 
     def part(self, policy: Policy, microbatch: Microbatch, counts: UpdateCounts) -> LossPart: ...
 
 
 @torch.no_grad()
 def measure(policy: Policy, objective: Objective, microbatches: Sequence[Microbatch]) -> dict[str, float]:
-    """Return loss and metrics over the microbatches of ALL ranks, as one update of them would report, without dropout. A collective."""
+    """Return loss and metrics over the microbatches of ALL ranks, as an update would. A collective.
+
+    Dropout is off.
+    """
     policy.module.eval()
     counts = count_update(microbatches)
     totals: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""How the C library hands out the memory of a rank that computes on the CPU."""
+"""Settings of the C library's allocator for ranks that compute on the CPU."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ _NEVER_BYTES = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep freed memory for its next allocation; for processes that compute alike over and over.
+    """Let this process keep freed memory for its next allocations.
 
-    glibc gives every block above 32 MiB back to the kernel when it is freed, and the kernel clears each page when it is asked for again:
-    a quarter of an update whose microbatches are large. With another C library nothing happens.
+    For ranks that repeat the same computation.
+
+    By default glibc returns every block above 32 MiB to the kernel when it is freed, and the kernel zeroes
+    each page when it is allocated again. This takes a quarter of an update with large microbatches. No effect
+    with another C library.
     """
     if platform.libc_ver()[0] != "glibc":
         return

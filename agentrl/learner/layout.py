@@ -1,4 +1,4 @@
-"""Whether ranks can share a model as the config says, asked of its sizes alone."""
+"""Checks of whether ranks can divide a model as the config says, from its sizes alone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do w
 
 
 def check_layout(config: PretrainedConfig, model: ModelConfig, learner: LearnerConfig) -> None:
-    """Refuse a model whose microbatches or matrices ranks cannot share as `learner` says.
+    """Raise if ranks cannot divide the model's microbatches or matrices as `learner` says.
 
     Raises:
-        ConfigError: its heads or layers cannot be dealt to them, or an option stands against it.
+        ConfigError: its heads or layers cannot be divided evenly, or another option conflicts.
     """
     check_sequence_parallel(config, learner.sequence_parallel)
     check_tensor_parallel(config, learner.tensor_parallel)
@@ -36,10 +36,10 @@ def check_layout(config: PretrainedConfig, model: ModelConfig, learner: LearnerC
 
 
 def check_folder(model: ModelConfig, learner: LearnerConfig) -> None:
-    """Refuse the model in `model.path` as `check_layout` does, before any rank is started and without reading a weight.
+    """Run `check_layout` for the model in `model.path`, before any rank starts and without reading a weight.
 
     Raises:
-        ConfigError: there is no such model, or ranks cannot share it.
+        ConfigError: the model does not exist, or ranks cannot divide it.
     """
     if learner.num_replicas == 1:
         return

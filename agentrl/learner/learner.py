@@ -122,9 +122,7 @@ class Learner:
 
     @dispatch("dp", join="concat")
     def logprobs(self, microbatches: Sequence[Microbatch]) -> Sequence[tuple[Floats, Floats]]:
-        """Return per microbatch the log-probabilities of its action tokens by policy and reference, each
-        f[A].
-        """
+        """Return per microbatch the log-probabilities of action tokens by policy and reference, each f[A]."""
         assert self._reference is not None, "there is no reference without algorithm.kl.coefficient"
         with self._meter.phase("assess", num_tokens=2 * _count_tokens(microbatches)):
             return [(self._logprobs(self._policy, m), self._logprobs(self._reference, m)) for m in microbatches]
@@ -288,9 +286,7 @@ class Learner:
 
     @dispatch("all")
     def pickle_bucket(self, names: Sequence[str]) -> str:
-        """Return the named weights pickled, in base64, for servers on this machine
-        (`agentrl.weights.tensor`).
-        """
+        """Return the named weights pickled, in base64, for local servers (see `agentrl.weights.tensor`)."""
         return weights.pickle_bucket(self._policy, self._place, names)
 
     @dispatch("all")

@@ -1,8 +1,8 @@
-"""Linear layers in float32 on a CPU, multiplied by oneDNN where torch's BLAS leaves half of the processor idle.
+"""Float32 linear layers on a CPU through oneDNN, where torch's BLAS uses only half of the vector width.
 
-torch multiplies float32 matrices by MKL, which uses 256 of the 512 bits of an AMD processor's vectors; oneDNN, which torch brings along
-for other dtypes, uses all of them. Measured on one thread of a Zen 5 (forward and backward of 512 tokens, 896 to 4,864 columns): 63 ms
-instead of 146.
+torch multiplies float32 matrices with MKL, which uses 256 of the 512 vector bits of an AMD processor. oneDNN,
+which torch ships for other dtypes, uses all of them. On one thread of a Zen 5 (forward and backward of 512
+tokens, 896 to 4,864 columns) it takes 63 ms instead of 146 ms.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from agentrl.errors import ConfigError
 LinearKernels = Literal["auto", "torch", "onednn"]
 
 _MIN_PRODUCTS = 2**20
-"""Multiplications from which oneDNN is faster; below, calling it costs more than it saves."""
+"""Multiplications above which oneDNN is faster; below, its call overhead dominates."""
 
 
 def use_linear_kernels(module: nn.Module, requested: LinearKernels, *, device: str) -> None:
-    """Let the linear layers of `module` multiply as `learner.linear_kernels` says, in place; before anything wraps them.
+    """Make the linear layers of `module` use the kernels of `learner.linear_kernels`, in place.
 
-    Layers with weights of another dtype than float32, or cut over ranks, go on as before.
+    Call it before anything wraps the layers.
+
+    Layers whose weights are not float32, or are sharded over ranks, keep torch's own.
     """
     check_linear_kernels(requested, device=device)
     if requested == "onednn" or (requested == "auto" and device == "cpu" and _is_faster() and _has_onednn()):
@@ -36,10 +38,10 @@ def use_linear_kernels(module: nn.Module, requested: LinearKernels, *, device: s
 
 
 def check_linear_kernels(requested: LinearKernels, *, device: str) -> None:
-    """Refuse kernels that are not there.
+    """Raise if the requested kernels are not available.
 
     Raises:
-        ConfigError: oneDNN is asked for on a GPU, or this torch has none.
+        ConfigError: oneDNN is requested on a GPU, or torch was built without it.
     """
     if requested != "onednn":
         return
@@ -50,7 +52,7 @@ def check_linear_kernels(requested: LinearKernels, *, device: str) -> None:
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer whose larger products in float32 are oneDNN's."""
+    """A linear layer that computes its larger float32 products with oneDNN."""
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.weight

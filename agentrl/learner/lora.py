@@ -1,7 +1,8 @@
-"""LoRA: beside a frozen weight W of shape [O, I] stands an adapter, and the layer computes with W + alpha / rank * B A.
+"""LoRA: a frozen weight W of shape [O, I] gets an adapter; the layer computes with W + alpha / rank * B A.
 
-`peft` makes the layers. The learner trains A and B, computes the reference policy with the adapter switched off, and publishes either
-the adapter alone, in peft's folder format, or the sum under the name of W; exported models are sums.
+`peft` builds the layers. The learner trains A and B, and computes the reference policy with the adapter
+switched off. It publishes either the adapter alone, in peft's folder format, or the merged sum under the name
+of W. Exported models are merged.
 
 Source: Hu et al. 2021, arXiv:2106.09685.
 """
@@ -35,7 +36,11 @@ _BASE_LAYER = ".base_layer."
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """The adapter of one weight: down_RI (A), up_OR (B); `is_transposed` where the weight is stored as [I, O]."""
+    """The adapter of one weight of shape [O, I] and rank R.
+
+    down: f[R, I], A. up: f[O, R], B. scale: alpha / rank.
+    is_transposed: True if the weight is stored as [I, O].
+    """
 
     down: Tensor
     up: Tensor
@@ -44,22 +49,26 @@ class LowRank:
 
     @torch.no_grad()
     def product(self) -> Tensor:
-        """Return scale * B A in the shape and on the device of the weight, in the adapter's dtype. A collective when sharded."""
+        """Return scale * B A, with the shape and device of the weight, in the adapter's dtype.
+
+        A collective if sharded.
+        """
         product = self.scale * (gather(self.up) @ gather(self.down))
         return product.T if self.is_transposed else product
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor that may be sharded. A collective when it is."""
+    """Return the full tensor. A collective if the tensor is sharded."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dtype) -> None:
-    """Put adapters into the linear layers that `config` names, by the current seed, and freeze all other weights.
+    """Add adapters to the linear layers that `config` names, and freeze all other weights.
 
-    The head of a reward model gets none: it is new, so that it is trained itself (`attach_score_head`).
-    At first B is zero: the model computes what it computed without. `dtype` is that of the adapter's weights.
+    The current seed initializes A. B is zero at first, so the model's output does not change. The head of a
+    reward model gets no adapter: it is new and is trained itself (`attach_score_head`). `dtype` is that of
+    the adapter's weights.
 
     Raises:
         ConfigError: no linear layer of the model has such a name.
@@ -81,7 +90,7 @@ def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dty
 
 
 def published_name(name: str) -> str | None:
-    """Return the name of a weight as it is without adapters; None for a part of an adapter."""
+    """Return the name that a weight has without adapters; None for a part of an adapter."""
     return None if ".lora_" in name else name.replace(_BASE_LAYER, ".")
 
 
@@ -98,9 +107,9 @@ def low_ranks(module: nn.Module) -> Mapping[str, LowRank]:
 
 @contextmanager
 def switched_off(module: nn.Module) -> Iterator[None]:
-    """Let the module compute without its adapters: the policy as it was before training."""
+    """Compute without adapters inside the block, i.e. with the policy as before training."""
     layers = [layer for _, layer in _layers(module)]
-    # Not by peft's enable_adapters: that also toggles requires_grad, which FSDP remembers from the first forward on.
+    # Not with peft's enable_adapters: it also toggles requires_grad, which FSDP records at the first forward.
     for layer in layers:
         layer._disable_adapters = True
     try:
@@ -111,7 +120,7 @@ def switched_off(module: nn.Module) -> Iterator[None]:
 
 
 def adapter_tensors(adapters: Mapping[str, LowRank]) -> dict[str, Tensor]:
-    """Return A and B of every adapter by the names of peft's files; sharded where the model is."""
+    """Return A and B of every adapter by their names in peft's files; sharded if the model is."""
     tensors = {}
     for name, adapter in adapters.items():
         layer = f"base_model.model.{name.removesuffix('.weight')}"
@@ -121,7 +130,7 @@ def adapter_tensors(adapters: Mapping[str, LowRank]) -> dict[str, Tensor]:
 
 
 def write_adapter(tensors: Mapping[str, Tensor], config: LoRAConfig, base: str, folder: Path) -> None:
-    """Write whole `adapter_tensors` as peft reads them: adapter_config.json and adapter_model.safetensors."""
+    """Write gathered `adapter_tensors` in peft's format: adapter_config.json and adapter_model.safetensors."""
     described = _peft_config(config)
     described.base_model_name_or_path = base
     described.inference_mode = True
@@ -129,7 +138,7 @@ def write_adapter(tensors: Mapping[str, Tensor], config: LoRAConfig, base: str, 
     described.save_pretrained(str(folder))
     file = folder / "adapter_model.safetensors"
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, str(file), metadata={"format": "pt"})
-    file.chmod(0o644)  # safetensors makes it private; a server may run under another account
+    file.chmod(0o644)  # safetensors creates private files, but a server may run under another account
 
 
 def _peft_config(config: LoRAConfig) -> LoraConfig:
@@ -137,7 +146,7 @@ def _peft_config(config: LoRAConfig) -> LoraConfig:
 
     return LoraConfig(
         r=config.rank,
-        lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft divides by the rank, fractions are as good
+        lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft divides it by the rank, so a float works
         lora_dropout=config.dropout,
         target_modules=list(config.target_modules) or _ALL_LINEAR,
         task_type="CAUSAL_LM",

@@ -1,4 +1,4 @@
-"""What a rank's phases take: seconds, tokens, memory, and on request a trace of torch's profiler."""
+"""Measurement of a rank's phases: seconds, tokens, memory, and on request a trace of torch's profiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from agentrl.learner.ranks import RankPlace, add_over_ranks, largest_over_ranks
 
 
 class Meter:
-    """Measures named phases until `finish`. A phase has the same name in traces of torch's profiler and of Nsight (NVTX)."""
+    """Measures named phases until `finish`.
+
+    The names also appear in traces of torch's profiler and Nsight (NVTX).
+    """
 
     def __init__(self, place: RankPlace) -> None:
         self._place = place
@@ -27,23 +30,24 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str, *, num_tokens: int) -> Iterator[None]:
-        """Count the block to the phase; `num_tokens` go through this rank's model in it."""
+        """Measure the block as part of a phase, in which `num_tokens` tokens go through this rank's model."""
         if self._is_gpu:
             torch.cuda.reset_peak_memory_stats(self._place.device)
         started = time.perf_counter()
         with record_function(name), torch.cuda.nvtx.range(name) if self._is_gpu else nullcontext():
             yield
         if self._is_gpu:
-            torch.cuda.synchronize(self._place.device)  # kernels still run when the call returns
+            torch.cuda.synchronize(self._place.device)  # kernels may still be running
             self._peaks[name] = max(self._peaks[name], float(torch.cuda.max_memory_allocated(self._place.device)))
         self._seconds[name] += time.perf_counter() - started
         self._tokens[name] += num_tokens
 
     def finish(self) -> dict[str, float]:
-        """Return what was measured since the last call, over all ranks, and forget it. A collective.
+        """Return the measurements since the last call, over all ranks, and reset them. A collective.
 
-        Per phase `<phase>_s` (of the slowest rank), `<phase>_tokens_per_s` (of all ranks together) and on GPUs
-        `memory/<phase>_gpu_bytes_max`; `memory/rss_bytes_max` is a process's largest since it began. Maxima are of the fullest rank.
+        Per phase: `<phase>_s` (of the slowest rank), `<phase>_tokens_per_s` (of all ranks together) and, on
+        GPUs, `memory/<phase>_gpu_bytes_max`. `memory/rss_bytes_max` is a process's peak since its start.
+        Memory values are the maximum over ranks.
         """
         seconds = largest_over_ranks({f"{name}_s": s for name, s in self._seconds.items()})
         tokens = add_over_ranks(dict(self._tokens))
@@ -54,13 +58,13 @@ class Meter:
         return values
 
     def start_trace(self) -> None:
-        """Begin to record every operator of this rank; slows it down."""
+        """Start recording every operator of this rank; this slows it down."""
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_gpu else [])]
         self._profiler = profile(activities=activities, profile_memory=True)
         self._profiler.start()
 
     def write_trace(self, folder: Path) -> None:
-        """End the recording and write it as `rank<rank>.json.gz`, for Perfetto or chrome://tracing."""
+        """Stop recording and write `rank<rank>.json.gz`, for Perfetto or chrome://tracing."""
         assert self._profiler is not None, "write_trace before start_trace"
         profiler, self._profiler = self._profiler, None
         profiler.stop()

@@ -67,8 +67,7 @@ class Policy:
         return replace(self, uses_adapters=False)
 
     def score(self, microbatch: Microbatch, positions_A: Tensor, targets_A: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of the targets and entropies at the given positions, each f[A] with
-        gradient.
+        """Return log-probabilities of targets and entropies at the given positions, each f[A], with gradient.
 
         positions_A: i64[A], where the targets are predicted. Logits are computed for these positions only,
         one chunk at a time (see `answer_scores`).

@@ -1,4 +1,4 @@
-"""The optimizer's state between updates: on the CPU, where a GPU has better use for its memory."""
+"""Offloading of the optimizer's state to the CPU between updates, to free GPU memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @contextmanager
 def state_at_hand(optimizer: torch.optim.Optimizer, device: torch.device, *, is_offloaded: bool) -> Iterator[None]:
-    """Have the optimizer's state on `device` for the block, and on the CPU behind it, if it is offloaded at all."""
+    """Keep the optimizer's state on `device` inside the block and on the CPU afterwards, if offloaded."""
     if not is_offloaded:
         yield
         return
@@ -21,7 +21,7 @@ def state_at_hand(optimizer: torch.optim.Optimizer, device: torch.device, *, is_
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Move the state of every parameter, in place; counters stay where they are."""
+    """Move the state of every parameter, in place. Scalars such as step counters are not moved."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.ndim > 0:

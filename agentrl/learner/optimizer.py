@@ -13,20 +13,21 @@ from agentrl.config.learner import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return AdamW over what is not frozen; weight decay acts on matrices only, not on biases and norms."""
+    """Return AdamW over all trainable weights; weight decay applies only to matrices, not biases and norms."""
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim >= 2]
     vectors = [p for p in trained if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    # torch steps all weights of a device in one operation, which weights of two meshes do not enter.
+    # foreach steps all weights of a device in one operation, which cannot mix weights of two meshes.
     foreach = None if len(_by_mesh(trained)) == 1 else False
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps, foreach=foreach)
 
 
 def learning_rate(update: int, config: OptimizerConfig, *, total_updates: int) -> float:
-    """Return the learning rate of update number `update` (from 0): linear warm-up to `lr`, then decay to 0 at `total_updates`.
+    """Return the learning rate of update `update` (from 0): linear warm-up to `lr`, then decay to 0.
 
-    A function of the update alone, so that a resumed run needs nothing but its count.
+    The decay ends at `total_updates`; the schedule `constant` does not decay. The rate depends on the update
+    number alone, so a resumed run only needs its count.
     """
     if update < config.warmup_updates:
         return config.lr * (update + 1) / config.warmup_updates
@@ -55,20 +56,20 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Return the sum of products, in float64, of tensors that are sharded alike; equal on every rank. A collective."""
+    """Return the float64 inner product of tensors that are sharded alike; equal on every rank. A collective."""
     products = [(a.double() * b.double()).sum() for a, b in zip(left, right, strict=True)]
     return sum(float(_whole(torch.stack(own).sum())) for own in _by_mesh(products))
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float | None) -> None:
-    """Scale all gradients so that their norm, given as `norm`, is at most `max_norm`; None: leave them."""
+    """Scale all gradients so that their norm, given as `norm`, is at most `max_norm`; None: no clipping."""
     if max_norm is not None:
         for own in _by_mesh(p for p in parameters if p.grad is not None):
             torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
 
 
 def _by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Group tensors by the ranks that they are spread over: DTensors of two meshes do not enter one operation."""
+    """Group tensors by device mesh: one operation cannot mix DTensors of two meshes."""
     groups: dict[object, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)

@@ -21,19 +21,26 @@ from agentrl.learner.host_memory import keep_freed_memory
 from agentrl.learner.sharding import open_mesh, open_tensor_mesh
 
 _data_group: ProcessGroup | None = None
-"""Like torch's default group one per process: ranks of which no two hold the same microbatches, in which sums are formed. None: all."""
+"""Process-wide, like torch's default group. Sums are over this group.
+
+It contains one rank of each set of ranks that share their microbatches, so that each microbatch counts once.
+None: all ranks.
+"""
 
 
 Device = Literal["auto", "cpu", "cuda"]
-"""auto: a GPU where torch sees one."""
+"""auto: a GPU if torch sees one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where one rank stands.
+    """Rank, device and process groups of this process.
 
-    mesh: over which FSDP shards the weights, and averages gradients. Of the ranks that have this rank's microbatches: sequence_group,
-    with a part of the tokens each; tensor_mesh, with a part of the matrices each; both None: it has its own.
+    mesh: FSDP shards weights and averages gradients over it.
+    sequence_group: the ranks that share this rank's microbatches, each with a part of the tokens; None: not
+    shared.
+    tensor_mesh: the ranks that share this rank's microbatches, each with a part of the matrices; None: not
+    shared.
     """
 
     rank: int
@@ -49,11 +56,11 @@ class RankPlace:
 
 
 def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int, on: Device = "auto") -> RankPlace:
-    """Form the default process group of all ranks; blocks until `config.world_size` of them have come to address:port.
+    """Form the default process group; blocks until all `config.world_size` ranks have joined at address:port.
 
     Raises:
-        ConfigError: it is to be on `cuda`, and there is no GPU.
-        LearnerError: the others did not come within `learner.collective_timeout_s`.
+        ConfigError: `cuda` is requested, and there is no GPU.
+        LearnerError: the other ranks did not join within `learner.collective_timeout_s`.
     """
     device = _device(on, rank)
     torch.set_num_threads(config.threads)
@@ -63,7 +70,7 @@ def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int, on:
         keep_freed_memory()
     try:
         dist.init_process_group(
-            # On a GPU gloo stands beside nccl: counts, metrics and checkpoint plans live on the CPU.
+            # On a GPU both gloo and nccl: counts, metrics and checkpoint plans are on the CPU.
             backend="gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
             init_method=f"tcp://{address}:{port}",
             rank=rank,
@@ -89,22 +96,22 @@ def leave_ranks() -> None:
 
 
 def add_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
-    """Return each value summed over all ranks, in float64. A collective: every rank gives the same names.
+    """Return each value summed over all ranks, in float64. A collective: every rank passes the same names.
 
-    Ranks that share their microbatches give the same values, and count once.
+    Ranks that share their microbatches must pass the same values, which count once.
     """
     return _reduce(values, dist.ReduceOp.SUM, _data_group)
 
 
 def largest_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the largest of each value over all ranks; NaN counts as infinite. A collective."""
+    """Return the maximum of each value over all ranks; NaN counts as infinite. A collective."""
     return _reduce({name: math.inf if math.isnan(v) else v for name, v in values.items()}, dist.ReduceOp.MAX)
 
 
 def gather_over_ranks(values: Tensor) -> Tensor:
-    """Return the values (f64[n], n may differ) of all ranks end to end, in order of rank, on the CPU. A collective.
+    """Return the values of all ranks (f64[n], n may differ), in rank order, on the CPU. A collective.
 
-    Of ranks that share their microbatches one counts.
+    Of ranks that share their microbatches, only one counts.
     """
     counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(_data_group))]
     dist.all_gather(counts, torch.tensor([len(values)]), group=_data_group)
@@ -117,7 +124,10 @@ def gather_over_ranks(values: Tensor) -> Tensor:
 
 
 def _count_replicas_once(config: LearnerConfig) -> None:
-    """Form the groups in which each microbatch counts once, where neighbours have the same. A collective."""
+    """Form the groups in which each microbatch counts once. A collective.
+
+    Neighboring ranks share microbatches.
+    """
     global _data_group
     size = config.num_replicas
     if size > 1:
@@ -136,6 +146,7 @@ def _device(requested: str, rank: int) -> torch.device:
         raise ConfigError("the rank's pool has GPUs, but torch sees none here; give the role a pool with gpus_per_node=0 (placement.pools)")
     if requested == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    # Ray shows a rank its own GPU alone, as number 0; ranks started by hand share all GPUs of the host.
+    # Ray makes only the rank's own GPU visible, as number 0. Ranks started by hand share all GPUs of the
+    # host.
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     return torch.device("cuda", local_rank % torch.cuda.device_count())

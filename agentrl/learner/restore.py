@@ -1,4 +1,7 @@
-"""The policy (or reward model) of a learner's checkpoint, read by one process without ranks: whole, on the CPU, to be exported."""
+"""Reading of the policy (or reward model) of a checkpoint in one process without ranks, for export.
+
+The model is whole and on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +38,19 @@ def read_model_config(folder: Path) -> ModelConfig:
         return ModelConfig.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # no UTF-8, no JSON, or of other fields
+    except ValueError as error:  # not UTF-8, not JSON, or wrong fields
         raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
 
 
 def read_policy(model: ModelConfig, folder: Path) -> Policy:
-    """Return the policy that `Learner.save` wrote into `folder`; one that was trained as a reward model, with its head.
+    """Return the policy that `Learner.save` wrote into `folder`; a reward model with its head.
 
     Args:
-        model: as the learner had it; `model.path` is read only under a LoRA adapter, whose base is not in the checkpoint.
+        model: the learner's config. `model.path` is read only with a LoRA adapter, whose base is not in the
+            checkpoint.
 
     Raises:
-        ConfigError: the base cannot be had.
+        ConfigError: the base model cannot be loaded.
         CheckpointError: the checkpoint is of another model, or damaged.
     """
     dtype = getattr(torch, model.dtype)
@@ -65,7 +69,7 @@ def read_policy(model: ModelConfig, folder: Path) -> Policy:
 
 
 def _empty_module(model: ModelConfig, description: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Build the model of a config with memory for its weights and nothing in it."""
+    """Build the model of a config with uninitialized weights."""
     if model.external_lib is not None:
         import_source(model.external_lib)
     config = AutoConfig.from_pretrained(description, trust_remote_code=model.trust_remote_code)
@@ -73,21 +77,21 @@ def _empty_module(model: ModelConfig, description: Path, dtype: torch.dtype) -> 
     with torch.device("meta"):
         module = kind.from_config(config, dtype=dtype, trust_remote_code=model.trust_remote_code)
     module.to_empty(device="cpu")
-    module.tie_weights()  # memory was given to each name
+    module.tie_weights()  # to_empty allocated tied weights separately
     if (description / "generation_config.json").is_file():
         module.generation_config = GenerationConfig.from_pretrained(description)
     return module
 
 
 def _score_head(description: Path) -> ScoreHead | None:
-    """Return the head of a reward model, None of a policy."""
+    """Return the head of a reward model; None for a policy."""
     config = read_json(description / "config.json")
     is_classifier = any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
     return ScoreHead(config.get("pad_token_id")) if is_classifier else None
 
 
 def _trained(module: PreTrainedModel) -> Mapping[str, Tensor]:
-    """What a checkpoint holds of a model: all but what is frozen, shared weights by each of their names."""
+    """Return the tensors that a checkpoint contains: all but frozen ones, tied weights under every name."""
     frozen = {name for name, weight in module.named_parameters(remove_duplicate=False) if not weight.requires_grad}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
@@ -95,7 +99,7 @@ def _trained(module: PreTrainedModel) -> Mapping[str, Tensor]:
 def _read(tensors: Mapping[str, Tensor], folder: Path) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be: this is one process
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # expected: this is a single process
             dcp.load({"model": dict(tensors)}, storage_reader=PlainReader(folder), planner=PlainPlanner(), no_dist=True)
     except FAILURES as error:
         raise CheckpointError(f"the policy in {folder} could not be read: {reason(error)}") from error

@@ -1,7 +1,7 @@
-"""A reward model: a frozen classifier with one label, sharded like the learner, that scores whole conversations.
+"""A reward model: a frozen classifier with one label, sharded like the learner, that scores conversations.
 
-It is transformers' `AutoModelForSequenceClassification` or `AutoModelForTokenClassification` on a causal model, and gives a
-conversation the score that transformers gives it alone: the number behind its last token.
+It is transformers' `AutoModelForSequenceClassification` or `AutoModelForTokenClassification` on a causal
+model. A conversation gets the score that transformers computes for it alone: the output at its last token.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do w
 
 
 class RewardModel:
-    """One rank of a reward model: all ranks call the same methods in the same order, each with its own microbatches.
+    """One rank of a reward model.
+
+    All ranks call the same methods in the same order, each with its own microbatches.
 
     Raises:
-        ConfigError: the model, the device or the attention cannot be had, or the model is no classifier with one label.
-        LearnerError: the other ranks did not come.
+        ConfigError: the model, the device or the attention is not available, or the model is not a classifier
+            with one label.
+        LearnerError: the other ranks did not join in time.
     """
 
     def __init__(self, config: RewardModelConfig, device: Device = "auto", *, rank: int, address: str, port: int) -> None:
@@ -51,14 +54,17 @@ class RewardModel:
     @dispatch("dp", join="concat")
     @torch.no_grad()
     def score(self, microbatches: Sequence[Microbatch]) -> list[NDArray[np.floating]]:
-        """Return the scores of each microbatch, f[S], in the order of its `sample_indices`; none of a filler. A collective."""
+        """Return per microbatch f[S], the scores in the order of its `sample_indices`. A collective.
+
+        A filler has no scores.
+        """
         scores = [score_segments(self._model, microbatch).cpu().numpy() for microbatch in microbatches]
         self._model.reshard()
         return scores
 
     @dispatch("all")
     def parity_tokens(self) -> float:
-        """Return what `pack` weighs attention by, of the model's sizes (see `attention_parity`)."""
+        """Return the `parity_tokens` of `pack` for the model's sizes (see `attention_parity`)."""
         return attention_parity(self._model.module)
 
     def close(self) -> None:
@@ -67,21 +73,26 @@ class RewardModel:
 
 
 def score_segments(model: Policy, microbatch: Microbatch) -> Tensor:
-    """Return the score of each segment, f[G], by a model with a scalar head; empty for a filler, and with a gradient of 0."""
+    """Return f[G], the score of each segment by a model with a scalar head.
+
+    For a filler it is empty, and its gradient is 0.
+    """
     return scores_at(model, microbatch, segment_ends(microbatch))
 
 
 def scores_at(model: Policy, microbatch: Microbatch, positions: NDArray[np.int64]) -> Tensor:
-    """Return what a scalar head says of the tokens at `positions` (i64[any], into the packed row) and all before them."""
+    """Return the scalar head's output at `positions` (i64[any], indices into the microbatch's tokens)."""
     row = model.row(microbatch, torch.tensor(positions, device=model.device))
     return row.join(model.module(positions_G=row.positions, **row.arguments))
 
 
 def load_classifier(model: ModelConfig, attention: str) -> PreTrainedModel:
-    """Return the classifier with one label in `model.path`, on the CPU, in `model.dtype`; it answers with scores.
+    """Return the classifier with one label in `model.path`, on the CPU, in `model.dtype`.
+
+    Its forward returns scores.
 
     Raises:
-        ConfigError: there is none, or its head is not among the weights.
+        ConfigError: it does not exist, or its head is missing from the weights.
         PluginError: `model.external_lib` cannot be imported.
     """
     kind = find_classifier(model)
@@ -92,17 +103,17 @@ def load_classifier(model: ModelConfig, attention: str) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{_named(model)} cannot be loaded: {error}") from error
     if info["missing_keys"]:
-        # transformers fills in random numbers, and random scores look like scores.
+        # transformers would initialize it at random, and random scores look like scores.
         raise ConfigError(f"{_named(model)} lacks the weight {min(info['missing_keys'])!r}; was the model saved with its head?")
     answer_with_scores(module)
     return module
 
 
 def find_classifier(model: ModelConfig) -> Any:
-    """Return transformers' auto class of the classifier in `model.path`, by its config alone.
+    """Return transformers' auto class for the classifier in `model.path`, from its config alone.
 
     Raises:
-        ConfigError: it is no classifier, or has another number of labels than one.
+        ConfigError: it is not a classifier, or does not have exactly one label.
         PluginError: `model.external_lib` cannot be imported.
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification

@@ -1,7 +1,7 @@
-"""A model with a scalar head: one number per packed segment, read behind its last token.
+"""A model with a scalar head: one number per packed segment, read at its last token.
 
-It is transformers' `AutoModelForSequenceClassification` with one label, so that what is exported loads there with the same scores.
-Its own forward knows padded rows only; here segments are read where they end.
+It is transformers' `AutoModelForSequenceClassification` with one label, so an exported model gives the same
+scores there. The forward of transformers only supports padded batches; here segments are read where they end.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do w
     from transformers import PreTrainedModel
 
 SCORE_HEAD = "score"
-"""How transformers calls the head of a sequence classifier on a causal model."""
+"""transformers' name for the head of a sequence classifier on a causal model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreHead:
-    """pad_token_id: written into the exported config; transformers pools at the last token that is not it, so no sequence ends in it.
-    None: as the model has it, for a head that is read at many tokens."""
+    """Settings of a scalar head.
+
+    pad_token_id: written into the exported config. transformers pools at the last token that is not this one,
+    so no sequence may end in it. None: keep the model's own, for a head that is read at many tokens.
+    """
 
     pad_token_id: int | None
 
 
 def attach_score_head(module: PreTrainedModel, head: ScoreHead, *, dtype: torch.dtype) -> None:
-    """Let a sequence classifier answer with scores, and train its head in `dtype`: beside an adapter, too, for it is new.
+    """Make a sequence classifier return scores, and train its head in `dtype`.
+
+    The head is trained even with an adapter, because it is new.
 
     Raises:
         ConfigError: see `answer_with_scores`.
@@ -45,7 +50,9 @@ def attach_score_head(module: PreTrainedModel, head: ScoreHead, *, dtype: torch.
 
 
 def answer_with_scores(module: PreTrainedModel) -> None:
-    """Let the forward of a classifier return the scores at given positions. Before sharding: FSDP's hooks surround a forward.
+    """Make a classifier's forward return the scores at given positions.
+
+    Call it before sharding: FSDP's hooks must wrap the new forward.
 
     Raises:
         ConfigError: the architecture keeps its head under another name.
@@ -58,13 +65,14 @@ def answer_with_scores(module: PreTrainedModel) -> None:
 
 
 def segment_ends(microbatch: Microbatch) -> np.ndarray:
-    """Return the position of each segment's last token, i64[G]; none of a filler."""
+    """Return the position of each segment's last token, i64[G]; empty for a filler."""
     return np.zeros(0, np.int64) if microbatch.is_filler else np.cumsum(microbatch.segment_lengths) - 1
 
 
 def _scores_at(module: Any, *, input_ids: Tensor, positions_G: Tensor, **arguments: Any) -> Tensor:
-    """Return f32[G], the scores at the given positions of one packed row i64[1, T]."""
+    """Return f32[G], the scores at the given positions of one microbatch i64[1, T]; f64 in float64."""
     hidden_TD = module.base_model(input_ids=input_ids, **arguments).last_hidden_state[0]
-    scores_G: Tensor = module.score(hidden_TD[positions_G])[:, 0].clone()  # of a view FSDP's backward hook would be lost
-    # Differences of scores are what is learned, and bfloat16 has three digits.
+    # FSDP's backward hook would be lost on a view.
+    scores_G: Tensor = module.score(hidden_TD[positions_G])[:, 0].clone()
+    # The loss uses differences of scores, and bfloat16 has only about three digits.
     return scores_G if scores_G.dtype == torch.float64 else scores_G.float()

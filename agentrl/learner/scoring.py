@@ -1,7 +1,8 @@
-"""Log-probabilities out of a model's forward, without its logits where the model allows it.
+"""Log-probabilities from a model's forward, without materializing its logits where the model allows it.
 
-FSDP has the head's weight in full during the forward of the root module alone, so the head is applied to the hidden states inside of
-it: the root's forward is replaced by one that answers a `ScoreRequest`, and is the model's own for everybody else.
+FSDP has the full weight of the head only during the forward of the root module, so the head must be applied
+inside of it. The root's forward is therefore replaced by one that answers a `ScoreRequest`; other calls run
+the model's own forward.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do w
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:
-    """Which tokens to score: the positions that predict them, i64[A], and the tokens themselves, i64[A]."""
+    """Which tokens to score.
+
+    positions_A: i64[A], positions that predict the tokens. targets_A: i64[A], the tokens.
+    """
 
     positions_A: Tensor
     targets_A: Tensor
@@ -30,15 +34,16 @@ class ScoreRequest:
 
 
 def answer_scores(module: PreTrainedModel, *, chunk_tokens: int | None, kernels: ChunkKernels = EAGER) -> None:
-    """Let `module(..., score=ScoreRequest(...))` return (logprobs, entropies), each f[A] with gradient.
+    """Make `module(..., score=ScoreRequest(...))` return (logprobs, entropies), each f[A] with gradient.
 
-    To be called before the module is wrapped or sharded. `chunk_tokens`, `kernels`: see `linear_logprobs_and_entropy`. A model
-    whose head is not a linear layer with a known form behind it is scored from its logits.
+    Call it before the module is wrapped or sharded. `chunk_tokens`, `kernels`: see
+    `linear_logprobs_and_entropy`. A model whose head is not a linear layer followed by a known form is scored
+    from its logits.
     """
     forward, head, form = module.forward, module.get_output_embeddings(), find_head_form(module)
 
     def logprobs_of(request: ScoreRequest, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        # The head may have been replaced since, for instance by one with an adapter.
+        # The head may have been replaced since, for example by one with an adapter.
         if form is None or module.get_output_embeddings() is not head:
             logits = forward(**inputs, logits_to_keep=request.positions_A).logits[0]
             return logprobs_and_entropy(logits, request.targets_A, temperature=request.temperature, kernels=kernels)
@@ -62,10 +67,11 @@ def answer_scores(module: PreTrainedModel, *, chunk_tokens: int | None, kernels:
 
 
 def find_head_form(module: PreTrainedModel) -> HeadForm | None:
-    """Return what the model does with the products of hidden states and head; None when that is not known.
+    """Return what the model applies to the product of hidden states and head; None if that is not known.
 
-    The config names it and a trial proves it: the model's own forward runs with a stand-in for its layers and its head, so that
-    anything else done before or behind the head shows. No weight is read.
+    The config suggests the form and a trial run verifies it: the model's own forward runs with its layers and
+    its head replaced by stubs, so any other operation before or after the head shows in the result. No weight
+    is read.
     """
     if type(module.get_output_embeddings()) is not nn.Linear or module.base_model is module:
         return None
@@ -73,7 +79,7 @@ def find_head_form(module: PreTrainedModel) -> HeadForm | None:
     try:
         logits = _forward_around(module, products)
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError):
-        return None  # a forward that wants more than tokens: its logits will do
+        return None  # a forward that needs more than tokens; it is scored from its logits
     if logits is None:
         return None
     forms = (HeadForm(scale, _softcap(module)) for scale in _scales(module))
@@ -81,7 +87,10 @@ def find_head_form(module: PreTrainedModel) -> HeadForm | None:
 
 
 def _forward_around(module: PreTrainedModel, products: Tensor) -> Tensor | None:
-    """Return the model's logits if its head gave `products`; None if its head is not given the hidden states as they are."""
+    """Return the model's logits for head outputs `products`.
+
+    None if the hidden states do not reach the head unchanged.
+    """
     head, base = module.get_output_embeddings(), module.base_model
     hidden = torch.linspace(-1.0, 1.0, head.in_features)[None, None]
     output = _hidden_states(hidden)
@@ -96,12 +105,15 @@ def _forward_around(module: PreTrainedModel, products: Tensor) -> Tensor | None:
         with torch.no_grad():
             logits = module(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
     finally:
-        del head.forward, base.forward  # the classes' own show again
+        del head.forward, base.forward  # deleting the instance attributes restores the class methods
     return logits if len(seen) == 1 and torch.equal(seen[0], hidden) else None
 
 
 def _hidden_states(hidden: Tensor) -> Any:
-    """Return the output of layers that tell of nothing but hidden states: what a family's own output class has beside them is None."""
+    """Return a stub output of the layers: only hidden states, and None for every other attribute.
+
+    Model families have output classes of their own, with attributes that their forward reads.
+    """
     from transformers.modeling_outputs import BaseModelOutputWithPast
 
     class HiddenStates(BaseModelOutputWithPast):
@@ -117,7 +129,10 @@ def _softcap(module: PreTrainedModel) -> float | None:
 
 
 def _scales(module: PreTrainedModel) -> list[float]:
-    """Factors of the logits by the names that model families give them: Granite divides, Cohere and Falcon-H1 multiply."""
+    """Return candidate factors of the logits, by the names that model families use.
+
+    Granite divides by its factor; Cohere and Falcon-H1 multiply.
+    """
     divisor, config = getattr(module.config, "logits_scaling", None), module.config
     factors = [getattr(config, "logit_scale", None), getattr(config, "lm_head_multiplier", None), 1.0 / divisor if divisor else None]
     return [1.0, *(float(factor) for factor in factors if isinstance(factor, int | float))]

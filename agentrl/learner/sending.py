@@ -1,4 +1,4 @@
-"""Buckets of the policy on their way to the servers: while one travels, the next is gathered."""
+"""Sending of weights to the servers in buckets: while one bucket is sent, the next is gathered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.types import SendTimes
 
 
 class BucketSender:
-    """Broadcasts buckets from rank 0, which holds two of them at most; other ranks (`group` None) take part in gathering alone."""
+    """Broadcasts buckets from rank 0, at most two in memory. Other ranks (`group` None) only help to gather."""
 
     def __init__(self, policy: Policy, group: ProcessGroup | None) -> None:
         self._policy = policy
@@ -22,20 +22,21 @@ class BucketSender:
         self._gather_s = self._wait_s = 0.0
 
     def send(self, names: Sequence[str]) -> None:
-        """Gather the named weights, end to end as one flat run of bytes, and begin to broadcast them. A collective.
+        """Gather the named weights into one flat byte buffer and start broadcasting it. A collective.
 
         Raises:
-            InfrastructureError: the bucket before did not arrive.
+            InfrastructureError: the previous bucket did not arrive.
         """
         started = time.perf_counter()
         flat = flatten([self._policy.full_tensor(name) for name in names])
         self._gather_s += time.perf_counter() - started
+        # The previous bucket was sent while this one was gathered; wait for it only now.
         self._settle()
         if self._group is not None:
             self._travelling = Broadcast(flat, self._group)
 
     def finish(self) -> SendTimes:
-        """Wait for the last bucket; raise InfrastructureError when it did not arrive."""
+        """Wait for the last bucket; raise InfrastructureError if it did not arrive."""
         self._settle()
         return SendTimes(self._gather_s, self._wait_s)
 

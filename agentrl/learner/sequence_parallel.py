@@ -1,10 +1,12 @@
-"""Sequence parallelism: N ranks share each packed row, a part of the tokens each, and trade tokens for heads around the attention.
+"""Sequence parallelism: N ranks share each microbatch, each with a part of its tokens.
 
-Everything but attention works token by token, so a rank needs no more than its part. Before the attention one all-to-all gives each rank
-all tokens of H/N heads, and another one behind it gives each rank all heads of its part back. What is read out of the row
-(log-probabilities, scores) is put together on all N ranks, which then compute one loss.
+Everything but attention works token by token, so a rank needs only its part. Before attention, an all-to-all
+gives each rank all tokens of H/N heads. After it, another all-to-all gives each rank all heads of its part
+back. The values read from the output (log-probabilities, scores) are gathered on all N ranks, which then
+compute the same loss.
 
-t tokens of a rank's part, T = N t of the padded row, H query heads, K key-value heads, D their width, P positions that are read.
+t tokens of a rank's part, T = N t of the padded microbatch, H query heads, K key-value heads, D their width,
+P positions that are read.
 
 Source: Jacobs et al. 2023 (DeepSpeed-Ulysses), arXiv:2309.14509.
 """
@@ -30,9 +32,10 @@ _LENGTH_BOUND_ROPES = {"dynamic", "longrope"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowPart:
-    """What one rank computes of a packed row: [start, start + length) of it, padded behind its end.
+    """The part [start, start + length) of a microbatch that one rank computes, padded at the end.
 
-    is_own: bool[P], True where a position to read lies in the part. positions: i64[P'], those positions, counted from `start`.
+    is_own: bool[P], True where a position to read is in the part.
+    positions: i64[P'], these positions, counted from `start`.
     """
 
     start: int
@@ -44,52 +47,55 @@ class RowPart:
 
     @classmethod
     def of(cls, positions_P: Tensor, *, num_tokens: int, group: ProcessGroup) -> RowPart:
-        """Return this rank's part of a row of `num_tokens`, of which `positions_P` (i64[P]) are read."""
+        """Return this rank's part of a microbatch of `num_tokens`, of which `positions_P` (i64[P]) are read."""
         length = -(-num_tokens // group.size())
         start = group.rank() * length
         is_own = (positions_P >= start) & (positions_P < start + length)
         return cls(start, length, length * group.size() - num_tokens, is_own, positions_P[is_own] - start, group)
 
     def cut(self, row_T: Tensor) -> Tensor:
-        """Return this rank's part of one number per token, i64[T] to i64[t]; 0 stands in the padding."""
+        """Return this rank's part of one number per token, i64[T] to i64[t]; padding is 0."""
         padded = torch.cat([row_T, row_T.new_zeros(self.padding)])
         return padded[self.start : self.start + self.length]
 
     def join(self, values: Tensor) -> Tensor:
-        """Return the values of all positions, f[P], on every rank of the group, each rank giving those of its own, f[P']. A collective.
+        """Return f[P] on every rank of the group, from the f[P'] that each rank has read. A collective.
 
-        Every rank computes the same loss of them, so the gradient of its own values is not summed over the ranks.
+        Every rank computes the same loss from them, so the gradient of its own values is not summed over the
+        ranks.
         """
         joined: Tensor = _Join.apply(values, self.is_own, self.group)
         return joined
 
 
 def tokens_to_heads(heads: tuple[Tensor, ...], group: ProcessGroup) -> tuple[Tensor, ...]:
-    """Trade this rank's tokens of all heads for all tokens of its heads, f[1, H, t, D] to f[1, H/N, T, D] each, in one all-to-all.
+    """Exchange this rank's tokens of all heads for all tokens of its heads, in one all-to-all.
 
-    Of fewer heads than ranks (shared keys and values) several ranks get the same one.
+    f[1, H, t, D] becomes f[1, H/N, T, D], for each of `heads`. If there are fewer heads than ranks (shared
+    keys and values), several ranks get the same head.
     """
     size = group.size()
     blocks = [_repeat(h, size).unflatten(1, (size, -1)) for h in heads]  # [1, N, H/N, t, D]
     shapes = [b.shape[2:] for b in blocks]
     received = _Exchange.apply(torch.cat([b[0].flatten(1) for b in blocks], dim=1), group)
     pieces = received.split([shape.numel() for shape in shapes], dim=1)
-    # By the rank that sent it: [N, H/N, t, D] to [1, H/N, N t, D].
+    # The first dimension is the sending rank: [N, H/N, t, D] to [1, H/N, N t, D].
     return tuple(p.unflatten(1, shape).transpose(0, 1).flatten(1, 2)[None] for p, shape in zip(pieces, shapes, strict=True))
 
 
 def heads_to_tokens(heads: Tensor, group: ProcessGroup) -> Tensor:
-    """Undo `tokens_to_heads` of the attention's output, f[1, H/N, T, D] to f[1, H, t, D]."""
+    """Undo `tokens_to_heads` for the attention's output, f[1, H/N, T, D] to f[1, H, t, D]."""
     blocks = heads[0].unflatten(1, (group.size(), -1)).transpose(0, 1)  # [N, H/N, t, D]
     received: Tensor = _Exchange.apply(blocks.flatten(1), group)
     return received.view(blocks.shape).flatten(0, 1)[None]
 
 
 def check_sequence_parallel(config: PretrainedConfig, size: int) -> None:
-    """Refuse a model whose row cannot be shared by `size` ranks.
+    """Raise if `size` ranks cannot share a microbatch of the model.
 
     Raises:
-        ConfigError: the heads cannot be dealt evenly, or something beside the attention looks at other tokens.
+        ConfigError: the heads cannot be divided evenly, or something besides attention depends on other
+            tokens.
     """
     if size == 1:
         return
@@ -112,7 +118,7 @@ def check_sequence_parallel(config: PretrainedConfig, size: int) -> None:
 
 
 def _rope_types(parameters: dict[str, Any]) -> set[str]:
-    """Types of rotary embeddings: of the model, or of each kind of layer."""
+    """Return the types of rotary embeddings, of the model or of each kind of layer."""
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return {str(p["rope_type"]) for p in (parameters, *nested) if "rope_type" in p}
 
@@ -123,7 +129,10 @@ def _repeat(heads: Tensor, size: int) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all of N equal rows, f[N, X]: row j goes to rank j and becomes its row i. Its own inverse, and its own gradient."""
+    """All-to-all of N equal blocks, f[N, X]: block j of rank i becomes block i of rank j.
+
+    The exchange is its own inverse, hence also its own gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
@@ -142,7 +151,11 @@ def _exchange(rows: Tensor, group: ProcessGroup) -> Tensor:
 
 
 class _Join(torch.autograd.Function):
-    """Values of which each rank has some (see `RowPart.join`); a sum over ranks with zeros elsewhere, so it is exact."""
+    """Gathers values of which each rank has some (see `RowPart.join`).
+
+    It sums over ranks with zeros elsewhere, which is exact. The backward pass takes each rank's own gradients
+    without a collective, because every rank computes the same loss.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, is_own: Tensor, group: ProcessGroup) -> Tensor:

@@ -1,4 +1,4 @@
-"""How a model is spread over the ranks: FSDP2 layer by layer, over one mesh dimension or two (HSDP), with what each layer is wrapped in."""
+"""Sharding of a model over ranks: FSDP2 per layer, over one mesh dimension or two (HSDP), and layer wrappers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from agentrl.config.learner import LearnerConfig
 
 
 def open_mesh(device_type: str, *, world_size: int, shard_size: int | None) -> DeviceMesh:
-    """Return the mesh of all ranks: one dimension, or (copies, `shard_size`) when one copy is spread over fewer ranks. A collective."""
+    """Return the mesh of all ranks, (ranks,) or with HSDP (copies, `shard_size`). A collective.
+
+    HSDP applies if one copy of the model is sharded over fewer than all ranks.
+    """
     if shard_size is None or shard_size == world_size:
         return init_device_mesh(device_type, (world_size,))
     return init_device_mesh(device_type, (world_size // shard_size, shard_size), mesh_dim_names=("copy", "shard"))
 
 
 def open_tensor_mesh(device_type: str, *, world_size: int, tensor_parallel: int) -> DeviceMesh:
-    """Return the mesh (data, tensor) of all ranks: FSDP shards over the first dimension, neighbours compute together. A collective."""
+    """Return the mesh (data, tensor) of all ranks. A collective.
+
+    FSDP shards over the first dimension; neighboring ranks form the second and compute together.
+    """
     return init_device_mesh(device_type, (world_size // tensor_parallel, tensor_parallel), mesh_dim_names=("data", "tensor"))
 
 
@@ -30,19 +36,21 @@ def shard(module: nn.Module, mesh: DeviceMesh, config: LearnerConfig, *, compute
     """Wrap every layer of the model as `config` says, and shard layers and root in place.
 
     Args:
-        compute_dtype: of forward and backward; gradients are reduced in float32. None: that of the weights.
-        has_backward: False for a frozen model, which recomputes nothing.
+        compute_dtype: of forward and backward; gradients are reduced in float32. None: the dtype of the
+            weights.
+        has_backward: False for a frozen model, which needs no recomputation.
     """
     options = _options(mesh, config, compute_dtype)
     layers = find_layers(module)
     for layer in layers:
         if config.compile:
-            # The forward alone: FSDP's hooks stay outside of the graph.
+            # Compile only the forward: FSDP's hooks stay outside of the graph.
             layer.forward = torch.compile(layer.forward, dynamic=True)
-            # Else a row with as many tokens as the model has columns, heads or dimensions of a head would bind its graph to that number.
+            # Otherwise torch treats equal sizes as one symbol: a microbatch with as many tokens as the model
+            # has columns or heads would specialize the graph to that size.
             torch.fx.experimental._config.use_duck_shape = False
         if config.gradient_checkpointing and has_backward:
-            # Inside of what FSDP wraps, so that the weights are gathered once for recomputation and backward.
+            # Inside of the FSDP wrapper, so weights are gathered once for recomputation and backward.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         fully_shard(layer, reshard_after_forward=config.fsdp.reshard_after_forward, **options)
     fully_shard(module, **options)
@@ -56,22 +64,22 @@ def find_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def reshard(module: nn.Module) -> None:
-    """Free gathered weights after a forward without backward: they would go stale at the next optimizer step."""
+    """Free gathered weights after a forward without backward; the next step would make them stale."""
     for child in module.modules():
         if isinstance(child, FSDPModule):
             child.reshard()
 
 
 def is_alone(mesh: DeviceMesh) -> bool:
-    """Say whether one rank holds the whole model in the memory that it computes in, so that there is nothing to share with others."""
+    """Return whether one rank holds the whole model in CPU memory, so that FSDP has nothing to exchange."""
     return mesh.size() == 1 and mesh.device_type == "cpu"
 
 
 def hold(module: nn.Module, *, until_next_backward: bool) -> None:
-    """Keep gathered weights, and gradients where they are, through the coming backward, or let it share and free them as ever.
+    """Keep gathered weights and unreduced gradients through the next backward, or stop doing so.
 
-    For a rank that is alone (`is_alone`): sharing is copying there, some 3 ms of each microbatch of a small model. The last backward
-    before an optimizer step must share.
+    For a rank that is alone (`is_alone`): there FSDP's reduction only copies, which costs about 3 ms per
+    microbatch of a small model. The last backward before an optimizer step must reduce.
     """
     for child in module.modules():
         if isinstance(child, FSDPModule):

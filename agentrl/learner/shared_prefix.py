@@ -1,7 +1,8 @@
-"""Rows that begin with one prompt, packed behind a single copy of it: the attempts of a group, as a rule.
+"""Packing of rows with a common prompt behind a single copy of it; usually the attempts of a group.
 
-A response attends to the prompt and to itself, and its positions go on where the prompt ends, so nothing changes but that the prompt is
-computed once; gradients of its keys and values add up over the responses. P tokens of the prompt, all of them context.
+A response attends to the prompt and to itself, and its positions continue after the prompt. The result is the
+same as without sharing, but the prompt is computed once. Gradients of its keys and values add up over the
+responses. P tokens of the prompt, all of them context.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from agentrl.learner.batch import Sample
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequencePart:
-    """Rows of one sequence that stand together: all of them, or one.
+    """Training rows of one sequence that stay together: all of them, or a single one.
 
-    rows: the sample, or the part of it. first_place: action tokens of the sequence before these rows. loss_length: of the sequence.
-    is_counted: see `Microbatch`.
+    rows: the sample, or the part of it.
+    first_place: action tokens of the sequence before these rows.
+    is_split, is_counted: see `Microbatch`.
+    loss_length: loss tokens of the whole sequence.
     """
 
     rows: Sample
@@ -32,7 +35,7 @@ class SequencePart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
-    """What is packed as one: a piece, or rows behind the prompt of `prefix` tokens that they all begin with."""
+    """A unit of packing: a single piece, or several that share their first `prefix` tokens, the prompt."""
 
     pieces: tuple[SequencePart, ...]
     prefix: int = 0
@@ -43,7 +46,7 @@ class Bundle:
 
     @property
     def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lengths i64[G] of its segments, and i64[G] which of them each one continues (-1: none)."""
+        """Lengths of its segments, i64[G], and which segment each one continues, i64[G] (-1: none)."""
         if self.prefix == 0:
             lengths = np.concatenate([p.rows.segment_lengths for p in self.pieces])
             return lengths, np.full(len(lengths), -1)
@@ -51,7 +54,7 @@ class Bundle:
         return lengths, np.array([-1, *(0 for _ in self.pieces)], np.int64)
 
     def places(self) -> list[NDArray[np.int64]]:
-        """Return for each piece i64[T], where its tokens stand in the bundle."""
+        """Return i64[T] per piece, the positions of its tokens in the bundle."""
         found, start = [], self.prefix
         for piece in self.pieces:
             own = piece.rows.num_tokens - self.prefix
@@ -61,10 +64,11 @@ class Bundle:
 
 
 def share_prefixes(pieces: Sequence[SequencePart], *, max_tokens: int, world_size: int) -> list[Bundle]:
-    """Return the pieces as bundles of at most `max_tokens`, rows with the same prompt together.
+    """Bundle the pieces with the same prompt, at most `max_tokens` per bundle.
 
-    Only single rows share, and what they share ends where the first of them samples its first token. A prompt with more than a rank's
-    part of the tokens stands in as many bundles as it has parts, or some of the `world_size` ranks would wait for it.
+    Only pieces of a single training row share a prompt. The prompt ends where the policy samples the row's
+    first token. If a bundle holds more than one rank's share of all tokens, it is cut into as many bundles as
+    it has shares; otherwise some of the `world_size` ranks would wait for it.
     """
     by_prompt: dict[bytes, list[SequencePart]] = {}
     alone = []
@@ -85,14 +89,17 @@ def _prefix_length(members: Sequence[SequencePart]) -> int:
 
 
 def _prompt(rows: Sample) -> NDArray[np.int32] | None:
-    """Return the tokens of a single row before its first action; None of several rows, or of a row without actions."""
+    """Return the tokens of a single training row before its first action.
+
+    None for several rows, or without actions.
+    """
     if len(rows.segment_starts) > 1 or not rows.action_mask.any():
         return None
     return rows.token_ids[: int(rows.action_mask.argmax())]
 
 
 def _fit(members: Sequence[SequencePart], max_tokens: int, least: int) -> list[Bundle]:
-    """Cut rows of one prompt into as few bundles as fit, at least so many, with responses as even as can be."""
+    """Distribute pieces of one prompt over as few bundles as fit, at least `least`, with balanced responses."""
     prefix = _prefix_length(members)
     ordered = sorted(members, key=lambda p: -p.rows.num_tokens)
     responses = sum(p.rows.num_tokens - prefix for p in members)

@@ -35,9 +35,7 @@ class _Window:
 
 
 class Spanning:
-    """The exchange between the microbatches of all ranks of ONE update. Sends nothing if no sequence is
-    split.
-    """
+    """The exchange between the microbatches of all ranks of ONE update; empty if no sequence is split."""
 
     def __init__(self, windows: Sequence[_Window], *, is_empty: bool) -> None:
         self._windows = windows

@@ -1,7 +1,8 @@
-"""Reading of what torch.distributed.checkpoint wrote, as data: nothing in a checkpoint's files can run code.
+"""Safe reading of torch.distributed.checkpoint files: nothing in a checkpoint can execute code.
 
-DCP itself reads its `.metadata` by `pickle.load`, and whatever is no tensor by `torch.load(weights_only=False)`. Both run what the file
-asks for. Here the first knows DCP's own classes alone, and the second knows tensors and plain values.
+DCP itself reads `.metadata` with `pickle.load`, and everything that is not a tensor with
+`torch.load(weights_only=False)`. Both execute code that the file names. Here the first is restricted to DCP's
+own classes, and the second to tensors and plain values.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _KNOWN: Mapping[tuple[str, str], Any] = {
             *(metadata.TensorStorageMetadata, metadata.ChunkStorageMetadata, metadata.BytesStorageMetadata),
         )
     },
-    # Only told, never opened. Python 3.13 writes another module.
+    # The path of the writer, never opened. Python 3.13 uses another module name.
     **{(module, name): PurePosixPath for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "PurePosixPath")},
 }
-"""All that metadata of a learner's checkpoint consist of, besides the dtypes."""
+"""Everything that a learner checkpoint's metadata contain, besides dtypes."""
 
 _BUILT = tuple(kind for kind in _KNOWN.values() if isinstance(kind, type) and kind is not PurePosixPath)
 
@@ -49,11 +50,14 @@ _UNREADABLE = (
     *(pickle.UnpicklingError, EOFError, struct.error, ArithmeticError, LookupError, AssertionError),
     *(AttributeError, TypeError, ValueError, MemoryError, RuntimeError),
 )
-"""What an unpickler raises on bytes that are no pickle."""
+"""What an unpickler raises on bytes that are not a pickle."""
 
 
 class _MetadataUnpickler(pickle._Unpickler):
-    """Makes objects of the classes above and no others. In Python, for the C unpickler lets a file set attributes of a class."""
+    """Builds only objects of the classes above.
+
+    Based on Python's unpickler, because the C one lets a file set attributes of a class.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         found = _KNOWN.get((module, name))
@@ -80,7 +84,7 @@ def read_metadata(folder: Path) -> Metadata:
     """Return the metadata of the DCP files in `folder`.
 
     Raises:
-        CheckpointError: they are missing, damaged, or hold what is no part of a checkpoint.
+        CheckpointError: they are missing, damaged, or contain something that does not belong to a checkpoint.
     """
     path = folder / METADATA
     try:
@@ -97,7 +101,7 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def _problem(found: object) -> str | None:
-    """Return what is wrong with metadata, if anything."""
+    """Return what is wrong with the metadata, or None."""
     if not isinstance(found, Metadata):
         return f"it holds a {type(found).__name__} in place of metadata"
     if not isinstance(found.state_dict_metadata, dict) or not isinstance(found.storage_data, dict):
@@ -114,18 +118,19 @@ def _problem(found: object) -> str | None:
 
 
 class PlainReader(FileSystemReader):
-    """Reads DCP files whose metadata are read as data."""
+    """Reads DCP files, with the metadata restricted to known classes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder))
         self._folder = folder
         self._failed: CheckpointError | None = None
 
-    def read_metadata(self) -> Metadata:  # type: ignore[override]  # DCP looks at the signature: without `rank` it asks for no other file
+    # DCP inspects the signature: without `rank` it requests no other file.
+    def read_metadata(self) -> Metadata:  # type: ignore[override]
         try:
             found = read_metadata(self._folder)
         except CheckpointError as error:
-            # Raised below. DCP would print a traceback of what this method raises.
+            # Raised by set_up_storage_reader: DCP would print a traceback of an exception raised here.
             self._failed, found = error, Metadata({}, storage_data={})
         found.storage_meta = found.storage_meta or StorageMeta()
         found.storage_meta.load_id = self.load_id
@@ -138,7 +143,7 @@ class PlainReader(FileSystemReader):
 
 
 class PlainPlanner(DefaultLoadPlanner):
-    """Takes plain values and tensors; nothing that is an object of another class."""
+    """Loads only tensors and plain values, no objects of other classes."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         path = self.mappings[read_item.dest_index.fqn]

@@ -1,9 +1,10 @@
-"""Tensor parallelism: the matrices of each layer are cut over N ranks, which compute one microbatch together.
+"""Tensor parallelism: each layer's matrices are sharded over N ranks that compute microbatches together.
 
-Projections into heads and into the width of the MLP are cut by columns, those out of them by rows, so that a layer needs two sums over
-the ranks in its forward and two in its backward. Which matrix is cut how is what transformers says of an architecture
-(`base_model_tp_plan`); torch's DTensor does it, and FSDP shards what a rank has of a matrix further, over the other dimension of the
-mesh. Norms, embeddings and head are whole on each rank but for FSDP.
+Projections into the heads and into the MLP are sharded by columns, projections out of them by rows. A layer
+then needs two all-reduces in its forward and two in its backward. transformers lists per architecture how
+each matrix is sharded (`base_model_tp_plan`). torch's DTensor does the sharding, and FSDP shards each rank's
+part further over the other mesh dimension. Norms, embeddings and head are whole on each rank, apart from
+FSDP.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053.
 """
@@ -30,11 +31,14 @@ if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do w
 
 _STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _WHOLE = "replicated_with_grad_allreduce"
-"""Weights that are whole on each rank but see its own heads alone: their gradients are summed."""
+"""Weights that are whole on each rank but are applied to its own heads only: their gradients are summed."""
 
 
 def cut_layers(module: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Cut the matrices of a model over the ranks of `mesh`, in place, on the device of the weights; before FSDP. A collective."""
+    """Shard a model's matrices over the ranks of `mesh`, in place, on the weights' device. A collective.
+
+    Call it before FSDP.
+    """
     prefix = f"{module.base_model_prefix}." if module.base_model is not module else ""
     plan = {prefix + name: style for name, style in _plan(module.config).items()}
     parallelize_module(module, mesh, {name: _STYLES[style]() for name, style in plan.items() if style in _STYLES})
@@ -45,10 +49,11 @@ def cut_layers(module: PreTrainedModel, mesh: DeviceMesh) -> None:
 
 
 def check_tensor_parallel(config: PretrainedConfig, size: int) -> None:
-    """Refuse a model whose layers cannot be cut over `size` ranks.
+    """Raise if the model's layers cannot be sharded over `size` ranks.
 
     Raises:
-        ConfigError: its heads or its width cannot be dealt evenly, or it has layers that are no plain attention and MLP.
+        ConfigError: its heads or its width cannot be divided evenly, or a layer is not plain attention and
+            MLP.
     """
     if size == 1:
         return
@@ -74,8 +79,9 @@ def _plan(config: PretrainedConfig) -> dict[str, str]:
 
 
 def _sum_gradients(module: nn.Module, group: ProcessGroup) -> None:
-    """Let the gradients of a module's own weights be summed over `group` within the backward, before FSDP takes them."""
-    # The computation without the weights: of its class, and not of this instance, whose forward is replaced.
+    """Sum the gradients of a module's own weights over `group` in the backward, before FSDP reads them."""
+    # A copy of the module without weights, to call the class's forward: this instance's forward is replaced
+    # below.
     stand_in = copy.deepcopy(module).to("meta")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +92,7 @@ def _sum_gradients(module: nn.Module, group: ProcessGroup) -> None:
 
 
 class _SumGradient(torch.autograd.Function):
-    """The identity, whose gradient is summed over the ranks."""
+    """Identity whose gradient is summed over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, group: ProcessGroup) -> Tensor:

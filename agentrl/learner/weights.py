@@ -1,6 +1,7 @@
-"""How the policy leaves the learner: as a Hugging Face folder, or as the folder of its adapter; and what it is compared by.
+"""Export of the policy: as a Hugging Face folder or as the folder of its adapter, and its checksums.
 
-Every function is a collective of all ranks (gathering a sharded tensor is), though rank 0 alone writes. Sending is in `sending.py`.
+Every function is a collective of all ranks, because gathering a sharded tensor is one; only rank 0 writes.
+Sending is in `sending.py`.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 """Layers that SGLang computes as one, with their parts in the order of their rows."""
 
 _ROUNDED = {"embed_tokens": (0, 64), "lm_head": (0, 64), "gate_proj": (0, 32), "up_proj": (0, 32), "down_proj": (1, 32)}
-"""Dimension of a layer's weight that SGLang rounds up, and to what multiple: the vocabulary everywhere, the width of an MLP on CPUs."""
+"""Dimension of a layer's weight that SGLang pads, and to which multiple.
+
+The vocabulary is padded everywhere, the width of an MLP on CPUs.
+"""
 
 MAX_FILE_BYTES = 5 * 2**30
 
 
 def tensor_specs(policy: Policy) -> list[TensorSpec]:
-    """Return name, dtype and shape of every published weight, in sending order."""
+    """Return name, dtype, shape and bytes of every published weight, in sending order."""
     dtype = policy.published_dtype
     return [
         TensorSpec(name, str(dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * dtype.itemsize)
@@ -52,9 +56,10 @@ def tensor_specs(policy: Policy) -> list[TensorSpec]:
 
 
 def checksums(policy: Policy, *, dtype: str | None = None, is_fused: bool = False) -> dict[str, str]:
-    """Return {name: sha256 of the weight} in `dtype`, or as published. A collective.
+    """Return {name: sha256 of the weight}, cast to `dtype` or as published. A collective.
 
-    With `is_fused`, of the weights as SGLang holds them on one GPU or CPU: those that it lays end to end have one name and one sum.
+    With `is_fused` the weights are hashed as SGLang holds them on one GPU or CPU: weights that it
+    concatenates have one name and one checksum.
     """
     as_dtype = policy.published_dtype if dtype is None else getattr(torch, dtype)
     sums: dict[str, Any] = {}
@@ -67,7 +72,7 @@ def checksums(policy: Policy, *, dtype: str | None = None, is_fused: bool = Fals
 
 
 def _padded(name: str, tensor: Tensor) -> Tensor:
-    """Fill a weight with zeros up to the size that SGLang rounds it to."""
+    """Pad a weight with zeros to SGLang's size."""
     for layer, (dimension, multiple) in _ROUNDED.items():
         if layer in name.split(".") and dimension < tensor.dim():
             missing = -tensor.shape[dimension] % multiple
@@ -76,7 +81,7 @@ def _padded(name: str, tensor: Tensor) -> Tensor:
 
 
 def _fused(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return {SGLang's name: the weights in it, in their order}."""
+    """Return {SGLang's name: the weights it contains, in order}."""
     fused: dict[str, list[str]] = {}
     order = {part: (whole, index) for whole, parts in _FUSED.items() for index, part in enumerate(parts)}
     for name in names:
@@ -96,15 +101,19 @@ def export(
     max_file_bytes: int = MAX_FILE_BYTES,
     more: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write weights, config and tokenizer as transformers and SGLang load them; the folder appears complete or not at all.
+    """Write weights, config and tokenizer as transformers and SGLang load them.
 
-    `more` writes what else belongs into it.
+    The folder appears complete or not at all.
 
-    Weights of more than `max_file_bytes` go into several files and an index; rank 0 holds one file's worth of them at a time.
-    `place` is None in a process without ranks.
+    Weights of more than `max_file_bytes` are split into several files with an index. Rank 0 holds only one
+    file's worth of them at a time.
+
+    Args:
+        place: None in a process without ranks.
+        more: writes additional files into the folder.
 
     Raises:
-        DiskError: the folder could not be written, for instance because the disk is full.
+        DiskError: the folder could not be written, for example because the disk is full.
     """
     files = plan_files(tensor_specs(policy), max_bytes=max_file_bytes)
     writer = FolderWriter(folder) if place is None or place.is_first else None
@@ -125,7 +134,7 @@ def export(
 
 
 def adapter_specs(policy: Policy) -> list[TensorSpec]:
-    """Return name (as in peft's files), dtype and shape of every tensor of the adapter."""
+    """Return name (as in peft's files), dtype, shape and bytes of every tensor of the adapter."""
     dtype = policy.published_dtype
     return [
         TensorSpec(name, str(dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * dtype.itemsize)
@@ -139,7 +148,7 @@ def adapter_checksums(policy: Policy) -> dict[str, str]:
 
 
 def export_adapter(policy: Policy, place: RankPlace | None, model: ModelConfig, folder: Path) -> None:
-    """Write the adapter alone as peft and SGLang load it; the folder appears complete or not at all.
+    """Write only the adapter, in peft's and SGLang's format. The folder appears complete or not at all.
 
     Raises:
         DiskError: the folder could not be written.
@@ -152,18 +161,21 @@ def export_adapter(policy: Policy, place: RankPlace | None, model: ModelConfig, 
 
 
 def _whole_adapter(policy: Policy) -> dict[str, Tensor]:
-    # In the published dtype: the learner's own forward rounds the adapter to it too.
+    # In the published dtype: the learner's own forward also casts the adapter to it.
     return {name: gather(tensor).to(policy.published_dtype).cpu() for name, tensor in adapter_tensors(policy.adapters).items()}
 
 
 def describe(policy: Policy, model: ModelConfig, folder: Path) -> None:
-    """Write all of the Hugging Face folder but the weights: configs, tokenizer, chat template, and code that came with the model."""
+    """Write the Hugging Face folder without weights: configs, tokenizer, chat template, the model's code."""
     _write_configs(policy, folder)
     copy_tokenizer(model, folder)
 
 
 def plan_files(specs: Sequence[TensorSpec], *, max_bytes: int) -> dict[str, list[str]]:
-    """Return {file name: names of its tensors} in order, each of at most `max_bytes` unless one tensor alone is larger."""
+    """Return {file name: its tensor names} in order.
+
+    A file has at most `max_bytes`, unless a single tensor is larger.
+    """
     groups: list[list[str]] = []
     room = 0
     for spec in specs:
@@ -178,9 +190,10 @@ def plan_files(specs: Sequence[TensorSpec], *, max_bytes: int) -> dict[str, list
 
 
 def pickle_bucket(policy: Policy, place: RankPlace, names: Sequence[str]) -> str:
-    """Return [(name, tensor)] pickled, in base64; rank 0 alone does. A collective.
+    """Return [(name, tensor)] pickled, in base64; empty on all ranks but 0. A collective.
 
-    Plain pickles with the data in them: SGLang's unpickler knows their few functions, and no memory need outlive the call.
+    The pickles contain the data itself: SGLang's unpickler allows the functions they need, and no shared
+    memory has to outlive the call.
     """
     tensors = [(name, policy.full_tensor(name)) for name in names]
     if not place.is_first:
@@ -189,9 +202,10 @@ def pickle_bucket(policy: Policy, place: RankPlace, names: Sequence[str]) -> str
 
 
 class FolderWriter:
-    """Writes a folder beside its place and puts it there when it is whole.
+    """Writes a folder under a temporary name and renames it when it is complete.
 
-    The first failure is kept and raised at the end: the other ranks are in the collectives that follow, and would wait for this one.
+    The first failure is kept and raised by `finish`: raising it earlier would leave the other ranks waiting
+    in the next collectives.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -202,6 +216,7 @@ class FolderWriter:
         self.write(lambda folder: folder.mkdir(parents=True))
 
     def write(self, write: Callable[[Path], None]) -> None:
+        """Run `write(folder)` on the temporary folder, unless an earlier write failed."""
         if self._error is None:
             try:
                 write(self._partial)
@@ -209,6 +224,7 @@ class FolderWriter:
                 self._error = OSError(str(error))
 
     def finish(self) -> None:
+        """Rename the folder to its final name; raise DiskError if any write failed."""
         self.write(self._replace)
         if self._error is not None:
             shutil.rmtree(self._partial, ignore_errors=True)
@@ -223,7 +239,7 @@ class FolderWriter:
 
 def _write_weights(tensors: dict[str, Tensor], file: str, folder: Path) -> None:
     save_file(tensors, str(folder / file), metadata={"format": "pt"})
-    (folder / file).chmod(0o644)  # safetensors makes it private; a server may run under another account
+    (folder / file).chmod(0o644)  # safetensors creates private files, but a server may run under another account
 
 
 def _write_index(files: Mapping[str, Sequence[str]], specs: Sequence[TensorSpec], folder: Path) -> None:
@@ -237,16 +253,16 @@ def _write_index(files: Mapping[str, Sequence[str]], specs: Sequence[TensorSpec]
 
 def _write_configs(policy: Policy, folder: Path) -> None:
     config = policy.module.config
-    config.architectures = [policy.class_name]  # FSDP renames the class of what it shards
+    config.architectures = [policy.class_name]  # FSDP renames the classes of sharded modules
     config.dtype = policy.published_dtype
     config.save_pretrained(folder)
-    generation = getattr(policy.module, "generation_config", None)  # a reward model generates nothing
+    generation = getattr(policy.module, "generation_config", None)  # None for a reward model
     if generation is not None:
         generation.save_pretrained(folder)
 
 
 def copy_tokenizer(model: ModelConfig, folder: Path) -> None:
-    """Copy the tokenizer's files, the chat template in use, and code that came with the model."""
+    """Copy the tokenizer's files, the chat template in use, and the model's own code."""
     source = Path(model.tokenizer_path or model.path)
     patterns = (*_COPIED, "*.py") if model.trust_remote_code else _COPIED
     files = {file for pattern in patterns for file in source.glob(pattern) if file.is_file()} if source.is_dir() else set()
@@ -257,7 +273,7 @@ def copy_tokenizer(model: ModelConfig, folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    # A rename may reach the disk before the bytes do: after a power cut the folder would be there, and empty.
+    # A rename may reach the disk before the data: after a power failure the folder would exist, but be empty.
     for path in [*folder.iterdir(), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:

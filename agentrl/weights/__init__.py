@@ -1,1 +1,1 @@
-"""Publishing new weights to the servers."""
+"""Publishing of new weights to the servers."""

@@ -1,4 +1,7 @@
-"""One attempt to bring servers to a version: what all transports share. A server that fails is an entry, never an exception."""
+"""One attempt to bring servers to a version: what all transports share.
+
+A server that fails is an entry in the result, never an exception.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,19 @@ from agentrl.weights.source import WeightSource
 T = TypeVar("T")
 
 PING_S = 10.0
-"""A server that does not say its version by then is gone or hangs; neither needs weights to do it."""
+"""A server that does not report its version within this time is dead or hangs; no update could reach it."""
 
 Hold = Callable[[SGLangClient], AbstractAsyncContextManager[bool]]
-"""Pauses a server, and tells whether its cache may be flushed then; when the block ended well, the weights are checked and the server
-goes on. After a failure it stays paused: its weights may be half old, half new, under the old version."""
+"""Context manager that pauses a server; yields whether its cache may be flushed.
+
+If the block succeeds, the weights are checked and the server resumes. After a failure the server stays
+paused, because its weights may be a mix of old and new under the old version.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one attempt sent to all servers together, and whom it did not reach (url -> one line of why)."""
+    """What one attempt sent to all servers together, and the servers it failed for (url -> reason)."""
 
     num_bytes: int
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -35,22 +41,33 @@ class Sent:
 
 
 class Transport(Protocol):
-    """One way from the learner to the servers."""
+    """One way to move weights from the learner to the servers."""
 
     async def prepare(self, version: int) -> None:
-        """Do what needs no server, once per publish, while they sample on; raise InfrastructureError when it cannot be done."""
+        """Do the work that needs no server, once per publish, while the servers keep sampling.
+
+        Raises:
+            InfrastructureError: it failed.
+        """
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
-        """Bring all of `servers` to `version`; raise InfrastructureError when the learner's side failed."""
+        """Bring all of `servers` to `version`.
+
+        Raises:
+            InfrastructureError: the learner's side failed.
+        """
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Give up what is kept between publishes, on `servers` too."""
+        """Release what is kept between publishes, also on `servers`."""
 
 
 async def for_each(
     servers: Sequence[SGLangClient], action: Callable[[SGLangClient], Awaitable[None]], *, timeout_s: float, limit: str
 ) -> dict[str, str]:
-    """Run `action(server)` on all side by side; return why it failed where it did, within `timeout_s` (named `limit`)."""
+    """Run `action(server)` concurrently on all servers; return url -> reason for those that failed.
+
+    An action fails if it raises ServerError or exceeds `timeout_s`, which messages name `limit`.
+    """
     failed: dict[str, str] = {}
 
     async def one(server: SGLangClient) -> None:
@@ -69,7 +86,7 @@ async def for_each(
 
 
 async def find_silent(servers: Sequence[SGLangClient], *, timeout_s: float = PING_S) -> dict[str, str]:
-    """Return why those do not answer that do not: dead, or hanging."""
+    """Return url -> reason for the servers that do not answer: dead or hanging."""
 
     async def ask(server: SGLangClient) -> None:
         await server.model_info()
@@ -78,9 +95,9 @@ async def find_silent(servers: Sequence[SGLangClient], *, timeout_s: float = PIN
 
 
 class LearnerCalls:
-    """The learner's blocking calls in worker threads, one at a time, as its ranks need them.
+    """The learner's blocking calls, in worker threads, one at a time since its ranks need a single order.
 
-    No deadline of a server cancels one; the end of a run does.
+    A server's deadline does not cancel a call. The end of the run does.
     """
 
     def __init__(self, source: WeightSource) -> None:

@@ -1,8 +1,9 @@
 """Transport `disk` with `rollout.weights.delta`: only what an update changed is written and read.
 
-The embedded server reads the changed elements, and refuses them (by a checksum) when it has other weights than they stand on. A real
-SGLang reads the changed tensors, whole, for its loaders know no less; it cannot refuse, so that its version is asked first. Whoever has
-not the version before (a restarted server, one that joined, one whose last update failed) gets all weights.
+The embedded server reads the changed elements. It rejects them by a checksum if it has other base weights.
+SGLang reads the changed tensors as a whole, because its loaders support nothing finer. It cannot reject them,
+so its version is checked first. A server without the previous version (restarted, new, or after a failed
+update) gets all weights.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from agentrl.weights.folder import keep_newest, version_folder
 
 
 class ChangesTransport:
-    """Remembers which version each server was brought to, and writes all weights only when one needs them."""
+    """Remembers the version of each server, and writes all weights only if a server needs them."""
 
     def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
         self._learner = learner
         self._config = config
         self._folder = folder
-        self._version: int | None = None  # last one written
-        self._base: int | None = None  # what the changes of `_version` stand on; None: they were not written
+        self._version: int | None = None  # the last version written
+        self._base: int | None = None  # version that the changes of `_version` apply to; None: they were not written
         self._holds: dict[str, int] = {}  # url -> version
         self._sizes = (0, 0)  # bytes of the changed elements, and of the changed tensors
         self._is_whole_written = False
@@ -36,7 +37,7 @@ class ChangesTransport:
 
     async def prepare(self, version: int) -> None:
         folder, source = version_folder(self._folder, version), self._learner.source
-        if version == self._version:  # for servers that were not there
+        if version == self._version:  # a second publish of the same version, for servers that missed the first
             return
         if self._version is None:
             await self._learner.call(source.write_base, str(folder / "whole"), False)
@@ -52,7 +53,8 @@ class ChangesTransport:
 
         async def load(server: SGLangClient) -> None:
             nonlocal num_bytes
-            held = self._holds.pop(server.url, None)  # unknown until this one is through
+            # Forgotten until the update succeeds: a failed one may leave any weights.
+            held = self._holds.pop(server.url, None)
             num_bytes += await self._load(server, version, hold, has_base=held is not None and held == self._base)
             self._holds[server.url] = version
 
@@ -60,10 +62,10 @@ class ChangesTransport:
         return Sent(num_bytes, failed)
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Keep the folders: a server may be reading one."""
+        """Keep the folders: a server may still be reading one."""
 
     async def _load(self, server: SGLangClient, version: int, hold: Hold, *, has_base: bool) -> int:
-        """Bring one server to `version` and return the bytes it had to read."""
+        """Bring one server to `version`; return the bytes it had to read."""
         folder = version_folder(self._folder, version)
         if has_base and (await server.model_info()).version == self._base:
             knows_elements = (await server.server_info()).get("knows_changes") is True
@@ -72,7 +74,7 @@ class ChangesTransport:
                 try:
                     await server.update_weights_from_disk(str(path), version=version, flush_cache=may_flush, load_format=load_format)
                     return self._sizes[0 if knows_elements else 1]
-                except RequestRefused:  # it has other weights than we think
+                except RequestRefused:  # its weights are not the expected base
                     return await self._load_whole(server, version, may_flush=may_flush)
         await self._write_whole(folder)
         async with hold(server) as may_flush:
@@ -85,6 +87,7 @@ class ChangesTransport:
         return sum(file.stat().st_size for file in (folder / "whole").glob("*.safetensors"))
 
     async def _write_whole(self, folder: Path) -> None:
+        # Several servers may need the whole weights at once; only the first writes them.
         async with self._writing:
             if not self._is_whole_written:
                 await self._learner.call(self._learner.source.write_base, str(folder / "whole"), True)

@@ -1,4 +1,4 @@
-"""Transport `disk`: weights are written into a folder that all servers read; so is a LoRA adapter that travels alone."""
+"""Transport `disk`: weights are written into a folder that all servers read. Also for a LoRA adapter alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIMIT = "rollout.weights.timeout_s"
 
 
 class FolderTransport:
-    """Whole models. A folder is written before anything pauses, so that servers stand still only while they read it."""
+    """Whole models. The folder is written before any server pauses, so a pause covers only the reading."""
 
     def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
         self._learner = learner
@@ -40,11 +40,11 @@ class FolderTransport:
         return Sent(sum(spec.num_bytes for spec in specs) * len(servers), failed)
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Keep the folders: a server may be reading one."""
+        """Keep the folders: a server may still be reading one."""
 
 
 class AdapterTransport:
-    """The adapter of a version in the place of the last one; the base weights stay as the servers were started with."""
+    """Replaces the adapter of the previous version; the base weights stay as loaded at the servers' start."""
 
     def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
         self._learner = learner
@@ -61,7 +61,7 @@ class AdapterTransport:
 
         async def load(server: SGLangClient) -> None:
             async with hold(server):
-                with suppress(RequestRefused):  # it has none before its first publish
+                with suppress(RequestRefused):  # no adapter is loaded before the first publish
                     await server.unload_adapter(POLICY_ADAPTER)
                 await server.load_adapter(POLICY_ADAPTER, str(folder))
                 await server.update_weight_version(version)
@@ -70,7 +70,7 @@ class AdapterTransport:
         return Sent(sum(spec.num_bytes for spec in specs) * len(servers), failed)
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Keep the folders: a server may be reading one."""
+        """Keep the folders: a server may still be reading one."""
 
 
 def version_folder(folder: Path, version: int) -> Path:
@@ -78,6 +78,6 @@ def version_folder(folder: Path, version: int) -> Path:
 
 
 def keep_newest(folder: Path, *, keep: int) -> None:
-    """Remove all but the newest exported versions; a server may still be reading the one before the last."""
+    """Remove all but the newest `keep` exported versions; a server may still be reading the previous one."""
     for old in sorted(folder.glob("v*"))[:-keep]:
         shutil.rmtree(old, ignore_errors=True)

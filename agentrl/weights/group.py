@@ -1,7 +1,8 @@
-"""Transport `distributed`: weights travel in buckets through one process group of the learner and all servers.
+"""Transport `distributed`: weights are broadcast in buckets through one process group of learner and servers.
 
-While a bucket travels, the learner gathers the next one; the servers receive side by side. The learner is rank 0. Every process of a
-server that holds a part of the model joins with a rank of its own, so a server takes as many ranks in a row as it has such processes.
+While one bucket is broadcast, the learner gathers the next; the servers receive in parallel. The learner is
+rank 0. Every process of a server with a part of the model joins with its own rank, so a server takes as many
+consecutive ranks as it has such processes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from agentrl.weights.plan import plan_buckets
 
 
 class GroupTransport:
-    """The process group is kept between publishes, and formed anew when the servers changed or an attempt failed."""
+    """Keeps the process group between publishes; forms a new one if the servers change or an attempt fails."""
 
     def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, backend: str) -> None:
         self._learner = learner
@@ -33,7 +34,7 @@ class GroupTransport:
         self._group: tuple[str, ...] = ()  # urls in the open process group, in rank order
         self._num_groups = 0
         self._name = uuid.uuid4().hex[:8]
-        self._clients: dict[str, SGLangClient] = {}  # of the publish under way
+        self._clients: dict[str, SGLangClient] = {}  # of the current publish
         self._buckets: list[list[TensorSpec]] = []
 
     async def prepare(self, version: int) -> None:
@@ -61,11 +62,11 @@ class GroupTransport:
             nursery.start_soon(self._send, times, broken)
         if failed or broken:
             await self.close(servers)
-        # A server that received every bucket has the weights, whatever became of the others.
+        # A server that received every bucket has the weights, even if other servers failed.
         return Sent(num_bytes, {url: "; ".join([why, *broken]) for url, why in failed.items()}, times[0] if times else None)
 
     async def _receive(self, server: SGLangClient, version: int, *, may_flush: bool) -> None:
-        with suppress(RequestRefused):  # a session is open only where an attempt broke off
+        with suppress(RequestRefused):  # refused unless an aborted attempt left a session open
             await server.end_weight_update()
         await server.begin_weight_update()
         for index, bucket in enumerate(self._buckets):
@@ -76,13 +77,13 @@ class GroupTransport:
         await server.end_weight_update()
 
     async def _send(self, times: list[SendTimes], broken: list[str]) -> None:
-        """Send the buckets; when a peer is lost, close the group, which ends the waiting of the others for what will not come."""
+        """Send the buckets. If a peer is lost, close the group, so that the others stop waiting for the rest."""
         try:
             for bucket in self._buckets:
                 await self._learner.call(self._source.send_bucket, [spec.name for spec in bucket])
             times.append(await self._learner.call(self._source.finish_buckets))
         except LearnerError:
-            raise  # a rank of the learner is lost, and with it the weights
+            raise  # a learner rank is lost, and no other attempt can succeed
         except InfrastructureError as error:
             broken.append(str(error))
             await self._learner.call(self._source.leave_weights_group)
@@ -90,12 +91,12 @@ class GroupTransport:
     # -------------------------------------------------------------------------------------------------- the group
 
     async def _ensure_group(self, servers: Sequence[SGLangClient]) -> dict[str, str]:
-        """Have the group of exactly `servers`; return why it could not be formed, for each whom that leaves without weights."""
+        """Ensure a group of exactly `servers`; return url -> reason for all servers if it cannot be formed."""
         urls = tuple(server.url for server in servers)
         if urls == self._group:
             return {}
         await self.close(list(self._clients.values()))
-        self._group = urls  # from here on there is something to leave, also when forming the group fails half-way
+        self._group = urls  # set before forming the group: a group formed half-way must be left too
         self._num_groups += 1
         num_ranks, failed = await self._count_ranks(servers)
         if failed:
@@ -103,7 +104,8 @@ class GroupTransport:
         address, port = await self._learner.call(self._source.open_rendezvous)
         sizes = [num_ranks[url] for url in urls]
         world_size = 1 + sum(sizes)
-        offsets = dict(zip(urls, accumulate(sizes, initial=1), strict=False))  # the last one would be the next server's
+        # Accumulate yields one offset more than there are servers.
+        offsets = dict(zip(urls, accumulate(sizes, initial=1), strict=False))
         broken: list[str] = []
 
         async def ask(server: SGLangClient) -> None:
@@ -129,6 +131,7 @@ class GroupTransport:
                 broken.append(str(error))
 
         async with trio.open_nursery() as nursery:
+            # Concurrently: each side blocks until all ranks have joined.
             nursery.start_soon(ask_all)
             nursery.start_soon(join)
         if not failed and not broken:
@@ -137,7 +140,7 @@ class GroupTransport:
         return {url: failed.get(url) or "; ".join([*broken, *failed.values()]) for url in urls}
 
     async def _count_ranks(self, servers: Sequence[SGLangClient]) -> tuple[dict[str, int], dict[str, str]]:
-        """Return how many ranks each server joins with, and why a server's answer is of no use."""
+        """Return the number of ranks of each server, and url -> reason for servers without a usable answer."""
         num_ranks: dict[str, int] = {}
 
         async def ask(server: SGLangClient) -> None:
@@ -148,20 +151,21 @@ class GroupTransport:
 
     @property
     def _group_name(self) -> str:
-        # A name is used once: a server that was not among those of the last publish, or of a run before, may still hold its last group.
+        # A name is never reused: a server that missed the last publish, or is from an earlier run, may still
+        # hold its old group.
         return f"agentrl_weights_{self._name}_{self._num_groups}"
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Leave the process group, and make those of `servers` that were in it leave too, if they answer."""
+        """Leave the process group, and make its members among `servers` leave it too, if they answer."""
         if self._group:
             await self._learner.call(self._source.leave_weights_group)
             await self.abandon(servers)
 
     async def abandon(self, servers: Sequence[SGLangClient]) -> None:
-        """Make those of `servers` that are in the process group leave it, if they answer; the learner has left."""
+        """Make members of the process group among `servers` leave it, if they answer; the learner has left."""
 
         async def leave(server: SGLangClient) -> None:
-            with suppress(ServerError):  # a restarted server has no group to destroy
+            with suppress(ServerError):  # a restarted server is not in the group
                 await server.destroy_weights_group(self._group_name)
 
         await for_each([s for s in servers if s.url in self._group], leave, timeout_s=PING_S, limit="the time of a question")

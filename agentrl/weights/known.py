@@ -1,6 +1,6 @@
-"""Whether servers know the weights that the learner is about to publish: by the files of the model, which they were started from.
+"""Check that servers know the weights to be published, by the model files that they are started from.
 
-SGLang skips a name that it does not know without a word, and its scheduler ends on a shape that it does not expect.
+SGLang silently skips an unknown name, and its scheduler crashes on an unexpected shape.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentrl.types import TensorSpec
 
 
 def check_known(specs: Sequence[TensorSpec], folder: Path) -> None:
-    """Compare the weights to be published with those in the files of the model; nothing is compared if it has no safetensors.
+    """Compare the weights to be published with the model files. No check if the folder has no safetensors.
 
     Raises:
         ConfigError: a weight is not in the files, or has another shape there.
@@ -25,7 +25,8 @@ def check_known(specs: Sequence[TensorSpec], folder: Path) -> None:
     if not known:
         return
     for spec in specs:
-        # Files of a base model lack the prefix that its class with a head has, and servers add it as transformers does.
+        # Files of a base model lack the prefix of the class with a head. Servers add it, as transformers
+        # does.
         shape = known.get(spec.name) or known.get(spec.name.partition(".")[2])
         if shape is None:
             near = get_close_matches(spec.name, known, n=1, cutoff=0) or ["nothing"]
@@ -40,7 +41,7 @@ def check_known(specs: Sequence[TensorSpec], folder: Path) -> None:
 
 
 def read_shapes(folder: Path) -> Mapping[str, tuple[int, ...]]:
-    """Return {name: shape} of all weights in the safetensors of a folder, from the heads of the files.
+    """Return {name: shape} of all weights in the safetensors of a folder, from the file headers.
 
     Raises:
         ConfigError: a file is damaged.

@@ -1,4 +1,4 @@
-"""Cut a model's tensors into buckets with a byte budget."""
+"""Division of a model's tensors into buckets with a byte budget."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from agentrl.types import TensorSpec
 
 
 def plan_buckets(specs: Sequence[TensorSpec], *, max_bytes: int) -> list[list[TensorSpec]]:
-    """Return `specs` in order, cut so that each bucket holds at most `max_bytes`; a larger tensor stands alone.
+    """Cut `specs`, in order, into buckets of at most `max_bytes`; a larger tensor gets a bucket of its own.
 
-    A bucket has one dtype, because it travels as one flat byte buffer that the receiver views by dtype.
+    A bucket has one dtype, because it is sent as one flat byte buffer that the receiver views in that dtype.
     """
     buckets: list[list[TensorSpec]] = []
     size = 0

@@ -1,10 +1,11 @@
-"""Publish a version: pause the servers, send the weights, check them, resume. After it, every next token carries the version.
+"""Publishing of a version: pause the servers, send the weights, check them, resume.
 
-What is sent are all weights, adapters merged into them, or a LoRA adapter alone (`rollout.weights.adapter`).
+Every token sampled afterwards carries the new version. Either all weights are sent, with adapters merged, or
+only a LoRA adapter (`rollout.weights.adapter`).
 
-A publish is all or nothing per server. One that did not take it and still answers is tried once more, alone; whoever is left then is
-named in `PublishReport.failed` (paused, or dead) and must not take traffic until `publish` reached it; the router holds it back, because
-its version stays behind.
+A publish is all or nothing per server. A server that failed but still answers gets a second attempt, alone.
+Servers that still fail are in `PublishReport.failed`; they are paused or dead, and must not get traffic until
+a later `publish` succeeds. The router holds them back because their version is old.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ from agentrl.weights.verify import Verifier
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """What one publish took and whom it did not reach (url -> one line of why).
+    """Cost of one publish, and the servers that it failed for (url -> reason in one line).
 
-    num_bytes: sent to all servers together, second attempts included. repaired: servers that needed the second attempt, with what the
-    first one said. times: the learner's share, of a transport that sends buckets.
+    seconds: duration of the publish.
+    num_bytes: sent to all servers together, including second attempts.
+    repaired: servers that needed a second attempt, with the reason of the first failure.
+    times: the learner's share, for a transport that sends buckets.
     """
 
     version: int
@@ -47,10 +50,12 @@ class PublishReport:
 
 
 class Publisher:
-    """Publishes versions of one learner to a changing set of servers, by one transport.
+    """Publishes versions of one learner to a changing set of servers, over one transport.
 
-    pause_mode: of all servers, or a function of a server's URL. temperature: of the rollout; `rollout.weights.verify` samples at it.
-    model: folder of the model that servers start from, which the first publish compares names and shapes with; None compares nothing.
+    pause_mode: for all servers, or a function of a server's URL.
+    temperature: of the rollout; `rollout.weights.verify` samples with it.
+    model: model folder that servers start from; the first publish compares names and shapes with it. None: no
+    check.
     """
 
     def __init__(
@@ -74,11 +79,13 @@ class Publisher:
         self._transport = _transport(self._learner, config, folder=folder, backend=backend)
 
     async def publish(self, version: int, servers: Sequence[SGLangClient], *, must_verify: bool = False) -> PublishReport:
-        """Bring `servers` to `version`; those that could not be brought there are in the report. must_verify: check the weights anyway.
+        """Bring `servers` to `version`; the report names those that failed.
+
+        must_verify: check the weights even if `rollout.weights.verify` is off.
 
         Raises:
-            InfrastructureError: the learner's side failed: no server can be trusted to have the version.
-            ConfigError: at the first publish, servers would not know a weight.
+            InfrastructureError: the learner's side failed; the servers may have any version.
+            ConfigError: at the first publish, the servers do not know a weight.
         """
         started = time.monotonic()
         if self._unchecked is not None:
@@ -87,24 +94,27 @@ class Publisher:
         verifier = Verifier(self._learner, self._is_alone, self._temperature) if self._is_verified or must_verify else None
         hold = partial(self._held, version=version, verifier=verifier)
         await self._transport.prepare(version)
-        # Asked first, because one that hangs would hold up all others of its group until the deadline.
+        # Ping first: a hanging server would block all others of its group until the deadline.
         failed = await self._find_silent(servers)
         attempts = [await self._transport.send(version, answering, hold)] if (answering := _without(servers, failed)) else []
         missed = dict(attempts[0].failed) if attempts else {}
         failed |= {url: missed[url] for url in await self._find_silent([server for server in servers if server.url in missed])}
         for server in _without(answering, failed):
             if server.url in missed:
-                # By itself, because one that fails takes the others of its group along.
+                # One server at a time: in a common group, one failure fails them all.
                 attempts.append(await self._transport.send(version, [server], hold))
                 failed |= attempts[-1].failed
         return _report(version, time.monotonic() - started, attempts, failed)
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Give up what is kept between publishes, on `servers` too."""
+        """Release what is kept between publishes, also on `servers`."""
         await self._transport.close(servers)
 
     async def abandon(self, servers: Sequence[SGLangClient]) -> None:
-        """Have `servers` give up what is kept between publishes: the learner is gone. The publisher is of no use after that."""
+        """Make `servers` release what is kept between publishes, after the learner is gone.
+
+        The publisher is unusable afterwards.
+        """
         if isinstance(self._transport, GroupTransport):
             await self._transport.abandon(servers)
 
@@ -115,7 +125,10 @@ class Publisher:
     async def _held(self, server: SGLangClient, *, version: int, verifier: Verifier | None) -> AsyncIterator[bool]:
         mode = self._mode_of(server)
         await server.pause(mode)
-        yield mode != "in_place"  # SGLang answers 400 to a flush while requests are held in place; their KV cache stays stale by design
+        # True: the cache may be flushed. SGLang answers 400 to a flush while requests are held in place;
+        # their KV cache stays stale by design.
+        yield mode != "in_place"
+        # Reached only if the block succeeded: after an exception the server stays paused (see `Hold`).
         is_checked = verifier is None or await verifier.sums_agree(server)
         await server.resume()
         if verifier is not None and not is_checked:
@@ -123,12 +136,14 @@ class Publisher:
 
     def _mode_of(self, server: SGLangClient) -> PauseMode:
         if self._is_alone:
-            return "abort"  # an adapter is given up only when no request runs with it, and none may run with two
+            # SGLang unloads an adapter only when no request uses it, and no request may run with two
+            # adapters.
+            return "abort"
         return self._pause_mode(server.url) if callable(self._pause_mode) else self._pause_mode
 
 
 async def load_folder(folder: str, version: int, servers: Sequence[SGLangClient], *, timeout_s: float) -> PublishReport:
-    """Bring `servers`, on which nothing runs, to the weights of an exported policy that is not the learner's."""
+    """Load an exported policy other than the learner's on `servers`, which must be idle."""
     started = time.monotonic()
 
     async def load(server: SGLangClient) -> None:

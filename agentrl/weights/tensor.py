@@ -1,7 +1,7 @@
-"""Transport `tensor`: weights travel inside HTTP requests to servers on this machine, which need neither a disk nor a process group.
+"""Transport `tensor`: weights inside HTTP requests to servers on this machine, without disk or process group.
 
-SGLang takes them pickled. Pickles are only ever sent, and only to this machine; our embedded server refuses them. Tensors go through
-the host's memory on a GPU, too.
+SGLang expects them pickled. Pickles are only sent, and only within this machine; the embedded server rejects
+them. Tensors on a GPU are copied through host memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrl.weights.plan import plan_buckets
 
 
 class TensorTransport:
-    """Each bucket is gathered and pickled once, and held until all servers have taken it."""
+    """Each bucket is gathered and pickled once, and kept until all servers have received it."""
 
     def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
         self._learner = learner
@@ -59,20 +59,21 @@ class TensorTransport:
         return Sent(sum(spec.num_bytes for bucket in self._buckets for spec in bucket) * len(servers), failed)
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Nothing is kept between publishes."""
+        """Do nothing: nothing is kept between publishes."""
 
 
 class _Pickles:
-    """Buckets as SGLang takes them, for `num_takers` who each take all in order."""
+    """Pickled buckets for `num_takers` servers, each of which takes all buckets in order."""
 
     def __init__(self, learner: LearnerCalls, buckets: Sequence[Sequence[TensorSpec]], *, num_takers: int) -> None:
         self._learner = learner
         self._buckets = buckets
         self._num_takers = num_takers
-        self._held: dict[int, tuple[str, int]] = {}  # index -> pickle, how often it was taken
+        self._held: dict[int, tuple[str, int]] = {}  # index -> (pickle, number of times taken)
         self._making = trio.Lock()
 
     async def take(self, index: int) -> str:
+        # The first server to ask for a bucket makes it; the others wait here for the same pickle.
         async with self._making:
             if index not in self._held:
                 names = [spec.name for spec in self._buckets[index]]

@@ -1,9 +1,11 @@
-"""Whether a server has what was published: by checksums where both sides can compute the same ones, else by what it samples.
+"""Verification that a server has the published weights: by checksums if possible, else by samples.
 
-- The embedded server sums each weight by its Hugging Face name.
-- An SGLang on a CPU sums the bytes of each weight as it lies there, several under one name (`qkv_proj`): the learner lays its own out so.
-- Any other server (on a GPU SGLang hashes by a kernel of its own; with tensor parallelism each rank has a part; other layouts) samples a
-  few tokens, and the learner must give them the same log-probabilities.
+- The embedded server hashes each weight under its Hugging Face name.
+- SGLang on a CPU hashes the bytes of each weight as stored, with several under one name (`qkv_proj`). The
+learner hashes its own weights in the same layout.
+- Any other server samples a few tokens, and the learner must compute the same log-probabilities for them.
+SGLang hashes with its own kernel on a GPU, has partial weights per rank with tensor parallelism, and other
+layouts exist.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ PROMPT = tuple(range(1, 9))
 NUM_SAMPLED = 16
 TOLERANCES = {"float32": 1e-3}
 ROUNDED_TOLERANCE = 0.15
-"""Mean absolute difference of log-probabilities, in nats: bfloat16 rounds by 0.01 on average, other weights are off by 1 and more."""
+"""Mean absolute difference of log-probabilities, in nats.
+
+bfloat16 rounding causes 0.01 on average; other weights differ by 1 and more.
+"""
 
 _OWN_DIGITS, _SGLANG_DIGITS = 64, 16
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -34,7 +39,10 @@ Kind = Literal["own", "fused", "sampled"]
 
 @dataclass
 class Verifier:
-    """Checks servers against one version of the learner's weights."""
+    """Checks servers against one version of the learner's weights.
+
+    is_alone: only a LoRA adapter was published. temperature: of the rollout.
+    """
 
     learner: LearnerCalls
     is_alone: bool
@@ -42,7 +50,7 @@ class Verifier:
     _expected: dict[tuple[str | None, bool], Mapping[str, str]] = field(default_factory=dict)
 
     async def sums_agree(self, server: SGLangClient) -> bool:
-        """Compare checksums; False when they cannot tell, because both sides do not compute the same ones.
+        """Compare checksums; return False if both sides do not compute the same ones.
 
         Raises:
             ServerError: the server has other weights.
@@ -61,7 +69,11 @@ class Verifier:
         return True
 
     async def samples_agree(self, server: SGLangClient, version: int) -> None:
-        """Let the server sample a few tokens and the learner score them; raise ServerError when they disagree."""
+        """Let the server sample a few tokens and the learner score them.
+
+        Raises:
+            ServerError: the log-probabilities differ, or the tokens are not of this version.
+        """
         params = SamplingParams(NUM_SAMPLED, temperature=self.temperature)
         sampled = await server.generate(PROMPT, params, rid=f"verify-{version}")
         if not len(sampled.token_ids) or set(sampled.versions.tolist()) != {version}:
@@ -96,11 +108,11 @@ class Verifier:
 
 
 def served_dtype(info: Mapping[str, Any]) -> str | None:
-    """Return the dtype that a server was told to hold weights in; None when it takes that of the files."""
+    """Return the dtype that a server was configured with; None if it uses that of the files."""
     return info.get("dtype") if info.get("dtype") in _DTYPES else None
 
 
 def is_plain(info: Mapping[str, Any]) -> bool:
-    """Tell whether a server of SGLang's holds whole weights, unquantized, on a CPU, where its checksums are of plain bytes."""
+    """Return whether an SGLang server's checksums cover plain bytes: unquantized, unsharded weights on a CPU."""
     sizes: Sequence[str] = ("tp_size", "pp_size", "ep_size")
     return info.get("device") == "cpu" and info.get("quantization") is None and all(info.get(name) in (None, 0, 1) for name in sizes)

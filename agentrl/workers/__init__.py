@@ -1,1 +1,1 @@
-"""Workers: a class whose methods say how they are spread over ranks, and a group of such ranks that reads as one object."""
+"""Workers: classes that declare how their methods run on ranks, and groups of ranks that act as one object."""

@@ -1,4 +1,4 @@
-"""How long calls of ranks may take."""
+"""Deadlines of calls to ranks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from agentrl.workers.dispatch import Dispatch
 
 @dataclass(frozen=True, slots=True)
 class CallDeadlines:
-    """How long a call may take: `collective_s` per item of a rank, and two more.
+    """Time limits of calls: `collective_s` for each item of a rank, plus two more.
 
-    Each item holds at least one collective, and a rank in a collective that takes longer gives up by itself. key: of the config.
-    of_threads: that of calls on threads of their own (see `dispatch`), where it is another.
+    Each item contains at least one collective, and a rank aborts by itself in a collective that takes longer.
+    key: config key that the limit comes from.
+    times: factor on all deadlines.
+    of_threads: limits of calls on other threads (see `dispatch`), where they differ; by thread name.
     """
 
     collective_s: float
@@ -23,11 +25,13 @@ class CallDeadlines:
 
     @property
     def limit(self) -> str:
+        """The config key and its value, for messages."""
         return f"{self.key}={self.collective_s:g}"
 
     def of(self, how: Dispatch) -> CallDeadlines:
-        """Return the deadlines of a call that is dispatched so."""
+        """Return the deadlines of a call with this dispatch."""
         return self if how.thread is None else self.of_threads.get(how.thread, self)
 
     def deadline_s(self, num_items: int) -> float:
+        """Return the seconds that a call with `num_items` items per rank may take."""
         return self.collective_s * self.times * (num_items + 2)

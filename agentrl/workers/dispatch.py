@@ -1,7 +1,7 @@
-"""Mark a worker's methods with how arguments are split over its ranks and how their results become one; no Ray here.
+"""Marking of a worker's methods: how arguments are split over its ranks and results joined; no Ray here.
 
-A *worker* is a plain class, made once per rank. Ranks that hold the same part of the data (sequence or tensor parallel) are *replicas*
-of one data-parallel rank.
+A *worker* is a plain class, instantiated once per rank. Ranks with the same part of the data (sequence or
+tensor parallel) are *replicas* of one data-parallel rank.
 
 ```python
 class Learner:
@@ -21,12 +21,22 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 Split = Literal["dp", "all", "rank0"]
-"""dp: every positional list holds the items of all data-parallel ranks end to end, equally many each, and is cut into as many parts.
-all: every rank gets the arguments as they are. rank0: rank 0 alone is called."""
+"""How arguments reach the ranks.
+
+dp: every positional list concatenates the items of all data-parallel ranks, equally many each, and is cut
+into that many parts.
+all: every rank gets the arguments unchanged.
+rank0: only rank 0 is called.
+"""
 
 Join = Literal["first", "concat", "sum", "mean", "max", "remote"]
-"""first: rank 0's result. concat: the lists of all ranks, end to end. sum, mean, max: of numbers, or of dicts of them by key.
-remote: a sequence whose items stay with the ranks until someone reads them. Of replicas, the first one's result counts."""
+"""How results become one. Of replicas, only the first one's result counts.
+
+first: rank 0's result.
+concat: the lists of all ranks, concatenated.
+sum, mean, max: of numbers, or of dicts of numbers by key.
+remote: a sequence whose items stay on the ranks until they are read.
+"""
 
 _MARK = "__dispatch__"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,7 +44,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """How one method is spread. thread: name of the thread it runs in beside the others; None: in the one of all methods."""
+    """How one method is distributed.
+
+    thread: name of a thread that it runs in, concurrently with other methods; None: the common thread.
+    """
 
     split: Split
     join: Join
@@ -42,13 +55,14 @@ class Dispatch:
 
 
 def dispatch(split: Split, join: Join = "first", *, thread: str | None = None) -> Callable[[F], F]:
-    """Mark a method; called directly it is what it was.
+    """Mark a method; a direct call is not affected.
 
     Args:
-        thread: let it run beside the other methods of its rank, one call at a time, instead of after those sent before it.
+        thread: run concurrently with the other methods of its rank, one call at a time, instead of after
+            earlier calls.
 
     Raises:
-        TypeError: split and join are unknown or do not go together, or the method has nothing to split.
+        TypeError: split or join is unknown, they do not fit together, or the method has nothing to split.
     """
     _check(split, join)
 
@@ -64,7 +78,7 @@ def dispatch(split: Split, join: Join = "first", *, thread: str | None = None) -
 
 
 def dispatch_of(method: Callable[..., Any]) -> Dispatch:
-    """Return how a method is spread.
+    """Return how a method is distributed.
 
     Raises:
         TypeError: it is not marked.
@@ -76,16 +90,17 @@ def dispatch_of(method: Callable[..., Any]) -> Dispatch:
 
 
 def threads_of(worker: type) -> list[str]:
-    """Return the names of all threads that methods of a worker class have beside the common one."""
+    """Return the names of all threads, besides the common one, that methods of a worker class use."""
     marks = (getattr(getattr(worker, name), _MARK, None) for name in dir(worker))
     return sorted({mark.thread for mark in marks if isinstance(mark, Dispatch) and mark.thread is not None})
 
 
 def cut(items: Sequence[Any], num_parts: int, *, what: str) -> list[list[Any]]:
-    """Return `items` in `num_parts` equal parts, in order.
+    """Cut `items` into `num_parts` equal parts, in order.
 
     Raises:
-        ValueError: the parts would not be equal; ranks with fewer items would leave the others waiting in a collective.
+        ValueError: the parts would not be equal. Ranks with fewer items would leave the others waiting in a
+            collective.
     """
     size, rest = divmod(len(items), num_parts)
     if rest:
@@ -94,7 +109,10 @@ def cut(items: Sequence[Any], num_parts: int, *, what: str) -> list[list[Any]]:
 
 
 def join_results(results: Sequence[Any], join: Join) -> Any:
-    """Return what the results of the ranks, in order of rank, are together. `remote` is not for values, but for where they are."""
+    """Join the results of the ranks, given in rank order.
+
+    For `remote`, pass the references instead of the values.
+    """
     if join == "first" or join == "remote":
         return results[0]
     if join == "concat":

@@ -1,4 +1,4 @@
-"""Workers of a cluster stand in the driver's working directory, so that a path of the config means the same file everywhere."""
+"""Workers run in the driver's working directory, so a relative path means the same file everywhere."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ VARIABLE = "AGENTRL_WORKING_DIRECTORY"
 
 
 def in_drivers_folder(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
-    """Return Ray's runtime environment with what lets each worker begin in this process's folder.
+    """Return Ray's runtime environment, extended so that each worker starts in this process's folder.
 
-    A Ray that runs already starts its workers where `ray start` stood.
+    An existing Ray cluster would start workers in the folder where `ray start` was run.
     """
     variables = {VARIABLE: os.getcwd(), **heap.FEW}
     return {**(runtime_env or {}), "env_vars": variables, "worker_process_setup_hook": f"{__name__}.enter_folder"}
 
 
 def enter_folder() -> None:
-    """Go to the driver's folder where this machine has it; elsewhere only absolute paths are found."""
+    """Change to the driver's folder if this machine has it; otherwise only absolute paths work."""
     folder = os.environ.get(VARIABLE, "")
     if os.path.isdir(folder):
         os.chdir(folder)

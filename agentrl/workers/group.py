@@ -1,4 +1,4 @@
-"""A group of ranks, each a Ray actor around one worker, called as if they were one object."""
+"""A group of ranks, each a Ray actor around one worker, called as one object."""
 
 from __future__ import annotations
 
@@ -27,12 +27,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _GRACE_S = 5.0
-"""A lost rank breaks the collective of the others, who may report first: so long the death itself is waited for."""
+"""Seconds to wait for the report of a dead rank.
+
+Its death breaks the collectives of the others, which may report their errors first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Workers that are being made. meeting: where they will meet; ranks: done when the worker of each stands; deadline: monotonic clock."""
+    """Workers that are being created.
+
+    meeting: address where they will meet. ranks: done when the rank's worker is ready. deadline: on the
+    monotonic clock.
+    """
 
     meeting: ObjectRef
     ranks: Mapping[int, ObjectRef]
@@ -46,7 +53,8 @@ class _Start:
 class WorkerGroup(Workers[W]):
     """All ranks of one role. Rank r is a replica of data-parallel rank r // num_replicas.
 
-    Every method raises LearnerError when a rank is lost, fails or does not answer in time; the group is of no use after that.
+    Every method raises LearnerError if a rank is lost, fails or does not answer in time. The group is
+    unusable afterwards.
     """
 
     def __init__(self, hosts: Sequence[ActorHandle], *, name: str, deadlines: CallDeadlines, num_replicas: int = 1) -> None:
@@ -59,7 +67,7 @@ class WorkerGroup(Workers[W]):
         self._start: _Start | None = None
         self._is_lost = threading.Event()
         self._last_calls: dict[str | None, _Call[Any]] = {}
-        """By thread of the ranks: what a call that is begun runs after."""
+        """For each thread of the ranks, the call that the next one waits for."""
 
     @classmethod
     def launch(
@@ -71,10 +79,12 @@ class WorkerGroup(Workers[W]):
         deadlines: CallDeadlines,
         num_replicas: int = 1,
     ) -> WorkerGroup[W]:
-        """Begin to start a rank per seat and to make `worker(*args, rank=, address=, port=)` on each; `wait_until_ready` ends it.
+        """Start a rank per seat and create `worker(*args, rank=, address=, port=)` on each, without waiting.
+
+        `wait_until_ready` waits for them.
 
         Args:
-            name: what a rank is called in errors: `learner rank 1 was lost ...`.
+            name: of the ranks in errors: `learner rank 1 was lost ...`.
         """
         assert isinstance(worker, type), "a worker is a class"
         host = host_class(worker)
@@ -95,11 +105,11 @@ class WorkerGroup(Workers[W]):
         deadlines: CallDeadlines,
         num_replicas: int = 1,
     ) -> WorkerGroup[W]:
-        """Launch a group (see there) and wait until all ranks stand.
+        """Launch a group (see `launch`) and wait until all ranks are ready.
 
         Raises:
-            AgentRLError: what a worker raised.
-            LearnerError: the ranks did not come together.
+            AgentRLError: raised by a worker.
+            LearnerError: the ranks did not join in time.
         """
         group = cls.launch(worker, *args, seats=seats, name=name, deadlines=deadlines, num_replicas=num_replicas)
         group.wait_until_ready()
@@ -119,6 +129,7 @@ class WorkerGroup(Workers[W]):
         return Readiness(self._name, num_ranks if start is None else num_done(start.ranks.values()), num_ranks)
 
     def unanswered(self) -> list[str]:
+        # A copy, because another thread may begin a call meanwhile.
         calls = [(call, call.ranks_under_way()) for call in list(self._last_calls.values())]
         return [
             f"{self._name} rank {', '.join(map(str, ranks))} of {len(self._hosts)} has not ended {call.what!r} for {call.age_s:.0f} s"
@@ -131,7 +142,8 @@ class WorkerGroup(Workers[W]):
             return
         start, self._start = self._start, None
         try:
-            # First: without it the ranks that wait for it fail too, and one of them would be named instead of rank 0.
+            # Wait for the address first. All ranks need it, and if it fails, the error must name rank 0 and
+            # not another rank that fails for lack of it.
             self._wait("find_address", {0: start.meeting}, start.left_s)
             self._wait("start", start.ranks, start.left_s)
         except AgentRLError:
@@ -153,6 +165,7 @@ class WorkerGroup(Workers[W]):
     def patient(self, times: float) -> WorkerGroup[W]:
         deadlines = replace(self._deadlines, times=times)
         group: WorkerGroup[W] = WorkerGroup(self._hosts, name=self._name, deadlines=deadlines, num_replicas=self._num_replicas)
+        # Shared, because calls of both objects queue up on the same ranks.
         group._is_lost, group._last_calls = self._is_lost, self._last_calls
         return group
 
@@ -169,20 +182,23 @@ class WorkerGroup(Workers[W]):
         return self._fetch(refs, "pid")
 
     def stop(self) -> None:
-        """End all ranks at once."""
+        """Kill all ranks immediately."""
         for host in self._hosts:
             ray.kill(host)
 
     # ----------------------------------------------------------------------------------------------------- private
 
     def _deadline(self, how: Dispatch, num_items: int) -> float:
-        """Return when a call that is begun at this moment has to be over: it runs after the one before, if that is still under way."""
+        """Return when a call begun now must be over (monotonic clock).
+
+        Calls on one thread run in order, so this one may start as late as the previous call's deadline.
+        """
         before = self._last_calls.get(how.thread)
         begins = time.monotonic() if before is None or before.is_over else max(time.monotonic(), before.deadline)
         return begins + self._deadlines.of(how).deadline_s(num_items)
 
     def _split(self, how: Dispatch, what: str, args: Sequence[Any]) -> tuple[dict[int, list[Any]], int]:
-        """Return the arguments of each rank that is called, and how many items a rank gets."""
+        """Return the arguments of each rank to call, and how many items a rank gets."""
         if how.split != "dp":
             ranks = range(len(self._hosts)) if how.split == "all" else range(1)
             return {rank: list(args) for rank in ranks}, 0
@@ -194,21 +210,24 @@ class WorkerGroup(Workers[W]):
         return {rank: [column[index] for column, _ in columns] for rank, index in dp_rank.items()}, num_items
 
     def _cut(self, argument: Any, what: str) -> tuple[list[Any], int]:
-        """Return what each data-parallel rank gets of one argument, and of how many items it is."""
+        """Return each data-parallel rank's part of one argument, and the number of items in a part."""
         if isinstance(argument, RemoteResults):
             assert len(argument.parts) == self.dp_size, f"{what}: kept by {len(argument.parts)} ranks, and here are {self.dp_size}"
             return list(argument.parts), max(argument.sizes)
         if isinstance(argument, list):
             parts = cut(argument, self.dp_size, what=what)
-            return [ray.put(part) for part in parts], len(parts[0])  # put once, however many replicas read it
+            return [ray.put(part) for part in parts], len(parts[0])  # stored once for all replicas
         return [argument] * self.dp_size, 0
 
     def _is_counted(self, rank: int, how: Dispatch) -> bool:
-        """Return whether a rank's result is part of the joined one: of replicas, only the first's is."""
+        """Return whether a rank's result is part of the joined one. Of replicas, only the first one's is."""
         return how.split != "dp" or rank % self._num_replicas == 0
 
     def _wait(self, what: str, refs: Mapping[int, ObjectRef], timeout_s: float, limit: str | None = None) -> None:
-        """Wait for one reference per rank; the first failure ends the wait. limit: what `timeout_s` came from, for the error."""
+        """Wait for one reference per rank; the first failure ends the wait.
+
+        limit: origin of `timeout_s`, for the error.
+        """
         deadline = time.monotonic() + timeout_s
         pending: dict[ObjectRef, int] = {ref: rank for rank, ref in refs.items()}
         while pending:
@@ -228,6 +247,7 @@ class WorkerGroup(Workers[W]):
                 raise self._failed(f"rank {rank} failed in {what!r}: {error.cause!r}") from error
 
     def _raise_if_lost(self, what: str, pending: Mapping[ObjectRef, int]) -> None:
+        """Raise RankLost if a pending rank is dead: the error of the first rank may only be a consequence."""
         done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_GRACE_S) if pending else ([], [])
         for ref in done:
             try:
@@ -235,10 +255,11 @@ class WorkerGroup(Workers[W]):
             except RayActorError as error:
                 raise self._lost(pending[ref], what) from error
             except RayTaskError:
-                continue  # it failed as the first one did
+                # a failure, but not a death
+                continue
 
     def _fetch(self, refs: Sequence[ObjectRef], what: str) -> list[Any]:
-        """Return results that are known to be there: they only have to come here."""
+        """Return results that are known to be ready; only the transfer can take time."""
         try:
             return ray.get(list(refs), timeout=FETCH_TIMEOUT_S)
         except GetTimeoutError as error:
@@ -254,7 +275,10 @@ class WorkerGroup(Workers[W]):
 
 
 class _Call(Handle[R], Generic[R]):
-    """A call that the ranks make; refs: of each rank that was called, a pair of (how many, items) where they are kept."""
+    """A call in progress on the ranks.
+
+    refs: one reference per called rank; with join `remote` a pair of references (number of items, items).
+    """
 
     def __init__(self, group: WorkerGroup[Any], what: str, how: Dispatch, refs: Mapping[int, Any], deadline: float) -> None:
         self._group, self.what, self._how, self._refs = group, what, how, refs
@@ -267,18 +291,18 @@ class _Call(Handle[R], Generic[R]):
         return time.monotonic() - self._begun
 
     def ranks_under_way(self) -> list[int]:
-        """Return the ranks that have not ended the call; they may not have begun it."""
+        """Return the ranks that have not finished the call, including those that have not started it."""
         first = {rank: self._of_result(ref) for rank, ref in self._refs.items()}
         done = set(ray.wait(list(first.values()), num_returns=len(first), timeout=0, fetch_local=False)[0])
         return [rank for rank, ref in first.items() if ref not in done]
 
     def _of_result(self, ref: Any) -> ObjectRef:
-        """Return the reference that is there when the rank has ended the call."""
+        """Return the reference that is ready when the rank has finished the call."""
         return ref[0] if self._how.join == "remote" else ref
 
     @property
     def is_over(self) -> bool:
-        """Whether it was waited for, and came to its end."""
+        """Whether the call was waited for and succeeded."""
         return bool(self._result)
 
     def wait(self) -> R:

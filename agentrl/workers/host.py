@@ -1,4 +1,4 @@
-"""The Ray actor around one rank: it finds an address, makes the worker, and calls its methods by name."""
+"""The Ray actor around one rank: finds an address, creates the worker, and calls its methods by name."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from agentrl.workers.dispatch import threads_of
 
 
 class WorkerHost:
-    """Synchronous: calls run one after the other, in the order in which the group sent them, but for methods with a thread of their own."""
+    """Synchronous: calls run one after another in the order in which the group sent them.
+
+    Methods with a thread of their own are the exception.
+    """
 
     def find_address(self) -> tuple[str, int]:
-        """Return this host's address and a free port, which is held until the next is found."""
+        """Return this host's address and a free port, reserved until the next call."""
         self._meeting = ReservedPort()
         return ray.util.get_node_ip_address(), self._meeting.number
 
@@ -25,7 +28,7 @@ class WorkerHost:
         return os.getpid()
 
     def start(self, worker: type, args: Sequence[Any], meeting: tuple[str, int], *, rank: int) -> None:
-        """Make the worker; ranks of a group meet at `meeting`, address and port of rank 0."""
+        """Create the worker. The ranks of a group meet at `meeting`, the address and port of rank 0."""
         address, port = meeting
         self._worker = worker(*args, rank=rank, address=address, port=port)
 
@@ -33,11 +36,11 @@ class WorkerHost:
         return getattr(self._worker, method)(*args, **kwargs)
 
     def call_remote(self, method: str, *args: Any, **kwargs: Any) -> tuple[int, Any]:
-        """Return how many items came out, and the items: two references, of which the group fetches the first only."""
+        """Return the number of items and the items, as two references; the group fetches only the first."""
         items = getattr(self._worker, method)(*args, **kwargs)
         return len(items), items
 
 
 def host_class(worker: type) -> Any:
-    """Return the actor class of a worker's ranks, with a thread for each name that its methods ask for."""
+    """Return the actor class for a worker's ranks, with one thread for each name that its methods use."""
     return ray.remote(num_cpus=0, concurrency_groups=dict.fromkeys(threads_of(worker), 1))(WorkerHost)  # type: ignore[call-overload]  # not in ray's stubs

@@ -1,4 +1,4 @@
-"""Reservations of nodes and GPUs by Ray's placement groups, and the seat of one rank in them."""
+"""Reservation of nodes and GPUs with Ray's placement groups, and the seat of one rank in them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from agentrl.types import Reservation
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What one rank asks Ray for. num_gpus: below 1 it shares its GPU with others. group None: any node will do.
+    """The resources that one rank requests from Ray.
 
-    runtime_env: of the rank's process, in Ray's terms.
+    num_gpus: below 1 it shares a GPU with other ranks.
+    group: placement group; None: any node.
+    bundle: index in the group.
+    runtime_env: of the rank's process, in Ray's format.
     """
 
     num_gpus: float = 0.0
@@ -36,17 +39,21 @@ class Seat:
 
 
 def beside_driver() -> NodeAffinitySchedulingStrategy:
-    """Return what keeps an actor on the driver's node: one node less whose loss could hurt."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)  # Ray takes soft for "if it is idle"
+    """Return the scheduling strategy that places an actor on the driver's node.
+
+    A run then depends on one node fewer.
+    """
+    # A soft affinity would move it if this node is busy.
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 @contextmanager
 def reserve(pools: Mapping[str, Reservation], *, timeout_s: float) -> Iterator[dict[str, list[PlacementGroup]]]:
-    """Yield the placement groups of each pool, which nobody else gets anything of; they are given back afterwards.
+    """Reserve the placement groups of each pool inside the block; no other pool can use their resources.
 
     Raises:
-        ConfigError: the cluster's nodes could never hold them.
-        InfrastructureError: others hold what is needed, and did not give it back within `timeout_s`.
+        ConfigError: the cluster's nodes could never provide them.
+        InfrastructureError: the resources are in use and were not released within `timeout_s`.
     """
     for name, pool in pools.items():
         _refuse_impossible(name, pool)
@@ -69,7 +76,7 @@ def _group(stack: ExitStack, bundles: Sequence[Mapping[str, float]], strategy: s
 
 
 def _refuse_impossible(name: str, pool: Reservation) -> None:
-    """Look at each kind of resource alone, on nodes that are empty: what fails here would be waited for in vain."""
+    """Raise if empty nodes could not provide a resource, each kind on its own: waiting would be in vain."""
     for resource, amount in pool.groups[0][0].items():
         if pool.strategy == "STRICT_PACK":
             per_node = amount * len(pool.groups[0])
@@ -87,7 +94,7 @@ def _refuse_too_many(pools: Mapping[str, Reservation]) -> None:
 
 
 def _held(resource: str) -> list[float]:
-    """Return how much of a resource each node has, taken or not."""
+    """Return how much of a resource each node has, in use or not."""
     return [float(node["Resources"].get(resource, 0.0)) for node in ray.nodes() if node["Alive"]]
 
 

@@ -1,4 +1,4 @@
-"""Results that stay where they were made."""
+"""Results that stay on the ranks that computed them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from ray import ObjectRef
 T = TypeVar("T")
 
 FETCH_TIMEOUT_S = 600.0
-"""For what is there already, and comes from another machine: a large batch may take long, but not for ever."""
+"""For a result that is ready on another machine: transferring a large batch may take long, but must end."""
 
 
 class RemoteResults(Sequence[T]):
-    """Items that stay with the ranks they were made by. A group passes them on as they lie; whoever reads one fetches them all."""
+    """Items that stay on the ranks that computed them.
+
+    A group passes the references on unread. Reading one item fetches all of them.
+    """
 
     def __init__(self, parts: Sequence[ObjectRef], sizes: Sequence[int]) -> None:
         self.parts = tuple(parts)

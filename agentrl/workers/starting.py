@@ -1,4 +1,4 @@
-"""Parts of a run that come up side by side: launched one after the other at once, then waited for together."""
+"""Parallel start-up of the parts of a run: all are launched first, then waited for together."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from ray.exceptions import RayError
 from agentrl.errors import AgentRLError
 
 LOOK_S = 0.5
-"""Between two looks at parts that nothing but a look says of whether they stand."""
+"""Seconds between two polls of parts that do not report by themselves."""
 FETCH_TIMEOUT_S = 60.0
-"""A result that is there may still have to come from another machine."""
+"""For a result that is ready but may have to be transferred from another machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """How far a part has come: `num_ready` of `num_parts` stand. may_come: some of the others may still come up."""
+    """Progress of a part's start-up: `num_ready` of `num_parts` are ready.
+
+    may_come: some of the others may still become ready.
+    """
 
     name: str
     num_ready: int
@@ -34,33 +37,35 @@ class Readiness:
 
 
 class Starting(Protocol):
-    """A part that was launched and may not stand yet."""
+    """A part that was launched and may not be ready yet."""
 
     @property
     def starting(self) -> Mapping[ObjectRef, float]:
-        """What is still waited for, and until when (of the monotonic clock)."""
+        """References that are still waited for, and their deadlines (monotonic clock)."""
 
     @property
     def readiness(self) -> Readiness:
-        """How far it has come; returns at once, in any thread."""
+        """Progress of the start-up; does not block, callable from any thread."""
 
     def wait_until_ready(self) -> None:
-        """Wait until it stands; raise the part's own error when it does not."""
+        """Wait until the part is ready; raise the part's own error if it fails."""
 
 
 def wait_until_all_ready(parts: Sequence[Starting], *, table: Callable[[], str] | None = None) -> None:
-    """Wait until all parts stand. The first that fails, or is late, ends the wait with its own error, however long others still take.
+    """Wait until all parts are ready.
+
+    The first part that fails or is late ends the wait with its own error, however long the others still take.
 
     Args:
-        table: says in one line how far all parts are, for the error of one that is late.
+        table: returns one line with the progress of all parts, for the error of a late one.
 
     Raises:
-        AgentRLError: what the part's `wait_until_ready` raises. Stopping the others is the caller's.
+        AgentRLError: from the part's `wait_until_ready`. The caller must stop the other parts.
     """
     pending = {ref: (deadline, part) for part in parts for ref, deadline in part.starting.items()}
     while pending or any(part.readiness.may_come for part in parts):
         if not pending:
-            time.sleep(LOOK_S)  # each of these parts ends its wait by a deadline of its own
+            time.sleep(LOOK_S)  # ends: each of these parts has its own deadline
             continue
         deadline, late = min(((deadline, ref) for ref, (deadline, _) in pending.items()), key=lambda pair: pair[0])
         done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
@@ -75,13 +80,13 @@ def wait_until_all_ready(parts: Sequence[Starting], *, table: Callable[[], str] 
 
 
 def num_done(refs: Collection[ObjectRef]) -> int:
-    """Return how many of the calls have ended, in whatever way."""
+    """Return how many of the calls have finished, whether they succeeded or not."""
     return len(ray.wait(list(refs), num_returns=len(refs), timeout=0, fetch_local=False)[0]) if refs else 0
 
 
 def _end_wait(part: Starting, table: Callable[[], str] | None) -> None:
-    """Have the part raise its error, which gets the table of all parts, or return."""
-    how_far = None if table is None else table()  # before it stops what has not come up
+    """Wait for one part; add the progress of all parts to its error."""
+    how_far = None if table is None else table()  # before the part stops its unready ranks
     try:
         part.wait_until_ready()
     except AgentRLError as error:

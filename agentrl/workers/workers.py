@@ -1,4 +1,4 @@
-"""What the controller holds of workers: many ranks elsewhere, or one in this process, called the same way."""
+"""The controller's view of workers: many remote ranks, or one in this process, called the same way."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Handle(ABC, Generic[R_co]):
-    """A call under way."""
+    """A call in progress."""
 
     @abstractmethod
     def wait(self) -> R_co:
-        """Return the result; a second call returns it again."""
+        """Return the result, blocking until it is ready. A second call returns it again."""
 
 
 class Workers(ABC, Generic[W]):
-    """Ranks of one worker class `W`, called as if they were one object: `workers.run(W.method, ...)` is `worker.method(...)`.
+    """Ranks of one worker class `W`, called as one object.
 
-    dp_size: data-parallel ranks: so many equal parts a list is cut into by a method marked `dp`.
+    `workers.run(W.method, ...)` corresponds to `worker.method(...)`.
+
+    dp_size: number of data-parallel ranks, i.e. of equal parts that a method marked `dp` cuts a list into.
     """
 
     dp_size: int
@@ -37,34 +39,40 @@ class Workers(ABC, Generic[W]):
     @property
     @abstractmethod
     def is_lost(self) -> bool:
-        """Whether a rank died, failed or did not answer in time: the others wait for it in vain, and all of them are of no use."""
+        """Whether a rank died, failed or did not answer in time.
+
+        The other ranks would wait for it forever, so none of them is usable.
+        """
 
     @property
     @abstractmethod
     def starting(self) -> Mapping[ObjectRef, float]:
-        """The ranks that are not known to stand, and until when they have to (of the monotonic clock)."""
+        """References of the ranks that are not known to be ready, and their deadlines (monotonic clock)."""
 
     @property
     @abstractmethod
     def readiness(self) -> Readiness:
-        """How many ranks stand, of how many; returns at once, in any thread."""
+        """How many of the ranks are ready; does not block, callable from any thread."""
 
     @abstractmethod
     def unanswered(self) -> list[str]:
-        """Say in a line each which ranks have not ended the calls that were begun last, and since when; in any thread."""
+        """Return one line per unfinished call: which ranks, and since when; callable from any thread.
+
+        Only the call begun last on each thread is examined.
+        """
 
     @abstractmethod
     def wait_until_ready(self) -> None:
-        """Wait until all ranks stand, before the first call; those of a group that does not come up are ended.
+        """Wait until all ranks are ready, before the first call. If the start fails, all ranks are stopped.
 
         Raises:
-            AgentRLError: what a worker raised as it was made.
-            LearnerError: the ranks did not come together.
+            AgentRLError: raised by a worker's constructor.
+            LearnerError: the ranks did not join in time.
         """
 
     @abstractmethod
     def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Start a marked method and return at once; calls run in the order in which they were begun.
+        """Start a marked method and return at once. Calls run in the order in which they were begun.
 
         Raises:
             TypeError: the method is not marked, or no argument can be split.
@@ -75,17 +83,17 @@ class Workers(ABC, Generic[W]):
         """Call a marked method and wait for its result.
 
         Raises:
-            AgentRLError: what the method raised, or a rank was lost or did not answer in time.
+            AgentRLError: raised by the method, or a rank was lost or did not answer in time.
         """
         return self.begin(method, *args, **kwargs).wait()
 
     @abstractmethod
     def patient(self, times: float) -> Workers[W]:
-        """Return the same ranks with deadlines `times` as long."""
+        """Return the same ranks with deadlines multiplied by `times`."""
 
     @abstractmethod
     def find_address(self) -> tuple[str, int]:
-        """Return the address of rank 0's host and a port that is free there at this moment."""
+        """Return the address of rank 0's host and a port that is currently free there."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -93,7 +101,7 @@ class Workers(ABC, Generic[W]):
 
 
 class LocalWorker(Workers[W]):
-    """One worker in this process, for a replay, a test or a debugger: what a group of one rank does, without Ray."""
+    """One worker in this process, for a replay, a test or a debugger: a group of one rank without Ray."""
 
     dp_size = 1
 
@@ -118,11 +126,12 @@ class LocalWorker(Workers[W]):
         return []
 
     def wait_until_ready(self) -> None:
-        """Return at once: the worker was made before."""
+        """Return at once: the worker already exists."""
 
     def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         join = dispatch_of(method).join
-        bound: Callable[P, R] = getattr(self.worker, method.__name__)  # by name, as on a rank: a subclass may have its own
+        # By name, as on a rank, so a subclass can override it.
+        bound: Callable[P, R] = getattr(self.worker, method.__name__)
         return _Done(join_results([bound(*args, **kwargs)], join))
 
     def patient(self, times: float) -> LocalWorker[W]:
