@@ -1,4 +1,4 @@
-"""Asynchronous reinforcement learning of language-model agents that use tools over many turns.
+"""Asynchronous reinforcement learning for multi-turn, tool-using language-model agents.
 
     import agentrl
     result = agentrl.train(agentrl.load_config("config.yaml", ["trainer.steps=20"]))
@@ -26,10 +26,10 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def train(config: Config) -> RunResult:
-    """Run a training, or the rest of one; does what `agentrl train` does. See `agentrl.controller.train`."""
+    """Run or resume a training, as `agentrl train` does. See `agentrl.controller.train`."""
     from agentrl.data.prepared import check_prepared
 
-    check_prepared(config)  # what is missing is told before the seconds that torch takes to load
+    check_prepared(config)  # reports missing files before torch is loaded, which takes seconds
     from agentrl.controller.train import train
 
     return train(config)

@@ -1,7 +1,7 @@
-"""What this process may use of its machine: the least of CPU affinity, control groups and SLURM, never simply what the machine has.
+"""CPUs and memory that this process may use: the minimum of machine, CPU affinity, control groups and SLURM.
 
-In a container, a Kubernetes pod or a SLURM job, `os.cpu_count()` still counts the host. Each function reads below `root`, in
-`environ`, so that a test may write a machine of its own.
+In a container, a Kubernetes pod or a SLURM job, `os.cpu_count()` still counts the host. All functions read
+files below `root` and variables of `environ`, so that tests can supply their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """So much of a resource (CPUs, or bytes), and who set it."""
+    """An upper bound of a resource (number of CPUs, or bytes), and its source."""
 
     amount: float
     source: Source
@@ -29,7 +29,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """CPUs (at least one) and memory of this process. `machine_*`: what the machine has."""
+    """CPUs (at least one) and memory that this process may use. `machine_*`: totals of the machine."""
 
     num_cpus: int
     cpu_source: Source
@@ -40,7 +40,7 @@ class Granted:
 
 
 def granted_cpus() -> int:
-    """Return how many CPUs this process may keep busy, at least 1."""
+    """Return the number of CPUs that this process may use, at least 1."""
     return granted().num_cpus
 
 
@@ -51,12 +51,13 @@ def granted(
     machine_cpus: int | None = None,
     affinity: int | None = None,
 ) -> Granted:
-    """Read all bounds and return the least ones; of equal ones the first in the order of `Source`.
+    """Read all bounds and return the smallest; ties go to the first in the order of `Source`.
 
-    A share of CPUs is rounded down, as a program that keeps one more busy is throttled all of the time.
+    A fraction of a CPU is rounded down: a program with one more busy thread would be throttled constantly.
 
     Args:
-        machine_cpus, affinity: CPUs of the machine, and of those the ones that this process may run on; None: as the kernel says.
+        machine_cpus: number of CPUs of the machine; None: as the kernel reports.
+        affinity: number of CPUs that this process may run on; None: as the kernel reports.
     """
     total_cpus = machine_cpus or os.cpu_count() or 1
     allowed = affinity or len(os.sched_getaffinity(0))
@@ -73,7 +74,7 @@ def granted(
 
 
 def cgroup_bounds(resource: Resource, root: Path) -> Iterator[Bound]:
-    """Yield the bounds of this process's own control group and of all above it, of both versions of the hierarchy."""
+    """Yield the bounds of this process's control group and of all its ancestors, for cgroup v1 and v2."""
     groups = _own_groups(root)
     for mount in _mounts(root):
         if mount.is_unified:
@@ -89,7 +90,7 @@ def cgroup_bounds(resource: Resource, root: Path) -> Iterator[Bound]:
 
 
 def _read_v2(resource: Resource, folder: Path) -> float | None:
-    """Read `cpu.max` ("QUOTA PERIOD" in microseconds) or `memory.max` (bytes); "max" is no bound."""
+    """Read `cpu.max` ("QUOTA PERIOD", in microseconds) or `memory.max` (bytes); "max" is no bound: None."""
     if resource == "memory":
         return _positive(_text(folder / "memory.max"))
     quota, _, period = _text(folder / "cpu.max").partition(" ")
@@ -97,7 +98,10 @@ def _read_v2(resource: Resource, folder: Path) -> float | None:
 
 
 def _read_v1(resource: Resource, folder: Path) -> float | None:
-    """Read `cpu.cfs_*_us` or `memory.limit_in_bytes`. No bound is a quota of -1, or a number of bytes beyond any machine's."""
+    """Read `cpu.cfs_*_us` or `memory.limit_in_bytes`.
+
+    Without a bound, the quota is -1 and the limit is larger than any machine's memory.
+    """
     if resource == "memory":
         return _positive(_text(folder / "memory.limit_in_bytes"))
     return _ratio(_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us"))
@@ -105,7 +109,7 @@ def _read_v1(resource: Resource, folder: Path) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A hierarchy of control groups: what of it is mounted (`top`) and where (`point`)."""
+    """A mounted hierarchy of control groups. `top`: its group that is mounted. `point`: the mount point."""
 
     top: str
     point: str
@@ -122,7 +126,7 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 
 
 def _own_groups(root: Path) -> dict[str, str]:
-    """Return the path of this process's group by controller; by "" in the unified hierarchy."""
+    """Return controller -> path of this process's group; the key is "" in the unified hierarchy (v2)."""
     found: dict[str, str] = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -133,9 +137,10 @@ def _own_groups(root: Path) -> dict[str, str]:
 
 
 def _chain(root: Path, mount: _Mount, path: str) -> Iterator[Path]:
-    """Yield the folder of the group and of each group above it, up to where the hierarchy is mounted.
+    """Yield the folders of the group and of its ancestors, up to the mount point.
 
-    A container often sees only a part of the hierarchy, mounted as if it were all: groups outside of it are not to be seen.
+    A container often sees only a part of the hierarchy, mounted as if it were the whole. Groups outside of it
+    are invisible; then only the mount point itself is read.
     """
     group = PurePosixPath(path)
     inside = group.relative_to(mount.top) if group.is_relative_to(mount.top) else PurePosixPath()
@@ -150,7 +155,10 @@ def _chain(root: Path, mount: _Mount, path: str) -> Iterator[Path]:
 
 
 def slurm_bounds(resource: Resource, environ: Mapping[str, str], num_cpus: float) -> Iterator[Bound]:
-    """Yield what SLURM gave this task, or else this node of the job. `num_cpus`: of this process, for memory that is given per CPU."""
+    """Yield SLURM's bounds of this task and of the job on this node.
+
+    `num_cpus`: CPUs of this process, for memory per CPU if SLURM does not report the node's CPUs.
+    """
     if resource == "cpu":
         names = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
         amounts = [_positive(environ.get(name, "")) for name in names]
@@ -170,7 +178,7 @@ def _machine_memory(root: Path) -> int:
 
 
 def _text(file: Path) -> str:
-    """Return a file's text, "" where there is none: which files there are depends on kernel and container."""
+    """Return a file's text, "" if it cannot be read: which files exist depends on kernel and container."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -178,12 +186,12 @@ def _text(file: Path) -> str:
 
 
 def _plain(path: str) -> str:
-    """Undo mountinfo's octal escapes of blanks."""
+    """Undo the octal escapes of mountinfo, for example of spaces."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
 def _positive(text: str) -> float | None:
-    """Return a positive number; None for anything else, as "max" or -1 say that there is no bound."""
+    """Return a positive number; None for anything else: "max" and -1 mean that there is no bound."""
     return float(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
 
 

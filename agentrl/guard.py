@@ -1,10 +1,11 @@
-"""A process that runs a command and ends its whole process group when the starter is gone: for servers that cannot watch it themselves.
+"""Runs a command, and kills its whole process group when the parent process dies.
 
 `python -m agentrl.guard --parent-pid PID [--api-key-stdin] -- COMMAND ...`
 
-With --api-key-stdin the first line of the standard input is a key. The command gets it as `api-key` in `--config FILE`, a file that only
-its owner may read. So the key is in no command line, which all users of a machine see, and in no environment, which children inherit.
-SGLang logs all its arguments when it starts, so the key is hidden in what the command writes.
+With --api-key-stdin, the first line of standard input is an API key. The command gets it as `api-key` in
+`--config FILE`, which only its owner can read. So the key is in no command line, which all users of a machine
+can see, and in no environment, which children inherit. SGLang logs all its arguments, so the key is masked in
+its output.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             "error: a server takes one --config, and that with its API key is written here; put what yours holds into rollout.sglang.args\n"
         )
         return _MISUSE_STATUS
-    # The signal goes to the whole group; the guard only waits for what the command makes of it.
+    # The signal reaches the whole group; the guard only waits until the command has handled it.
     signal.signal(signal.SIGTERM, _ignore)
     signal.signal(signal.SIGINT, _ignore)
     with ExitStack() as stack:
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 @contextmanager
 def _key_file(key: str) -> Iterator[str]:
-    """Yield the path of a YAML file with the key; it is gone afterwards."""
+    """Yield the path of a YAML file with the key, and delete it afterwards."""
     with tempfile.TemporaryDirectory(prefix="agentrl-key-") as folder:  # mode 0700
         file = Path(folder) / "key.yaml"
         file.write_text(f"api-key: {json.dumps(key)}\n")  # JSON is YAML
@@ -71,7 +72,7 @@ def _key_file(key: str) -> Iterator[str]:
 
 @contextmanager
 def _copied(process: subprocess.Popen[bytes], key: bytes) -> Iterator[None]:
-    """Copy what the process writes to our standard output, line by line and without the key."""
+    """Copy the output of the process to our standard output, line by line, with the key masked."""
     lines = process.stdout
     assert lines is not None
 
@@ -89,7 +90,7 @@ def _copied(process: subprocess.Popen[bytes], key: bytes) -> Iterator[None]:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    # A handler, not SIG_IGN: that would be inherited by the command.
+    # A handler instead of SIG_IGN, which the command would inherit.
     return
 
 

@@ -1,8 +1,9 @@
-"""glibc's allocator in a process with many threads that lives for days.
+"""Limits the memory growth of glibc's allocator in processes with many threads that run for days.
 
-It has a heap for each few threads (`FEW`: for all), and what is freed in one is used again by those threads only; what is freed between two
-living pieces stays with the process. So a process that makes and drops pieces of ever other sizes grows for hours, though it holds no more
-than in its first minutes. With another allocator than glibc's nothing happens here.
+glibc has many heaps (arenas), each shared by a few threads. Memory freed in an arena is reused only by its
+threads, and free memory between two live blocks is not returned to the system. So a process that allocates
+blocks of ever changing sizes grows for hours, although it has no more live data. `FEW` limits the number of
+arenas, and `release_free_memory` returns free pages. With other allocators, neither has an effect.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import ctypes
 
 _GLIBC = ctypes.CDLL(None)
 FEW = {"MALLOC_ARENA_MAX": "2"}
-"""Environment of a process whose threads share two heaps; Python's own lock lets one of them work at a time."""
+"""Environment variables: all threads share two arenas. Contention is low, because of Python's global lock."""
 
 
 def release_free_memory() -> None:
-    """Give the free pages of all heaps back to the machine; takes milliseconds per 100 MiB."""
+    """Return the free pages of all arenas to the system; takes milliseconds per 100 MiB."""
     if hasattr(_GLIBC, "malloc_trim"):
         _GLIBC.malloc_trim(0)

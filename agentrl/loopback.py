@@ -1,4 +1,4 @@
-"""Which hosts are this machine alone."""
+"""Tells loopback hosts from others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import ipaddress
 
 
 def is_local(host: str) -> bool:
-    """Return whether only this machine reaches `host`: `localhost`, or a loopback address without brackets."""
+    """Return whether `host` is `localhost` or a loopback address.
+
+    IPv6 addresses are given without brackets.
+    """
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Ports that are chosen before the server that listens on them is there."""
+"""`ReservedPort`: chooses a port before the server that will listen on it has started."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from types import TracebackType
 
 
 class ReservedPort:
-    """A free port of this host, which nobody else is given while it is held.
+    """A free port of this host, reserved until `release`.
 
-    A port that is only asked for can be taken by another process until its server binds it. This one is bound, without listening: the
-    kernel gives it to nobody who asks for any port, and whoever connects is refused; a server that binds this number with SO_REUSEADDR,
-    as those of torch, trio, asyncio, uvicorn and Ray do, listens on it all the same.
+    A port that was merely found free can be taken by another process before its server binds it. This port is
+    bound but does not listen: the kernel assigns it to nobody who binds port 0, and connections are refused.
+    A server can still bind this number with SO_REUSEADDR, as torch, trio, asyncio, uvicorn and Ray do.
     """
 
     def __init__(self, host: str = "") -> None:
-        """host: the address that the server will bind; empty: all of them, IPv4."""
+        """host: the address that the server will bind; empty: all IPv4 addresses."""
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind((host, 0))
         self.number: int = self._socket.getsockname()[1]
 
     def release(self) -> None:
-        """Hold it no longer; a server that listens on it goes on."""
+        """Release the port; a server that already listens on it keeps it."""
         self._socket.close()
 
     def __enter__(self) -> ReservedPort:

@@ -1,6 +1,7 @@
-"""The command line: all commands in the order of use, each with an example. Errors of ours are one line; `--debug` shows the traceback.
+"""The command line: all commands in the order of use, each with an example.
 
-Nothing here loads more than typer: a command imports what it needs when it is called.
+An AgentRLError is printed as one line; `--debug` shows its traceback. Only typer is imported at start-up:
+each command imports what it needs when it is called.
 """
 
 from __future__ import annotations
@@ -115,13 +116,13 @@ _add(app, "docs", pages.docs, "agentrl docs quickstart", panel=READ)
 
 
 def _at_home(argument: str) -> str:
-    """Return an argument with the home folder for `~/`, which shells leave in `--out=~/runs` and within quotes."""
+    """Expand `~/` in an argument: shells do not expand it in `--out=~/runs` or within quotes."""
     option, _, value = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
     return f"{option}={os.path.expanduser(value)}" if option else os.path.expanduser(value)
 
 
 def main() -> None:
-    """Run the command line; exit code 2 for the user's mistakes, 1 for the world's, 130 for Ctrl-C."""
+    """Run the command line. Exit code 2: user error; 1: infrastructure error; 130: Ctrl-C."""
     try:
         app([_at_home(argument) for argument in sys.argv[1:]], standalone_mode=True)
     except AgentRLError as error:

@@ -1,4 +1,4 @@
-"""`python -m agentrl.cli`: the command line by the interpreter at hand."""
+"""`python -m agentrl.cli`: the command line, run by the current interpreter."""
 
 from agentrl.cli import main
 

@@ -1,4 +1,4 @@
-"""A full disk, said in one line that names the folder."""
+"""Turns a disk-full error into one line that names the folder."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LITTLE_BYTES = 1 << 20
-"""A file system with less room than this is called full: what did not fit may have been removed again."""
+"""A file system with less free space counts as full: the file that did not fit may already be removed."""
 
 
 def full_disk(error: BaseException, words: Sequence[str]) -> str | None:
-    """Return one line about the full disk that `error` is about; None if it is about something else.
+    """Return one line about the full disk that caused `error`; None if the cause is something else.
 
-    An error of writing names no file. Then those of the folders that the command line names are named whose file systems have no room.
+    An OSError of a write names no file. Then the line names the candidate folders whose file systems are
+    full.
 
     Args:
-        error: it, or what is in it as a group, may be an OSError.
-        words: of the command line.
+        error: an OSError, or an exception group or chain that contains one.
+        words: arguments of the command line.
     """
     found = next((leaf for leaf in _leaves(error) if isinstance(leaf, OSError) and leaf.errno in FULL), None)
     if found is None:
@@ -41,7 +42,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _places(words: Sequence[str]) -> Iterator[Path]:
-    """Yield the folders that a command may write to: those of its arguments, the working directory, and for temporary files."""
+    """Yield folders that a command may write to: those in its arguments, working and temporary ones."""
     for word in words:
         path = Path(word.rpartition("=")[2]).expanduser()
         if path.is_absolute() or path.parent != Path():

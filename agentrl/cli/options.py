@@ -1,4 +1,4 @@
-"""What the commands have in common."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def show_tracebacks(debug: bool) -> None:
-    """Let errors show their tracebacks, if asked for."""
+    """Show tracebacks of errors if `debug` is set."""
     if debug:
         os.environ["AGENTRL_DEBUG"] = "1"

@@ -1,4 +1,4 @@
-"""`agentrl docs`: the documentation that is packaged with the program."""
+"""`agentrl docs`: shows the packaged documentation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def page_names() -> list[str]:
 
 
 def read_page(name: str) -> str:
-    """Return a page as Markdown. `name`: as in `page_names`; its ending and its folder may be there.
+    """Return a page as Markdown. `name`: as in `page_names`; a folder and the ending `.md` are ignored.
 
     Raises:
         UserError: there is no such page.

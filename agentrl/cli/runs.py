@@ -1,4 +1,4 @@
-"""What a run left: `agentrl audit` and `export`; the servers of one that goes on."""
+"""Commands on runs: `agentrl report`, `audit`, `export`, and `servers` of a live run."""
 
 from __future__ import annotations
 

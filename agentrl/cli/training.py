@@ -72,7 +72,7 @@ def replay(
 
 @contextmanager
 def _resumable() -> Iterator[None]:
-    """Say at Ctrl-C what becomes of the run; the command then ends with 130."""
+    """On Ctrl-C, print that the run can be resumed; the command then exits with 130."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,7 +1,8 @@
-"""Alarms: bounds on what a step measured. An alarm warns and keeps evidence; it never ends a run.
+"""Alarms: bounds on the metrics of steps. An alarm warns and stores evidence; it never ends a run.
 
-A rule goes off once when its metric crosses the bound, stays silent while the metric remains on the wrong side, and is armed again when
-the metric came back by a margin. The state is a function of the records alone, so a resumed run neither forgets nor repeats an alarm.
+A rule raises an alarm once when its metric crosses the bound. It is silent while the metric stays beyond the
+bound, and is armed again when the metric has returned by a margin. The state depends only on the records, so
+a resumed run neither forgets nor repeats an alarm.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from agentrl.tracking.unwritten import AppendedFile
 from agentrl.types import NO_VERSION, SCORED_OUTCOMES, Group
 
 _MARGIN = 0.1
-"""A metric that trembles around its bound is one episode: it has to come back by a tenth of the bound."""
+"""Hysteresis: an alarm is cleared only after the metric has returned by a tenth of the bound."""
 
 
 Concern = Callable[[Group], float]
-"""How much an alarm is about a group; the highest are kept as evidence."""
+"""Scores how much a group illustrates an alarm; the highest are stored as evidence."""
 
 
 class AlarmOptions(Protocol):
@@ -52,11 +53,12 @@ class AlarmOptions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The sum of `metrics` has to stay on one side of `bound`: `at_most` or `at_least`.
+    """The sum of `metrics` must be `at_most` or `at_least` the `bound`.
 
-    A metric that ends in `/` stands for each one below it, judged by itself.
-    is_relative: the mean of the latest steps is judged, and the bound is a factor on that of the first ones: a batch of easy tasks is
-    no drift. concerns: which groups are kept as evidence; None: none, for what the alarm is about is in no group.
+    metrics: a name that ends in `/` is a prefix; each metric below it is judged separately.
+    is_relative: the mean of the latest steps is compared with `bound` times the mean of the first steps; one
+        batch of easy tasks is no drift.
+    concerns: ranks the groups to store as evidence; None: no group shows the problem.
     """
 
     name: str
@@ -68,21 +70,25 @@ class Rule:
     is_relative: bool = False
 
     def instances(self, names: Iterable[str]) -> list[Rule]:
-        """Return the rule for each metric that it stands for, of those that a step measured."""
+        """Return a copy of the rule for each metric of `names` below its prefix, or itself without a
+        prefix."""
         (first, *_) = self.metrics
         if not first.endswith("/"):
             return [self]
         return [replace(self, metrics=(name,)) for name in names if name.startswith(first)]
 
     def value(self, values: Mapping[str, float]) -> float | None:
-        """Return the watched value of a step; None where the step did not measure it."""
+        """Return the watched value of a step; None if the step did not measure it."""
         found = [values[name] for name in self.metrics if name in values and not math.isnan(values[name])]
         return sum(found) if len(found) == len(self.metrics) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A rule that went off at a step (`raised`), or whose metric is back (`cleared`); `bound` is absolute."""
+    """A rule was violated at a step (`raised`), or its metric has returned (`cleared`).
+
+    `bound` is absolute.
+    """
 
     step: int
     event: Literal["raised", "cleared"]
@@ -94,16 +100,16 @@ class Alarm:
     advice: str
 
     def line(self) -> str:
-        """Return the alarm as one line for a person."""
+        """Return the alarm as one line of text."""
         relation = ">" if self.side == "at_most" else "<"
         return f"alarm {self.rule} at step {self.step}: {self.metric} = {self.value:.4g} {relation} {self.bound:.4g}; {self.advice}"
 
 
 class Alarms:
-    """Judges each step by all rules and keeps what happened in a file of one JSON object per line."""
+    """Judges each step by all rules, and records raised and cleared alarms in a JSON-lines file."""
 
     def __init__(self, rules: Sequence[Rule], *, window_steps: int, file: Path, kept: Iterable[StepRecord] = ()) -> None:
-        """Start from the records `kept` from before a resume; the file then holds their alarms and no later ones."""
+        """Replay the records `kept` from before a resume, and rewrite the file with their alarms only."""
         self._rules = rules
         self._window_steps = window_steps
         self._watches: dict[Rule, _Watch] = {}
@@ -113,9 +119,9 @@ class Alarms:
         self._append([alarm for _, alarm in judged])
 
     def observe(self, step: int, values: Mapping[str, float]) -> list[tuple[Rule, Alarm]]:
-        """Judge a step, write down what changed, and return the rules that went off, each with its alarm."""
+        """Judge a step, record raised and cleared alarms, and return the raised ones with their rules."""
         judged = self._judge(step, values)
-        with suppress(OSError):  # `write` says so
+        with suppress(OSError):  # `write` retries and reports it
             self._append([alarm for _, alarm in judged])
         return [(rule, alarm) for rule, alarm in judged if alarm.event == "raised"]
 
@@ -129,7 +135,7 @@ class Alarms:
         return judged
 
     def write(self) -> None:
-        """Write down what the disk did not take when it was observed; raise OSError when it still does not."""
+        """Retry writes that failed in `observe`. Raises OSError if the disk still refuses them."""
         if self._file.has_pending:
             self._file.flush()
 
@@ -142,7 +148,7 @@ class Alarms:
 
 
 class _Watch:
-    """One rule over time."""
+    """The state of one rule over time."""
 
     def __init__(self, rule: Rule, window_steps: int) -> None:
         self.rule = rule
@@ -166,7 +172,7 @@ class _Watch:
         return None
 
     def _bound(self, measured: float) -> float | None:
-        """Take a value in and return the absolute bound; None while a window is not full yet."""
+        """Add a value and return the absolute bound; None while a window is not full yet."""
         if self.rule.is_relative and len(self._first) < self._window_steps:
             self._first.append(measured)
             return None
@@ -185,7 +191,7 @@ class _Watch:
 
 
 def _finite(fields: dict[str, object]) -> dict[str, object]:
-    """JSON knows no infinity."""
+    """Replace non-finite numbers by None, because JSON has none."""
     return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields.items()}
 
 
@@ -193,17 +199,17 @@ def _finite(fields: dict[str, object]) -> dict[str, object]:
 
 
 def constant_group_share(groups: Sequence[Group]) -> float:
-    """Return the share of groups whose attempts all earned the same: they teach a group-relative estimator nothing."""
+    """Return the share of groups with equal rewards, in [0, 1]; group-relative advantages are 0 in them."""
     return sum(is_constant(group) for group in groups) / len(groups) if groups else 0.0
 
 
 def is_constant(group: Group) -> float:
-    """Return 1.0 where all attempts that were scored earned the same, else 0.0."""
+    """Return 1.0 if all scored attempts have the same reward, else 0.0."""
     return float(len({t.reward for t in group.attempts if t.outcome in SCORED_OUTCOMES}) <= 1)
 
 
 def staleness(group: Group) -> float:
-    """Return how far back the group's oldest token lies, as a number to sort by."""
+    """Return a sort key for the age of the group's oldest token: minus its version."""
     return -float(group.min_version) if group.min_version != NO_VERSION else -math.inf
 
 
@@ -222,7 +228,8 @@ def evidence(groups: Sequence[Group], rule: Rule, *, limit: int) -> list[Group]:
     concerns = rule.concerns
     if concerns is None:
         return []
-    ranked = sorted(range(len(groups)), key=lambda index: -concerns(groups[index]))  # stable: the first of equals
+    # stable: ties go to the first
+    ranked = sorted(range(len(groups)), key=lambda index: -concerns(groups[index]))
     return [groups[index] for index in sorted(ranked[:limit])]
 
 

@@ -1,4 +1,4 @@
-"""What becomes of all attempts of training, the failed, retried and dropped ones too: counts, and a record of each failure."""
+"""Accounting of all training attempts, failed and dropped ones too: counts, and a record per failure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from agentrl.tracking.metrics import StepRecord
 from agentrl.types import SCORED_OUTCOMES, Failure, Outcome, PluginId, Trajectory
 
 Became = Literal["retried", "replaced", "masked", "left_out", "dropped", "not_scored", "went_on"]
-"""What followed a failure: another attempt, a place in the group without a reward, none, the group's end; not_scored: a validation's;
-went_on: a tool failed and the attempt did not, for the call was made again, or the model was told."""
+"""The consequence of a failure. retried, replaced: another attempt was made. masked: the member stays in its
+group without a reward. left_out: the group has one member less. dropped: the whole group was dropped.
+not_scored: it was an attempt of a validation. went_on: only a tool call failed; it was repeated, or the model
+saw the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """One attempt that failed. version: of the learner when its group was leased, or of the weights that were validated."""
+    """An attempt that failed.
+
+    version: of the policy when its group was leased, or under validation. time: seconds since the epoch.
+    """
 
     failure: Failure
     outcome: Outcome
@@ -41,7 +46,7 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class AttemptCounts:
-    """Attempts that ended: by outcome, by the plugins that took part in them, and by the plugins that failed in them."""
+    """Counts of ended attempts: by outcome, by plugins used, and by plugins that failed."""
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     used: Counter[PluginId] = field(default_factory=Counter)
@@ -52,14 +57,14 @@ class AttemptCounts:
         return sum(self.outcomes.values())
 
     def num_failed(self, *, ignored: frozenset[Outcome] = frozenset()) -> int:
-        """Return how many have no score, but for those of the `ignored` outcomes."""
+        """Return the number of attempts without a score, except those with an `ignored` outcome."""
         return sum(count for outcome, count in self.outcomes.items() if outcome not in SCORED_OUTCOMES | ignored)
 
     def __add__(self, other: AttemptCounts) -> AttemptCounts:
         return AttemptCounts(self.outcomes + other.outcomes, self.used + other.used, self.failed + other.failed)
 
     def __sub__(self, earlier: AttemptCounts) -> AttemptCounts:
-        """Return what was counted since `earlier`."""
+        """Return the counts since `earlier`."""
         return AttemptCounts(self.outcomes - earlier.outcomes, self.used - earlier.used, self.failed - earlier.failed)
 
     def words(self) -> str:
@@ -73,7 +78,7 @@ class AttemptCounts:
     def metrics(self) -> dict[str, float]:
         """Return `attempts/` + `ended`, `failed`, each outcome (counts), `failed_share`, `failed_share/<kind>/<name>`.
 
-        The share of a plugin is of the attempts that it took part in; a tool may fail in one that goes on.
+        A plugin's share is over the attempts that used it. An attempt can continue after a tool failed.
         """
         values = {"ended": float(self.num_ended), "failed": float(self.num_failed())}
         values |= {outcome.value: float(count) for outcome, count in self.outcomes.items()}
@@ -84,7 +89,7 @@ class AttemptCounts:
 
 
 def ended_in(records: Sequence[StepRecord]) -> AttemptCounts:
-    """Return the outcomes of all attempts that the records of steps count."""
+    """Return the outcomes of all attempts, summed over the records of steps."""
     outcomes: Counter[Outcome] = Counter()
     for outcome in Outcome:
         count = sum(record.values.get(f"attempts/{outcome.value}", 0.0) for record in records)
@@ -94,7 +99,7 @@ def ended_in(records: Sequence[StepRecord]) -> AttemptCounts:
 
 
 def troubles_text(values: Mapping[str, float]) -> str:
-    """Return in words what did not become part of a step as it should; "" if everything did: attempts, and groups that were dropped."""
+    """Return failed and retried attempts and dropped groups of a step as text; "" if there are none."""
     counts = {
         "failed": values.get("attempts/failed", 0.0),
         "retried": values.get("rollout/retried", 0.0) + values.get("rollout/replaced", 0.0),

@@ -13,7 +13,7 @@ from agentrl.errors import InfrastructureError
 
 TOOL_USE = "tool use where needed"
 TRAINED = "final"
-"""Name of the last validation of a run, and of its policy if it was trained no further."""
+"""Name of the last validation of a run, and of its policy if that was not trained further."""
 STEP = "val/step"
 """Step of a validation, among its metrics."""
 UNSCORED = "not scored"
@@ -21,9 +21,9 @@ UNSCORED = "not scored"
 
 @dataclass(frozen=True, slots=True)
 class ClosingRow:
-    """What a validation of one policy measured; None where it measured nothing.
+    """The results of one policy's validation; None for values that were not measured.
 
-    unscored: attempts without a score, of num_attempts; accuracy is that of the others.
+    unscored: attempts without a score, out of num_attempts; accuracy is over the others.
     accuracy, tool_use (share of rows that need a tool and got a call): in [0, 1]; reward: mean;
     tokens_per_answer: mean tokens after the prompt.
     """
@@ -55,7 +55,7 @@ class ClosingRow:
 
 @dataclass(frozen=True, slots=True)
 class ClosingTable:
-    """Rows and the columns that any of them has; notes: lines below it."""
+    """The table: a column is shown if any row has it. notes: lines below the table."""
 
     rows: tuple[ClosingRow, ...]
     notes: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class ClosingTable:
         ]
 
     def to_rich(self) -> Table:
-        """Return the table for a terminal; the last row, the trained policy, stands out."""
+        """Return the table for a terminal; the last row, the trained policy, is highlighted."""
         table = Table(title="validation", title_justify="left", title_style="bold", border_style="dim", box=box.SIMPLE_HEAD, pad_edge=False)
         for index, name in enumerate(self.header()):
             table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
@@ -93,7 +93,7 @@ class ClosingTable:
         return table
 
     def to_text(self) -> str:
-        """Return aligned columns."""
+        """Return the table as plain text with aligned columns."""
         lines = [self.header(), *self.cells()]
         widths = [max(len(line[index]) for line in lines) for index in range(len(lines[0]))]
         return "\n".join(
@@ -110,9 +110,9 @@ class ClosingTable:
 
 
 def closing_rows(results: Mapping[str, Mapping[str, float]], *, step: int) -> list[ClosingRow]:
-    """Return a row for each validation by name, in their order.
+    """Return a row for each validation, in the order of `results`.
 
-    step: of the policy that was trained last. A last validation of an earlier step is named by that step: it is not the trained policy's.
+    step: of the trained policy. A last validation of an earlier step is named by that step.
     """
 
     def name_of(name: str, values: Mapping[str, float]) -> str:
@@ -128,10 +128,10 @@ def closing_table(rows: Sequence[ClosingRow], *, notes: Sequence[str] = ()) -> C
 
 
 def write_summary(table: ClosingTable, path: Path, *, title: str) -> None:
-    """Write the table, if it has a row, and one line per note as Markdown (`summary.md` of the run folder).
+    """Write the table, if it has rows, and one item per note as Markdown (`summary.md` of the run folder).
 
     Raises:
-        InfrastructureError: it cannot be written.
+        InfrastructureError: the file cannot be written.
     """
     shown = table.to_markdown() if table.rows else "No validation was made."
     lines = [f"# {title}", "", shown, "", *(_item(note) for note in table.notes)]

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live panel on a terminal, one plain line per step anywhere else."""
+"""Consoles of a run: a live panel on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ from agentrl.tracking.terminal import is_terminal
 
 
 class Console(Protocol):
-    """The voice of a run."""
+    """Shows messages and progress of a run."""
 
     def say(self, text: str) -> None:
         """Show one line: a start-up message, a restart, a warning."""
 
     def log(self, record: StepRecord) -> None:
-        """Show what a step or a validation measured."""
+        """Show the metrics of a step or a validation."""
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Learn how long the run is, once the data are known."""
+        """Set the length of the run, once the data are known."""
 
     def set_phase(self, phase: str | None) -> None:
-        """Show what the run does at the moment; None: between phases."""
+        """Show the current phase; None: between phases."""
 
     def set_servers(self, states: Mapping[str, str]) -> None:
         """Show the inference servers: name or URL -> starting, ready, needs_weights or failed."""
 
     def show_closing(self, table: ClosingTable) -> None:
-        """Show the last word of the run."""
+        """Show the closing table at the end of the run."""
 
     def close(self) -> None:
-        """Give the terminal back; harmless when called twice."""
+        """Release the terminal. Idempotent."""
 
 
 def open_console(total_steps: int | None, *, title: str = "agentrl", log_file: Path | None = None, stream: TextIO | None = None) -> Console:
-    """Return a live console when standard output is a terminal, else a plain one.
+    """Return a live console if standard output is a terminal, else a plain one.
 
     Args:
-        log_file: where a live console keeps what this process and its children print meanwhile; None: it lets them print.
-        stream: write plain lines there, whatever standard output is.
+        log_file: a live console redirects the output of this process and its children to this file; None: it
+            does not redirect.
+        stream: write plain lines to it, whatever standard output is.
     """
     if stream is None and is_terminal(sys.stdout):
         return LiveConsole(total_steps, title=title, log_file=log_file)
@@ -55,7 +56,7 @@ def open_console(total_steps: int | None, *, title: str = "agentrl", log_file: P
 
 
 class QuietConsole:
-    """Says nothing: `console` is not among the trackers."""
+    """Shows nothing: for runs without `console` among the trackers."""
 
     def say(self, text: str) -> None:
         pass
@@ -80,7 +81,7 @@ class QuietConsole:
 
 
 class PlainConsole:
-    """Aligned lines, each written whole: for files, pipes and CI."""
+    """Writes aligned plain lines, for files, pipes and CI."""
 
     def __init__(self, total_steps: int | None, *, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stdout
@@ -88,8 +89,8 @@ class PlainConsole:
         self._servers: dict[str, str] = {}
 
     def say(self, text: str) -> None:
-        with suppress(OSError):  # a log on a full disk, a pipe that nobody reads any more: no reason to end a run
-            # One write per line, newline included: lines of other processes fall between ours, never into them.
+        with suppress(OSError):  # a full disk or a closed pipe is no reason to end a run
+            # One write per line, newline included, so that other processes' lines never split ours.
             self._stream.write(visible(text) + "\n")
             self._stream.flush()
 
@@ -118,7 +119,7 @@ class PlainConsole:
 
 
 def step_line(record: StepRecord, progress: Progress) -> str:
-    """Return the line of a training step; what it did not measure is a dash, so that columns stay in place."""
+    """Return the line of a training step. Missing values are dashes, so that columns stay aligned."""
 
     def number(name: str, form: str) -> str:
         return format(record.values[name], form) if name in record.values else "-"
@@ -144,7 +145,7 @@ def validation_line(record: StepRecord) -> str:
 
 
 def validation_text(values: Mapping[str, float]) -> str:
-    """Return accuracy, by agent, and tool use where it is needed, in words."""
+    """Return accuracy (also by agent), tool use where needed, reward and failures as text."""
     if "val/accuracy" not in values:
         return "no attempt could be scored"
     prefix = "val/accuracy/"

@@ -1,4 +1,4 @@
-"""Says which attempts fail and why: each distinct failure at once, later ones of its kind at growing intervals."""
+"""Reports failed attempts: each new kind of failure at once, repetitions at growing intervals."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from agentrl.types import Outcome, PluginId
 
 FIRST_INTERVAL = 10
 GROWTH = 3
-"""A kind is told of again once there are so many times more failures of it: after 1 come 10, 30, 90, ..."""
+"""A kind is reported again when its count has grown by this factor: at 1, 10, 30, 90, ..."""
 MAX_SAID = 30
-"""Kinds that are told of: a plugin that fails in a hundred places must not hide the steps."""
+"""Number of kinds that are reported: a plugin that fails in a hundred places must not hide the steps."""
 MAX_LISTED = 5
 
 
 class FailureKind(NamedTuple):
-    """What makes failures distinct: not their text, which may name a row each time."""
+    """The identity of a kind of failure.
+
+    The message is no part of it, because it may name a different row each time.
+    """
 
     outcome: Outcome
     plugin: PluginId | None
@@ -33,8 +36,12 @@ class FailureKind(NamedTuple):
 
 @dataclass
 class _Count:
-    """What is known of a kind. text: of its first failure. num_here: of this process; num_ended_here: of them, those that
-    ended their attempt; next_at: when it is told of again."""
+    """The counts of one kind.
+
+    text: message of its first failure. became: counts by consequence, over all processes of the run.
+    num_here: failures in this process. num_ended_here: those of them that ended their attempt.
+    next_at: the value of num_here at which the kind is reported again.
+    """
 
     text: str
     became: Counter[Became] = field(default_factory=Counter)
@@ -51,7 +58,10 @@ class _Count:
 
 
 class FailureTally:
-    """Counts failures by kind. `where`: the file that has all of them; `say` shows a text."""
+    """Counts failures by kind, and reports them by `say`.
+
+    `where`: the file with all of them, for messages.
+    """
 
     def __init__(self, say: Callable[[str], None], *, where: str, shows_tracebacks: bool = False) -> None:
         self._say = say
@@ -61,12 +71,12 @@ class FailureTally:
         self._num_said = 0
 
     def restore(self, earlier: Iterable[FailedAttempt]) -> None:
-        """Count what an earlier process of the same run saw, without telling of it."""
+        """Count the failures of earlier processes of the same run, without reporting them."""
         for failed in earlier:
             self._count(failed)
 
     def add(self, attempts: Sequence[FailedAttempt]) -> None:
-        """Count failures, and tell of what is new or has become much more."""
+        """Count failures, and report kinds that are new or have become much more frequent."""
         first: dict[FailureKind, FailedAttempt] = {}
         for failed in attempts:
             first.setdefault(FailureKind.of(failed), failed)
@@ -91,7 +101,7 @@ class FailureTally:
                     self._say(f"attempts fail in more than {MAX_SAID} ways; further ones are only kept: {self._where}")
 
     def lines(self) -> list[str]:
-        """Return the kinds that failed most attempts, most first, one line each."""
+        """Return the most common kinds, most frequent first, one line each."""
         ranked = sorted(self._counts.items(), key=lambda item: -item[1].total)
         lines = [f"{count.total} x {kind.outcome.value} ({count.words()}): {count.text}" for kind, count in ranked[:MAX_LISTED]]
         others = ranked[MAX_LISTED:]
@@ -100,7 +110,7 @@ class FailureTally:
         return lines
 
     def most_common(self, *, ignored: frozenset[Outcome] = frozenset()) -> str:
-        """Return what ended most attempts of this process; "" if nothing did."""
+        """Return the message of the kind that ended most attempts of this process; "" if there is none."""
         counts = [count for kind, count in self._counts.items() if kind.outcome not in ignored and count.num_ended_here]
         return max(counts, key=lambda count: count.num_ended_here).text if counts else ""
 

@@ -1,4 +1,4 @@
-"""What a person sees of a job with one loop and few numbers (SFT): a bar with ETA on a terminal, plain lines elsewhere."""
+"""`JobConsole`: console of a supervised job: a progress bar with ETA on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.progress import duration
 
 PLAIN_INTERVAL_S = 10.0
-"""How often a log without a terminal gets a line."""
+"""Seconds between lines when standard error is not a terminal."""
 NUM_SHOWN = 4
 
 
 class JobConsole(QuietConsole):
-    """A console for records of `kind` train, one per update from 1 to `total`, and of validations between them."""
+    """Console for one `train` record per update, from 1 to `total`, and for validations between them."""
 
     def __init__(self, what: str, *, total: int, restored_step: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`restored_step`: updates made by an earlier process, which say nothing of the speed of this one."""
+        """`restored_step`: updates made by earlier processes, which do not count toward the speed."""
         self._what, self._total = what, total
         self._clock = clock
         self._restored_step = restored_step
@@ -47,7 +47,7 @@ class JobConsole(QuietConsole):
         self._bar.reset(self._task, total=total_steps, completed=self._restored_step)
 
     def log(self, record: StepRecord) -> None:
-        if record.step <= self._restored_step:  # read back from the file of the earlier process
+        if record.step <= self._restored_step:  # a record of an earlier process
             return
         text = _values(record.values)
         if record.kind == "validation":

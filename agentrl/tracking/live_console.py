@@ -1,4 +1,4 @@
-"""The live panel: progress, the numbers that matter, where the time goes; redrawn in place."""
+"""`LiveConsole`: a panel with progress, key metrics and times at the bottom of a terminal."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from agentrl.tracking.terminal import OutputCapture, TerminalConsole
 
 REFRESH_PER_S = 4
 MAX_REPEATED = 5
-"""Of what was said, so much is shown again when the screen had to be cleared; the log file has everything."""
+"""Messages that are repeated after the screen had to be cleared; the log file has all of them."""
 
 
 class ResizedLive(Live):
-    """A live display that begins on a cleared screen when the terminal becomes narrower.
+    """A live display that clears the screen when the terminal becomes narrower.
 
-    The terminal has wrapped the old panel to more lines than were drawn, or has cut them: where the panel begins is not known any more.
-    `recent` are repeated above it.
+    The terminal has then wrapped or cut the lines of the old panel, so its first line cannot be found any
+    more. The `recent` messages are repeated above the new panel.
     """
 
     def __init__(self, *, recent: Iterable[Text], console: TerminalConsole, get_renderable: Callable[[], Panel], redirects: bool) -> None:
@@ -50,16 +50,18 @@ class ResizedLive(Live):
         before, self._width = self._width, self.console.size.width
         shown = super().process_renderables(renderables)
         if self._width < before and self.console.is_interactive:
-            shown[0] = Control(ControlType.CLEAR, ControlType.HOME)  # in the place of the way back to the panel's first line
+            # replaces the control codes that move the cursor to the panel's first line
+            shown[0] = Control(ControlType.CLEAR, ControlType.HOME)
             shown[1:1] = self._recent
         return shown
 
 
 class LiveConsole:
-    """A panel at the bottom of the terminal; everything said or printed scrolls by above it.
+    """A panel at the bottom of the terminal; messages and printed output scroll above it.
 
-    Nothing else may write to a terminal on which a display moves the cursor. So, from here to `close`, standard output
-    and error of this process and of its children go to `log_file`; their lines are read back and shown above the panel.
+    Nothing else may write to a terminal while a display moves its cursor. Until `close`, standard output and
+    error of this process and its children are redirected to `log_file`; its lines are read back and shown
+    above the panel.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class LiveConsole:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._lock = RLock()  # the state is drawn by the display's thread
+        self._lock = RLock()  # guards `_state`, which the display's thread draws
         self._state = PanelState(title, total_steps)
         self._logged_at = clock()
         self._capture = OutputCapture(log_file, self._show_foreign) if log_file is not None else None
@@ -80,7 +82,7 @@ class LiveConsole:
         self._live = ResizedLive(recent=self._recent, console=self._terminal, get_renderable=self._draw, redirects=self._capture is None)
         self._is_closed = False
         self._live.start()
-        atexit.register(self.close)  # a hidden cursor and a diverted output must not outlive the run
+        atexit.register(self.close)  # the cursor and the output must be restored, however the process ends
 
     def say(self, text: str) -> None:
         self._print(Text(visible(text)))
@@ -96,7 +98,7 @@ class LiveConsole:
 
     def set_phase(self, phase: str | None) -> None:
         with self._lock:
-            self._state.phase = phase or self._state.phase  # the gaps between phases would only flicker
+            self._state.phase = phase or self._state.phase  # showing the gaps between phases would flicker
 
     def set_servers(self, states: Mapping[str, str]) -> None:
         with self._lock:
@@ -122,7 +124,7 @@ class LiveConsole:
     def _end_panel(self) -> None:
         with self._lock:
             self._state.phase = None
-        self._live.stop()  # draws the last state once more and leaves it standing
+        self._live.stop()  # draws the last state once more and leaves it on the screen
 
     def _draw(self) -> Panel:
         with self._lock:

@@ -1,9 +1,9 @@
-"""What a step measured, and the file that keeps it: `metrics.jsonl`, one flat JSON object per line.
+"""Records of steps and validations, and their file: `metrics.jsonl`, one flat JSON object per line.
 
 ```
 {"kind": "train", "step": 12, "version": 13, "wall_s": 41.7, "rollout/reward_mean": 0.71, "learner/loss": null, ...}
 ```
-The keys without a slash are the record's own; every metric's name has one. A value that is not finite is null.
+Keys without a slash are fields of the record; every metric's name has a slash. Non-finite values are null.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Kind = Literal["train", "validation"]
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What one step, or the validation after it, measured.
+    """The metrics of one step, or of a validation.
 
-    step: batches trained on so far, 0 for a validation before training. version: of the policy that was measured.
-    wall_s: seconds of running time since the start of the run, time between a stop and its resume left out.
-    values: metric name (with a namespace, `rollout/reward_mean`) -> value; NaN where it was not defined.
+    step: batches trained on so far, 0 for a validation before training. version: of the measured policy.
+    wall_s: seconds of running time since the start of the run, without gaps between a stop and a resume.
+    values: metric name (with a namespace, `rollout/reward_mean`) -> value; NaN if it is not defined.
     """
 
     kind: Kind
@@ -55,10 +55,10 @@ class StepRecord:
 def read_metrics(path: Path) -> list[StepRecord]:
     """Read all records of a `metrics.jsonl`, in the order written.
 
-    A last line without its newline was cut off by a crash and is left out.
+    A last line without a newline was cut off by a crash and is ignored.
 
     Raises:
-        CheckpointError: any other line is not a record; the message has its number.
+        CheckpointError: another line is not a record; the message has its number.
     """
     lines = path.read_bytes().split(b"\n")[:-1]
     records = []
@@ -71,22 +71,23 @@ def read_metrics(path: Path) -> list[StepRecord]:
 
 
 class MetricsFile:
-    """Appends records to a `metrics.jsonl`; always on, whatever other trackers a run has.
+    """Appends records to a `metrics.jsonl`. Every run has it, whatever its other trackers are.
 
-    Each record is handed to the operating system at once, so that a killed process loses none; the disk is awaited
-    (fsync) only by `close`.
+    Each record is written to the operating system at once, so that a killed process loses none. Only `close`
+    and `go_back` wait for the disk (fsync).
     """
 
     def __init__(self, path: Path, *, restored_step: int | None = None) -> None:
         """Open `path`.
 
         Args:
-            restored_step: step of the checkpoint that the run goes on from: later records are cut off, because the
-                run writes those steps again. None starts afresh; a file that stands there is kept as `metrics.1.jsonl`, ...
+            restored_step: step of the checkpoint that the run resumes from; later records are cut off,
+                because the run repeats those steps. None starts a new file; an existing one is renamed to
+                `metrics.1.jsonl`, ...
 
         Raises:
-            CheckpointError: the file to go on from is damaged.
-            InfrastructureError: it cannot be written.
+            CheckpointError: the existing file is damaged.
+            InfrastructureError: the file cannot be written.
         """
         self.path = path
         self._is_closed = False
@@ -105,11 +106,14 @@ class MetricsFile:
 
     @property
     def last_wall_s(self) -> float:
-        """Running time at the last record kept from before the resume; 0.0 when there is none."""
+        """Running time in seconds at the last record from before the resume; 0.0 without one."""
         return self.kept[-1].wall_s if self.kept else 0.0
 
     def log(self, record: StepRecord) -> None:
-        """Append one record. Raises InfrastructureError when the disk is full or gone: the next call, or `close`, writes it."""
+        """Append one record.
+
+        Raises InfrastructureError if the disk refuses it; the next call or `close` retries.
+        """
         self._is_closed = False
         try:
             self._file.append(record.to_line())
@@ -117,11 +121,11 @@ class MetricsFile:
             raise _unwritable(self.path, error) from error
 
     def go_back(self, step: int) -> None:
-        """Cut off the records after `step`, which are made again; `kept` are those that stay.
+        """Cut off the records after `step`, whose steps are repeated. `kept` are the records that remain.
 
         Raises:
             CheckpointError: the file is damaged.
-            InfrastructureError: it cannot be written, and stays as it is.
+            InfrastructureError: the file cannot be written, and stays as it is.
         """
         try:
             self._file.flush()
@@ -130,10 +134,11 @@ class MetricsFile:
         except OSError as error:
             raise _unwritable(self.path, error) from error
         finally:
-            self._file.close()  # opened again by the next record: another file has the name
+            # the name belongs to another file after the replace; the next record reopens it
+            self._file.close()
 
     def close(self) -> None:
-        """Wait until the disk has everything; harmless when called twice."""
+        """Flush and sync everything to the disk. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True

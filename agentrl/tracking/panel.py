@@ -1,4 +1,4 @@
-"""Draws the live panel: a pure function of what is known about the run."""
+"""Draws the live panel as a pure function of its state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PHASE_WORDS: Mapping[str, str] = {
 
 @dataclass
 class PanelState:
-    """Everything the panel shows. `phase` is what the run does at the moment; `servers` maps names to states."""
+    """The content of the panel. `phase`: the current phase. `servers`: name or URL -> state."""
 
     title: str
     total_steps: int | None
@@ -67,10 +67,10 @@ class PanelState:
 
 
 def draw_panel(state: PanelState, *, since_log_s: float) -> Panel:
-    """Draw the panel as it stands `since_log_s` seconds after the last record."""
+    """Draw the panel, `since_log_s` seconds after the last record."""
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(style="dim", no_wrap=True, width=10)
-    rows.add_column(ratio=1, overflow="fold")  # wrapped at words: in a narrow terminal nothing is cut off
+    rows.add_column(ratio=1, overflow="fold")  # wraps in a narrow terminal, instead of cutting off
     for label, content in _rows(state):
         rows.add_row(label, content)
     return Panel(
@@ -125,7 +125,7 @@ def _rows(state: PanelState) -> list[tuple[str, Text | PhaseBar]]:
 
 
 def phase_seconds(values: Mapping[str, float]) -> dict[str, float]:
-    """Return phase -> seconds of one record; phases that take no time worth showing are left out."""
+    """Return phase -> seconds of one record, without phases that take less than 0.5 % of the time."""
     found = {
         name.removeprefix("time/").removesuffix("_s"): value
         for name, value in values.items()
@@ -135,7 +135,7 @@ def phase_seconds(values: Mapping[str, float]) -> dict[str, float]:
 
 
 class PhaseBar:
-    """One bar as wide as there is room, cut by the share of each phase."""
+    """A bar of up to 60 columns, divided by the share of each phase."""
 
     def __init__(self, phases: Mapping[str, float]) -> None:
         self._phases = phases

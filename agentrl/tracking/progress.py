@@ -1,4 +1,4 @@
-"""How far a run is and when it will be done."""
+"""Progress of a run, its pace and its ETA."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections import deque
 from agentrl.tracking.metrics import StepRecord
 
 WINDOW_STEPS = 20
-"""Steps the pace is taken from: long enough to level out validations, short enough to follow growing answers."""
+"""Steps that the pace is averaged over: enough to smooth validations, few enough to follow longer
+responses."""
 
 
 class Progress:
-    """Watches training records go by."""
+    """Tracks step and running time from the records."""
 
     def __init__(self, total_steps: int | None) -> None:
         self.total_steps = total_steps
@@ -23,20 +24,21 @@ class Progress:
     def add(self, record: StepRecord) -> None:
         self.wall_s = record.wall_s
         if record.kind == "train":
-            if record.step <= self.step:  # steps that are made again: no pace lies between them and those before
+            # the run went back to a checkpoint: earlier steps do not give the pace
+            if record.step <= self.step:
                 self._recent.clear()
             self.step = record.step
             self._recent.append((record.step, record.wall_s))
 
     def seconds_per_step(self) -> float | None:
-        """Return the mean over the last steps, everything between them included; None before two are known."""
+        """Return the mean time of the last steps, validations included; None before two steps."""
         if len(self._recent) < 2:
             return None
         (first_step, first_s), (last_step, last_s) = self._recent[0], self._recent[-1]
         return (last_s - first_s) / (last_step - first_step) if last_step > first_step else None
 
     def eta_s(self) -> float | None:
-        """Return the seconds left at this pace; None when nobody can know yet."""
+        """Return the seconds left at this pace; None while pace or total are unknown."""
         pace = self.seconds_per_step()
         if pace is None or self.total_steps is None:
             return None

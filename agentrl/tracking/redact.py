@@ -1,4 +1,4 @@
-"""Blanks secrets before a config leaves the machine."""
+"""Replaces secrets in a config before it is sent to a tracker."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 BLANK = "***"
 
-# By the end of the name: `token` is a secret, `max_response_tokens` and `data_source_key` are not. A name that ends in
-# `_env` names a variable, which is no secret.
+# Judged by the end of the name: `token` is a secret; `max_response_tokens` and `data_source_key` are not. A
+# name that ends in `_env` is the name of an environment variable, which is no secret.
 _SECRET_NAME = re.compile(
     r"(^|[_-])(api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|passw(or)?d|passphrase|secret|token|credentials?|authorization)$",
     re.I,
@@ -18,7 +18,7 @@ _URL_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def redact(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy in which values named like secrets, and users and passwords inside of URLs, are `***`."""
+    """Return a copy in which values with secret-like names, and users and passwords in URLs, are `***`."""
     return {name: BLANK if _SECRET_NAME.search(str(name)) and value is not None else _redact_value(value) for name, value in config.items()}
 
 

@@ -64,7 +64,7 @@ def draw_report(run_dir: Path, *, max_staleness: int | None = None, title: str |
         try:
             partial = path.with_suffix(f".{os.getpid()}.png")
             figure.savefig(partial, dpi=110)
-            partial.replace(path)  # whoever looks at the picture of a run that goes on sees a whole one
+            partial.replace(path)  # atomic: a reader never sees half a picture of a live run
         except OSError as error:
             raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
     return path

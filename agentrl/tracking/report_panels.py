@@ -1,4 +1,4 @@
-"""The panels of the report: each draws one question's answer into the axes it is given."""
+"""The panels of the report: each function draws one panel into the given axes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ OUTCOME_COLORS = {
     "aborted": "#475569",
 }
 SMOOTH_FROM = 12
-"""Curves with fewer points are drawn as they are: there is nothing to smooth."""
+"""Curves with fewer points are not smoothed."""
 
 
 def draw_reward(axes: Axes, series: Series) -> None:
     axes.set_title("Training: reward and accuracy")
     _noisy(axes, series.train("rollout/reward_mean"), BLUE, "reward")
-    # Where the reward is correctness the two curves are one: draw the second only if it says something.
+    # If the reward is correctness, both curves are equal: draw the second only if it differs.
     reward, accuracy = series.train("rollout/reward_mean"), series.train("rollout/accuracy")
     if len(reward[1]) != len(accuracy[1]) or not np.allclose(reward[1], accuracy[1]):
         _noisy(axes, accuracy, ORANGE, "accuracy")
@@ -118,7 +118,7 @@ def _stack_phases(axes: Axes, series: Series) -> None:
         return
     labels = [names[index].removesuffix("_s") for index in shown]
     axes.stackplot(steps, seconds[shown], labels=labels, colors=[CYCLE[i % len(CYCLE)] for i in range(len(shown))], alpha=0.6, linewidth=0)
-    # The first step waits for the first answers: cut it off rather than flatten all others.
+    # The first step waits for the first trajectories: clip it, or it would flatten all others.
     axes.set_ylim(0, 1.5 * float(np.quantile(seconds[shown].sum(axis=0), 0.97)) or 1.0)
 
 
@@ -136,7 +136,7 @@ def draw_learner(axes: Sequence[Axes], series: Series) -> None:
 
 
 def _finish_strip(axes: Axes, label: str, color: str, *, is_last: bool) -> None:
-    """Finish one of several axes that share a panel: the label stands inside, the steps only below the last."""
+    """Finish one of several axes in a panel: its label is inside; only the last has step numbers."""
     axes.yaxis.set_major_locator(MaxNLocator(3))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.margins(y=0.3)
@@ -151,7 +151,7 @@ def draw_outcomes(axes: Axes, series: Series) -> None:
     steps, counts = series.stacked([f"attempts/{name}" for name in names])
     if names and len(steps):
         shares = counts / np.maximum(counts.sum(axis=0), 1)
-        # A rare outcome is invisible in the picture: its share of all attempts stands in the legend.
+        # A rare outcome is invisible in the plot, so the legend has its share of all attempts.
         labels = [f"{name} {share:.1%}" for name, share in zip(names, counts.sum(axis=1) / max(counts.sum(), 1), strict=True)]
         axes.stackplot(steps, shares, labels=labels, colors=[OUTCOME_COLORS[name] for name in names], linewidth=0)
     _share(axes)
@@ -162,7 +162,7 @@ def draw_outcomes(axes: Axes, series: Series) -> None:
 
 
 def _noisy(axes: Axes, curve: Curve, color: str, label: str) -> None:
-    """Draw the values pale and their trend on top."""
+    """Draw the values faintly, with their moving mean on top."""
     x, y = curve
     if not len(y):
         return

@@ -1,4 +1,4 @@
-"""Records turned on their side: one curve per metric."""
+"""`Series`: converts records to one curve per metric."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Series:
         return self._curve("validation", name, over_minutes)
 
     def names(self, kind: Kind, prefix: str) -> list[str]:
-        """Return what stands behind `prefix` in any record, sorted: the agents, the outcomes."""
+        """Return the remainders of all metric names with `prefix`, sorted: for example agents or outcomes."""
         return sorted({name.removeprefix(prefix) for r in self._records[kind] for name in r.values if name.startswith(prefix)})
 
     def stacked(self, names: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the steps f64[N] and the values f64[len(names), N] of training records; what is absent counts 0."""
+        """Return steps f64[N] and values f64[len(names), N] of the training records; missing values are 0."""
         records = self._records["train"]
         values = [[r.values.get(name, 0.0) for r in records] for name in names]
         return np.array([r.step for r in records], float), np.nan_to_num(np.array(values, float).reshape(len(names), len(records)))
@@ -49,6 +49,6 @@ class Series:
 
 
 def smooth(values: NDArray[np.float64], *, span: int) -> NDArray[np.float64]:
-    """Return the centred moving mean over `span` points (an odd number), over fewer at both ends; f64[N]."""
+    """Return the centred moving mean over `span` points (odd), over fewer at both ends; f64[N]."""
     window = np.ones(span)
     return np.convolve(values, window, mode="same") / np.convolve(np.ones(len(values)), window, mode="same")

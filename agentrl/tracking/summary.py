@@ -1,4 +1,4 @@
-"""Facts about a set of trajectories, as the metrics of a step."""
+"""Computes the metrics of a set of trajectories."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from agentrl.types import SCORED_OUTCOMES, Lags, Outcome, Trajectory
 
 
 def summarise_trajectories(trajectories: Sequence[Trajectory], *, lags: Lags | None, prefix: str = "rollout/") -> dict[str, float]:
-    """Return means and shares over `trajectories`; a value that is not defined (no row of that kind) is absent.
+    """Return means and shares over `trajectories`; undefined values are absent.
 
-    A failed trajectory says nothing about the policy: it counts in `trajectories`, `failed` and `outcome/*` only.
+    A failed trajectory says nothing about the policy: it counts only in `trajectories`, `failed` and
+    `outcome/*`.
 
     Args:
-        lags: of tokens, from the weights that learn; None: no lag (validation).
+        lags: returns the lag of tokens behind the weights that are trained; None: no lag metrics
+            (validation).
         prefix: namespace, `rollout/` or `val/`.
 
     Returns:
         prefix + one of:
         `trajectories`, `failed` (counts); `outcome/<name>`, `truncated` (shares);
         `reward_mean`, `reward_std` (over trajectories, population), `accuracy`, `accuracy/<agent>`;
-        `reward/<...>` (mean of each such metric over the trajectories that have it), `reward/<term>/applied` (share of those
-        that the term was asked about, where it did not always apply);
-        `source/<data_source>/` + `trajectories`, `reward_mean`, `accuracy`, `reward/<...>`: the same over one data source;
-        `tool_use`, `tool_use/needs_tool` (share with at least one call; the latter over rows with `extra_info.needs_tool`);
-        `turns/mean`, `tool_calls/mean`, `tool_errors/mean` (per trajectory);
+        `reward/<...>` (mean of each such metric over the trajectories that have it);
+        `reward/<term>/applied` (share of trajectories to which the term applied; absent if it always did);
+        `source/<data_source>/` + `trajectories`, `reward_mean`, `accuracy`, `reward/<...>`: by data source;
+        `tool_use`, `tool_use/needs_tool` (share with at least one call; the latter over tasks with
+        `extra_info.needs_tool`);
+        `rows/mean` (segments), `turns/mean`, `tool_calls/mean`, `tool_errors/mean` (per trajectory);
         `response_tokens/mean`, `response_tokens/max` (tokens after the prompt), `action_tokens/mean` (sampled ones);
         `lag/mean`, `lag/max` and the shares `lag/0`, `lag/1`, ... over action tokens.
     """
@@ -45,12 +48,12 @@ def summarise_trajectories(trajectories: Sequence[Trajectory], *, lags: Lags | N
 
 
 def is_correct(trajectory: Trajectory) -> float:
-    """Return what the reward called accuracy, in [0, 1]; a reward that reports none is right when it is positive."""
+    """Return the reward's metric `accuracy`, in [0, 1]; without one, whether the reward is positive."""
     return float(trajectory.metrics.get("accuracy", trajectory.reward > 0))
 
 
 def num_tool_calls(trajectory: Trajectory) -> int:
-    """Return how many calls the policy made, well-formed or not."""
+    """Return the number of tool calls of the policy, well-formed or not."""
     if "num_tool_calls" in trajectory.metrics:
         return int(trajectory.metrics["num_tool_calls"])
     return sum(len(message.tool_calls) for message in trajectory.messages if message.role == "assistant")
@@ -76,7 +79,11 @@ def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """Means of all metrics that rewards reported; `applied` is reported only where a reward did not apply."""
+    """Return the means of all metrics that rewards reported.
+
+    A term reports `applied` only for trajectories to which it did NOT apply, so the share is computed from
+    counts.
+    """
     found: dict[str, list[float]] = defaultdict(list)
     for trajectory in scored:
         for name, value in trajectory.metrics.items():
@@ -136,7 +143,7 @@ def _lags(scored: Sequence[Trajectory], lags_of: Lags) -> dict[str, float]:
 
 
 def _means_of(scored: Sequence[Trajectory], names: Mapping[str, str]) -> dict[str, float]:
-    """Mean of a fact over the trajectories that report it."""
+    """Return the mean of each metric over the trajectories that have it. names: metric -> result."""
     found = {name: [t.metrics[fact] for t in scored if fact in t.metrics] for fact, name in names.items()}
     return {name: _mean(values) for name, values in found.items() if values}
 

@@ -1,4 +1,4 @@
-"""Records to TensorBoard event files, by tensorboard's own writer: torch.utils.tensorboard would load torch."""
+"""Writes TensorBoard event files with tensorboard's own writer: torch.utils.tensorboard would load torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentrl.tracking.metrics import StepRecord
 
 
 class TensorboardTracker:
-    """One event file per start of the run, all in one folder: TensorBoard joins them."""
+    """Writes one event file per start of the run, all to one folder; TensorBoard joins them."""
 
     def __init__(self, folder: Path, *, config: Mapping[str, Any], restored_step: int | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -30,13 +30,13 @@ class TensorboardTracker:
         self._add(restored_step or 0, _text("config", f"```json\n{json.dumps(config, indent=2, default=str)}\n```"))
 
     def log(self, record: StepRecord) -> None:
-        """Write the finite values of one record and hand them to the file, so that a reader sees them at once."""
+        """Write the finite values of one record and flush them."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in record.values.items() if math.isfinite(value)]
         self._add(record.step, *values)
         self._writer.flush()
 
     def go_back(self, step: int) -> None:
-        """Tell TensorBoard to forget what the run wrote after `step`, the step of its checkpoint."""
+        """Tell TensorBoard to discard everything after `step`: a START event purges later ones."""
         restart = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=step + 1, session_log=restart))
 
@@ -48,7 +48,7 @@ class TensorboardTracker:
 
 
 def _text(tag: str, text: str) -> Summary.Value:
-    """A Markdown text for TensorBoard's text page."""
+    """Return a Markdown text for TensorBoard's text page."""
     metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)

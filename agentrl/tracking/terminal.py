@@ -1,4 +1,4 @@
-"""The terminal under a live display: everyone else's output is set aside, shown above the display, and kept in a file."""
+"""Terminal handling for a live display: all other output goes to a file and is shown above the display."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from agentrl.terminal_text import visible
 POLL_S = 0.2
 JOIN_TIMEOUT_S = 5.0
 SHOWN_LINES = 10
-"""Lines shown of a burst's beginning, and of its end (a traceback's last line says most); the file has the rest."""
+"""Lines shown from the beginning and from the end of a burst of output; the file has all of them."""
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return whether a live display makes sense there."""
+    """Return whether `stream` is a terminal that can show a live display."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 class TerminalConsole(Console):
-    """A rich console that asks its own descriptor for the size: descriptors 0-2 may point elsewhere."""
+    """A rich console that reads the size from its own file: descriptors 0-2 may be redirected."""
 
     @property
     def size(self) -> ConsoleDimensions:
@@ -42,7 +42,7 @@ class TerminalConsole(Console):
 
 
 class VisibleConsole(Console):
-    """A rich console that shows control characters of what it prints instead of obeying them; its own styles stay."""
+    """A rich console that prints control characters in the text visibly; its own styles still work."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -50,21 +50,24 @@ class VisibleConsole(Console):
 
 
 class OutputCapture:
-    """Points descriptors 1 and 2 of this process, and so of the children it starts, to a file, and reads it back.
+    """Redirects descriptors 1 and 2 of this process, and so of its children, to a file, and reads it back.
 
-    A pipe would do the same with less, but children that outlive us would die of it, and what is printed in the
-    moment of a crash would be lost: the file keeps it.
+    A pipe would be simpler. But children that outlive this process would die of SIGPIPE, and output printed
+    during a crash would be lost.
     """
 
     def __init__(self, log_file: Path, on_lines: Callable[[Sequence[str]], None]) -> None:
-        """Begin. `on_lines` is called on a thread of its own with complete lines, without their newline."""
+        """Start redirecting.
+
+        `on_lines` is called from a separate thread with complete lines, without newlines.
+        """
         self.terminal: TextIO = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding or "utf-8", errors="replace")
         self._stderr = os.dup(2)
         self._on_lines = on_lines
         self._rest = b""
         self._ended = threading.Event()
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        # O_APPEND: several processes write, none may overwrite another.
+        # O_APPEND: several processes write, and none may overwrite another's output.
         with log_file.open("ab") as log:
             self._reader = log_file.open("rb")
             self._reader.seek(0, os.SEEK_END)
@@ -75,7 +78,7 @@ class OutputCapture:
         self._thread.start()
 
     def close(self) -> None:
-        """Give descriptors 1 and 2 back and pass on what is left; harmless when called twice."""
+        """Restore descriptors 1 and 2, and pass on the remaining output. Idempotent."""
         if self._ended.is_set():
             return
         _flush_python_streams()
@@ -95,7 +98,7 @@ class OutputCapture:
         *complete, self._rest = (self._rest + self._reader.read()).split(b"\n")
         if is_last and self._rest:
             complete, self._rest = [*complete, self._rest], b""
-        # A progress bar rewrites its line by carriage returns: its last state is what a person would have seen.
+        # A progress bar rewrites its line with carriage returns: keep only its last state.
         lines = [line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace") for line in complete]
         left_out = len(lines) - 2 * SHOWN_LINES
         if left_out > 0:

@@ -1,4 +1,4 @@
-"""Where the seconds of a step went."""
+"""`PhaseTimer`: measures the phases of a step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from contextlib import contextmanager
 class PhaseTimer:
     """Adds up the seconds of named phases: `with timer("update"): ...`. For one thread; phases do not nest.
 
-    `on_phase` is told the name of each phase as it begins and None when it ends, so that a console can say what the
-    run is doing.
+    `on_phase` is called with the name of a phase when it begins, and with None when it ends.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, on_phase: Callable[[str | None], None] | None = None) -> None:
@@ -23,7 +22,7 @@ class PhaseTimer:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Time one phase; one that raises is counted too."""
+        """Time one phase, also if it raises."""
         assert self._running is None, f"phase {phase!r} inside of {self._running!r}: seconds would be counted twice"
         self._enter(phase)
         start = self._clock()
@@ -34,11 +33,11 @@ class PhaseTimer:
             self._enter(None)
 
     def finish_step(self) -> dict[str, float]:
-        """Return the step's times and begin the next.
+        """Return the step's times and start the next step.
 
         Returns:
-            `time/<phase>_s` and `time/step_s`: seconds, the step's from one call to the next;
-            `time/share/<phase>`: in [0, 1] of the step, absent for a step of no duration.
+            `time/<phase>_s` and `time/step_s`: seconds; a step lasts from one call to the next;
+            `time/share/<phase>`: share of the step, in [0, 1]; absent for a step of no duration.
         """
         now = self._clock()
         step_s = now - self._step_start

@@ -1,6 +1,6 @@
-"""Where records go: `metrics.jsonl` always, and the trackers of `trainer.logger`.
+"""Sends records to `metrics.jsonl`, always, and to the trackers of `trainer.logger`.
 
-Only the trackers that are asked for are imported: wandb and tensorboard take a while to load.
+Trackers are imported only when used: wandb and tensorboard take a while to load.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WandbMode = Literal["online", "offline", "disabled"]
 
 
 class Tracker(Protocol):
-    """Something that keeps records. `close` waits until it has kept them."""
+    """Stores records. `close` waits until all are stored."""
 
     def log(self, record: StepRecord) -> None: ...
 
@@ -30,23 +30,23 @@ class Tracker(Protocol):
 
 @runtime_checkable
 class GoesBack(Protocol):
-    """A tracker that can forget what was logged after a step."""
+    """A tracker that can discard the records after a step."""
 
     def go_back(self, step: int) -> None: ...
 
 
 class TrackingOptions(Protocol):
-    """What of the `tracking` config this package reads."""
+    """The part of the `tracking` config that this package reads."""
 
     @property
     def wandb_mode(self) -> WandbMode: ...
 
 
 class Trackers:
-    """Hands each record to the metrics file, the console and every other tracker; a context manager that closes all.
+    """Sends each record to the metrics file, the console and other trackers ("guests"); a context manager.
 
-    A tracker that fails (the network, a service) is reported once and left out from then on: it never ends a run.
-    The metrics file is no such guest: what its disk does not take waits for the next record, and is never left out.
+    A guest that fails (the network, a service) is reported once and then left out: it never ends a run.
+    The metrics file is never left out: records that its disk refuses are retried with the next record.
     """
 
     def __init__(
@@ -68,31 +68,34 @@ class Trackers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the trackers that still work, beside the metrics file and the console."""
+        """Names of the guests that still work."""
         return tuple(self._guests)
 
     def write(self, kind: Kind, *, step: int, version: int, values: Mapping[str, float]) -> StepRecord:
-        """Make a record with the running time of this moment, log it, return it."""
+        """Make a record with the current running time, log it and return it."""
         record = StepRecord(kind, step, version, self._clock() - self._start, values)
         self.log(record)
         return record
 
     def log(self, record: StepRecord) -> None:
-        """Keep one record."""
+        """Send one record to all trackers."""
         self.unwritten.attempt(self.metrics.path.name, partial(self.metrics.log, record))
         self.console.log(record)
         for name, guest in tuple(self._guests.items()):
             self._call(name, guest.log, record)
 
     def go_back(self, step: int) -> None:
-        """Forget the records after `step`: the run makes them again. A guest that cannot go back shows both."""
+        """Discard the records after `step`: the run repeats those steps.
+
+        A guest that cannot go back shows both.
+        """
         self.unwritten.attempt(self.metrics.path.name, partial(self.metrics.go_back, step))
         for name, guest in tuple(self._guests.items()):
             if isinstance(guest, GoesBack):
                 self._call(name, guest.go_back, step)
 
     def close(self) -> None:
-        """Close all; harmless when called twice."""
+        """Close all trackers. Idempotent."""
         for name, guest in tuple(self._guests.items()):
             self._call(name, guest.close)
         self._guests.clear()
@@ -130,13 +133,13 @@ def open_trackers(
     """Open `run_dir/metrics.jsonl` and every tracker that `logger` names (console, wandb, tensorboard).
 
     Args:
-        resolved_config: shown by wandb and tensorboard; what looks like a secret is blanked before.
-        total_steps: of the whole run, for the console's progress; None when unknown.
-        restored_step: step of the checkpoint that is resumed; None for a fresh run.
-        console: speaks where `logger` names the console, instead of that of a training run; closed with the rest.
+        resolved_config: shown by wandb and tensorboard, after secrets were replaced.
+        total_steps: of the whole run, for the console's progress; None if unknown.
+        restored_step: step of the checkpoint that is resumed; None for a new run.
+        console: used if `logger` names the console, instead of a training run's; closed with the trackers.
 
     Raises:
-        ConfigError: wandb is to be online and has no key.
+        ConfigError: wandb should be online but has no key.
         InfrastructureError: the run folder cannot be written.
     """
     openers: dict[str, Callable[[], Tracker]] = {}
@@ -144,7 +147,8 @@ def open_trackers(
         openers["wandb"] = lambda: _open_wandb(config.wandb_mode, run_dir, project, experiment, redact(resolved_config))
     if "tensorboard" in logger:
         openers["tensorboard"] = lambda: _open_tensorboard(run_dir, redact(resolved_config), restored_step)
-    with ExitStack() as opened:  # should one not open, the terminal is given back before anyone hears of it
+    # if a later one fails to open, the terminal is released before the error is shown
+    with ExitStack() as opened:
         metrics = MetricsFile(run_dir / "metrics.jsonl", restored_step=restored_step)
         opened.callback(metrics.close)
         if "console" not in logger:

@@ -1,4 +1,4 @@
-"""A disk that is full, read-only or gone does not end a run: what could not be written is said once, counted, and tried again."""
+"""Keeps a run alive on a full or read-only disk: failed writes are reported once, counted and retried."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _CURES = {
 
 
 class AppendedFile:
-    """A file of whole lines in order. What the disk does not take stays in memory, and is written before what comes next."""
+    """An append-only file of lines.
+
+    Lines that the disk refuses stay in memory and are written first next time.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,15 +33,15 @@ class AppendedFile:
         return bool(self._pending)
 
     def append(self, lines: bytes) -> None:
-        """Write `lines` at the end; raise OSError when some of it has to wait."""
+        """Append `lines`. Raises OSError if some of them could not be written; they stay pending."""
         self._pending += lines
         self.flush()
 
     def flush(self) -> None:
-        """Write what waits, if anything does; raise OSError when some of it has to wait on."""
+        """Write pending lines. Raises OSError if some of them could not be written; they stay pending."""
         if self._file is None:
             self._file = self.path.open("ab", buffering=0)
-        while self._pending:  # a disk that fills up takes a part; the next write says why
+        while self._pending:  # a disk that fills up accepts a part; the next write raises the reason
             self._pending = self._pending[self._file.write(self._pending) :]
 
     def fileno(self) -> int:
@@ -46,14 +49,14 @@ class AppendedFile:
         return self._file.fileno()
 
     def close(self) -> None:
-        """Let go of the file, written or not; `append` opens it again."""
+        """Close the file, even with pending lines; `append` opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 class UnwrittenFiles:
-    """Says what could not be written, once for each kind of file until it is written again, and counts every attempt that failed."""
+    """Reports failed writes, once per kind of file until it can be written again, and counts all of them."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -61,10 +64,10 @@ class UnwrittenFiles:
         self._num_failed = 0
 
     def attempt(self, what: str, write: Callable[[], object]) -> bool:
-        """Call `write` and return whether the disk took it.
+        """Call `write` and return whether it succeeded.
 
         Args:
-            what: kind of file, for people: `metrics.jsonl`, `trajectories`.
+            what: kind of file, for messages: `metrics.jsonl`, `trajectories`.
         """
         try:
             write()
@@ -75,28 +78,28 @@ class UnwrittenFiles:
         return True
 
     def clear(self, what: str) -> None:
-        """Note that the disk took such a file, and say so if it did not before."""
+        """Record a successful write of this kind; report it if the last one failed."""
         if what in self._failing:
             self._failing.remove(what)
             self._say(f"{what}: written again")
 
     def count(self, what: str, error: Exception) -> None:
-        """Say and count an attempt that failed with `error`."""
+        """Count a write that failed with `error`; report it if it is the first of its kind."""
         self._num_failed += 1
         if what not in self._failing:
             self._failing.add(what)
             self._say(f"{what}: {reason(error)}; the run goes on, and tries again at its next step")
 
     def take_count(self) -> int:
-        """Return how many attempts failed since the last call."""
+        """Return how many writes failed since the last call."""
         num_failed, self._num_failed = self._num_failed, 0
         return num_failed
 
 
 def reason(error: Exception) -> str:
-    """Return in one line what the disk refused, where, and what would help.
+    """Return in one line what failed, where, and a cure.
 
-    What would help is told by the system's words: an error from another process has lost its number.
+    The cure is found by the system's error text, because an error from another process has lost its errno.
     """
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else type(error).__name__

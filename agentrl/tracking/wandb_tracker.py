@@ -1,4 +1,7 @@
-"""Records to Weights & Biases; `offline` writes to the run folder and needs no network (`wandb sync` sends it later)."""
+"""Sends records to Weights & Biases.
+
+Mode `offline` writes to the run folder without a network (see `wandb sync`).
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ from agentrl.tracking.tracker import WandbMode
 
 INIT_TIMEOUT_S = 60
 FINISH_TIMEOUT_S = 600.0
-"""For what is still to be sent at the end of a run; `wandb sync` sends the rest later."""
+"""Time to send the remaining data at the end of a run; `wandb sync` sends the rest later."""
 
 
 class WandbTracker:
-    """One wandb run per run folder: a resumed run goes on under the same id, kept in `wandb_id.txt`."""
+    """One wandb run per run folder: a resumed run continues with the same id, stored in `wandb_id.txt`."""
 
     def __init__(self, run_dir: Path, *, project: str, experiment: str, mode: WandbMode, config: Mapping[str, Any]) -> None:
         """Start the run.
 
         Raises:
-            ConfigError: mode is `online` and there is no key.
+            ConfigError: mode is `online`, but there is no key.
             RuntimeError: the service cannot be reached.
         """
         if mode == "online" and not wandb.login(prompt=False):
@@ -46,7 +49,7 @@ class WandbTracker:
             )
         except wandb.Error as error:
             raise RuntimeError(str(error)) from error
-        # A validation belongs to a step that training logged already: wandb's own counter would refuse to go back.
+        # A validation belongs to a step that training has already logged: wandb's own counter cannot go back.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -61,9 +64,9 @@ class WandbTracker:
 
 
 def _settings() -> wandb.Settings:
-    # The console is ours: wandb would wrap the streams and print banners through the live display.
+    # wandb would wrap the output streams and print banners into the live display.
     settings = wandb.Settings(console="off", silent=True, init_timeout=INIT_TIMEOUT_S)
-    if hasattr(settings, "finish_timeout"):  # older ones wait for ever at the end, where there is no network any more
+    if hasattr(settings, "finish_timeout"):  # older versions wait forever at the end if the network is gone
         settings.finish_timeout = FINISH_TIMEOUT_S
     return settings
 

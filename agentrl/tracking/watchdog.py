@@ -1,6 +1,6 @@
-"""Says what a run or an evaluation waits for that makes no progress, from a thread of its own: it speaks also while the others wait.
+"""`Watchdog`: reports, from its own thread, what a run or an evaluation without progress waits for.
 
-After so many seconds without progress there is one report, and another each time that the silence has lasted twice as long.
+The first report comes after `silence_s` without progress, and another each time the silence has doubled.
 """
 
 from __future__ import annotations
@@ -13,47 +13,56 @@ from types import TracebackType
 from typing import Protocol
 
 ANSWER_S = 5.0
-"""Whoever takes longer to say how it is stands still, or its machine does."""
+"""Timeout of an answer: a part that takes longer is stuck, or its machine is."""
 LONGEST_PAUSE_S = 5.0
 LOOKS_PER_SILENCE = 8
 SLICE_S = 0.2
-"""How soon whoever asks lets go when the watchdog is told to stop."""
+"""Poll interval of waits for answers, and so the delay until they notice `stopping`."""
 KEPT_SCOPES = 200
-"""Attempts of a process that a report has in full."""
+"""Attempts per process that the written report shows in full."""
 SHOWN_SCOPES = 8
-"""Attempts of a process that the console shows in full."""
+"""Attempts per process that the console shows in full."""
 
 log = logging.getLogger(__name__)
 
 
 class Findings(Protocol):
-    """What each part said of itself."""
+    """The answers of all parts."""
 
     def lines(self, *, max_scopes: int | None = None) -> Iterator[str]:
-        """Yield them as text; max_scopes: attempts of each process in full, None: all, and the tree of tasks with them."""
+        """Yield lines of text.
+
+        max_scopes: number of attempts per process that are shown in full; None: all, and trio's task tree.
+        """
 
 
 class Watched(Protocol):
-    """What makes progress, or does not. All methods are called from the thread of the watchdog, and end soon once `stopping` is set."""
+    """The watched run. The watchdog's thread calls all methods; they return soon after `stopping` is set."""
 
     key: str
-    """Of the config, that says how long it may be silent."""
+    """Config key of the silence limit, for messages."""
     progress: str
-    """What is missing while there is none, such as "trajectory, batch or update"."""
+    """What counts as progress, for messages, such as "trajectory, batch or update"."""
     stopping: threading.Event
 
     def measure_silence(self, limit_s: float) -> float:
-        """Return the seconds since the last progress; below half of `limit_s` they need not be exact."""
+        """Return the seconds since the last progress; values below half of `limit_s` need not be exact."""
 
     def find(self) -> Findings:
-        """Ask every part what it waits for."""
+        """Ask all parts what they wait for."""
 
 
 class Watchdog:
-    """A context manager: it watches while it lasts. It never raises, and its end takes seconds whatever hangs."""
+    """Context manager that watches within its block.
+
+    It never raises, and leaving it takes seconds at most.
+    """
 
     def __init__(self, watched: Watched, *, silence_s: float, folder: Path, say: Callable[[str], None]) -> None:
-        """`silence_s`: after so long without progress it speaks. folder: where reports are written; `say` shows them shortened."""
+        """silence_s: report after this many seconds without progress. folder: for the full reports.
+
+        `say` shows them shortened.
+        """
         self._watched = watched
         self._silence_s = silence_s
         self._folder = folder
@@ -75,8 +84,8 @@ class Watchdog:
         while not self._stopping.wait(min(LONGEST_PAUSE_S, self._silence_s / LOOKS_PER_SILENCE)):
             try:
                 self._look()
-            except Exception:  # boundary: whatever is wrong with the watchdog, the run goes on
-                if not self._has_failed:  # the next look will fail as this one did
+            except Exception:  # boundary: an error of the watchdog must not affect the run
+                if not self._has_failed:  # the next poll would fail the same way
                     log.warning("the watchdog could not look (%s)", self._watched.key, exc_info=True)
                 self._has_failed = True
 
@@ -98,7 +107,7 @@ class Watchdog:
         self._say("\n".join([head, *(f"  {line}" for line in findings.lines(max_scopes=SHOWN_SCOPES)), f"  {where}"]))
 
     def _write(self, text: str) -> str:
-        """Write a report, and return the line that says where it is."""
+        """Write a report, and return a line with its path."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             number = 1 + max((int(file.stem) for file in self._folder.glob("*.txt") if file.stem.isdecimal()), default=0)
