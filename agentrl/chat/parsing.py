@@ -216,6 +216,7 @@ class TurnParser:
         self._known.append(text)
         self._num_known += len(text)
         self._credit += READS_PER_CHAR * len(text)
+        # A reading costs all unread text, so it must fit the credit; see READS_PER_CHAR.
         if self._num_known <= self._credit:
             self._credit -= self._num_known
             self._read(None)

@@ -70,6 +70,7 @@ class Concurrency:
         if self._congestion.add(seconds, num_tokens, room=self.now):
             self.trouble(began_in, "latency")
         else:
+            # Slow start adds 1 per attempt; afterwards 1 / room, so that a round of `room` attempts adds 1.
             self._set(self._room + (1.0 if self._rounds == 0 else 1.0 / self._room))
 
     def trouble(self, began_in: int, reason: str) -> None:

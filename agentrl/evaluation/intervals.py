@@ -125,6 +125,7 @@ def _effective_number(values: Floats, mean: Floats, *, far_end: float) -> Floats
     """
     num = values.shape[-1]
     variance = values.var(axis=-1, ddof=1) + UNSEEN * (mean - far_end) ** 2 / num
+    # From p * (1 - p) / n_eff = variance / num, the variance of the mean.
     effective = np.divide(mean * (1 - mean) * num, variance, out=np.full_like(mean, num), where=variance > 0)
     # Among values in [0, 1] with a given mean, 0s and 1s have the largest variance: a smaller number is
     # noise.
@@ -132,6 +133,7 @@ def _effective_number(values: Floats, mean: Floats, *, far_end: float) -> Floats
 
 
 def _wilson(mean: Floats, num: Floats, quantile: float) -> tuple[Floats, Floats]:
+    # Wilson's score interval, for a real number of attempts.
     square = quantile**2
     centre = mean + square / (2 * num)
     half = quantile * np.sqrt(mean * (1 - mean) / num + square / (4 * num**2))

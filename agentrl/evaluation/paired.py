@@ -88,4 +88,5 @@ def _sampled(moved: Floats, rng: np.random.Generator) -> float:
         # Tolerance: sums of equal terms differ by rounding
         num_extreme += int((np.abs(signs @ moved) >= observed * (1 - 1e-12)).sum())
         left -= rows
+    # The observed signs count as one more sample, so p is never 0 (Phipson and Smyth 2010).
     return (num_extreme + 1) / (NUM_SAMPLES + 1)

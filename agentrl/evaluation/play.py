@@ -121,6 +121,8 @@ class AttemptPlayer:
             ServerError: a server failed permanently.
             InfrastructureError: too many consecutive attempts failed.
         """
+        # Shutdown order: the attempts end, `send` closes, `_keep` stores what is queued and ends, and only
+        # then are the servers no longer watched. An error in any task cancels all of them.
         send, receive = trio.open_memory_channel[tuple[str, Trajectory]](float("inf"))
         async with trio.open_nursery() as watching:
             watching.start_soon(router.watch)

@@ -45,9 +45,9 @@ def pass_at(num_attempts: NDArray[np.int64], num_right: NDArray[np.int64]) -> Fl
 def majority_at(answers: Sequence[str | None], accuracies: Sequence[float]) -> Floats:
     """Return the expected accuracy of the majority answer of k attempts, for every k: f64[n].
 
-    Tied answers share the vote. An attempt without an answer has no vote; if no attempt has an answer, the
-    result is wrong. The cost is milliseconds for 64 attempts and half a second for 512. Equal patterns of
-    answers are computed once.
+    Tied answers share the vote. An attempt without an answer has no vote; if no drawn attempt has an answer,
+    the vote counts as wrong. The cost is milliseconds for 64 attempts and half a second for 512. Equal
+    patterns of answers are computed once.
 
     Args:
         answers, accuracies: of the n <= MAX_VOTERS attempts, in any order.
@@ -109,6 +109,7 @@ def _vote(classes: tuple[tuple[int, float], ...], num: int) -> tuple[float, ...]
         counts[0, 0, 0] = 1.0
         for size, accuracy in classes:
             counts = _drawn(counts, size, accuracy, top)
+        # Attempts without an answer: each may be drawn or not, without a vote (multiply by 1 + x).
         for _ in range(silent):
             counts[:, 1:] += counts[:, :-1].copy()
         expected += (counts[1, :, 1:] / np.arange(1, most_tied + 1)).sum(axis=-1)

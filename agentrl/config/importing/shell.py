@@ -356,6 +356,7 @@ class Shell:
         that only process texts and paths; else an unknown value.
         """
         inner = self._apart()
+        # A command substitution starts nothing by itself: discard the programs that it records.
         inner.started = []
         printed: list[str] = []
         for _, _, command in parse(text).parts:
