@@ -144,7 +144,7 @@ class BufferActor:
 
     def __init__(self, config: Config, folder: str | None = None, *, is_new: bool = False) -> None:
         """`is_new`: the folder's journal belongs to an abandoned run and is renamed."""
-        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's default pool keeps freed memory per thread
+        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each of the many threads what that thread has freed
         self._config = config
         self._folder = folder
         self._plan: BufferPlan | None = None

@@ -1,1 +1,1 @@
-"""Playing tasks: session, agent loops in flight, router."""
+"""The rollout side: sessions, agent loops and the router to the inference servers."""

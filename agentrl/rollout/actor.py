@@ -1,6 +1,7 @@
-"""The Ray shell of one rollout process: threads of Ray outside, one trio loop in a thread of its own inside.
+"""The Ray actor of one rollout process: Ray's threads call into one trio loop that runs in its own thread.
 
-Methods are synchronous: a Ray actor with one `async def` becomes an asyncio actor, and trio inside of it dead-locks.
+All methods are synchronous: one `async def` makes a Ray actor an asyncio actor, and trio inside of it
+deadlocks.
 """
 
 from __future__ import annotations
@@ -43,32 +44,33 @@ from agentrl.types import Lease, Trajectory
 T = TypeVar("T")
 
 LEASE_WAIT_S = 5.0
-"""One long poll for work."""
+"""Duration of one long poll for leases."""
 BUFFER_TIMEOUT_S = 120.0
-"""A buffer that does not answer for so long ends the process; its owner's leases are then given to another."""
+"""If the buffer does not answer for this long, the process ends, and its leases go to another owner."""
 JOURNAL_PAUSE_S = 1.0
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
 
 class Buffer(TaskSource, TrajectorySink, Protocol):
-    """Both ends of the replay buffer."""
+    """The rollout side of the replay buffer: source of leases and sink of trajectories."""
 
 
 class RemoteBuffer:
-    """The replay buffer's actor as TaskSource and TrajectorySink, for leases of `owner`.
+    """The replay buffer's actor as TaskSource and TrajectorySink, for the leases of `owner`.
 
-    It tells with each lease which groups it knows of, so that one whose answer was lost is given again. What the buffer cannot write
-    down (its disk is full) waits here, with all that comes behind it.
+    Each `lease` reports the groups that it knows of, so that the buffer returns a group again if an answer
+    was lost. If the buffer cannot write (its disk is full), the trajectory waits here, and later ones wait
+    behind it.
     """
 
     def __init__(self, owner: str, actor: ActorHandle, *, patience_s: float = 0.0) -> None:
-        """`patience_s`: how long a buffer that cannot write is asked again."""
+        """`patience_s`: seconds for which a call is retried while the buffer cannot write."""
         self._owner = owner
         self._actor = actor
         self._patience_s = patience_s
         self._threads = trio.CapacityLimiter(4)
-        self._missing: dict[int, set[int]] = {}  # group -> its members that are not accounted for
+        self._missing: dict[int, set[int]] = {}  # group id -> members neither added nor left out yet
 
     async def lease(self, limit: int) -> Sequence[Lease]:
         leases: list[Lease] = await self._call(self._actor.lease, limit, LEASE_WAIT_S, tuple(self._missing))
@@ -79,7 +81,7 @@ class RemoteBuffer:
     async def withdrawn(self) -> Sequence[int]:
         asked = dict(self._missing)
         gone: Sequence[int] = await self._call(self._actor.withdrawn, tuple(asked))
-        mine = [group_id for group_id in gone if self._missing.get(group_id) is asked[group_id]]  # not ended or leased again meanwhile
+        mine = [group_id for group_id in gone if self._missing.get(group_id) is asked[group_id]]  # not ended or leased again since
         for group_id in mine:
             del self._missing[group_id]
         return mine
@@ -119,25 +121,26 @@ class RemoteBuffer:
         except GetTimeoutError as error:
             raise InfrastructureError(f"the replay buffer did not answer within {BUFFER_TIMEOUT_S:g} s") from error
         except RayTaskError as error:
-            if isinstance(error.cause, AgentRLError):  # such as a DataError: a row that was fine when the data was opened
+            if isinstance(error.cause, AgentRLError):  # e.g. a DataError: a file changed since the data was opened
                 raise error.cause from error
             raise
 
 
 def validating(config: Config) -> Validating | None:
-    """Return what validation does otherwise than training; None: nothing."""
+    """Return the settings of validation that differ from training; None if there are none."""
     own = config.of_validation
     return None if own is config else Validating(own.agent.tools, own.reward)
 
 
 class RolloutWorker:
-    """What RolloutActor is, without Ray around it: an AgentLoopManager in a trio thread, called from other threads."""
+    """RolloutActor without Ray: an AgentLoopManager in a trio thread, called from other threads."""
 
     def __init__(self, config: Config, buffer: Buffer | None) -> None:
-        """Load tokenizer, plugins and rewards, and start the thread.
+        """Load tokenizer, plugins and rewards, and start the thread. `buffer` None: only `play` can be used.
 
         Raises:
-            UserError: one of them is missing or wrong, or so many trajectories need more open files than this machine allows.
+            UserError: one of them is missing or wrong, or the trajectories need more open files than this
+                machine allows.
         """
         num_trajectories = config.rollout.max_concurrent_trajectories
         allow_trajectories(num_trajectories)
@@ -150,7 +153,7 @@ class RolloutWorker:
         adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
         num_ids = num_ids_of(model)
         options: dict[str, Any] = {"adapter": adapter, "max_connections": num_trajectories, "num_ids": num_ids}
-        self._keys: Mapping[str, str | None] = {}  # of the servers, by URL
+        self._keys: Mapping[str, str | None] = {}  # server URL -> API key
 
         def connect(url: str) -> SGLangClient:
             return SGLangClient(url, api_key=self._keys.get(url), **options)
@@ -187,15 +190,15 @@ class RolloutWorker:
             raise InfrastructureError(f"the event loop of a rollout actor did not start within {START_TIMEOUT_S:g} s")
 
     def run(self) -> None:
-        """Play what the buffer leases; returns after `stop`."""
+        """Play the groups that the buffer leases. Returns after `stop`."""
         assert self._buffer is not None, "an actor without a buffer only plays what it is given"
         self._call(self._manager.run, self._buffer, self._buffer)
 
     def play(self, leases: Sequence[Lease]) -> bytes:
-        """Play `leases` with the `eval` sampling, and return all trajectories as an Arrow IPC stream.
+        """Play `leases` with the `eval` sampling and return all trajectories as an Arrow IPC stream.
 
         Raises:
-            InfrastructureError: `stop` was called meanwhile.
+            InfrastructureError: `stop` was called before the end.
         """
         options = self._config.eval
         trajectories = self._call(partial(self._manager.play, timeout_s=options.timeout_s), leases, options)
@@ -204,39 +207,48 @@ class RolloutWorker:
         return to_ipc(encode(trajectories))
 
     def set_servers(self, keys: Mapping[str, str | None], version: int) -> None:
-        """Generate at these servers, each with the key that it asks for, once it has weights of at least `version`."""
+        """Use these servers (URL -> API key).
+
+        A server that joins must first have weights of at least `version`.
+        """
 
         def set_servers() -> None:
             self._keys = dict(keys)
             urls = [self._front_url] if keys and self._front_url is not None else list(keys)
             self._router.set_servers(urls, version=version)
-            self._old_garbage.collect()  # behind a publish: the servers have all requests, and need no other for a while
+            self._old_garbage.collect()  # after a publish the servers have all requests, so a pause is cheap
 
         trio.from_thread.run_sync(set_servers, trio_token=self._token)
 
     def outstanding_tokens(self) -> dict[str, int]:
-        """Return per server what is still to be computed for running requests."""
+        """Return the estimated number of tokens still to be computed for running requests, by URL."""
         return self._router.outstanding_tokens()
 
     def stats(self) -> dict[str, float]:
         return self._manager.stats() | self._gaps.counters()
 
     def attempts(self, position: int) -> AttemptReport:
-        """Return how attempts of training ended, with the failures from `position` on; answered also while the event loop is blocked."""
+        """Return how training attempts ended, with the failures from `position` on.
+
+        Works even if the event loop is blocked.
+        """
         return self._manager.attempts.since(position)
 
     def scopes(self, limit: int) -> LiveScopes:
-        """Return what goes on, no more than `limit` attempts of it in full; answered also while the event loop is blocked."""
+        """Return the live scopes, at most `limit` of them in full.
+
+        Works even if the event loop is blocked.
+        """
         return self._loop.look(self._manager.scopes, limit=limit, places=self._router.places())
 
     def stop(self) -> None:
-        """End `run` and `play`: agents are cancelled, tools closed, running generations aborted. May be called again."""
+        """End `run` and `play`: cancel agents, close tools, abort running generations. Idempotent."""
         with suppress(trio.RunFinishedError):
             trio.from_thread.run_sync(self._stopping.set, trio_token=self._token)
         self._thread.join(STOP_TIMEOUT_S)
 
     def _call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T | None:
-        """Run `function(*args)` in the trio thread; None when `stop` cancelled it."""
+        """Run `function(*args)` in the trio thread; None if `stop` cancelled it."""
 
         async def cancellable() -> T | None:
             with trio.CancelScope() as scope:
@@ -256,25 +268,25 @@ class RolloutWorker:
         trio.run(self._main, instruments=[self._gaps])
 
     async def _main(self) -> None:
-        """The thread's life: calls come in from outside, and all of them end before the plugins' event loop does."""
+        """Main task of the trio thread. All calls from outside end before the plugins' asyncio loop does."""
         self._token = trio.lowlevel.current_trio_token()
         self._loop = PlayLoop.here(self._gaps, plugins=self._host.thread)
         self._stopping, self._call_ended = trio.Event(), trio.Event()
         self._is_started.set()
         with self._host:
-            await self._stopping.wait()  # the actor's whole life: `stop` and the death of the process end it
+            await self._stopping.wait()  # until `stop` is called
             for scope in self._calls:
                 scope.cancel()
             while self._calls:
                 self._call_ended = trio.Event()
-                await self._call_ended.wait()  # they are cancelled; `stop` waits for STOP_TIMEOUT_S, and then the process is killed
+                await self._call_ended.wait()  # unbounded: `stop` waits STOP_TIMEOUT_S, then the process is killed
             await self._manager.aclose()
             await self._router.aclose()
 
 
 @ray.remote(num_cpus=0, max_concurrency=8)  # type: ignore[call-overload]  # not in ray's stubs
 class RolloutActor:
-    """Plays tasks for one `owner` of leases; see RolloutWorker. `buffer` None: only `play`."""
+    """Plays tasks as lease owner `owner`; see RolloutWorker. `buffer` None: only `play` can be used."""
 
     def __init__(self, owner: str, config: Config, buffer: ActorHandle | None) -> None:
         pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each thread what that thread has freed

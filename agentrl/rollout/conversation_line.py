@@ -1,4 +1,6 @@
-"""One line of conversation within an attempt: its tokens, the training rows they are written to, and what may still be said."""
+"""One line of conversation within an attempt: its tokens, the segments that record them, and its remaining
+budget.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate
 
 @dataclass(frozen=True, slots=True)
 class PromptLimits:
-    """`data.max_prompt_tokens` and what happens to longer prompts."""
+    """`data.max_prompt_tokens` and the handling of longer prompts."""
 
     max_tokens: int
     overlong: OverlongPrompts
@@ -25,7 +27,7 @@ class PromptLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """A turn, with the tokens that it is a view of and the number of tokens that the model saw before them."""
+    """A sampled turn with its tokens, and the number of prompt tokens before them."""
 
     turn: Turn
     generation: Generation
@@ -33,36 +35,40 @@ class Sampled:
 
 
 class ConversationLine:
-    """Tokens and messages agree at every moment: context is recorded together with what was sampled behind it.
+    """A conversation and its recorded tokens.
 
-    A row never begins with an action token, nor ends without one. Where the template edits the history, the line goes on in
-    another row.
+    Invariant: recorded tokens and messages always agree, because context is recorded only together with the
+        turn sampled
+    after it. A segment never begins with an action token and always ends with one. If the template edits the
+    history, the line continues in a new segment.
     """
 
     def __init__(self, conversation: Conversation, recorder: TrajectoryRecorder, *, task_id: str) -> None:
         self.conversation = conversation
-        self.reported_states: list[str] = []  # what the environment said of itself since the last turn
-        self.max_tokens: int | None = None  # of a row; None until the first prompt is known
+        self.reported_states: list[str] = []  # environment states reported since the last turn
+        self.max_tokens: int | None = None  # token budget of a segment; None until the first prompt is known
         self.is_sampling = False
-        self.is_interrupted = False  # a turn was begun and broke off: only the same turn may follow
+        self.is_interrupted = False  # a turn began but was not recorded: only the same turn may follow
         self._task_id = task_id
         self._recorder = recorder
         self._row: Row | None = None
-        self._context: list[int] = []  # shown to the model, and not recorded yet
+        self._context: list[int] = []  # shown to the model but not recorded yet
         self._num_recorded_messages = 0
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All messages, also those that wait for the next turn."""
+        """All messages, including those that the model will first see at the next turn."""
         return self.conversation.messages
 
     @property
     def recorded_messages(self) -> tuple[Message, ...]:
-        """The messages that recorded tokens stand for."""
+        """The messages whose tokens are recorded."""
         return self.conversation.messages[: self._num_recorded_messages]
 
     def fix_prompt(self, prompt: PromptLimits, max_response_tokens: int) -> None:
-        """Shorten the first prompt as `data.overlong_prompts` says; its length and the response are the budget of a row.
+        """Shorten the first prompt according to `data.overlong_prompts`.
+
+        The token budget of a segment is then the prompt's length plus `max_response_tokens`.
 
         Raises:
             DataError: the prompt is too long.
@@ -80,19 +86,20 @@ class ConversationLine:
         self.max_tokens = num_tokens + max_response_tokens
 
     def room(self) -> int:
-        """Return how many tokens fit behind the context that waits; below 1: none."""
+        """Return how many tokens fit after the pending context. Below 1, there is no room."""
         assert self.max_tokens is not None, "the prompt is not fixed"
         return self.max_tokens - self.conversation.num_next_tokens()
 
     async def sample(self, generate: Callable[[Sequence[int]], Awaitable[Generation]]) -> Sampled:
-        """Show the model what waits, await `generate` with all tokens, and record both.
+        """Add the pending messages to the prompt, await `generate` with all tokens, and record context and
+        turn.
 
-        When `generate` raises or is cancelled, nothing is recorded, and the same turn may be sampled again.
+        If `generate` raises or is cancelled, nothing is recorded, and the same turn can be sampled again.
         """
         assert not self.is_sampling, "one turn at a time"
         num_forks = self.conversation.num_forks
         block = self.conversation.next_prompt()
-        if self.conversation.num_forks > num_forks:  # the block shows an edited history: it extends no row
+        if self.conversation.num_forks > num_forks:  # the history was edited: `block` extends no existing segment
             self._row, self._context = None, []
         self._context += block
         num_prompt_tokens = len(self.conversation.token_ids)

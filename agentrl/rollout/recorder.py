@@ -1,4 +1,7 @@
-"""The tokens of one attempt with their per-token facts, in rows: within one, in the order in which the model saw or sampled them."""
+"""The recorder of an attempt's tokens with their per-token data, in segments.
+
+Within a segment, tokens are in the order in which the model saw or sampled them.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,17 @@ from agentrl.types import NO_VERSION, Failure, Generation, Message, Outcome, Rew
 
 CONTEXT_TURN = -1
 CALLS_OF = "num_calls/"
-"""Behind it, among the metrics of a trajectory: the name of a tool that was called."""
+"""Prefix of the trajectory metrics that count the calls of each tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Which attempt this is: member `member` of the group that plays `task`, sampled or greedy.
+    """Identity of an attempt: member `member` of the group that plays `task`, sampled or greedy.
 
-    `key` names it in routing and request ids. It is unique: validation counts its groups anew, and several processes ask
-    the same servers. `scope`: where it says what it waits for; whoever plays it makes it a part of the tree of live scopes.
-    `survived`: failures of tools after which it went on.
+    key: identifies the attempt in routing and request ids. It is random because group ids are not unique:
+        validation numbers its groups from 0, and several processes share the servers.
+    scope: reports what the attempt waits for. The player attaches it to the tree of live scopes.
+    survived: tool failures that did not end the attempt.
     """
 
     group_id: int
@@ -38,16 +42,16 @@ class Attempt:
 
 @dataclass(slots=True)
 class AttemptTurns:
-    """What the rows of an attempt count together: the anchor of each turn, and the tokens sampled."""
+    """Counts shared by all segments of an attempt: the anchor of each turn, and the number of action tokens."""
 
     anchors: list[int] = field(default_factory=list)
     num_action_tokens: int = 0
 
 
 class Row:
-    """One training row of an attempt: tokens that only grow, opened by `TrajectoryRecorder.row`.
+    """One segment of an attempt. It is append-only; `TrajectoryRecorder.row` creates it.
 
-    Lengths agree after every call, so that an attempt may stop at any moment.
+    Invariant: all lists cover the same tokens after every call, so an attempt can stop at any moment.
     """
 
     def __init__(self, turns: AttemptTurns) -> None:
@@ -56,17 +60,17 @@ class Row:
         self.versions: list[NDArray[np.int32]] = []
         self.pieces: list[tuple[int, int]] = []  # (turn, number of tokens)
         self.num_tokens = 0
-        self._turns = turns  # not the recorder, which holds its rows: a circle would wait for the garbage collector
+        self._turns = turns  # not the recorder: a reference cycle would wait for the garbage collector
 
     def append_context(self, ids: Sequence[int]) -> None:
-        """Append tokens the policy did not sample: prompt, tool output, user turns, template."""
+        """Append tokens that the policy did not sample: prompt, tool output, user turns, template."""
         count = len(ids)
         self._append(np.asarray(ids, np.int32), np.zeros(count, np.float32), np.full(count, NO_VERSION, np.int32), CONTEXT_TURN)
 
     def append_generation(self, generation: Generation, *, anchor: int) -> int:
-        """Append one assistant turn exactly as the server sampled it, and return its number within the attempt.
+        """Append one assistant turn exactly as the server sampled it and return its index within the attempt.
 
-        `anchor`: hash of the state that the turn was taken in.
+        `anchor`: hash of the state before the turn.
         """
         assert self.num_tokens > 0, "a row begins with context: nothing predicts its first token"
         turn = len(self._turns.anchors)
@@ -85,10 +89,11 @@ class Row:
 
 
 class TrajectoryRecorder:
-    """The rows of one attempt, joined in the order in which they began.
+    """Records the segments of one attempt. The trajectory joins them in the order in which they began.
 
-    One row, unless the context was edited or several conversations of the attempt are open at once; rows may grow in turn.
-    Turns are counted over the whole attempt, in the order in which they were sampled.
+    There is one segment unless the context was edited or the attempt has several conversations, whose
+    segments can grow alternately. Turns are counted over the whole attempt, in the order in which they were
+    sampled.
     """
 
     def __init__(self) -> None:
@@ -96,7 +101,7 @@ class TrajectoryRecorder:
         self._turns = AttemptTurns()
 
     def row(self) -> Row:
-        """Begin a row; it is part of the trajectory once it holds a token."""
+        """Begin a segment. It is part of the trajectory as soon as it has a token."""
         self._rows.append(Row(self._turns))
         return self._rows[-1]
 
@@ -125,7 +130,7 @@ class TrajectoryRecorder:
         failure: Failure | None,
         metrics: Mapping[str, float],
     ) -> Trajectory:
-        """Return what was recorded so far, without rewards."""
+        """Return everything recorded so far as a trajectory without rewards."""
         rows = self._begun()
         pieces = [piece for row in rows for piece in row.pieces]
         turn_ids = np.repeat(np.array([turn for turn, _ in pieces], np.int16), np.array([count for _, count in pieces], np.int64))
@@ -158,10 +163,11 @@ class TrajectoryRecorder:
 
 
 def reward_event(trajectory: Trajectory, name: str, value: float, *, turn: int | None = None) -> RewardEvent:
-    """Place a reward on the last token of assistant turn `turn`; None: of the turn that was sampled last.
+    """Return a reward on the last action token of assistant turn `turn` (None: the turn sampled last).
 
-    That is not the last place of the arrays: a row may end in a tool's message, which the loss never sees, and a row that began
-    later may have ended earlier.
+    This is not always the last action token in the arrays: with several segments, the segment that began last
+        may not be
+    the one sampled last.
     """
     where = trajectory.turn_ids == (trajectory.turn_ids.max(initial=CONTEXT_TURN) if turn is None else turn)
     where &= trajectory.action_mask
@@ -171,5 +177,5 @@ def reward_event(trajectory: Trajectory, name: str, value: float, *, turn: int |
 
 
 def _joined(pieces: list[NDArray], dtype: type[np.generic]) -> NDArray:
-    # The empty first piece gives the dtype when nothing was recorded; "no" refuses a wrong one instead of rounding it.
+    # The empty first piece sets the dtype if nothing was recorded. casting="no" rejects a wrong dtype.
     return np.concatenate([np.empty(0, dtype), *pieces], dtype=dtype, casting="no")

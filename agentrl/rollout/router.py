@@ -1,7 +1,9 @@
-"""Which server answers which turn; a generation that was interrupted, or whose server died, goes on unnoticed by agents.
+"""The router: chooses the server of each turn. Interrupted generations and server failures are invisible to
+agents.
 
-A server is up, or drained until a probe finds that it samples with the published weights (or newer): one that joins, that failed,
-or that hangs. A paused server is up: its requests wait until it resumes, which only the trajectory's own deadline bounds.
+A server is either up or drained. A server that joins, fails or hangs is drained until a probe shows that it
+samples with the published weights or newer ones. A paused server is up: its requests wait until it resumes,
+bounded only by the trajectory's deadline.
 """
 
 from __future__ import annotations
@@ -24,26 +26,33 @@ from agentrl.types import Generation, SamplingParams
 FinishReason = Literal["stop", "length"]
 
 MAX_SERVER_FAILURES = 3
-"""Failures of servers under ONE generation before it is given up: a request that kills servers must not go round."""
+"""Server failures during ONE generation before it fails: a request that kills servers must not visit all of
+them.
+"""
 FAILURE_PAUSE_S = 0.2
-"""Times the failures so far: an overloaded server needs a moment."""
+"""Pause before a retry, multiplied by the failures so far."""
 EMPTY_CHUNK_PAUSE_S = 0.05
-"""An abort in the waiting queue brings no token: without a pause, a server that aborts everything is asked in a tight loop."""
+"""Pause after an abort without tokens.
+
+It prevents a busy loop with a server that aborts every queued request.
+"""
 MAX_SILENCE_S = 60.0
 MAX_PAUSE_S = 120.0
 
 
 class Router:
-    """Spreads generations over servers. `watch` must run beside it: it finds servers that come up.
+    """Spreads generations over servers. `watch` must run concurrently: it detects servers that come up.
 
     Args:
-        connect: makes the client of a URL.
-        context_tokens: the model's context, None when unknown: prompts and answers are kept below it, and ids below `vocab_size`,
-            before anything is sent, because a server may not survive them. vocab_size None: no id of the tokenizer is too large,
-            and none is looked at.
-        max_silence_s: a server whose generations bring no answer for so long, and whose load stands still, hangs and is drained,
-            unless it is paused.
-        max_pause_s: a server that is paused for longer hangs.
+        connect: creates the client of a URL.
+        vocab_size: prompt ids must be below it, because larger ids can crash a server. This is checked before
+            sending.
+            None: the tokenizer has no larger ids, so nothing is checked.
+        context_tokens: the model's context. Prompt plus answer must fit, which is checked before sending.
+            None: unknown.
+        max_silence_s: a server that answers no running generation for this long, without any change of its
+            load, hangs. It is drained unless it is paused.
+        max_pause_s: a server that is paused for longer counts as hanging.
     """
 
     def __init__(
@@ -61,7 +70,7 @@ class Router:
         self._affinity = Affinity()
         self._lengths = TurnLengths()
         self._request_numbers = itertools.count()
-        self.idle = IdleTime()  # with no request running at any server
+        self.idle = IdleTime()  # time without a running request
         self.work = Work()
         self.num_interruptions = 0
         self.num_server_failures = 0
@@ -69,15 +78,16 @@ class Router:
     # ----------------------------------------------------------------------------------------------------- servers
 
     def set_servers(self, urls: Sequence[str], *, version: int) -> None:
-        """Use the servers at `urls`, of which each must have weights of at least `version` before it is asked.
+        """Use the servers at `urls`. A server that joins or recovers must first have weights of at least
+        `version`.
 
-        Servers that were up stay up: call this after a publish to them. What runs on a server that is not among them goes on
-        elsewhere. Call it from the thread of trio.
+        Servers that are up stay up, so call this after publishing to them. Requests on servers not in `urls`
+        continue on other servers. Call it from the trio thread.
         """
         self._pool.set_servers(urls, version=version)
 
     async def watch(self) -> None:
-        """Probe, drain and leave servers, for ever; produces: servers that are up, which unblocks `generate`."""
+        """Probe, drain and leave servers until cancelled. Servers that come up unblock `generate`."""
         await self._pool.watch()
 
     async def aclose(self) -> None:
@@ -90,27 +100,28 @@ class Router:
 
     @property
     def num_drained(self) -> int:
-        """How often a server was drained because it failed or hung."""
+        """Number of times a server was drained because it failed or hung."""
         return self._pool.num_drained
 
     def outstanding_tokens(self) -> dict[str, int]:
-        """Return per URL what is still to be computed for running requests, as far as is known."""
+        """Return the estimated number of tokens still to be computed for running requests, by URL."""
         return self._pool.outstanding_tokens()
 
     def places(self) -> dict[str, str]:
-        """Return at which URL each trajectory generates at this moment, by its key; safe to call from another thread."""
+        """Return the URL at which each attempt currently generates: attempt key -> URL. Thread-safe."""
         return {rid.rpartition("-")[0]: url for rid, url in self._pool.places().items()}
 
     # -------------------------------------------------------------------------------------------------- generation
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str) -> Generation:
-        """Sample one turn, to its end: interrupted pieces are joined, each token with the version that sampled it.
+        """Sample one complete turn. Interrupted pieces are joined; each token keeps the version that sampled
+        it.
 
-        Waits while no server is up; cancel it to bound that.
+        Waits without limit while no server is up; cancel it to bound the wait.
 
         Raises:
-            RequestRefused: a server, or the check before sending, called the request wrong.
-            ServerError: servers failed MAX_SERVER_FAILURES times under this generation.
+            RequestRefused: a server, or the check before sending, rejected the request.
+            ServerError: servers failed MAX_SERVER_FAILURES times in a row.
         """
         self._check(input_ids, params)
         prompt = list(input_ids)
@@ -128,11 +139,14 @@ class Router:
                 await trio.sleep(EMPTY_CHUNK_PAUSE_S)
 
     def forget(self, trajectory_key: str) -> None:
-        """Forget which server holds the trajectory's prefix: it is over."""
+        """Forget which server holds the prefix of an attempt that is over."""
         self._affinity.forget(trajectory_key)
 
     async def _piece(self, prompt: list[int], params: SamplingParams, key: str, num_sampled: int) -> Generation:
-        """Ask servers until one answers. `num_sampled`: tokens at the end of the prompt that belong to this turn."""
+        """Ask servers until one answers.
+
+        `num_sampled`: tokens at the end of the prompt that this turn already sampled.
+        """
         failures = 0
         while True:
             try:
@@ -150,7 +164,7 @@ class Router:
                     return piece
 
     async def _ask(self, prompt: list[int], params: SamplingParams, key: str, num_sampled: int) -> Generation | None:
-        """Send one request, once a server is up; None when that server was left meanwhile."""
+        """Wait for a server that is up and send one request; None if that server was left before it answered."""
         while not (up := self._pool.up):
             await self._pool.until_changed()
         prefix = self._affinity.place(key, prompt, up)
@@ -177,18 +191,18 @@ class Router:
 
 
 def _finish(pieces: Sequence[Generation], params: SamplingParams) -> FinishReason | None:
-    """Return why the joined generation is finished, None when it goes on."""
+    """Return why the joined generation is finished; None if it must continue."""
     last = pieces[-1]
     if last.finish_reason != "abort":
         return last.finish_reason
-    # An interruption may come right behind the last token: going on would sample past the end.
+    # An interruption can come right after the last token: continuing would sample past the end.
     if len(last.token_ids) and int(last.token_ids[-1]) in params.stop_token_ids:
         return "stop"
     return "length" if sum(len(piece.token_ids) for piece in pieces) >= params.max_new_tokens else None
 
 
 def _rest(params: SamplingParams, pieces: Sequence[Generation]) -> SamplingParams:
-    """Return the parameters of what is left to sample behind `pieces`."""
+    """Return the parameters for the rest of the turn after `pieces`."""
     return replace(params, max_new_tokens=params.max_new_tokens - sum(len(piece.token_ids) for piece in pieces))
 
 

@@ -1,11 +1,11 @@
-"""What one attempt counted, how long it waited, and which rewards it was given on the way.
+"""Metrics, waiting times and rewards collected during one attempt.
 
 `Trajectory.metrics` of every attempt (numbers; seconds end in `_s`):
     num_turns, num_tool_calls, num_tool_errors (calls answered with an error), num_interruptions (generations continued),
     num_tool_retries, num_tool_timeouts, num_tool_failures, num_cut_outputs (see Toolbox; absent when 0),
-    num_forks (training rows beyond the first, because the context was edited),
+    num_forks (segments after the first, because the context was edited),
     generate_s, tool_s, interaction_s (waiting for servers, tools, the partner), reward_s (scoring),
-    <tool>/<metric> of tools (sums), and what scoring adds (see scoring.py).
+    <tool>/<metric> of tools (sums), and the metrics that scoring adds (see scoring.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal
 import trio
 
 _ALWAYS = ("num_tool_calls", "num_tool_errors", "num_interruptions", "generate_s", "tool_s", "interaction_s")
-"""Metrics that an attempt reports also when they are 0."""
+"""Metrics that an attempt reports even if they are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class GivenReward:
 
 
 class Tally:
-    """Sums by name, and rewards in the order they were given."""
+    """Sums by metric name, and rewards in the order in which they were given."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, float] = defaultdict(float, dict.fromkeys(_ALWAYS, 0.0))
@@ -47,7 +47,7 @@ class Tally:
         self._sums[name] += value
 
     def add(self, plugin: str, metrics: Mapping[str, float]) -> None:
-        """Add what a tool or the partner reported, as `<plugin>/<metric>`."""
+        """Add the metrics of a tool or the partner, as `<plugin>/<metric>`."""
         for name, value in metrics.items():
             self._sums[f"{plugin}/{name}"] += value
 
@@ -57,7 +57,10 @@ class Tally:
 
 
 class _Timed:
-    """Adds the seconds of a block to a metric. A class, for a generator costs more than all it measures in a quick turn."""
+    """Adds the duration of a block to a metric.
+
+    A class, because a generator would cost more than a quick turn.
+    """
 
     __slots__ = ("_name", "_started", "_sums")
 

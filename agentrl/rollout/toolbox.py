@@ -1,4 +1,6 @@
-"""The tools of one trajectory: calls checked, run side by side, each answered in the order of the calls."""
+"""The tools of one attempt: checks calls, runs them concurrently, and returns results in the order of the
+calls.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,12 @@ from agentrl.types import Failure, JsonObject, PluginId, ToolCall
 
 
 class Toolbox:
-    """The tools offered in one trajectory. One is built and started at its first call and keeps its state until `close`.
+    """The tools offered in one attempt. A tool is created and started at its first call and keeps its state
+    until `close`.
 
-    `num_calls` counts the well-formed calls of each tool. `metrics` counts: num_tool_retries (further tries after a failure),
-    num_tool_timeouts, num_tool_failures (calls that the tool itself failed at, retries included), num_cut_outputs (outputs over
-    their budget).
+    num_calls: well-formed calls of each tool.
+    metrics: num_tool_retries, num_tool_timeouts, num_tool_failures (calls that failed after all retries
+        because the tool was broken), num_cut_outputs (outputs over their budget).
     """
 
     def __init__(
@@ -36,12 +39,13 @@ class Toolbox:
         scope: Scope | None = None,
         survived: list[Failure] | None = None,
     ) -> None:
-        """`key` names the trajectory, uniquely; `scope` is its scope, in which calls open theirs.
+        """`key`: unique key of the attempt. `scope`: the attempt's scope, in which calls open theirs.
 
-        To `survived` is added what a tool failed with if its call is made again, or the model is told.
+        `survived`: receives each tool failure that did not end the attempt (the call was retried, or the
+            model was told).
         """
         self.schemas: list[dict[str, Any]] = tools.schemas(names)
-        """The function schemas, as the chat template shows them; shared with other trajectories."""
+        """The function schemas as the chat template shows them; shared with other attempts."""
         self.metrics: defaultdict[str, float] = defaultdict(float)
         self.num_calls: Counter[str] = Counter()
         self._names = names
@@ -53,22 +57,23 @@ class Toolbox:
         self._survived = survived if survived is not None else []
 
     async def answer(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Run the calls side by side and return one result for each, in order, each within its output budget.
+        """Run the calls concurrently and return one result for each, in order, cut to its output budget.
 
-        What the model did wrong (unknown tool, wrong arguments, too many or too long calls) is an answer with `is_error`, and so
-        is a broken tool whose limits say `on_failure: tell`.
+        A mistake of the model (unknown tool, wrong arguments, too many or too long calls) gives a result with
+        `is_error`.
+        So does a broken tool whose limits say `on_failure: tell`.
 
         Raises:
-            ToolError: a tool itself broke; the other calls are cancelled.
+            ToolError: a tool is broken; the other calls are cancelled.
         """
         limit = self._shared.max_calls_per_turn
         too_many = [not_run(f"at most {limit} tool calls per turn")] * (len(calls) - limit)
-        if len(calls) <= 1 or limit == 1:  # most turns call one tool: no tasks of its own for it
+        if len(calls) <= 1 or limit == 1:  # most turns call one tool: avoid a nursery
             return [await self._answer(call) for call in calls[:limit]] + too_many
         return await self._answer_side_by_side(calls[:limit]) + too_many
 
     async def score(self) -> dict[str, float]:
-        """Return the final score of each started tool that gives one.
+        """Return the final scores of the started tools that give one: name -> score.
 
         Raises:
             ToolError: a tool broke.
@@ -86,7 +91,7 @@ class Toolbox:
         return any(guest.has_to_close for _, guest in self._opened.values())
 
     async def close(self) -> None:
-        """Close every started tool, side by side; never raises."""
+        """Close all started tools concurrently. Never raises."""
         if len(self._opened) <= 1:
             for _, guest in self._opened.values():
                 await guest.close()
@@ -131,7 +136,7 @@ class Toolbox:
         return dataclasses.replace(result, text=text)
 
     async def _run(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
-        """Run a call that is well-formed; what goes wrong becomes an answer, or ends the trajectory."""
+        """Run a well-formed call. An error becomes the result, or ends the trajectory."""
         self.num_calls[shared.name] += 1
         try:
             with blaming("tool", shared.name):
@@ -161,7 +166,7 @@ class Toolbox:
         return await self._try(shared, arguments)
 
     def _survive(self, shared: SharedTool, error: ToolError) -> None:
-        if not isinstance(error, ToolUnavailable):  # the breaker is open: what opened it was noted
+        if not isinstance(error, ToolUnavailable):  # the failures that opened the breaker were already recorded
             self._survived.append(failure_of(error, otherwise=PluginId("tool", shared.name)))
 
     async def _try(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
