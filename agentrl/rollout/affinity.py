@@ -1,9 +1,12 @@
-"""Which server gets which trajectory, and what that costs it, counted in tokens still to be computed.
+"""Prefix affinity: chooses the server of each attempt. Load is measured in tokens still to be computed.
 
-1. A trajectory stays on the server that has its prefix.
-2. One that begins goes where the first prompt like its own went: the members of a group share theirs. Unless that server is
-   clearly busier than the least busy one: by more than MAX_IMBALANCE of the mean load, plus the prompt that it saves.
-3. Else to the server with the least left to do.
+1. An attempt stays on the server that has its prefix cached.
+2. A new attempt goes to the server that last received the same first prompt, which the members of a group
+share. The
+   exception: the load of that server exceeds the least load by more than MAX_IMBALANCE times the mean load,
+       plus the
+   prompt tokens that the cache saves.
+3. Otherwise it goes to the server with the least load.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from agentrl.rollout.server import Server
 from agentrl.types import NO_VERSION, Generation
 
 MAX_IMBALANCE = 0.25
-"""Of the mean load. docs/log.md has the simulation that chose it."""
+"""Fraction of the mean load, chosen by the simulation in docs/log.md."""
 NUM_REMEMBERED_TURNS = 512
 
 
 class TurnLengths:
-    """Lengths of the turns that ended last, in tokens, and what they let expect of one under way."""
+    """Lengths in tokens of the latest finished turns, used to predict how long a running turn will be."""
 
     def __init__(self) -> None:
         self._recent: deque[int] = deque()
@@ -38,9 +41,9 @@ class TurnLengths:
         insort(self._sorted, length)
 
     def expected_rest(self, done: int, *, limit: int) -> int:
-        """Return how many tokens a turn of `done` tokens is likely to go on, `limit` at most.
+        """Return the expected number of further tokens of a turn that has `done` tokens, at most `limit`.
 
-        The mean of what the longer ones had left; before a longer one is known, as much as may come.
+        This is the mean remainder of the remembered turns longer than `done`; `limit` if there are none.
         """
         longer = self._sorted[bisect_right(self._sorted, done) :]
         return limit if not longer else min(limit, max(1, round(sum(longer) / len(longer)) - done))
@@ -48,7 +51,10 @@ class TurnLengths:
 
 @dataclass(slots=True)
 class _Prompt:
-    """A first prompt, and the server to which it went last; kept while a trajectory that began with it lives."""
+    """A first prompt and the server to which it went last.
+
+    Kept while an attempt that began with it is alive.
+    """
 
     server: Server
     num_tokens: int
@@ -57,9 +63,10 @@ class _Prompt:
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """What is known of one trajectory's tokens: `num_tokens` of them were computed, by `server`, under `version`.
+    """The cached prefix of one attempt: `server` computed its first `num_tokens` tokens under `version`.
 
-    shared_tokens: how many another trajectory brought to the server before. is_lost: it was interrupted or moved since.
+    shared_tokens: prompt tokens that another attempt had already brought to the server.
+    is_lost: the attempt was interrupted or moved since then.
     """
 
     prompt_key: int
@@ -71,7 +78,7 @@ class Prefix:
 
 
 class Affinity:
-    """Homes of trajectories, from their first turn until they are forgotten."""
+    """The server of each attempt, from its first turn until it is forgotten."""
 
     def __init__(self) -> None:
         self._prefixes: dict[str, Prefix] = {}
@@ -81,7 +88,7 @@ class Affinity:
         return len(self._prefixes)
 
     def place(self, key: str, prompt: Sequence[int], up: Sequence[Server]) -> Prefix:
-        """Return the trajectory's prefix with the server to ask, one of `up`."""
+        """Return the attempt's prefix; its `server` is the one to ask, one of `up`."""
         prefix = self._prefixes.get(key)
         if prefix is None:
             prompt_key = hash(np.asarray(prompt, np.int32).tobytes())
@@ -97,7 +104,7 @@ class Affinity:
         return prefix
 
     def forget(self, key: str) -> None:
-        """Forget a trajectory that is over."""
+        """Forget an attempt that is over."""
         prefix = self._prefixes.pop(key, None)
         if prefix is None:
             return
@@ -107,7 +114,9 @@ class Affinity:
             del self._prompts[prefix.prompt_key]
 
     def _follow(self, prompt_key: int, up: Sequence[Server]) -> tuple[Server, int]:
-        """Return where a trajectory with this first prompt goes, and how many of its tokens are there already."""
+        """Return the server for an attempt with this first prompt, and how many of its tokens are cached
+        there.
+        """
         least = min(up, key=lambda server: server.outstanding_tokens)
         known = self._prompts.get(prompt_key)
         if known is None or not known.server.is_up:
@@ -118,37 +127,42 @@ class Affinity:
 
 
 def uncached(prefix: Prefix, prompt_tokens: int, *, version: int) -> int:
-    """Return how many tokens of the prompt the server is likely to compute: an update empties its cache."""
+    """Return how many prompt tokens the server must probably compute. A new version empties its cache."""
     has_own = prefix.num_tokens and not prefix.is_lost and prefix.version == version
     return max(1, prompt_tokens - (prefix.num_tokens if has_own else prefix.shared_tokens))
 
 
 @dataclass(slots=True)
 class Work:
-    """Tokens of prompts that servers computed, and those among them that had been computed before.
+    """Prompt tokens that servers computed, and how many of them were computed again.
 
-    Redone is what was computed again because the generation was interrupted, the trajectory went to another server, or an update
-    emptied the cache. A server without a prefix cache computes each turn from the start: that is prefilled, and not redone.
+    redone_tokens: computed again because the generation was interrupted, the attempt moved to another server,
+        or an update
+    emptied the cache. A server without a prefix cache recomputes every turn; that counts as prefilled, not as
+    redone.
     """
 
     prefilled_tokens: int = 0
     redone_tokens: int = 0
 
     def count(self, prefix: Prefix, prompt_tokens: int, piece: Generation) -> None:
-        """Count an answered piece, and note in `prefix` what is computed of it. One without a token did not get to run."""
+        """Count an answered piece and update `prefix`.
+
+        A piece without tokens never ran and is not counted.
+        """
         if not len(piece.token_ids):
             return
         prefilled = prompt_tokens - piece.num_cached_tokens
         is_lost = prefix.is_lost or prefix.version != piece.versions[0]
         again = min(prefilled, prefix.num_tokens) if is_lost else 0
         if piece.num_retractions:
-            # A retracted request is computed anew where the version changes, and its prompt with it.
+            # A retracted request, including its prompt, is recomputed at each change of version.
             boundaries = np.flatnonzero(np.diff(piece.versions)) + 1
             again += (retracted := sum(prompt_tokens + int(position) for position in boundaries))
             prefilled += retracted
         self.prefilled_tokens += prefilled
         self.redone_tokens += again
-        # The last token is sampled, but nothing was computed of it yet.
+        # The last token was sampled, but its KV entries are not computed yet.
         prefix.num_tokens = prompt_tokens + len(piece.token_ids) - 1
         prefix.version = int(piece.versions[-1])
         prefix.is_lost = piece.finish_reason == "abort"

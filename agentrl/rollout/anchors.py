@@ -1,9 +1,12 @@
-"""Anchors: turns of one task that were taken in the same state of their environment have equal ones.
+"""Anchors: hashes of the environment's state before each turn. Turns of one task in the same state have equal
+anchors.
 
-The state before a turn is what tools and the partner reported as such since the line's turn before (`ToolResult.state`,
-`InteractionReply.state`), in order. Where they reported none, it is what the model was shown since then: role, name and content of the
-messages; before the first turn, that is the prompt. Ids of calls, which the model may make up, are no part of it, nor are the tokens: a
-template that edits the history shows the same messages in others.
+The state before a turn is the sequence of states that tools and the partner reported since the line's
+previous turn (`ToolResult.state`, `InteractionReply.state`). If none was reported, the state is the messages
+shown since then: their roles, names and contents; before the first turn, that is the prompt. Call ids are
+excluded, because the model may make
+them up. Tokens are excluded, because a template that edits the history shows the same messages with other
+tokens.
 """
 
 from __future__ import annotations
@@ -15,8 +18,11 @@ from agentrl.types import Message
 
 
 def anchor(task_id: str, messages: Sequence[Message], reported: Sequence[str]) -> int:
-    """Return the hash of a state as an i64. `messages` are those shown since the last turn, `reported` the states since then."""
+    """Return the hash of a state as an i64.
+
+    `messages` were shown, and `reported` states reported, since the last turn.
+    """
     state = ("state", *reported) if reported else ("messages", *((m.role, m.name, m.content) for m in messages))
-    # `repr` tells every two such tuples apart, and writes text that is no valid Unicode.
+    # `repr` is injective on these tuples, and it escapes surrogates, which cannot be encoded.
     digest = hashlib.blake2b(repr((task_id, state)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -1,7 +1,8 @@
-"""Where asyncio plugins live: one event loop in one thread, reached from trio.
+"""The host of asyncio plugins: one asyncio event loop in its own thread, called from trio.
 
-Under trio `asyncio.sleep`, `wait_for` and every asyncio library fail, and most people's tools are asyncio code. A call
-crosses over as a task of the loop; its result, its exception, a deadline and a cancellation cross back.
+Under trio, `asyncio.sleep`, `wait_for` and every asyncio library fail, but most users' tools are asyncio
+code. A call runs as a task of the asyncio loop. Its result or exception returns to trio; trio's cancellation
+cancels the task.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ log = logging.getLogger(__name__)
 
 
 class AsyncioHost:
-    """A context manager: the thread runs inside of it. `run` may be called thousands of times side by side.
+    """A context manager: the thread runs while it is entered. Thousands of `run` calls can be in flight at
+    once.
 
-    `grace_s`: how long a cancelled call may take to unwind before it is left behind (code that blocks the loop, or
-    swallows its cancellation).
+    `grace_s`: seconds that a cancelled call may take to unwind before it is abandoned. Needed for code that
+        blocks the loop
+    or swallows its cancellation.
     """
 
     def __init__(self, *, grace_s: float = 5.0) -> None:
@@ -49,9 +52,10 @@ class AsyncioHost:
         self._thread.join(self._grace_s)
 
     async def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Await `function(*args)` in the event loop and return its result; call it from trio.
+        """Await `function(*args)` in the asyncio loop and return its result. Call it from trio.
 
-        When the caller is cancelled, so is the asyncio task, and its `finally` blocks have run before this returns.
+        If the caller is cancelled, the asyncio task is cancelled too. Its `finally` blocks have run before
+        this returns, unless they take longer than `grace_s`.
         """
         call = _Call(function, args, trio.lowlevel.current_trio_token())
         self._loop.call_soon_threadsafe(call.start)
@@ -76,11 +80,15 @@ class AsyncioHost:
         self._loop.close()
 
     def _run_on(self, run: Callable[..., object], *args: object) -> None:
-        """Run the loop until it stops, also by a plugin's hand. It keeps its tasks: run again, it goes on with all of them."""
+        """Run the loop until it stops, even if a plugin stops it.
+
+        The tasks survive: the next run continues all of them.
+        """
         try:
             run(*args)
         except (KeyboardInterrupt, SystemExit) as error:
-            # No signal's, in this thread. asyncio ends its loop where a task or callback that a plugin left behind raises one of these.
+            # Not from a signal: signals are handled in the main thread. A task or callback that a plugin left behind
+            # raised it, which makes asyncio stop the loop.
             log.warning("code of an asyncio plugin raised %s outside of its call", type(error).__name__, exc_info=True)
 
     async def _end_tasks(self) -> None:
@@ -92,7 +100,10 @@ class AsyncioHost:
 
 
 class _Call(Generic[T]):
-    """One call's way to the loop and back. `start` and `cancel` run in the loop, the rest in trio."""
+    """One call from trio to asyncio.
+
+    `start` and `cancel` run in the asyncio thread; `result` and `done` are for trio.
+    """
 
     def __init__(self, function: Callable[..., Awaitable[T]], args: tuple[object, ...], token: trio.lowlevel.TrioToken) -> None:
         self._function = function
@@ -121,8 +132,8 @@ class _Call(Generic[T]):
 
     def _report(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # marks it as seen: a caller that was cancelled meanwhile will not ask
+            task.exception()  # marks it as retrieved: a cancelled caller will not retrieve it
         try:
             self._token.run_sync_soon(self.done.set)
         except trio.RunFinishedError:
-            return  # nobody waits any more
+            return  # trio has ended: no caller is waiting

@@ -1,4 +1,6 @@
-"""What a rollout process tells the driver of its attempts of training: how all of them ended, and each that failed."""
+"""The log of training attempts that a rollout process reports to the driver: counts of outcomes, and each
+failure.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,24 @@ from agentrl.tracking.attempts import AttemptCounts, Became, FailedAttempt
 from agentrl.types import Failure, Lease, Outcome, PluginId, Trajectory
 
 MAX_KEPT = 100_000
-"""Failures that wait for the driver, which asks every second, or once a step; the oldest go first."""
+"""Failures kept for the driver, which polls every second or once a step. The oldest are discarded first."""
 MAX_REPORTED = 5_000
-"""In one answer to the driver."""
+"""Failures in one report to the driver."""
 MAX_SHARED = 1_000
-"""Equal failures are one object; a plugin that fails with another text each time is not worth more memory than that."""
+"""Equal failures share one object.
+
+This bounds the memory if a plugin fails with a different text each time.
+"""
 _GIVEN = frozenset({"tool", "interaction", "agent"})
-"""Sums of what was given during the attempt stand among the metrics of rewards."""
+"""Names among the `reward/` metrics that are sums of rewards given during the attempt, not names of rewards.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """What one process says: `counts` since its start; failures from the asked position on, and the position behind them."""
+    """Report of one process: `counts` since its start, failures from the requested position on, and the next
+    position.
+    """
 
     counts: AttemptCounts
     failed: tuple[FailedAttempt, ...]
@@ -30,17 +38,20 @@ class AttemptReport:
 
 
 class AttemptLog:
-    """Counts attempts, and keeps failures until they were asked for. Written by the event loop, read from other threads."""
+    """Counts attempts and keeps failures until they are reported.
+
+    Written by the event loop, read by other threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = AttemptCounts()
         self._failed: deque[FailedAttempt] = deque(maxlen=MAX_KEPT)
-        self._end = 0  # failures ever noted
+        self._end = 0  # number of failures ever recorded
         self._shared: dict[Failure, Failure] = {}
 
     def ended(self, trajectory: Trajectory, lease: Lease, became: Became) -> None:
-        """Count an attempt; `became` says what follows if it failed."""
+        """Count an attempt. `became`: what happened to it if it failed."""
         with self._lock:
             self._counts.outcomes[trajectory.outcome] += 1
             self._counts.used.update(plugins_of(trajectory, lease))
@@ -49,7 +60,10 @@ class AttemptLog:
                 self._note(FailedAttempt.of(shared, became=became, version=lease.version))
 
     def went_on(self, trajectory: Trajectory, lease: Lease, survived: list[Failure], *, is_training: bool) -> None:
-        """Note failures after which an attempt went on, and forget them; those of validation are not counted."""
+        """Record the failures that an attempt survived, and clear `survived`.
+
+        Those of validation are not counted.
+        """
         if not survived:
             return
         with self._lock:
@@ -62,7 +76,7 @@ class AttemptLog:
         survived.clear()
 
     def since(self, position: int) -> AttemptReport:
-        """Return what was noted from `position` on, and forget what came before it: the driver has that."""
+        """Return the report from `position` on, and forget earlier failures, which the driver already has."""
         with self._lock:
             while self._failed and self._end - len(self._failed) < position:
                 self._failed.popleft()
@@ -86,7 +100,9 @@ class AttemptLog:
 
 
 def plugins_of(trajectory: Trajectory, lease: Lease) -> set[PluginId]:
-    """Return who took part in an attempt: its agent, partner, tools that were called, rewards that scored it, and whoever failed it."""
+    """Return the plugins of an attempt: agent, partner, called tools, rewards that scored it, and the one
+    that failed.
+    """
     metrics, partner = trajectory.metrics, lease.task.interaction_kwargs
     found = {PluginId("agent", trajectory.agent_name)}
     found |= {PluginId("tool", name.removeprefix(CALLS_OF)) for name in metrics if name.startswith(CALLS_OF)}

@@ -1,4 +1,6 @@
-"""The circuit breaker of one tool or server: after failures in a row, calls are refused for a while, then one may try."""
+"""The circuit breaker of one tool or server: after repeated failures it refuses calls for a while, then
+allows one probe.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,19 @@ import math
 
 
 class CircuitBreaker:
-    """A state machine without a clock: `now` is in seconds of any clock that never goes back.
+    """A state machine without a clock of its own: `now` is in seconds on any monotonic clock.
 
-    closed: calls begin; `max_failures` failures in a row open it. open: none begins until `pause_s` have passed; then one does,
-    the probe. Its success closes the breaker, its failure opens it again.
+    closed: calls are allowed. `max_failures` failures in a row open the breaker.
+    open: no call is allowed for `pause_s`. Then one call is allowed, the probe. Its success closes the
+        breaker; its failure
+    opens it again.
 
-    A breaker that opens again before any call but its probes succeeded stays open twice as long each time, up to `max_pause_s`
-    (None: always `pause_s`). `is_open`: begin open, so that the first call is a probe.
+    The pause doubles, up to `max_pause_s` (None: always `pause_s`), each time the breaker opens again before
+    a call other than a probe succeeds. `is_open`: start open, so that the first call is a probe.
 
-    A call holds the ticket that `begin` gave it. What a call says that began before the breaker last opened or closed counts for
-    nothing: calls hang in what is down and tell of it one by one.
+    A call reports its result with the ticket from `begin`. The result is ignored if the breaker opened or
+    closed after the
+    call began: calls that hang in a dead service fail one by one, long after the breaker opened.
     """
 
     def __init__(self, *, max_failures: int, pause_s: float, max_pause_s: float | None = None, is_open: bool = False) -> None:
@@ -33,7 +38,7 @@ class CircuitBreaker:
         return self._open_until is not None
 
     def begin(self, now: float) -> int | None:
-        """Return the ticket of a call that may begin, None when it is refused."""
+        """Return a ticket for a call; None if the call is refused."""
         if self._open_until is None:
             return self._epoch
         if self._is_probing or now < self._open_until:
@@ -42,7 +47,7 @@ class CircuitBreaker:
         return self._epoch
 
     def succeeded(self, ticket: int) -> None:
-        """The call was answered, whatever the model made of it."""
+        """Report that the call was answered, even if the answer is an error of the model's call."""
         if ticket != self._epoch:
             return
         self._failures = 0
@@ -53,7 +58,7 @@ class CircuitBreaker:
             self._next_pause_s = self._pause_s
 
     def failed(self, ticket: int, now: float) -> None:
-        """The tool or server itself broke."""
+        """Report that the tool or server itself broke."""
         if ticket != self._epoch:
             return
         self._failures += 1
@@ -65,6 +70,9 @@ class CircuitBreaker:
             self.num_openings += 1
 
     def abandoned(self, ticket: int) -> None:
-        """The call ended and says nothing: it was cancelled, or ran into its deadline. After a probe, the next may try."""
+        """Report that the call was cancelled or timed out, which proves nothing.
+
+        If it was the probe, another may follow.
+        """
         if ticket == self._epoch:
             self._is_probing = False

@@ -1,8 +1,9 @@
-"""The garbage collector of a process that plays thousands of trajectories at once.
+"""Settings of the garbage collector for a process that plays thousands of attempts at once.
 
-A trajectory in flight holds some 350 objects that live for minutes, and the collector takes 60 ns for each that it looks at: at 10,000 in
-flight a search of everything is a pause of a quarter of a second or more, in which all of them stand still. Cycles are few here,
-but hours of them are much: everything is searched as often as takes SHARE of the time.
+An attempt in flight holds about 350 objects that live for minutes, and the collector needs 60 ns per object.
+With 10,000 attempts in flight, a full collection blocks all of them for a quarter of a second or more. Cycles
+are rare, but they add up over hours. So full collections run only as often as takes a fraction SHARE of the
+time.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ from collections.abc import Callable
 from agentrl import heap
 
 THRESHOLDS = (50_000, 5, 2000)
-"""Objects made before the youngest are searched for cycles (Python's own: 700), and collections of one generation before the next.
+"""Thresholds of `gc.set_threshold`. Python's default for the first is 700.
 
-The first two are pauses of 3 and 20 ms. The third is for a process that nobody asks for an `OldGarbage.collect`.
+Collections of the first two generations pause for 3 and 20 ms. The third threshold is for processes that
+never call `OldGarbage.collect`.
 """
 SHARE = 0.001
-"""Of the time, that searches of everything may take: at 1,000 trajectories in flight one in 20 seconds, at 10,000 one in four minutes."""
+"""Fraction of time for full collections: one per 20 s at 1,000 attempts in flight, one per four minutes at
+10,000.
+"""
 
 
 def collect_rarely() -> None:
-    """Leave what is loaded out of every collection, and collect seldom. Call it once everything is loaded.
+    """Exclude all existing objects from garbage collection and collect rarely. Call it when everything is
+    loaded.
 
-    At Python's own pace the collector goes through the trajectories in flight again and again, for a quarter of the loop's time.
+    With Python's defaults the collector scans the attempts in flight repeatedly, which takes a quarter of the
+    loop's time.
     """
     gc.collect()
     gc.freeze()
@@ -33,17 +39,17 @@ def collect_rarely() -> None:
 
 
 class OldGarbage:
-    """Cycles of objects that have lived long, and the memory that they leave."""
+    """Full garbage collections at a bounded rate."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time) -> None:
-        """clock: returns seconds; cpu_clock: those that the thread has computed."""
+        """`clock`: returns seconds; `cpu_clock`: returns the thread's CPU seconds."""
         self._clock, self._cpu_clock = clock, cpu_clock
         self._due = clock()
 
     def collect(self) -> bool:
-        """Search everything but what was frozen, unless it would take more than SHARE of the time; return whether it was.
+        """Run a full collection, unless that would exceed SHARE of the time. Returns whether it ran.
 
-        What becomes free goes back to the machine. Call it where nothing waits.
+        Freed memory is returned to the operating system. Call it when no request is waiting.
         """
         now, begun = self._clock(), self._cpu_clock()
         if now < self._due:

@@ -1,4 +1,6 @@
-"""A tool or interaction during one trajectory: started at its first use, given deadlines, closed exactly once."""
+"""A tool or interaction during one attempt: started at its first use, called with deadlines, closed exactly
+once.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,14 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-"""`close` runs shielded, also after the trajectory's own deadline: it needs one of its own."""
+"""Deadline of `close`, which runs shielded even after the trajectory's own deadline."""
 
 
 EMPTY = frozenset({Tool.start, Tool.score, Tool.close, Interaction.start, Interaction.score, Interaction.finalize})
-"""What a plugin inherits and need not be asked for: a call of an asyncio plugin costs two changes of threads."""
+"""Empty methods of the base classes.
+
+Calls to them are skipped: a call to an asyncio plugin costs two thread switches.
+"""
 
 
 class GuestTimeout(ToolError):
@@ -33,9 +38,10 @@ class GuestTimeout(ToolError):
 
 
 class Guest:
-    """Wraps one plugin instance; `label` is how errors call it.
+    """Wraps one plugin instance; `label` names it in errors.
 
-    Whatever the plugin raises leaves here as ToolError (with the cause in one line), but for errors of the user's input.
+    Any error of the plugin becomes a ToolError with the cause in one line, except UserError and WrongCall,
+    which pass.
     """
 
     def __init__(self, plugin: Tool | Interaction, label: str, start_kwargs: JsonObject, *, host: AsyncioHost, timeout_s: float) -> None:
@@ -45,16 +51,16 @@ class Guest:
         self._host = host
         self._timeout_s = timeout_s
         self._start_lock = trio.Lock()
-        self._is_opened = False  # `start` was begun: there may be something to close
+        self._is_opened = False  # `start` began: there may be something to close
         self._is_ready = False
 
     async def use(self, method: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Call a method of the plugin, after `start` if this is the first use.
+        """Call a method of the plugin. The first use calls `start` before it.
 
         Raises:
-            GuestTimeout: `timeout_s` passed (counted anew for `start` and for the call).
+            GuestTimeout: the call took longer than `timeout_s`. A `start` that takes longer raises ToolError.
             ToolError: the plugin raised.
-            WrongCall: the plugin says that it was called wrongly.
+            WrongCall: the plugin rejected the call as wrong.
         """
         if not self._is_ready and is_inherited(self._plugin.start):
             self._is_opened = self._is_ready = True
@@ -68,32 +74,35 @@ class Guest:
 
     @property
     def has_to_close(self) -> bool:
-        """Whether the plugin was started, and has something to do when it ends."""
+        """Whether the plugin was started and overrides its closing method."""
         return self._is_opened and not is_inherited(self._close)
 
     async def close(self) -> None:
-        """Close the plugin if it was started. Never raises and never takes long: a failure is logged."""
+        """Close the plugin if it was started.
+
+        Never raises (failures are logged) and takes at most CLOSE_TIMEOUT_S.
+        """
         if not self.has_to_close:
             return
         self._is_opened = self._is_ready = False
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S) as scope:
             try:
                 await self._run(self._close)
-            except Exception:  # boundary: a plugin raised while it ended, and its trajectory is over
+            except Exception:  # boundary: a plugin raised in `close`; its attempt is over anyway
                 log.warning("%s failed to close", self._label, exc_info=True)
         if scope.cancelled_caught:
             log.warning("%s did not close within %g s", self._label, CLOSE_TIMEOUT_S)
 
     async def _start(self) -> None:
-        async with self._start_lock:  # parallel first calls start it once
+        async with self._start_lock:  # concurrent first calls start it only once
             if self._is_ready:
                 return
             self._is_opened = True
             try:
                 await self._within_deadline("start", functools.partial(self._plugin.start, **self._start_kwargs))
             except (ToolError, WrongCall) as error:
-                await self.close()  # what a failed start took is freed: a later call may start again
-                raise ToolError(str(error)) from error  # no fault of the model's call, not even when it took too long
+                await self.close()  # releases what the failed start acquired, so that a later call can start again
+                raise ToolError(str(error)) from error  # not the fault of the model's call, not even a timeout
             self._is_ready = True
 
     async def _within_deadline(self, what: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -117,7 +126,11 @@ class Guest:
 
 
 async def awaitable(function: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Await `function(*args)`; one that returns no awaitable, behind a decorator for instance, is the user's mistake."""
+    """Await `function(*args)`.
+
+    Raises:
+        ToolError: the function is not async, which only shows here if it is decorated.
+    """
     returned = function(*args)
     if not inspect.isawaitable(returned):
         name = getattr(function, "__name__", "it")
@@ -126,5 +139,5 @@ async def awaitable(function: Callable[..., Awaitable[T]], *args: Any) -> T:
 
 
 def is_inherited(method: Callable[..., Any]) -> bool:
-    """Whether a plugin's method is the empty one of its base class."""
+    """Return whether a plugin's method is the empty method of its base class."""
     return getattr(method, "__func__", None) in EMPTY

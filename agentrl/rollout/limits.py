@@ -1,4 +1,4 @@
-"""What the config says about model and servers that only their files and the environment tell."""
+"""Model limits and server keys, read from the model's files and the environment."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from agentrl.errors import ConfigError
 
 
 def model_limits(model: ModelConfig, chat: Chat) -> tuple[int | None, int | None]:
-    """Return how many ids the model knows, and its context in tokens, from its `config.json`.
+    """Return the model's vocabulary size and its context in tokens, from its `config.json`.
 
-    None instead of the first: the tokenizer has no other ids. None instead of the second: unknown, for the file is not here
-    (servers elsewhere, only the tokenizer here).
+    The size is None if the tokenizer has no ids beyond it, so that no check is needed. The context is None if
+    it is
+    unknown: the servers run elsewhere, and only the tokenizer is available here.
     """
     vocab_size, context_tokens = num_ids_of(model), _text_model(model).get("max_position_embeddings")
     has_foreign_ids = vocab_size is not None and vocab_size < chat.vocab_size
@@ -26,7 +27,9 @@ def model_limits(model: ModelConfig, chat: Chat) -> tuple[int | None, int | None
 
 
 def num_ids_of(model: ModelConfig) -> int | None:
-    """Return how many ids the model knows, whatever those of the tokenizer are; None when its `config.json` does not say so."""
+    """Return the model's vocabulary size, regardless of the tokenizer; None if `config.json` does not contain
+    it.
+    """
     vocab_size = _text_model(model).get("vocab_size")
     return vocab_size if isinstance(vocab_size, int) else None
 
@@ -37,7 +40,11 @@ def _text_model(model: ModelConfig) -> Mapping[str, Any]:
 
 
 def server_key(variable: str | None) -> str | None:
-    """Return the key of the inference servers, None when `rollout.api_key_env` names no variable; raise ConfigError when it is not set."""
+    """Return the API key of the inference servers; None if `rollout.api_key_env` names no variable.
+
+    Raises:
+        ConfigError: the named variable is not set.
+    """
     if variable is None:
         return None
     if not os.environ.get(variable):
@@ -46,9 +53,9 @@ def server_key(variable: str | None) -> str | None:
 
 
 def key_of_started(variable: str | None) -> str:
-    """Return the key for servers that are started here: the named one, else one that nobody knew before.
+    """Return the API key for servers started here: the key from the named variable, or else a random one.
 
     Raises:
-        ConfigError: the named one is not set.
+        ConfigError: the named variable is not set.
     """
     return server_key(variable) or secrets.token_urlsafe(32)

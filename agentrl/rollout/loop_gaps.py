@@ -1,7 +1,8 @@
-"""How long the trio loop of a rollout actor computes between two checkpoints: while it does, all its trajectories stand still.
+"""Measures how long the trio loop of a rollout actor is blocked between two checkpoints; all its attempts
+wait meanwhile.
 
-A gap is the CPU time of the loop's thread from the end of one task's step to the end of the next. Waiting for the network is not in
-it, nor is what other processes and threads take from this one; a collection of garbage is.
+A gap is the CPU time of the loop's thread from the end of one task's step to the end of the next. It includes
+garbage collection. It excludes waiting for the network and time that other processes and threads take.
 """
 
 from __future__ import annotations
@@ -16,22 +17,26 @@ Clock = Callable[[], int]
 """Returns nanoseconds."""
 
 SHORT_S = 1 / 8192
-"""Gaps below (0.12 ms) are only counted."""
+"""Gaps shorter than this (0.12 ms) share one counter."""
 BUCKETS_PER_DOUBLING = 4
 MAX_BUCKETS = 4 * 20
-"""The last bucket begins at 2 minutes and has all that is longer."""
+"""The last bucket begins at 2 minutes and has no upper bound."""
 REFRESH_NS = 1_000_000
-"""How old a reading of the thread's clock may be, which costs five times as much as one of the wall's."""
+"""Maximal age of a reading of the thread's clock.
+
+Reading it costs five times as much as reading the wall clock.
+"""
 PREFIX = "loop_gaps/"
 BLOCKED_S = 1.0
-"""A step that takes longer is told where somebody asks what goes on."""
+"""A loop without a finished step for longer counts as blocked."""
 
 
 class LoopGaps(trio.abc.Instrument):
-    """Counts gaps in buckets of growing width; register it with the loop that it watches.
+    """Counts gaps in buckets of growing width. Register it as an instrument of the loop to watch.
 
-    A gap is read from the wall's clock, which cannot be shorter, and only if that says a millisecond or more, from the thread's. A step
-    may so be taken for up to REFRESH_NS longer than it was, never for shorter.
+    The wall-clock duration is an upper bound of the gap. The thread's clock is read only if REFRESH_NS have
+    passed since it was last read. A gap can therefore be overestimated by up to REFRESH_NS, but never
+    underestimated.
     """
 
     def __init__(self, wall_clock: Clock = time.perf_counter_ns, thread_clock: Clock = time.thread_time_ns) -> None:
@@ -42,12 +47,12 @@ class LoopGaps(trio.abc.Instrument):
         self._wall_ns = self._read_at_ns = self._thread_ns = 0
 
     def before_run(self) -> None:
-        """Begin: called in the thread of the loop."""
+        """Start measuring. trio calls it in the thread of the loop."""
         self._wall_ns = self._read_at_ns = self._wall_clock()
         self._thread_ns = self._thread_clock()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Count the gap that ends here."""
+        """Count the gap that ends with this step."""
         now = self._wall_clock()
         gap = now - self._wall_ns
         self._wall_ns = now
@@ -63,16 +68,22 @@ class LoopGaps(trio.abc.Instrument):
 
     @property
     def since_step_s(self) -> float:
-        """Seconds since a task of the loop ended its step: it waits for events, or computes; safe to read from another thread."""
+        """Seconds since the last step of a task ended.
+
+        The loop then waits for events or computes. Thread-safe.
+        """
         return (self._wall_clock() - self._wall_ns) / 1e9
 
     @property
     def is_blocked(self) -> bool:
-        """Whether no task has ended a step for longer than any should take; true of a loop, too, in which nothing wakes up meanwhile."""
+        """Whether no step has ended for BLOCKED_S.
+
+        This is also true of an idle loop in which no task wakes up.
+        """
         return self.since_step_s > BLOCKED_S
 
     def counters(self) -> dict[str, float]:
-        """Return the number of gaps by the upper bound of their bucket, `loop_gaps/<seconds>`; safe to call from another thread."""
+        """Return the number of gaps per bucket, named `loop_gaps/<upper bound in seconds>`. Thread-safe."""
         counts = {SHORT_S: self._num_short} | {upper_bound(index): count for index, count in enumerate(self._counts) if count}
         return {f"{PREFIX}{bound:.6g}": float(count) for bound, count in counts.items()}
 
@@ -81,19 +92,20 @@ _SHORT_NS = SHORT_S * 1e9
 
 
 def upper_bound(index: int) -> float:
-    """Return the end of a bucket in seconds."""
+    """Return the upper bound of a bucket in seconds."""
     return SHORT_S * 2 ** ((index + 1) / BUCKETS_PER_DOUBLING)
 
 
 def without_gaps(counters: Mapping[str, float]) -> dict[str, float]:
-    """Return the counters that a person can read."""
+    """Return the counters without the gap buckets."""
     return {name: value for name, value in counters.items() if not name.startswith(PREFIX)}
 
 
 def gap_metrics(growth: Mapping[str, float]) -> dict[str, float]:
-    """Return `p999` and `max` in seconds of the gaps that counters grew by: the upper bound of the bucket, at most 19 % above.
+    """Return `p999` and `max` in seconds of the gaps counted in `growth`, the increase of the counters.
 
-    Nothing where no gap was counted. An actor that was replaced counts from zero, so that a counter may have shrunk: that is no gap.
+    Values are upper bounds of buckets, at most 19 % too high. Returns {} if no gap was counted. A replaced
+    actor counts from zero again, so a counter can shrink; negative growth is ignored.
     """
     gaps = sorted((float(name.removeprefix(PREFIX)), count) for name, count in growth.items() if name.startswith(PREFIX) and count > 0)
     if not gaps:

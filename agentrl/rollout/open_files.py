@@ -1,4 +1,4 @@
-"""How many trajectories the limit of open files lets a rollout actor play."""
+"""The limit of open files, which bounds the concurrent attempts of a rollout actor."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from agentrl.errors import ConfigError
 from agentrl.http.open_files import raise_open_files
 
 OTHER_FILES = 256
-"""Open files of a rollout actor beside connections to servers: Ray's, libraries', pipes of sandboxes, rewards and MCP servers."""
+"""Open files of a rollout actor except server connections: Ray, libraries, pipes of sandboxes, rewards and
+MCP servers.
+"""
 
 
 def allow_trajectories(num_trajectories: int) -> None:
-    """Raise this process's limit of open files to what so many trajectories need: a connection to a server each, and one to a tool.
+    """Raise this process's limit of open files so that each attempt can have a server and a tool connection.
 
     Raises:
-        ConfigError: the machine does not even allow the former.
+        ConfigError: the machine does not even allow one connection per attempt.
     """
     limit = raise_open_files(2 * num_trajectories + OTHER_FILES)
     if limit < num_trajectories + OTHER_FILES:

@@ -1,4 +1,6 @@
-"""What becomes of attempts by `rollout.on_outcome`: played again, learned from, masked, left out, or the end of their group. No clock."""
+"""What happens to attempts according to `rollout.on_outcome`: retried, trained on, masked, left out, or group
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,30 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.types import SCORED_OUTCOMES, Lease, Outcome, Trajectory
 
 MAX_REPLACEMENT_PAUSE_S = 60.0
-"""What is down for minutes is asked once a minute; a longer pause would only leave it idle when it is back."""
+"""Longest pause.
+
+A service that is down for minutes is retried once a minute, so its recovery is noticed soon.
+"""
 
 Fate = Literal["train", "mask", "leave_out", "drop"]
-"""What becomes of the last attempt of a member: the group has it, to learn from or masked, is complete without it, or ends with it."""
+"""What happens to a member after its last attempt: trained on, masked, left out of its group, or its group is
+dropped.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A member is tried once more after `pause_s` seconds."""
+    """Retry the member after `pause_s` seconds."""
 
     how: Literal["retried", "replaced"]
     pause_s: float
 
 
 class RetryBudget:
-    """The tries that one member has left, or one scoring of a whole group; retries and replacements are counted apart."""
+    """The remaining retries and replacements of one member, or of the scoring of one group.
+
+    They are counted separately.
+    """
 
     def __init__(self, rollout: RolloutConfig) -> None:
         self._rollout = rollout
@@ -33,7 +43,9 @@ class RetryBudget:
         self._pause_s = rollout.replacement_pause_s
 
     def after(self, outcome: Outcome) -> Retry | None:
-        """Use up one try after an attempt that ended so; None: that attempt was the last."""
+        """Return the retry that follows an attempt with this outcome, and spend it; None if that attempt was
+        the last.
+        """
         policy = self._rollout.on_outcome[outcome]
         if policy == "retry" and self._retries_left:
             self._retries_left -= 1
@@ -47,11 +59,14 @@ class RetryBudget:
 
 
 class OutcomePolicy:
-    """Decides of the members of one group as they end. A group that too few members with a reward are left of is dropped."""
+    """Decides what happens to the members of one group as they end.
+
+    If too few can have a reward, the group is dropped.
+    """
 
     def __init__(self, lease: Lease, rollout: RolloutConfig) -> None:
         self._rollout = rollout
-        self._rewarded = lease.group_size  # members that have a reward or may still get one, the greedy one not counted
+        self._rewarded = lease.group_size  # members that have or may get a reward, without the greedy one
         self.reason: str | None = None
 
     @property
@@ -59,21 +74,21 @@ class OutcomePolicy:
         return self.reason is not None
 
     def settle(self, last: Trajectory) -> Fate:
-        """Return what becomes of a member whose last attempt this is; the first "drop" says by `reason` why the group ends."""
+        """Return what happens to a member after its last attempt. The first "drop" sets `reason`."""
         fate = self._of(last)
         if fate == "drop":
             self.end(last)
         return fate
 
     def end(self, last: Trajectory) -> None:
-        """Drop the group because of an attempt, unless it is dropped already."""
+        """Drop the group because of this attempt, unless it is already dropped."""
         self.reason = self.reason or last.outcome.value
 
     def _of(self, last: Trajectory) -> Fate:
         policy = self._rollout.final_policy(last.outcome)
         if last.outcome in SCORED_OUTCOMES and policy in ("train", "mask"):
             return policy
-        if policy == "drop" or last.is_greedy:  # nothing stands in for the baseline of all others
+        if policy == "drop" or last.is_greedy:  # the greedy baseline has no substitute
             return "drop"
         self._rewarded -= 1
         if self._rewarded < self._rollout.min_group_size:

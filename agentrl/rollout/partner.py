@@ -1,4 +1,4 @@
-"""The interaction partner of one trajectory."""
+"""The interaction partner of one attempt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.types import Message, Task
 
 
 class Partner:
-    """One instance of the row's interaction, started at its first reply."""
+    """One instance of the row's interaction. It is started before its first reply."""
 
     def __init__(self, name: str, interaction: Interaction, guest: Guest) -> None:
         self.name = name
@@ -25,7 +25,7 @@ class Partner:
 
     @classmethod
     def of(cls, task: Task, registry: Registry[Interaction], config: AgentConfig, *, host: AsyncioHost) -> Partner | None:
-        """Return the partner that the row names, None when it has no interaction_kwargs.
+        """Return the partner that the row names; None if the row has no interaction_kwargs.
 
         Raises:
             PluginError: the name is missing or unknown.
@@ -42,7 +42,11 @@ class Partner:
         return cls(interaction.name, interaction, guest)
 
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
-        """Answer the conversation so far; raise ToolError when the partner breaks or takes too long."""
+        """Return the partner's reply to the conversation so far.
+
+        Raises:
+            ToolError: the partner broke or timed out.
+        """
         with blaming("interaction", self.name):
             reply = await self._guest.use(self._interaction.respond, messages)
             if not isinstance(reply, InteractionReply):
@@ -51,10 +55,10 @@ class Partner:
         return reply
 
     async def score(self) -> float | None:
-        """Return the final score of the conversation; None when the partner gives none, or was never spoken to.
+        """Return the final score of the conversation; None if the partner gives none or never replied.
 
         Raises:
-            ToolError: the partner broke, took too long, or gave no finite number.
+            ToolError: the partner broke, timed out, or returned something other than a finite number.
         """
         if not self._has_replied or is_inherited(self._interaction.score):
             return None

@@ -1,4 +1,4 @@
-"""The event loop that attempts are played in, as somebody in another thread sees it."""
+"""The event loop in which attempts are played, as seen from other threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.rollout.scopes import LiveScopes, Scope, count_tasks, look, where_b
 
 @dataclass(frozen=True, slots=True)
 class PlayLoop:
-    """A trio loop: its tasks, the thread that it runs in, and that of asyncio plugins beside it."""
+    """A trio loop: its root task, its thread, and the thread of the asyncio plugins."""
 
     gaps: LoopGaps
     root: trio.lowlevel.Task
@@ -23,13 +23,13 @@ class PlayLoop:
 
     @classmethod
     def here(cls, gaps: LoopGaps, *, plugins: threading.Thread) -> PlayLoop:
-        """Return the one that the caller, a task, runs in."""
+        """Return the loop in which the calling task runs."""
         root = trio.lowlevel.current_root_task()
         assert root is not None, "this is called from a task"
         return cls(gaps, root, threading.current_thread(), plugins)
 
     def look(self, scopes: Scope, *, limit: int, places: Mapping[str, str]) -> LiveScopes:
-        """Return what goes on inside `scopes` (see `scopes.look`), with all tasks, and where loops stand that are blocked."""
+        """Return the live scopes inside `scopes` (see `scopes.look`), all tasks, and where blocked loops are."""
         threads = [self.plugins, *([self.thread] if self.gaps.is_blocked else [])]
         blocked = tuple(where for thread in threads if (where := where_blocked(thread)) is not None)
         return replace(look(scopes, limit=limit, places=places), tasks=count_tasks(self.root), blocked=blocked)

@@ -1,4 +1,4 @@
-"""What plays and what scores: for training, and for validation where it has other tools or rewards."""
+"""Pairs of player and scorer: one for training, and one for validation if its tools or rewards differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentrl.rollout.shared_tools import SharedTools
 
 @dataclass(frozen=True, slots=True)
 class Validating:
-    """The tools and the rewards of validation, where they are not those of training."""
+    """The tools and rewards of validation, if they differ from training."""
 
     tools: tuple[str, ...]
     reward: RewardConfig
@@ -27,7 +27,7 @@ class Validating:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlayerStack:
-    """A player, and the scorer that it scores by."""
+    """A player and its scorer."""
 
     player: Player
     scorer: Scorer
@@ -45,7 +45,8 @@ def open_stacks(
     prompt: PromptLimits,
     tools: SharedTools,
 ) -> tuple[PlayerStack, PlayerStack]:
-    """Return what plays training and what plays validation, which are one where `validation` is None. Both share `tools`.
+    """Return the stacks of training and validation. They are the same if `validation` is None. Both share
+    `tools`.
 
     Raises:
         UserError: a reward is unknown or refuses its config.

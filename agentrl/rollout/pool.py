@@ -1,4 +1,7 @@
-"""The servers of a router: joining, drained, coming back, leaving. One task tends each of them while `watch` runs."""
+"""The server pool of a router: servers join, are drained, recover and leave.
+
+While `watch` runs, one task tends each.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ from agentrl.errors import ServerError
 from agentrl.rollout.server import QUESTION_TIMEOUT_S, Client, Server
 
 TEND_INTERVAL_S = 0.5
-"""Between two looks at a server."""
+"""Seconds between two checks of a server."""
 COMPLAIN_AFTER_S = 10.0
-"""A server that starts, or loads weights, is out of use for a while."""
+"""Seconds out of use before a warning is logged.
+
+A server that starts or loads weights is briefly out of use.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +33,7 @@ class Complaint:
         self._said: str | None = None
 
     def consider(self) -> None:
-        """Call this after every probe."""
+        """Log if it is time to. Call it after every probe."""
         if self._server.is_up:
             self._down_since = self._said = None
             return
@@ -39,14 +45,14 @@ class Complaint:
 
 
 class ServerPool:
-    """Servers by URL. `connect` makes the client of a URL; `silence_s` and `max_pause_s` as in Server."""
+    """Servers by URL. `connect` creates the client of a URL; for `silence_s` and `max_pause_s` see Server."""
 
     def __init__(self, connect: Callable[[str], Client], *, silence_s: float, max_pause_s: float) -> None:
         self._connect = connect
         self._silence_s = silence_s
         self._max_pause_s = max_pause_s
         self._servers: dict[str, Server] = {}
-        self._left: list[Server] = []  # retired, their requests not moved yet
+        self._left: list[Server] = []  # retired servers whose requests have not moved yet
         self._tending: dict[Server, trio.CancelScope] = {}
         self._changed = trio.Event()
         self._watch_lock = trio.Lock()
@@ -55,24 +61,27 @@ class ServerPool:
 
     @property
     def up(self) -> list[Server]:
-        """Those that may be asked."""
+        """The servers that can receive requests."""
         return [server for server in list(self._servers.values()) if server.is_up]
 
     @property
     def num_drained(self) -> int:
-        """How often a server was drained, since the start."""
+        """Number of times a server was drained since the start."""
         return self._num_drained_left + sum(server.breaker.num_openings for server in list(self._servers.values()))
 
     def outstanding_tokens(self) -> dict[str, int]:
-        """Return what is still to be computed, in tokens, per URL."""
+        """Return the estimated number of tokens still to be computed, by URL."""
         return {url: server.outstanding_tokens for url, server in list(self._servers.items())}
 
     def places(self) -> dict[str, str]:
-        """Return the URLs of the servers by the ids of the requests that run there; safe to call from another thread."""
+        """Return the server of each running request: request id -> URL. Thread-safe."""
         return {rid: url for url, server in list(self._servers.items()) for rid in server.running}
 
     def set_servers(self, urls: Sequence[str], *, version: int) -> None:
-        """Use the servers at `urls`; one that joins or comes back must sample with `version` or a later one."""
+        """Use the servers at `urls`.
+
+        A server that joins or recovers must sample with `version` or a later one.
+        """
         self.version = version
         wanted = [url.rstrip("/") for url in urls]
         for url in [url for url in self._servers if url not in wanted]:
@@ -83,12 +92,12 @@ class ServerPool:
         self._notify()
 
     async def until_changed(self) -> None:
-        """Return when a server joined, left or came back."""
+        """Wait until a server joins, leaves or recovers."""
         await self._changed.wait()
 
     async def watch(self) -> None:
-        """Tend all servers, for ever; produces: servers that are up, which unblocks whoever waits `until_changed`."""
-        async with self._watch_lock, trio.open_nursery() as nursery:  # a second watcher only waits
+        """Tend all servers until cancelled. Each server that comes up unblocks `until_changed`."""
+        async with self._watch_lock, trio.open_nursery() as nursery:  # a second watcher waits for the first to end
             tended: set[Server] = set()
             while True:
                 existing = [*self._servers.values(), *self._left]
@@ -99,14 +108,16 @@ class ServerPool:
                 await self._changed.wait()
 
     async def aclose(self) -> None:
-        """Close all connections; for when nothing is generated any more."""
+        """Close all connections. Call it when no generation is running any more."""
         for url in list(self._servers):
             self._retire(self._servers.pop(url))
         for server in list(self._left):
             await self._close(server)
 
     async def _tend(self, server: Server) -> None:
-        """Consumes one server's signs of life; unblocked by time; produces its way out of and into use, until it is retired."""
+        """Consumes one server's signs of life; unblocked by a timer; drains and restores the server until it
+        is retired.
+        """
         complaint = Complaint(server)
         with trio.CancelScope() as self._tending[server]:
             while not server.is_retired:
@@ -128,7 +139,7 @@ class ServerPool:
             try:
                 await server.client.settle_aborts()
             except ServerError:
-                return  # a server that is gone samples nothing any more
+                return  # a server that is gone has nothing to abort
 
     def _retire(self, server: Server) -> None:
         server.is_retired = True

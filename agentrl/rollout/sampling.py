@@ -1,4 +1,4 @@
-"""What a session samples by, and from."""
+"""Interfaces of a session's sampling settings and of its generator."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from agentrl.types import Generation, SamplingParams
 
 
 class Sampling(Protocol):
-    """How to sample: the `rollout` config in training, the `eval` config in validation and evaluation.
+    """Sampling settings: the `rollout` config in training, the `eval` config in validation and evaluation.
 
-    Lengths are None where `agent` decides them.
+    A length of None means that the `agent` config decides it.
     """
 
     @property
@@ -35,7 +35,7 @@ class Sampling(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GreedySampling:
-    """Always the most likely token."""
+    """Sampling settings that always choose the most likely token."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -48,10 +48,10 @@ class GreedySampling:
 
 
 class Generator(Protocol):
-    """Samples turns: the Router."""
+    """Samples turns, as the Router does."""
 
     @property
     def context_tokens(self) -> int | None:
-        """Largest prompt plus answer that every server takes; None while unknown."""
+        """Largest prompt plus answer, in tokens, that every server accepts; None if unknown."""
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str) -> Generation: ...

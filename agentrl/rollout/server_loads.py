@@ -1,4 +1,4 @@
-"""What servers say of their load, for whoever wants to know why nothing moves."""
+"""The load that servers report, to diagnose a run without progress."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from agentrl.tracking.watchdog import SLICE_S
 
 
 def ask_loads(clients: Sequence[SGLangClient], *, answer_s: float, stopping: threading.Event) -> dict[str, str]:
-    """Return by URL one line on what each server does, or that it does not answer; the clients are closed.
+    """Return one line per server about its load, or that it does not answer: URL -> line. Closes the clients.
 
-    All are asked at once, from a thread that runs no trio; the answer comes after `answer_s` seconds, or soon after `stopping` is set.
+    All servers are asked concurrently. Call it from a thread without trio. It returns after at most
+    `answer_s` seconds, or soon after `stopping` is set.
     """
     lines = {client.url: f"does not answer within {answer_s:g} s" for client in clients}
     in_trio(_ask_all, clients, lines, answer_s, stopping)

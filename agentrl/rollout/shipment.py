@@ -1,4 +1,6 @@
-"""What leaves a rollout process: finished trajectories, and word of what will not come, in the order in which it was known."""
+"""Shipments from a rollout process: finished trajectories, dropped groups and left-out members, in order of
+occurrence.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,23 @@ from agentrl.rollout.scopes import Scope
 from agentrl.types import Trajectory
 
 MAX_SHIPMENT = 64
-"""Trajectories in one `add`; those that finish while one is under way travel together."""
+"""Maximal number of items per batch. Items that arrive while a call is in flight are shipped together."""
 
 
 class TrajectorySink(Protocol):
-    """Where trajectories go: the replay buffer."""
+    """The destination of trajectories, such as the replay buffer."""
 
     async def add(self, trajectories: Sequence[Trajectory]) -> None: ...
 
     async def drop_group(self, group_id: int, reason: str) -> None: ...
 
     async def leave_out(self, group_id: int, member: int, reason: str) -> None:
-        """Note that a member will not come: its group is complete with the others."""
+        """Record that a member will not arrive; its group completes without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedGroup:
-    """Says that nothing more of a group will come."""
+    """The group is dropped: no more of its trajectories will arrive."""
 
     group_id: int
     reason: str
@@ -36,7 +38,7 @@ class DroppedGroup:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Says that one member of a group will not come, and that the group goes on without it."""
+    """One member of a group will not arrive; the group continues without it."""
 
     group_id: int
     member: int
@@ -47,7 +49,7 @@ Shipment = Trajectory | DroppedGroup | LeftOut
 
 
 async def ship(receive: trio.MemoryReceiveChannel[Shipment], sink: TrajectorySink, scopes: Scope) -> None:
-    """Consumes what came of members and groups, in order; unblocked by each; produces calls of the sink."""
+    """Consumes shipments in order; unblocked by each; calls the sink, in batches."""
     async for first in receive:
         waiting = [first]
         while len(waiting) < MAX_SHIPMENT:
@@ -56,7 +58,7 @@ async def ship(receive: trio.MemoryReceiveChannel[Shipment], sink: TrajectorySin
             except trio.WouldBlock:
                 break
         dropped = {item.group_id: item.reason for item in waiting if isinstance(item, DroppedGroup)}
-        # What became of siblings just before their group was dropped need not travel.
+        # Members of a group that is dropped in the same batch need not be shipped.
         kept = [item for item in waiting if item.group_id not in dropped]
         finished = [item for item in kept if isinstance(item, Trajectory)]
         with scopes.open(f"ship {len(waiting)} trajectories, or word of what will not come"):

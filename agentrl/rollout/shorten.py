@@ -1,4 +1,4 @@
-"""Too long a text for its budget of tokens."""
+"""Shortens a text to a token budget."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Literal, Protocol
 Keep = Literal["head", "tail", "ends"]
 
 MAX_CHARS_PER_TOKEN = 64
-"""Far more than a tokenizer packs into one token: longer text need not be tokenized to know that it is too long."""
+"""More characters than any tokenizer puts into one token.
+
+Longer text is known to be too long without tokenizing it.
+"""
 
 MIN_KEPT_TOKENS = 2
-"""A budget that leaves less beside the notice has no notice."""
+"""If the budget leaves fewer tokens than this next to the notice, the notice is omitted."""
 
 SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class TextCodec(Protocol):
-    """What is needed of `agentrl.chat.chat.Chat`."""
+    """The part of `agentrl.chat.chat.Chat` that is needed here."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -25,10 +28,12 @@ class TextCodec(Protocol):
 
 
 def shorten(text: str, max_tokens: int, codec: TextCodec, *, keep: Keep = "ends") -> str:
-    """Return `text` in at most `max_tokens` tokens: a longer one loses its end, its beginning or its middle, and says so.
+    """Return `text` cut to at most `max_tokens` tokens, with a notice at the cut.
 
-    What is kept is a prefix, a suffix, or both, character by character. The notice says how many tokens were cut, "about" where
-    megabytes were not counted; a budget too small for it has none.
+    `keep` chooses what remains: an exact prefix ("head"), an exact suffix ("tail"), or both ("ends"). The
+        notice says how
+    many tokens were cut ("about" if a huge text was not fully tokenized). A budget too small for the notice
+    omits it.
     """
     if len(text) < max_tokens and text.isascii():  # a token of plain text is at least one character
         return text
@@ -38,7 +43,7 @@ def shorten(text: str, max_tokens: int, codec: TextCodec, *, keep: Keep = "ends"
 
 
 class _Cut:
-    """The text's two ends in tokens; for all but huge texts, `head` is the whole text."""
+    """Both ends of a text in tokens. `_head` holds the whole text unless it is huge."""
 
     def __init__(self, text: str, max_tokens: int, codec: TextCodec, keep: Keep) -> None:
         self._text = text
@@ -62,20 +67,20 @@ class _Cut:
         while room > 0:
             head, tail = self._kept(room)
             short = head + (self._notice(room) if has_notice else "") + tail
-            # Tokens at the seams differ from those of the whole text, and may be more.
+            # Tokenization changes at the cuts and can produce more tokens than in the whole text.
             if (excess := len(self._codec.encode(short)) - self._max_tokens) <= 0:
                 return short
             room -= excess
         return ""
 
     def _kept(self, room: int) -> tuple[str, str]:
-        """Return the prefix and the suffix that `room` tokens hold."""
+        """Return the prefix and the suffix that together fit into `room` tokens."""
         num_head = {"head": room, "tail": 0, "ends": (room + 1) // 2}[self._keep]
         num_tail = room - num_head
-        # Half a character at the cut decodes to U+FFFD.
+        # A character split by the cut decodes to U+FFFD.
         head = self._codec.decode(self._head[:num_head]).rstrip("\ufffd")
         tail = self._codec.decode(self._tail[len(self._tail) - num_tail :]).lstrip("\ufffd")
-        # Slices, because a tokenizer that normalises decodes to other characters.
+        # Slice the original text, because a tokenizer that normalizes decodes to different characters.
         return self._text[: len(head)], self._text[len(self._text) - len(tail) :]
 
     def _notice(self, num_kept: int) -> str:

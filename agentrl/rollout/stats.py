@@ -1,4 +1,4 @@
-"""Counters of one rollout process. All only grow, but for `in_flight`, so that a reader takes differences."""
+"""Counters of one rollout process. All except `in_flight` only grow; readers take differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ SUMMED = (
 
 
 class IdleTime:
-    """Seconds in which nothing ran, since the first thing did. `begin` and `end` enclose each thing, from within trio."""
+    """Idle seconds since the first task started.
+
+    Call `begin` and `end` around each task, from within trio.
+    """
 
     def __init__(self) -> None:
         self._running = 0
@@ -42,11 +45,11 @@ class IdleTime:
     def end(self) -> None:
         self._running -= 1
         if self._running == 0:
-            self._now = trio.lowlevel.current_clock().current_time  # readers in other threads have no current clock
+            self._now = trio.lowlevel.current_clock().current_time  # trio's clock is not accessible from other threads
             self._since = self._now()
 
     def seconds(self) -> float:
-        """Return the total, a pause that lasts included; safe to call from another thread."""
+        """Return the total, including the current idle period. Thread-safe."""
         total, since = self._seconds, self._since
         return total if since is None else total + self._now() - since
 
@@ -59,15 +62,15 @@ class RolloutStats:
         self._in_flight = 0
 
     def begin(self) -> None:
-        """An attempt starts."""
+        """Count an attempt that starts."""
         self._in_flight += 1
 
     def end(self) -> None:
-        """An attempt is over, finished or cancelled."""
+        """Count an attempt that is over, finished or cancelled."""
         self._in_flight -= 1
 
     def finished(self, trajectory: Trajectory) -> None:
-        """An attempt gave a trajectory, of whatever outcome."""
+        """Count an attempt that returned a trajectory, with any outcome."""
         self._counts["finished"] += 1
         self._counts[f"outcome/{trajectory.outcome.value}"] += 1
         self._counts["tokens"] += trajectory.num_tokens
@@ -76,7 +79,7 @@ class RolloutStats:
             self._counts[name] += trajectory.metrics.get(name, 0.0)
 
     def became(self, what: Became, trajectory: Trajectory) -> None:
-        """Count what `rollout.on_outcome` made of an attempt."""
+        """Count what became of an attempt according to `rollout.on_outcome`."""
         self._counts[what] += 1
         self._counts[f"{what}/{trajectory.outcome.value}"] += 1
 
@@ -88,5 +91,5 @@ class RolloutStats:
         self._counts["withdrawn_groups"] += 1
 
     def snapshot(self) -> dict[str, float]:
-        """Return all counters; safe to call from another thread."""
+        """Return all counters. Thread-safe."""
         return {"in_flight": float(self._in_flight)} | dict(self._counts)

@@ -1,4 +1,4 @@
-"""Stop strings, for engines that know only tokens: what a turn has beyond one is thrown away."""
+"""Stop strings for engines that only know tokens: tokens after a stop string are discarded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from agentrl.types import Generation
 
 
 def cut_at_stop(generation: Generation, stop: Sequence[str], chat: Chat) -> Generation:
-    """Return the generation up to the token that completes a stop string, as an engine that knows the string would have ended it."""
+    """Return the generation up to and including the token that completes a stop string, as an engine would
+    have ended it.
+    """
     ids = generation.token_ids.tolist()
     text = chat.decode(ids)
     if not any(string in text for string in stop):
         return generation
-    low, high = 1, len(ids)  # the fewest tokens whose text holds a stop string
+    low, high = 1, len(ids)  # binary search for the fewest tokens whose text contains a stop string
     while low < high:
         middle = (low + high) // 2
         held = chat.decode(ids[:middle])

@@ -1,4 +1,4 @@
-"""From a plain thread into trio and back."""
+"""Runs an async function under trio from a plain thread."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ T = TypeVar("T")
 
 
 def in_trio(function: Callable[..., Awaitable[T]], *args: Any, instruments: Sequence[Instrument] = ()) -> T:
-    """Run `function(*args)` by trio and return its value.
+    """Run `function(*args)` under trio and return its value.
 
-    What its nurseries wrapped is unwrapped: Ctrl-C stays a KeyboardInterrupt, and an error of ours is raised as itself.
+    Exception groups of nurseries are unwrapped: a KeyboardInterrupt or AgentRLError inside is raised as
+        itself.
     """
     try:
         return trio.run(function, *args, instruments=instruments)
