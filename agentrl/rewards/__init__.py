@@ -1,1 +1,1 @@
-"""The rule rewards and the loader of the user's function."""
+"""Built-in rewards, and the loader of the user's reward function."""

@@ -1,4 +1,4 @@
-"""AIME's answers: an integer from 0 to 999, often written with leading zeros."""
+"""Reward for AIME answers: an integer from 0 to 999, often written with leading zeros."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ MAX_ANSWER = 999
 
 _MODULUS = re.compile(r"\\text\{\s?mod\s?\}\s?[0-9]{1,5}|\(?\\?[pb]?mod(?:ulo|ulus)?\b\s?\{?\s?[0-9]{1,5}\}?\)?|\bby \$?1,?000\b\$?")
 _MODULI = re.compile(r"mod(?:ulo|ulus)?\b[\s{}]{0,3}([0-9]{1,5})")
-"""What a remainder was taken of is not the answer: 42 (mod 1000)."""
+"""The modulus of a remainder is not the answer: in "42 (mod 1000)", 42 is."""
 
 
 def extract_integer(text: str, *, strict: bool) -> int | None:
-    r"""Return the answer in the last \boxed{...}; without it and unless `strict`, the number that the text concludes with.
+    r"""Return the answer in the last \boxed{...}; without a box and unless `strict`, the concluding number.
 
-    None when what is found there is no integer from 0 to 999, or more than one.
+    None if that is not an integer from 0 to 999, or if there is more than one.
     """
     tail = without_thoughts(text)[-MAX_TAIL_CHARS:]
     boxed = answer_box(tail)
     if boxed is not None:
         number = boxed_number(_MODULUS.sub(" modulus ", boxed))
         if number is not None and any(number >= int(modulus) for modulus in _MODULI.findall(boxed)):
-            return None  # a remainder is below what it is taken of
+            return None  # a remainder is smaller than its modulus
         return None if number is not None and is_contradicted(number, tail[tail.rfind("}") :]) else _in_range(number)
     return None if strict else _in_range(concluding_number(_MODULUS.sub(" modulus ", tail)))
 
 
 def parse_integer(value: Any) -> int | None:
-    """Return a ground truth or the inside of a box ("042", 42, "$42$") as an integer from 0 to 999, or None."""
+    """Parse a ground truth or the content of a box ("042", 42, "$42$") to an integer from 0 to 999, or None."""
     return _in_range(stated_number(value) if isinstance(value, str) else parse_number(value))
 
 
 def canonical(text: str, *, strict: bool = False) -> str | None:
-    """Return the final answer in `text` as the one text that stands for it ("42"), or None when there is none."""
+    """Return the final answer in `text` in canonical form ("42"), or None if there is none."""
     answer = extract_integer(text, strict=strict)
     return None if answer is None else str(answer)
 
@@ -57,8 +57,9 @@ def _in_range(number: Fraction | None) -> int | None:
 class Aime(Reward):
     """1 for the right integer in the last assistant message.
 
-    Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box). Details: answer, canonical.
-    What was handed in by `finish` needs no box.
+    Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box). Details:
+        answer,
+    canonical. An answer submitted by `finish` needs no box.
     """
 
     name: ClassVar[str] = "aime"
@@ -76,7 +77,7 @@ class Aime(Reward):
             )
 
     def score(self, attempt: Attempted) -> RewardResult:
-        """Score by the last box, or what stands in its place."""
+        """Score the last box, or the concluding number unless `strict`."""
         options, text = self._options, attempt.answer
         flexible = extract_integer(text, strict=False)
         in_form = extract_integer(text, strict=True) if attempt.handed_in is None else flexible

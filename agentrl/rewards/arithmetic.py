@@ -1,4 +1,4 @@
-"""Sums: correctness of the final number, nothing else."""
+"""Reward for arithmetic tasks: the final number is right or wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from agentrl.types import Task
 
 
 class Arithmetic(Reward):
-    """1 when the last assistant message's `#### N`, or the number it handed in by `finish`, equals the ground truth, else 0.
+    """1 if the last assistant message's `#### N`, or the number submitted by `finish`, equals the ground
+    truth, else 0.
 
     Metrics: accuracy, accuracy_strict, accuracy_flexible, format. Details: answer.
     """

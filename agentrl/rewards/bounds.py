@@ -1,7 +1,8 @@
-r"""What an expression may cost: its text is bounded before the algebra system reads it, and its tree before that computes with it.
+r"""Cost bounds of expressions: on the text before sympy parses it, and on the tree before sympy evaluates it.
 
-Answers are written by a model that learns what is paid, also what stops the checker: `9^{9^{9^{9}}}`, `\binom{20000}{10000}`,
-`\prod_{n=1}^{10^9} n` and `((((2))))` are short to write, and for ever to evaluate.
+A model learns whatever pays, including answers that hang the checker. `9^{9^{9^{9}}}`,
+`\binom{20000}{10000}`, `\prod_{n=1}^{10^9} n` and `((((2))))` are short to write but take forever to
+evaluate.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from agentrl.rewards.cpu_limit import TooCostlyError
 
 MAX_CHARS = 400
 MAX_DEPTH = 6
-"""Brackets in brackets: the parser takes exponentially long in their depth."""
+"""Nesting of brackets: the parser's time is exponential in it."""
 MAX_DIGITS = 50
 MAX_NODES = 250
 MAX_BITS = 8192
-"""Bits of any number on the way to a value, 2,466 decimal digits: below what Python writes as text."""
+"""Bits of any intermediate number, 2,466 decimal digits: fewer than Python's limit for int to str."""
 MAX_TERMS = 200
 MAX_SYMBOLIC_POWER = 64
 
@@ -46,7 +47,7 @@ def check_text(text: str) -> None:
         raise TooCostlyError(f"longer than {MAX_CHARS} characters, or a number of more than {MAX_DIGITS} digits")
     _check_depth(text)
     binomials = _BINOMIAL_OF.findall(text)
-    # The parser evaluates these while it reads.
+    # The parser evaluates binomials while it parses.
     if len(_BINOMIAL.findall(text)) > len(binomials) or any(map(_LONG_INTEGER.search, binomials)):
         raise TooCostlyError("a binomial of more than three digits")
     if _EAGER.search(text) and ("^" in text or "!" in text or "**" in text or _LONG_INTEGER.search(text)):
@@ -58,7 +59,7 @@ def check_text(text: str) -> None:
 
 
 def check_prose(text: str) -> None:
-    """Raise TooCostlyError unless each piece of mathematics of a response can be read."""
+    """Raise TooCostlyError unless the parser can read each piece of mathematics in a response."""
     for piece in _MATHEMATICS.finditer(text):
         check_text(piece[0])
     between = _MATHEMATICS.sub(" ", text)
@@ -76,7 +77,7 @@ def _check_depth(text: str) -> None:
 
 
 def check_tree(tree: Any) -> None:
-    """Raise TooCostlyError unless what was parsed can be evaluated, its powers, factorials and sums included."""
+    """Raise TooCostlyError unless a parsed tree can be evaluated, with its powers, factorials and sums."""
     if isinstance(tree, sympy.MatrixBase):
         for element in tree.flat():
             check_tree(element)
@@ -92,7 +93,7 @@ def check_tree(tree: Any) -> None:
 
 
 def _bits(node: Any) -> float:
-    """Return how many bits a number of this size has, at most; symbols count as small."""
+    """Return an upper bound of the bits of a number's value; symbols count as small."""
     bits = _bits_of(node)
     if bits > MAX_BITS:
         raise TooCostlyError(f"a number of more than {MAX_BITS} bits")
@@ -119,7 +120,7 @@ def _bits_of(node: Any) -> float:
 
 
 def _bits_of_power(base: Any, exponent: Any) -> float:
-    if isinstance(exponent, sympy.Float):  # 3^{0.5}: its digits are no size
+    if isinstance(exponent, sympy.Float):  # 3^{0.5}: the length of its digits says nothing about its size
         exponent = sympy.Rational(str(exponent))
     size, power = _bits(base), _bits(exponent)
     if exponent.free_symbols:

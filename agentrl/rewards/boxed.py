@@ -1,4 +1,4 @@
-r"""The answer that mathematical texts put into `\boxed{...}`."""
+r"""The answer in `\boxed{...}` of a mathematical text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _JOINT = re.compile(
 
 
 _HIDDEN = re.compile(r"<!--.{0,2000}?-->|\\[hv]?phantom\s?\{(?:[^{}]|\{[^{}]{0,100}\}){0,100}\}", re.DOTALL)
-"""What no reader sees."""
+"""Text that is not rendered."""
 _DENIED = re.compile(
     r"(?i)(?:\b(?:not|isn't|wasn't|never|neither|nor|cannot|can't|couldn't|shouldn't|don't|wrong|incorrect|mistaken|false|unlike)"
     r"(?:\s(?:answer|result|value|be|equal(?:s| to)?|just|simply|the|is|was|write|say|box|put|claim))*|\b(?:rather than|instead of"
@@ -24,34 +24,37 @@ _DENIED = re.compile(
 MAX_DENIAL_CHARS = 60
 
 MAX_JOINED = 8
-"""Boxes that are read as one answer."""
+"""Adjacent boxes that may form one answer."""
 
 
 class BoxOptions(Options):
-    r"""`strict`: only \boxed{...} counts. `format_score`: for a wrong answer in a box. `wrong_score`: for anything else."""
+    r"""`strict`: only \boxed{...} counts. `format_score`: for a wrong answer in a box. `wrong_score`:
+    otherwise."""
 
     strict: bool = False
     format_score: float | None = None  # None: as wrong_score
     wrong_score: float = 0.0
 
     def score_wrong(self, *, has_box: bool) -> float:
-        """Return the score of a wrong answer."""
+        """Return the score of a wrong or missing answer."""
         return self.format_score if has_box and self.format_score is not None else self.wrong_score
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return what stands in the last `\boxed{...}` (or `\fbox{...}`) that is closed, braces inside of it balanced; None without.
+    r"""Return the content of the last closed `\boxed{...}` or `\fbox{...}`, with balanced braces; None
+    without a box.
 
-    Takes time linear in the text.
+    The time is linear in the length of the text.
     """
     last = max((closed for closed in _boxes(text) if closed[2] is not None), key=lambda closed: closed[1], default=None)
     return None if last is None else text[last[1] : last[2]]
 
 
 def answer_box(text: str) -> str | None:
-    r"""Return what a response states in its last box; None without a box, "" where that box is not closed: its answer is unfinished.
+    r"""Return the content of a response's last box; None without a box.
 
-    Boxes side by side (`\boxed{1} or \boxed{2}`) hold one answer together: "1, 2".
+    Adjacent boxes (`\boxed{1} or \boxed{2}`) form one answer: "1, 2". "" if the last box is not closed (an
+    unfinished answer), or if the text denies it ("it is not \boxed{5}").
     """
     text = _HIDDEN.sub("", text)
     outermost: list[tuple[int, int, int | None]] = []
@@ -75,13 +78,13 @@ def answer_box(text: str) -> str | None:
 
 
 def _is_denied(text: str, begin: int) -> bool:
-    r"""Tell whether the words before a box say that it is not the answer: "it is not \boxed{5}"."""
+    r"""Return whether the words before a box deny it: "it is not \boxed{5}"."""
     return _DENIED.search(text[max(0, begin - MAX_DENIAL_CHARS) : begin]) is not None
 
 
 def _boxes(text: str) -> Iterator[tuple[int, int, int | None]]:
-    """Yield begin, and begin and end of the inside, of each box; the end of one that is not closed is None."""
-    opened: list[tuple[int, int] | None] = []  # None for any brace but a box's
+    """Yield (begin of the box, begin and end of its content) of each box; the end is None if unclosed."""
+    opened: list[tuple[int, int] | None] = []  # None: a brace that opens no box
     for token in _TOKENS.finditer(text):
         if token["box"]:
             opened.append((token.start(), token.end()))
@@ -93,7 +96,7 @@ def _boxes(text: str) -> Iterator[tuple[int, int, int | None]]:
 
 
 def _unboxed(inside: str) -> str:
-    r"""Return what a box in a box holds: of \boxed{\boxed{5}} it is 5."""
+    r"""Return the content without nested boxes: \boxed{\boxed{5}} has the content 5."""
     for _ in range(3):
         if (only := _ONLY_BOX.fullmatch(inside)) is None or only[1].count("{") != only[1].count("}"):
             break

@@ -1,4 +1,4 @@
-"""One call of a reward: made where the reward wants to run, with a deadline, its result checked; whatever fails is a RewardError."""
+"""Calls of rewards: each runs where the reward wants, has a deadline, and any failure becomes a RewardError."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentrl.rewards.recipes import Recipe
 
 NUM_THREADS = 8
 MAX_WAIT_FACTOR = 20
-"""Bound of the wait for a free thread or process, in deadlines: reached only when each of them hangs in a reward."""
+"""Bound of the wait for a free thread or process, in deadlines. Reached only if all of them hang in a reward."""
 
 Subject = Attempted | Sequence[Attempted]
 Result = RewardResult | None | Sequence[float | None] | Sequence[RewardResult | None]
@@ -34,14 +34,14 @@ class AsyncHost(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Term:
-    """One reward as configured: its name in events and metrics, its factor in the sum, its deadline, how to make it again."""
+    """One configured reward. `name` is its name in events and metrics, `weight` its factor in the sum."""
 
     name: str
     reward: AnyReward
     weight: float
     timeout_s: float
-    recipe: Recipe | None  # for rewards that run in a process
-    sources: tuple[str, ...] = ()  # (): all
+    recipe: Recipe | None  # to rebuild it in a worker process
+    sources: tuple[str, ...] = ()  # data sources that it applies to; (): all
 
     @property
     def scope(self) -> Scope:
@@ -49,7 +49,7 @@ class Term:
 
 
 class RewardCalls:
-    """Calls rewards side by side. Use it within one trio run; `aclose` ends its processes."""
+    """Calls rewards concurrently. Use it within one trio run; `aclose` ends its processes."""
 
     def __init__(self, host: AsyncHost, *, num_processes: int) -> None:
         self._host = host
@@ -61,7 +61,7 @@ class RewardCalls:
         await self._processes.aclose()
 
     async def call_all(self, calls: Sequence[tuple[Term, Subject]]) -> list[Result]:
-        """Make all calls side by side, and return their results in order; the first that fails ends the others.
+        """Make all calls concurrently; return their results in order. The first failure cancels the others.
 
         Raises:
             RewardError, LearnerError: see `call`.
@@ -86,11 +86,12 @@ class RewardCalls:
         return results
 
     async def call(self, term: Term, subject: Subject) -> Result:
-        """Return what the reward says of `subject`: an attempt, or a list of them for the scopes group and batch.
+        """Return the reward's result for `subject`: one attempt, or a list of them for the scopes group and batch.
 
         Raises:
-            RewardError: it raised, returned what is no result of its scope, took longer than its deadline, or its process died.
-            LearnerError: a rank of the reward model was lost; no batch could be scored from there on.
+            RewardError: it raised, returned an invalid result for its scope, exceeded its deadline, or its
+                process died.
+            LearnerError: a rank of the reward model was lost; no further batch can be scored.
         """
         with blaming("reward", term.name):
             try:
@@ -118,7 +119,7 @@ class RewardCalls:
         raise RewardError(f"timed out after {term.timeout_s:g} s")
 
     async def _placed(self, term: Term, subject: Subject, begin: Callable[[], None]) -> Any:
-        """Call the reward in its place; `begin` starts the deadline: time in line for a thread or process is not its fault."""
+        """Call the reward where it runs. `begin` starts its deadline: waiting for a place does not count."""
         score = term.reward.score
         if term.reward.runs_in == "process":
             assert term.recipe is not None, term
@@ -151,7 +152,7 @@ class RewardCalls:
 
 
 def _why(term: Term, subject: Subject, error: Exception) -> str:
-    """Return what a reward did, and the cure where there is a known one."""
+    """Describe what went wrong in a reward, with the remedy if one is known."""
     runs_in = term.reward.runs_in
     if (runs_in == "asyncio" or runs_in == "trio") and (found := foreign_loop(error, runs_in)) is not None:
         return f'{found}: write `runs_in = "{"trio" if runs_in == "asyncio" else "asyncio"}"` in its class'

@@ -1,4 +1,4 @@
-"""Programs, judged by test cases that run in the sandbox."""
+"""Reward for programs: test cases that run in the sandbox."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from agentrl.types import JsonObject, Task
 CONFIG_KEY = "reward.reward_config.code"
 OWN_KEYS = ("continuous", "max_cases", "total_s")
 DEFAULT_LIMITS = {"cpu_s": 4.0, "wall_s": 8.0}
-"""Per case. The clock has more than the processor: a busy machine must not fail a program that computes little."""
+"""Per case. Wall time exceeds CPU time: a busy machine must not fail a program that computes little."""
 
 
 class Code(Reward):
-    """1 when the answer's last code block passes all cases, else the share that it passes of the first `max_cases`.
+    """1 if the answer's last code block passes all cases, else the share that it passes of the first `max_cases`.
 
-    Further cases run only while none failed, and the first failure among them ends it. With `continuous: false` it is 1 or 0.
-    Metrics: accuracy (all passed), passed (the share), num_cases (those that count in it), compiles (it is Python),
-    timeouts (cases).
+    Later cases run only while none has failed; the first failure among them ends the run. With `continuous:
+    false` the reward is 1 or 0.
+    Metrics: accuracy (all passed), passed (the share), num_cases (those in the share), compiles (it is valid
+        Python),
+    timeouts (number of cases).
     """
 
     name: ClassVar[str] = "code"
@@ -44,7 +46,7 @@ class Code(Reward):
         if not isinstance(self._total_s, (int, float)) or not self._total_s > 0:
             raise ConfigError(f"{CONFIG_KEY}.total_s={self._total_s!r}: seconds above 0; keep it well below reward.timeout_s")
         self._options = read_options(config, key=CONFIG_KEY, others=OWN_KEYS)
-        self.max_concurrent = open_sandbox(self._options).num_slots  # in line for the sandbox, no deadline passes
+        self.max_concurrent = open_sandbox(self._options).num_slots  # so the deadline starts only once a slot is free
 
     def check(self, task: Task) -> None:
         try:
@@ -54,7 +56,7 @@ class Code(Reward):
         open_sandbox(self._options).check()
 
     async def score(self, attempt: Attempted) -> RewardResult:  # type: ignore[override]
-        """Score; runs each case in the sandbox.
+        """Run the cases in the sandbox and score them.
 
         Raises:
             RewardError: the sandbox broke, or the ground truth has no cases.
@@ -84,7 +86,7 @@ class Code(Reward):
 
 
 def _read(task: Task) -> Cases:
-    """Read the cases, and the tests among them. Raises ValueError."""
+    """Read the cases and check the tests among them. Raises ValueError."""
     cases = read_cases(task.ground_truth)
     if cases.asserts:
         cases = dataclasses.replace(cases, asserts=join_setups(cases.asserts))

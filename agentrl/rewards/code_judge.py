@@ -1,7 +1,8 @@
-"""Runs one program against its cases: the program in the sandbox, what it is compared with outside of its process.
+"""Runs one program against its test cases. The program is in the sandbox; comparisons happen outside its process.
 
-Calls with expected values are made in one process, which answers with plain data; the values are compared here. Tests that are more
-than that run in a process of their own, which asks the program's by pipes and never holds one of its objects.
+Calls with expected values run in one process, which returns plain data; the values are compared here. All
+other tests run in a process of their own. It talks to the program's process by pipes, and never holds one of
+its objects.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ COMPILE = 'compile(open("program.py", encoding="utf-8").read(), "program.py", "e
 RUN = f'from {INSIDE}.usual import run\nrun("program.py")'
 CHECK = f"from {INSIDE}.checker import main\nmain()"
 JUDGE_S = 2.0
-"""What the test's side may take longer than the program's."""
+"""Additional seconds for the test's side, after the program's."""
 CLOCKS = (signal.SIGPROF, signal.SIGALRM)
 
 
 @dataclass
 class CaseTally:
-    """What came of the cases so far.
+    """Results of the cases so far.
 
-    sure: as many run whatever happens; then the first failure ends it. used_s: by the clock of the sandbox, waiting for a place
-    in it not counted. compiles: whether the program is Python, None before that is known.
+    sure: number of cases that always run; after them the first failure ends the run. used_s: wall time in the
+        sandbox,
+    without waiting for a slot. compiles: whether the program is valid Python, None before that is known.
     """
 
     sure: int
@@ -58,7 +60,7 @@ class CaseTally:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What one process said: whether the program compiles and loads, and of the first cases, until it ended, whether they passed."""
+    """Report of one process: whether the program compiles and loads, and results of the cases until it ended."""
 
     compiles: bool = False
     is_loaded: bool = False
@@ -66,7 +68,7 @@ class Verdicts:
 
 
 class Judge:
-    """Runs one program against cases; those that `total_s` does not reach are not passed."""
+    """Runs one program against cases. Cases that are not reached within `total_s` fail."""
 
     def __init__(self, sandbox: Sandbox, source: str, *, total_s: float) -> None:
         self._sandbox = sandbox
@@ -75,11 +77,11 @@ class Judge:
         self._total_s = total_s
 
     async def run(self, cases: Cases, tally: CaseTally) -> None:
-        """Run the cases.
+        """Run the cases and add their results to `tally`.
 
         Raises:
             SandboxError: the sandbox broke.
-            RewardError: a test cannot be run, whatever the program does.
+            RewardError: a test cannot be run with any program.
         """
         if cases.function is not None:
             calls = [Call(cases.function, tuple(args), {}, expected) for args, expected in zip(cases.inputs, cases.outputs, strict=True)]
@@ -97,10 +99,10 @@ class Judge:
         return tally.is_settled or tally.used_s >= self._total_s
 
     def _limits(self, num_cases: int, tally: CaseTally, *, output_bytes: int = 0) -> Limits:
-        """Return limits for so many cases in one process, of which each has its own clocks inside."""
+        """Return the limits of a process that runs so many cases. Inside, each case has limits of its own."""
         own = self._sandbox.options.limits
         left = max(self._total_s - tally.used_s, 0.1)
-        times = num_cases + 1  # it is loaded, too
+        times = num_cases + 1  # one for loading
         output_kib = max(own.output_kib, 2 * output_bytes // 1024 + own.output_kib)
         cpu_s, wall_s = (max(limit, min(limit * times, left)) for limit in (own.cpu_s, own.wall_s))
         return dataclasses.replace(own, cpu_s=cpu_s, wall_s=wall_s, output_kib=output_kib)
@@ -124,7 +126,7 @@ class Judge:
                     return
 
     async def _compiles(self) -> bool:
-        # Not here: the compiler takes memory and stack in proportion to what it is given.
+        # Compiled in the sandbox: the compiler's memory and stack grow with the source.
         return (await self._sandbox.run(Program(COMPILE, files={"program.py": self._file}))).is_ok
 
     def _note(self, result: SandboxResult | None, tally: CaseTally) -> None:
@@ -135,12 +137,12 @@ class Judge:
     # ------------------------------------------------------------------------------------------------- functions and tests
 
     async def _serve(self, num_cases: int, run: Callable[[int], Awaitable[Verdicts]], tally: CaseTally) -> None:
-        """Run the cases in one process; a case that ends it is failed, and the next ones get another."""
+        """Run the cases in one process. A case that ends the process fails, and the next ones get a new process."""
         first = 0
         while first < num_cases and not self._is_over(tally):
             verdicts = await run(first)
             tally.compiles = verdicts.compiles
-            if not verdicts.is_loaded:  # no case will do better
+            if not verdicts.is_loaded:  # no case can pass
                 tally.add(False)
                 return
             for is_passed in verdicts.passed:
@@ -190,7 +192,7 @@ class Judge:
 
 @functools.cache
 def _inside(*names: str) -> dict[str, bytes]:
-    """Return files of the package `inside` as a program finds them, compiled: its interpreter is that of the host."""
+    """Return files of the package `inside`, compiled: the sandbox has the same interpreter."""
     files = {}
     for name in ("__init__", *names):
         path = Path(__file__).parent / "inside" / f"{name}.py"
@@ -217,7 +219,7 @@ def _says(line: bytes, word: str) -> bool:
 
 
 def _is_right(line: bytes, expected: Any, compare: Callable[[Any, Any], bool]) -> bool:
-    """Tell whether an answer is the expected value. Whatever cannot be read or compared is wrong: the program wrote it."""
+    """Return whether an answer has the expected value. Unreadable answers are wrong: the program wrote them."""
     try:
         answer = plain.load(line)
         return isinstance(answer, dict) and "value" in answer and compare(plain.decode(answer["value"]), expected)
@@ -230,5 +232,5 @@ def _is_stated(cases: Cases) -> Callable[[Any, Any], bool]:
 
 
 def _is_equal(returned: Any, expected: Any) -> bool:
-    """Compare as the assertion would: both are values of builtin types."""
+    """Compare as the assertion would. Both values are of builtin types."""
     return bool(returned == expected)

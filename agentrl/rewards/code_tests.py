@@ -1,4 +1,4 @@
-"""Tests written in Python: as calls with expected values where they are no more than that, else as a suite for the test's side."""
+"""Tests written in Python: parsed to calls with expected values where possible, else to a suite of test code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PROGRAM_MODULES = ("solution", "program", "main", "__main__", "your_module", "candidate")
-"""Where tests import the program's names from."""
+"""Modules from which tests import the program's names."""
 PACKAGES = ("np", "numpy", "pd", "pandas")
 ASSERTING = "_asserting"
 _BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
@@ -20,7 +20,7 @@ _BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of one of the program's functions, and the value that it must have."""
+    """A call of one of the program's functions, and its expected value."""
 
     function: str
     args: tuple[Any, ...]
@@ -30,7 +30,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One piece of test. functions, classes: of it, to be called once it ran: pytest's functions, unittest's classes."""
+    """One piece of test code. functions, classes: pytest functions and unittest classes to call after it."""
 
     source: str
     functions: tuple[str, ...]
@@ -39,10 +39,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Pieces of test that run beside the program.
+    """Pieces of test code that run in a process beside the program's.
 
-    names: what they take from the program. modules: what they use without an import. sources: classes that they define, whose
-    objects the program gets: they are defined on its side. asserting: what marks an assertion in the sources.
+    names: those taken from the program. modules: those used without an import. sources: classes that the
+        tests define
+    and whose objects the program receives; they are defined in the program's process. asserting: the name of
+    the context manager that marks assertions in the sources.
     """
 
     names: tuple[str, ...]
@@ -53,7 +55,7 @@ class Suite:
 
 
 def read_call(text: str) -> Call | None:
-    """Read `assert f(1, [2]) == {3}`: one call of one name, of literals, compared with a literal; None for anything else."""
+    """Parse `assert f(1, [2]) == {3}`: a call with literal arguments, compared with a literal. None for all else."""
     match _parse(text).body:
         case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
             call, expected = (left, right) if isinstance(left, ast.Call) else (right, left)
@@ -70,16 +72,16 @@ def read_call(text: str) -> Call | None:
     return Call(call.func.id, args, kwargs, value) if len(kwargs) == len(call.keywords) else None
 
 
-@functools.lru_cache(maxsize=256)  # all attempts of a group are judged by the same
+@functools.lru_cache(maxsize=256)  # all attempts of a group have the same tests
 def read_tests(texts: tuple[str, ...]) -> tuple[Call, ...] | Suite:
-    """Read pieces of test: calls, if all are no more than that. Raises ValueError, as `read_suite` does."""
+    """Parse pieces of test code: to calls if all are such, else to a suite. Raises ValueError as `read_suite`."""
     calls = tuple(call for text in texts if (call := read_call(text)) is not None)
     return calls if len(calls) == len(texts) else read_suite(texts)
 
 
 @functools.lru_cache(maxsize=256)
 def join_setups(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Put pieces that run nothing, imports and data, in front of the next one that does: they are no cases. Raises ValueError."""
+    """Prepend pieces that run nothing (imports and data) to the next piece that does. Raises ValueError."""
     joined, waiting = [], ""
     for place, text in enumerate(texts, start=1):
         is_last = place == len(texts)
@@ -92,10 +94,10 @@ def join_setups(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_suite(texts: Sequence[str]) -> Suite:
-    """Prepare pieces of test, of which each sees what the earlier ones defined.
+    """Prepare pieces of test code; each sees the definitions of the earlier ones.
 
     Raises:
-        ValueError: one is no Python, or runs nothing.
+        ValueError: a piece is not valid Python, or runs nothing.
     """
     names: dict[str, None] = {}
     modules: dict[str, None] = {}
@@ -109,7 +111,7 @@ def read_suite(texts: Sequence[str]) -> Suite:
         functions, test_cases = _uncalled(tree, text)
         free, own = _names(ast.unparse(tree))
         used = set(_modules(tree, free))
-        needed = [*(name for name in free if name not in used | bound), *taken, *classes]  # no program replaces what a test bound
+        needed = [*(name for name in free if name not in used | bound), *taken, *classes]  # names bound by a test are its own
         names.update(dict.fromkeys([*needed, *_hidden_entry(tree, is_alone=not needed and bound.isdisjoint(free))]))
         bound |= own
         modules.update(dict.fromkeys(sorted(used)))
@@ -129,7 +131,7 @@ def _parse(text: str) -> ast.Module:
 
 
 class _MarkAsserts(ast.NodeTransformer):
-    """Puts `with _asserting:` around assertions: `assert`, and calls like `self.assertEqual(...)`."""
+    """Wraps assertions (`assert`, and calls like `self.assertEqual(...)`) in `with _asserting:`."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         return self._mark(node)
@@ -144,7 +146,7 @@ class _MarkAsserts(ast.NodeTransformer):
 
 
 def _take_imports(tree: ast.Module) -> list[str]:
-    """Remove `from solution import f` and return the names; `import solution` is left, and finds nothing."""
+    """Remove `from solution import f` and return the names. `import solution` stays and will fail."""
     found = []
     for node in list(tree.body):
         if isinstance(node, ast.ImportFrom) and node.module in PROGRAM_MODULES:
@@ -156,7 +158,7 @@ def _take_imports(tree: ast.Module) -> list[str]:
 
 
 def _take_classes(tree: ast.Module) -> dict[str, str]:
-    """Remove the classes whose objects a program may be given, and return their sources: those that test nothing themselves."""
+    """Remove the classes whose objects the program may receive, and return {name: source}. Test classes stay."""
     found = {}
     for node in list(tree.body):
         if isinstance(node, ast.ClassDef) and node.name[:1].isupper() and not _is_test_class(node):
@@ -175,7 +177,11 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 
 def _uncalled(tree: ast.Module, text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return functions and classes of tests that a text defines and leaves to a runner. Raises ValueError when nothing runs."""
+    """Return the test functions and test classes that only a test runner would call.
+
+    Raises:
+        ValueError: nothing runs, or a function needs pytest.
+    """
     if _acts(tree):
         return (), ()
     functions, classes = _left_to_a_runner(tree)
@@ -210,7 +216,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _names(text: str) -> tuple[list[str], set[str]]:
-    """Return the names that a text takes from elsewhere, builtins left out, and those that it binds."""
+    """Return the free names of a text, without builtins, and the names that it binds."""
     top = symtable.symtable(text, "test", "exec")
     bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()}
     free: dict[str, None] = {}
@@ -228,16 +234,17 @@ def _names(text: str) -> tuple[list[str], set[str]]:
 
 
 def _modules(tree: ast.Module, free: list[str]) -> list[str]:
-    """Return the modules that a text uses without an import, `math.isclose`: they are never the program's."""
+    """Return the modules that a text uses without an import (`math.isclose`). They are not the program's names."""
     bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     alone = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in bare}
     return [name for name in free if name not in alone and (name in sys.stdlib_module_names or name in PACKAGES)]
 
 
 def _hidden_entry(tree: ast.Module, *, is_alone: bool) -> list[str]:
-    """Return the name of the program's function where it is that of a builtin one, like `sum`: the one that is checked.
+    """Return the name of the program's function if it shadows a builtin, like `sum`.
 
-    is_alone: the test takes nothing else from the program; then it is the first one that is asserted about.
+    It is the argument of `check`. If `is_alone`, the test takes no other name from the program; then it is
+    the first function that an assertion calls.
     """
     for node in tree.body:
         match node:

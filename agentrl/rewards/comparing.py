@@ -1,6 +1,7 @@
-"""Are two parsed expressions the same? Numbers exactly, to 150 digits; expressions with variables at fixed points; all else structurally.
+"""Equality of parsed expressions: numbers to 110 of 150 digits, expressions with variables at fixed points.
 
-Nothing is simplified: what differs is seen at the first point, and what agrees at all of them is the same expression.
+Everything else is compared structurally. Nothing is simplified: expressions that differ will differ at the
+first point, and those that agree at all points are the same.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ from sympy.functions.elementary.trigonometric import TrigonometricFunction
 from agentrl.rewards.bounds import check_tree
 
 _NUM_DIGITS, _NUM_AGREEING = 150, 110
-"""A decimal of at most 50 digits, or a quotient of two, is no closer than 1e-100 to an irrational number that it is not."""
+"""A decimal of up to 50 digits, or a quotient of two, is never within 1e-100 of a different irrational number."""
 _POINTS = tuple(sympy.Rational(*pair) for pair in ((17, 7), (-13, 11), (5, 19), (101, 13), (-3, 23)))
 _MIN_POINTS = 3
 _IMAGINARY = ("i", "\\imath")
 
 
 def same(answer: Any, truth: Any, *, tolerance: float = 0.0) -> bool:
-    """Tell whether a parsed answer is the true one. `tolerance`: relative, for a truth that is a decimal and no integer.
+    """Return whether a parsed answer equals the truth.
+
+    tolerance: relative; it applies only to a truth that is a decimal.
 
     Raises:
-        TooCostlyError: finding out would take too long.
+        TooCostlyError: the comparison would take too long.
     """
     check_tree(answer)
     check_tree(truth)
@@ -63,7 +66,7 @@ def _same_scalars(answer: Any, truth: Any, tolerance: float) -> bool:
     if answer == truth:
         return True
     has_other_symbols = bool(answer.free_symbols - truth.free_symbols) or bool(truth.free_symbols and not answer.free_symbols)
-    if has_other_symbols and (truth.free_symbols or not _is_trigonometric(answer)):  # but sin^2 x + cos^2 x is 1
+    if has_other_symbols and (truth.free_symbols or not _is_trigonometric(answer)):  # sin^2 x + cos^2 x may be 1
         return False
     if not symbols:
         return _same_values(_value(answer), _value(truth), tolerance)
@@ -79,7 +82,7 @@ def _same_scalars(answer: Any, truth: Any, tolerance: float) -> bool:
 
 
 def _same_equations(answer: Any, truth: Any) -> bool:
-    """Tell whether one equation is a multiple of the other."""
+    """Return whether one equation is a multiple of the other."""
     one, other = answer.lhs, truth.lhs
     if not all(isinstance(side, sympy.Expr) and not _is_matrix(side) for side in (one, other, answer.rhs, truth.rhs)):
         return bool(one == other) and _same(answer.rhs, truth.rhs, 0.0)
@@ -119,7 +122,7 @@ def _same_values(one: Any, other: Any, tolerance: float) -> bool:
 
 
 def _value(constant: Any) -> Any:
-    """Return a constant to _NUM_DIGITS digits, real or complex; None when it has no finite value."""
+    """Evaluate a constant to _NUM_DIGITS digits, real or complex; None if it has no finite value."""
     if isinstance(constant, sympy.Rational):
         return constant
     worked_out = constant.doit()
@@ -127,7 +130,7 @@ def _value(constant: Any) -> Any:
         return worked_out
     num_digits = _NUM_DIGITS
     value = worked_out.evalf(num_digits, maxn=2 * num_digits, chop=False)
-    if value.is_Float and abs(value) > 1:  # of large numbers the digits behind the point count as well
+    if value.is_Float and abs(value) > 1:  # large numbers need the digits after the point as well
         num_digits += int(sympy.log(abs(value), 10).evalf(5))
         value = worked_out.evalf(num_digits, maxn=2 * num_digits, chop=False)
     parts = value.as_real_imag()
@@ -146,7 +149,7 @@ def _substitutions(symbols: set[Any]) -> list[dict[Any, Any]]:
 
 
 def _exact(tree: Any) -> Any:
-    """Return a tree with decimals as the fractions that they are, and i as the imaginary unit."""
+    """Return the tree with decimals as exact fractions and i as the imaginary unit."""
     if not hasattr(tree, "atoms"):
         return tree
     values: dict[Any, Any] = {number: sympy.Rational(str(number)) for number in tree.atoms(sympy.Float)}

@@ -1,4 +1,4 @@
-"""The user's own function as a reward: verl's signature for one attempt, and verl's for a whole batch."""
+"""The user's function as a reward, with verl's signature for one attempt or for a whole batch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SYNC_PLACES: tuple[RunsIn, ...] = ("thread", "process", "inline")
 class CustomFunction(Reward):
     """The user's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, sync or async.
 
-    It returns a number, a dict with `score` (its other numbers become metrics, all else details), or None: does not apply.
-    `solution_str` is the text of all messages after the prompt; `extra_info` is the row's, and `num_turns` as verl counts it,
-    unless the function does not take it.
+    It returns a number, a dict with `score` (its other numbers become metrics, all else details), or None if
+    it does not apply. `solution_str` is the text of all messages after the prompt. `extra_info` is the
+    task's, with `num_turns` as verl counts it; it is omitted if the function does not take it.
     """
 
     name: ClassVar[str] = "custom"
@@ -36,7 +36,7 @@ class CustomFunction(Reward):
         self.runs_in = "asyncio" if inspect.iscoroutinefunction(function) else runs_in
 
     def score(self, attempt: Attempted) -> Any:
-        """Return the result, or an awaitable of it when the function is async."""
+        """Return the result, or an awaitable of it if the function is async."""
         returned = self._function(**self._arguments(attempt))
         return _awaited(returned) if self.runs_in == "asyncio" else result_of(returned)
 
@@ -54,7 +54,8 @@ class CustomFunction(Reward):
 class CustomBatchFunction(BatchReward):
     """The user's `compute_score(data_sources, solution_strs, ground_truths, extra_infos, **kwargs)`, sync or async.
 
-    All four are lists with one entry per attempt of the batch; so is what it returns, each entry like CustomFunction's.
+    All four are lists with one entry per attempt of the batch. It returns such a list, with entries like
+    CustomFunction's.
     """
 
     name: ClassVar[str] = "custom"
@@ -67,7 +68,7 @@ class CustomBatchFunction(BatchReward):
         self.runs_in = "asyncio" if inspect.iscoroutinefunction(function) else runs_in
 
     def score(self, attempts: Sequence[Attempted]) -> Any:
-        """Return the results, or an awaitable of them when the function is async."""
+        """Return the results, or an awaitable of them if the function is async."""
         returned = self._function(
             data_sources=[attempt.task.data_source for attempt in attempts],
             solution_strs=[attempt.response_text for attempt in attempts],
@@ -82,8 +83,9 @@ def load_function(path: str, name: str, kwargs: Mapping[str, Any], scope: str, r
     """Load the user's function.
 
     Raises:
-        PluginError: the file or the function in it does not exist, or it does not take what it is called with.
-        ConfigError: an async function is to run in another place than asyncio.
+        PluginError: the file or function does not exist, or it does not accept the arguments it is called
+            with.
+        ConfigError: an async function is configured to run elsewhere than in asyncio.
     """
     function = Reference(path, name).load()
     if not callable(function) or inspect.isclass(function):
@@ -98,11 +100,11 @@ def load_function(path: str, name: str, kwargs: Mapping[str, Any], scope: str, r
 
 
 def _check_takes(function: Callable[..., Any], kind: type[CustomFunction | CustomBatchFunction], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a function that cannot be called as `kind` calls it."""
+    """Raise PluginError if `function` cannot be called with the arguments of `kind`."""
     names = [name for name in kind.passes if name != "extra_info" or _takes(function, name)]
     try:
         signature = inspect.signature(function)
-    except ValueError:  # compiled
+    except ValueError:  # a compiled function has no signature
         return
     try:
         signature.bind(**{**dict.fromkeys(names), **kwargs})
@@ -115,10 +117,10 @@ def _check_takes(function: Callable[..., Any], kind: type[CustomFunction | Custo
 
 
 def result_of(returned: Any) -> RewardResult | None:
-    """Read what a function returned for one attempt.
+    """Convert what a function returned for one attempt.
 
     Raises:
-        RewardError: it is no finite number, no dict with one, and not None: an error, never a zero.
+        RewardError: it is not a finite number, a dict with one, or None. Such a result is never scored as 0.
     """
     value = returned.get("score") if isinstance(returned, Mapping) else returned
     if value is None and (returned is None or "score" in returned):
@@ -129,14 +131,14 @@ def result_of(returned: Any) -> RewardResult | None:
         )
     others = {str(key): other for key, other in returned.items() if key != "score"} if isinstance(returned, Mapping) else {}
     metrics = {key: float(other) for key, other in others.items() if is_finite_number(other)}
-    if "acc" in metrics:  # verl's name
+    if "acc" in metrics:  # verl's name for it
         metrics.setdefault("accuracy", metrics["acc"])
     return RewardResult(float(value), metrics, {key: other for key, other in others.items() if key not in metrics})
 
 
 def is_finite_number(value: Any) -> TypeGuard[float]:
-    """Tell whether `value` is a number that can be learned from; numpy's count, booleans too."""
-    # bool(): numpy's booleans are no numbers.Real, yet verl's functions return them
+    """Return whether `value` is a number to learn from. Includes numpy's numbers, and booleans."""
+    # By name: numpy's booleans are not numbers.Real, yet verl's functions return them.
     return (isinstance(value, numbers.Real) or type(value).__name__ == "bool_" or type(value).__name__ == "bool") and math.isfinite(value)
 
 
@@ -154,6 +156,6 @@ async def _all_awaited(returned: Any) -> list[RewardResult | None]:
 
 
 def _extra_info(attempt: Attempted) -> dict[str, Any]:
-    # verl counts the prompt, and each answer to the assistant (all tools of a turn are one), as turns too.
+    # verl's count: the prompt, each assistant message, and each group of tool results between two of these.
     sides = itertools.groupby(message.role == "assistant" for message in attempt.response)
     return {**attempt.task.extra_info, "num_turns": 1 + sum(1 for _ in sides)}

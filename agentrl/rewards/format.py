@@ -1,4 +1,4 @@
-"""Whether an answer keeps to a form: a named one, or a regular expression of the user's."""
+"""Reward for the form of an answer: a named form, or the user's regular expression."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from agentrl.rewards.stated import MAX_TAIL_CHARS
 from agentrl.types import JsonObject
 
 MAX_CPU_S = 0.8
-"""Of matching a pattern with one text: one that takes longer backtracks, and does not match."""
+"""CPU seconds to match a pattern with one text. A match that takes longer backtracks, and counts as no match."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def is_think(text: str) -> bool:
-    """Tell whether `text` is one thought in `<think>` tags, and then an answer."""
+    """Return whether `text` is one thought in `<think>` tags, followed by an answer."""
     head, closing, answer = text.strip().partition("</think>")
     return bool(closing) and head.startswith("<think>") and bool(answer.strip()) and text.count("<think>") == text.count("</think>") == 1
 
 
 def is_think_answer(text: str) -> bool:
-    """Tell whether `text` is one thought in `<think>` tags, then one answer in `<answer>` tags, and nothing else."""
+    """Return whether `text` is one `<think>` thought, then one `<answer>` answer, and nothing else."""
     text = text.strip()
     if any(text.count(tag) != 1 for tag in TAGS) or not text.startswith("<think>") or not text.endswith("</answer>"):
         return False
@@ -37,7 +37,7 @@ def is_think_answer(text: str) -> bool:
     return not between.strip() and bool(answer.removesuffix("</answer>").strip())
 
 
-# Plain string searches: they run in the event loop, where a regular expression that backtracks would stop everything.
+# Plain string searches: they run in the event loop, which a backtracking regular expression would block.
 FORMS: Mapping[str, Callable[[str], bool]] = {
     "think": is_think,
     "think_answer": is_think_answer,
@@ -47,7 +47,10 @@ FORMS: Mapping[str, Callable[[str], bool]] = {
 
 
 class FormatOptions(Options):
-    """`form` or `pattern` (matched against the whole text, `.` is any character); `of`: the last assistant message, or all of them."""
+    """Exactly one of `form` and `pattern`. `pattern` must match the whole text, and `.` matches newlines.
+
+    `of`: check the last assistant message, or all of them.
+    """
 
     form: Literal["think", "think_answer", "boxed", "answer_line"] | None = None
     pattern: str | None = None
@@ -65,14 +68,14 @@ class FormatOptions(Options):
 
 
 class Format(Reward):
-    """1 when the text has the form, else 0. A thought counts as text in `<think>` tags, however the template keeps it."""
+    """1 if the text has the form, else 0. Thoughts are in `<think>` tags here, whatever the chat template uses."""
 
     name: ClassVar[str] = "format"
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
         self._options = read_options(FormatOptions, self.config, plugin=f"reward {self.name!r}")
-        # A pattern may backtrack for ever and never gives other threads a turn: only a process can be ended then.
+        # A backtracking pattern may run forever and holds the GIL: only a process can be killed then.
         self.runs_in = "inline" if self._options.form else "process"
         self.max_answer_cpu_s = None if self._options.form else 2
 
@@ -83,7 +86,7 @@ class Format(Reward):
         return RewardResult(float(bool(texts) and all(map(self._has_form, texts))))
 
     def failed(self, attempt: Attempted) -> RewardResult:
-        """Return 0: the text makes the pattern backtrack, so it was not matched."""
+        """Return 0. The text makes the pattern backtrack, so it was not matched."""
         return RewardResult(0.0)
 
     def _has_form(self, text: str) -> bool:

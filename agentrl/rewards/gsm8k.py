@@ -1,6 +1,6 @@
-"""GSM8K's answers: the number after `####`, or the number that the text concludes with.
+"""Reward for GSM8K answers: the number after `####`, or the number that concludes the text.
 
-The checkers are pure functions of their text: interactions and other rewards use them too.
+The extraction functions are pure; interactions and other rewards use them too.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from agentrl.types import JsonObject, Task
 
 _MARK = "####"
 _HEADING = re.compile(r"(?i)[\s*_]*(?:step|part|case|day|week|question|problem|section|method|option)\b")
-"""`#### Step 2: ...` is a heading of Markdown, no answer."""
+"""`#### Step 2: ...` is a Markdown heading, not an answer."""
 MAX_HEADINGS = 20
 
 
 def extract_answer(text: str, *, strict: bool) -> Fraction | None:
-    r"""Return the final answer in `text`, or None when there is none, or more than one.
+    r"""Return the final answer in `text`, or None if there is none or more than one.
 
-    It is the number stated on the line of the last `####`; where nothing but words is marked, and unless `strict`, that in the last
-    \boxed{...}; without a box the number that the last MAX_TAIL_CHARS conclude with. Thousands separators, signs, decimals,
-    fractions, currency, units, percent signs (50% is 50), LaTeX, Markdown and the digits of all scripts are understood. What the
-    model only thought (`<think>`), took back or said otherwise behind its answer is none.
+    It is the number on the line of the last `####`. If that line has no number and unless `strict`, it is the
+    number in the last \boxed{...}; without a box, the number that concludes the last MAX_TAIL_CHARS
+    characters. Thousands separators, signs, decimals, fractions, currency, units, percent signs (50% is 50),
+    LaTeX, Markdown and the digits of all scripts are understood. Thoughts (`<think>`) do not count, nor does
+    an answer that the text later retracts or contradicts.
     """
     text = without_thoughts(text)
     if (marked := _marked_line(text)) is not None:
@@ -62,27 +63,27 @@ def _is_contradicted(number: Fraction, rest: str) -> bool:
 
 
 def canonical(text: str, *, strict: bool = False) -> str | None:
-    """Return the final answer in `text` as the one text that stands for its value ("18", "7/2"), or None when there is none."""
+    """Return the final answer in `text` in canonical form ("18", "7/2"), or None if there is none."""
     answer = extract_answer(text, strict=strict)
     return None if answer is None else str(answer)
 
 
 def parse_number(ground_truth: Any) -> Fraction | None:
-    """Return a dataset's ground truth (a number, "1,234", or GSM8K's whole solution with `####`) as a number, or None."""
+    """Parse a ground truth (a number, "1,234", or GSM8K's whole solution with `####`) to a number, or None."""
     if isinstance(ground_truth, str):
         return extract_answer(ground_truth, strict=False)
     is_number = isinstance(ground_truth, (int, float)) and not isinstance(ground_truth, bool) and math.isfinite(ground_truth)
-    # A float through its shortest text: 0.1 means one tenth, not the binary number next to it.
+    # A float by its shortest representation: 0.1 means one tenth, not the nearest binary number.
     return Fraction(str(ground_truth)) if is_number else None
 
 
 def is_correct(answer: Fraction | None, ground_truth: Any) -> bool:
-    """Tell whether `answer` is the number that `ground_truth` stands for."""
+    """Return whether `answer` is the number of `ground_truth`."""
     return read_value(answer, parse_number(ground_truth), tolerance=RELATIVE_TOLERANCE).is_right
 
 
 def require_number(task: Task, reward: str) -> None:
-    """Raise DataError unless the task's ground truth is a number, and its tolerance, if it has one."""
+    """Raise DataError unless the task's ground truth is a number and its tolerance, if any, is valid."""
     relative_tolerance(task)
     if parse_number(task.ground_truth) is None:
         raise DataError(
@@ -91,7 +92,7 @@ def require_number(task: Task, reward: str) -> None:
 
 
 class Gsm8kOptions(Options):
-    """`strict`: only what follows `####` counts, else an answer in any form. `format_score`: for a wrong answer in the right form."""
+    """`strict`: only the number after `####` counts, else any form. `format_score`: for a wrong answer."""
 
     strict: bool = True
     format_score: float = 0.0
@@ -100,8 +101,10 @@ class Gsm8kOptions(Options):
 class Gsm8k(Reward):
     """1 for the right number in the last assistant message, `format_score` for a wrong one, 0 for none.
 
-    Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (an answer after `####`). Details: answer, canonical.
-    What counts as an answer for `format_score` depends on `strict`. What was handed in by `finish` needs no `####`.
+    Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (an answer after `####`).
+        Details: answer,
+    canonical. `strict` also decides what counts as an answer for `format_score`. An answer submitted by
+    `finish` needs no `####`.
     """
 
     name: ClassVar[str] = "gsm8k"
@@ -120,7 +123,7 @@ class Gsm8k(Reward):
 
 
 def read_number(attempt: Attempted, *, strict: bool) -> Readings:
-    """Read the final number of an attempt in both ways; what was handed in by `finish` needs no `####`."""
+    """Extract an attempt's final number, strictly and flexibly. One submitted by `finish` needs no `####`."""
     flexible = extract_answer(attempt.answer, strict=False)
     in_form = extract_answer(attempt.answer, strict=True) if attempt.handed_in is None else flexible
     truth, tolerance = parse_number(attempt.task.ground_truth), relative_tolerance(attempt.task)
@@ -129,9 +132,10 @@ def read_number(attempt: Attempted, *, strict: bool) -> Readings:
 
 
 def _marked_line(text: str) -> tuple[str, str] | None:
-    """Return what follows the last `####` on its line, and what follows that line.
+    """Return the text after the last `####` on its line, and the text after that line.
 
-    Where nothing follows on the line it is the next line with text; where nothing follows at all, what stands before it (18 ####).
+    If the line is empty, it is the next line with text. If no text follows, it is the text before the mark
+    (18 ####).
     """
     end = len(text)
     for _ in range(MAX_HEADINGS):

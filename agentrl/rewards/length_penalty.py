@@ -1,4 +1,4 @@
-"""A soft punishment of responses that come close to the token limit."""
+"""A soft penalty for responses that come close to the token limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUFFER_SHARE = 0.2
 
 
 def soft_overlong_punishment(length: int, *, max_length: int, buffer: int) -> float:
-    """Return 0 up to max_length - buffer tokens, then falling linearly to -1 at max_length, and -1 beyond.
+    """Return 0 up to max_length - buffer tokens; then it falls linearly to -1 at max_length, and stays at -1.
 
     Args:
         length, max_length, buffer: in tokens; 0 < buffer <= max_length.
@@ -28,7 +28,7 @@ def soft_overlong_punishment(length: int, *, max_length: int, buffer: int) -> fl
 
 
 class LengthPenaltyOptions(Options):
-    """`buffer_tokens`: None is a fifth of the limit. `max_tokens`: None is agent.max_response_tokens. `count`: which tokens."""
+    """Defaults: `buffer_tokens` a fifth of the limit, `max_tokens` agent.max_response_tokens."""
 
     buffer_tokens: int | None = Field(None, gt=0)
     max_tokens: int | None = Field(None, gt=0)
@@ -36,7 +36,7 @@ class LengthPenaltyOptions(Options):
 
 
 class LengthPenalty(Reward):
-    """0 to -1 within the buffer before the token limit. Metrics: overlong (it is below 0)."""
+    """0 down to -1 within the buffer before the token limit. Metrics: overlong (the value is below 0)."""
 
     name: ClassVar[str] = "length_penalty"
     runs_in: RunsIn = "inline"

@@ -1,4 +1,4 @@
-"""Another model as the judge, behind an OpenAI-compatible URL."""
+"""Reward from another model as the judge, behind an OpenAI-compatible URL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_VERDICT_CHARS = 4000
 
 
 class JudgeOptions(Options):
-    """How the judge is asked and understood. The value is scaled from min_score..max_score to 0..1."""
+    """The judge's prompt and how to parse its verdict. The score is scaled from min_score..max_score to 0..1."""
 
     url: str  # up to and with /v1
     model: str
@@ -71,10 +71,10 @@ class JudgeOptions(Options):
 
 
 class LLMJudge(Reward):
-    """The judge's score, from 0 to 1. Metrics: score (as it was given). Details: verdict (the judge's text).
+    """The judge's score, from 0 to 1. Metrics: score (unscaled). Details: verdict (the judge's text).
 
-    Up to `max_concurrent` attempts are judged at once, so that the judge's server batches them; the same request is asked
-    once, also while its answer is under way.
+    Up to `max_concurrent` attempts are judged concurrently, so the judge's server can batch them. Identical
+    requests are sent once, even while the first one is in flight.
     """
 
     name: ClassVar[str] = "llm_judge"
@@ -87,14 +87,14 @@ class LLMJudge(Reward):
         self.max_concurrent = options.max_concurrent
         url = options.url.rstrip("/") + "/chat/completions"
         self._poster = Poster(url, api_key=key, max_retries=options.max_retries, reward=self.name)
-        self._verdicts: OrderedDict[str, str] = OrderedDict()  # hash of a request -> the judge's text, least lately used first
+        self._verdicts: OrderedDict[str, str] = OrderedDict()  # hash of a request -> the judge's text; least recently used first
         self._under_way: dict[str, trio.Event] = {}
 
     async def score(self, attempt: Attempted) -> RewardResult:  # type: ignore[override]  # runs_in trio: async
-        """Ask the judge, or remember what it said.
+        """Ask the judge, or reuse its cached verdict.
 
         Raises:
-            RewardError: it did not answer, or with no score in its range, again and again.
+            RewardError: after all retries, the judge did not answer, or gave no score within its range.
         """
         request = self._request(attempt)
         key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Mathematical answers, compared as expressions by `math-verify`: 1/2, 0.5 and \\frac{1}{2} are the same."""
+"""Reward for mathematical answers, compared by `math-verify`: 1/2, 0.5 and \\frac{1}{2} are equal."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from agentrl.types import JsonObject, Task
 
 MAX_DETAIL_CHARS = 200
 MAX_ANSWER_TAIL_CHARS = 20_000
-"""How far from its end a response is searched for a box."""
+"""Characters at the end of a response in which a box is searched."""
 MAX_CPU_S = 0.8
-"""For what no bound foresees: an answer takes milliseconds, one at the bounds some tenths of a second."""
+"""For costs that the bounds do not foresee. An answer takes milliseconds; at the bounds, tenths of a second."""
 MAX_BARE_CHARS = 100
-"""A longer response is prose, whatever it holds."""
+"""A longer response without a box is prose."""
 
 _LATEX = re.compile(r"(?<!\\)\$|\\[(\[A-Za-z]")
 _PROSE = re.compile(r"&\s?=|\$|\\[(\[]|\n|(?<![\\\w{])[A-Za-z]{2,}\s+[A-Za-z]+")
 
 
 class Math(Reward):
-    """1 when the last assistant message gives an expression equal to the ground truth.
+    """1 if the last assistant message gives an expression equal to the ground truth.
 
-    Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box). Details: answer, canonical.
-    What was handed in by `finish` needs no box.
+    Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box). Details:
+        answer,
+    canonical. An answer submitted by `finish` needs no box.
 
-    It runs in a process of its own, where an answer at the bounds of what is evaluated (`agentrl.rewards.bounds`) stops nothing else.
+    It runs in a process of its own, so a costly answer (see `agentrl.rewards.bounds`) blocks nothing else.
     """
 
     name: ClassVar[str] = "math"
