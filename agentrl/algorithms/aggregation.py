@@ -64,21 +64,25 @@ def token_scales(
 
 
 def _token_mean(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
+    """1 / tokens of the update. Source: Yu et al. 2025 (DAPO), arXiv:2503.14476."""
     is_original = aggregation.denominator == "original" and counts.action_tokens is not None
     return _constant(sequence_ids_A, 1.0 / max((counts.action_tokens if is_original else counts.loss_tokens) or 0, 1))
 
 
 def _sequence_mean_token_sum(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
+    """1 / sequences of the update: a sequence weighs in proportion to its length."""
     return _constant(sequence_ids_A, 1.0 / max(counts.sequences, 1))
 
 
 def _sequence_mean_token_mean(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
+    """1 / (sequences * length of the token's sequence). Source: Shao et al. 2024 (GRPO), arXiv:2402.03300."""
     labels, lengths = torch.unique(counted_ids, return_counts=True)
     index = torch.searchsorted(labels, sequence_ids_A)
     return 1.0 / (max(counts.sequences, 1) * lengths[index].double())
 
 
 def _constant_length(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
+    """1 / (sequences * L_max): no bias by length. Source: Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783."""
     assert aggregation.constant_length is not None
     return _constant(sequence_ids_A, 1.0 / (max(counts.sequences, 1) * aggregation.constant_length))
 

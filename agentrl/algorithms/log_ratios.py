@@ -21,7 +21,7 @@ An update that matters moves it more.
 
 
 def bounded(log_ratios: Tensor) -> Tensor:
-    """Return the log-ratios clamped to [-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT], with no gradient beyond."""
+    """Return the log-ratios clamped to [-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT]; the gradient is 0 outside."""
     return log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 

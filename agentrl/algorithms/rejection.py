@@ -82,6 +82,7 @@ def second_moment_cut(squares: Tensor, threshold: float) -> float:
     """
     ordered, _ = torch.sort(torch.where(torch.isnan(squares), torch.inf, squares))
     means = torch.cumsum(ordered, 0) / torch.arange(1, len(ordered) + 1, dtype=ordered.dtype)
+    # Cut only between different values, so that equal ones stay together.
     is_last_of_equals = torch.ones_like(ordered, dtype=torch.bool)
     is_last_of_equals[:-1] = ordered[1:] != ordered[:-1]
     # Running means of sorted values are non-decreasing, so the values that fit form a prefix.

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from agentrl.errors import ConfigError
 from agentrl.learner.sequence_parallel import heads_to_tokens, tokens_to_heads
 
-if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel
 
 SEGMENT_SDPA = "segment_sdpa"
@@ -161,6 +161,7 @@ def segment_sdpa(
 
 
 def _behind_prefixes(segments: Sequence[Tensor], prefix_segments: Sequence[int]) -> list[Tensor]:
+    """Return each segment's keys or values, preceded by those of the segment that it continues."""
     return [own if prefix < 0 else torch.cat([segments[prefix], own], dim=2) for own, prefix in zip(segments, prefix_segments, strict=True)]
 
 

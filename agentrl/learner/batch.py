@@ -2,10 +2,10 @@
 
 Only numpy arrays, so Ray can share them without copies.
 
-Shapes: T tokens, A action tokens, S sequences (trajectories), G segments. A segment is a run of tokens that
-attend to each other: a training row or, with shared prefixes, a shared prompt or the rest of a row that
-continues it. Per-token columns of a microbatch exist for action tokens only, because nothing is learned,
-scored or counted on a context token.
+Shapes: T tokens, A action tokens, S sequences (trajectories), G segments. A segment is one training row of a
+sequence and attends only to itself. With shared prefixes a microbatch is cut finer: a shared prompt is a
+segment, and each response that continues it is another. Per-token columns of a microbatch exist for action
+tokens only, because nothing is learned, scored or counted on a context token.
 """
 
 from __future__ import annotations

@@ -123,6 +123,7 @@ class Corrector:
         weight = sum(float((w * s).sum()) for w, s in zip(weights, shares, strict=True))
         local = {"weight": weight, "count": sum(float(s.sum()) for s in shares)}
         sums = add_over_ranks(local)
+        # Self-normalized importance sampling: the mean weight becomes 1.
         return [w * (sums["count"] / sums["weight"]) for w in weights] if sums["weight"] > 0 else weights
 
     # ----------------------------------------------------------------------------------------------------- selection

@@ -11,7 +11,7 @@ from agentrl.learner.attention import SEGMENT_SDPA
 from agentrl.learner.sequence_parallel import check_sequence_parallel
 from agentrl.learner.tensor_parallel import check_tensor_parallel
 
-if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PretrainedConfig
 
 

@@ -347,6 +347,7 @@ class Learner:
 
     def _build_reference(self) -> Policy:
         if self._policy.adapters:
+            # With LoRA the frozen base is the reference: no second copy of the weights.
             return self._policy.without_adapters()
         reference = self._build(has_backward=False)
         reference.module.requires_grad_(False)

@@ -76,6 +76,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         input, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad
+        # For y = x W^T + b: dL/dx = g W, dL/dW = g^T x, dL/db = the sum of g over rows.
         grad_rows, rows = grad.reshape(-1, grad.shape[-1]), input.reshape(-1, input.shape[-1])
         return (
             _multiply(grad, weight.T) if needs_input else None,

@@ -24,7 +24,7 @@ from agentrl.config.model import LoRAConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.score_head import SCORE_HEAD
 
-if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from peft import LoraConfig
     from peft.tuners.lora import LoraLayer
     from transformers import PreTrainedModel

@@ -38,7 +38,7 @@ from agentrl.learner.scoring import ScoreRequest, answer_scores
 from agentrl.learner.tensor_parallel import cut_layers
 from agentrl.plugins.sources import import_source
 
-if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel
 
 

@@ -42,9 +42,9 @@ def pack(
     """Return the microbatches of each rank: `world_size` lists of equal length.
 
     A microbatch has at most `max_tokens` tokens, unless a single piece is longer; such a piece is alone in
-    its microbatch. Within this limit the costs are balanced (`segment_cost`). A piece is a whole sequence. A
-    sequence longer than `max_tokens` is cut into its training rows, one piece each, which may go to different
-    microbatches and ranks; with `may_split` False it is kept whole. With `shared_prefix`, a prompt that
+    its microbatch. Within this limit the costs are balanced (`segment_cost`). A piece is a whole sequence, or
+    one segment of a sequence that is longer than `max_tokens`. These segments may go to different
+    microbatches and ranks; with `may_split` False no sequence is cut. With `shared_prefix`, a prompt that
     several pieces begin with is stored once per microbatch (see `share_prefixes`).
 
     Ranks with too little data get fillers. Every forward and backward is a collective, so a rank with fewer
@@ -165,7 +165,7 @@ def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
         position_ids=position_ids,
         segment_lengths=np.concatenate([bundle.segments[0] for bundle in bundles]),
         prefix_segments=_prefix_segments(bundles),
-        # Never -1 or in another piece: the first token of a training row is never an action.
+        # Never -1 or in another piece: the first token of a segment is never an action.
         predictor_positions=np.concatenate(stands)[actions - 1],
         targets=np.concatenate([s.token_ids for s in samples]).astype(np.int64)[actions],
         sequence_ids=np.repeat(places, [s.num_tokens for s in samples])[actions],

@@ -26,7 +26,7 @@ from agentrl.learner.score_head import answer_with_scores, segment_ends
 from agentrl.plugins.sources import import_source
 from agentrl.workers.dispatch import dispatch
 
-if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel
 
 

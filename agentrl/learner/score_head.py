@@ -17,7 +17,7 @@ from torch import Tensor
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Microbatch
 
-if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel
 
 SCORE_HEAD = "score"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from agentrl.algorithms.logprob_kernels import EAGER, ChunkKernels, HeadForm
 from agentrl.algorithms.logprobs import linear_logprobs_and_entropy, logprobs_and_entropy
 
-if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel
 
 

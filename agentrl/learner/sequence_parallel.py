@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 
 from agentrl.errors import ConfigError
 
-if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PretrainedConfig
 
 _PER_TOKEN_LAYERS = {"full_attention", "sliding_attention"}

@@ -1,4 +1,4 @@
-"""Packing of rows with a common prompt behind a single copy of it; usually the attempts of a group.
+"""Packing of pieces with a common prompt behind a single copy of it; usually the attempts of a group.
 
 A response attends to the prompt and to itself, and its positions continue after the prompt. The result is the
 same as without sharing, but the prompt is computed once. Gradients of its keys and values add up over the
@@ -18,10 +18,10 @@ from agentrl.learner.batch import Sample
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequencePart:
-    """Training rows of one sequence that stay together: all of them, or a single one.
+    """A piece: segments of one sequence that are packed together, either all of them or a single one.
 
     rows: the sample, or the part of it.
-    first_place: action tokens of the sequence before these rows.
+    first_place: action tokens of the sequence before this piece.
     is_split, is_counted: see `Microbatch`.
     loss_length: loss tokens of the whole sequence.
     """
@@ -66,9 +66,9 @@ class Bundle:
 def share_prefixes(pieces: Sequence[SequencePart], *, max_tokens: int, world_size: int) -> list[Bundle]:
     """Bundle the pieces with the same prompt, at most `max_tokens` per bundle.
 
-    Only pieces of a single training row share a prompt. The prompt ends where the policy samples the row's
-    first token. If a bundle holds more than one rank's share of all tokens, it is cut into as many bundles as
-    it has shares; otherwise some of the `world_size` ranks would wait for it.
+    Only pieces of a single segment share a prompt. The prompt ends at the first token that the policy
+    sampled. If a bundle holds more than one rank's share of all tokens, it is cut into as many bundles as it
+    has shares; otherwise some of the `world_size` ranks would wait for it.
     """
     by_prompt: dict[bytes, list[SequencePart]] = {}
     alone = []
@@ -89,9 +89,9 @@ def _prefix_length(members: Sequence[SequencePart]) -> int:
 
 
 def _prompt(rows: Sample) -> NDArray[np.int32] | None:
-    """Return the tokens of a single training row before its first action.
+    """Return the tokens of a single segment before its first action.
 
-    None for several rows, or without actions.
+    None for several segments, or without actions.
     """
     if len(rows.segment_starts) > 1 or not rows.action_mask.any():
         return None

@@ -1,6 +1,6 @@
 """Sequences that span several microbatches, on one rank or many: exchange of their tokens.
 
-A loss, weight or rejection may depend on a whole sequence, and an attempt with several training rows may be
+A loss, weight or rejection may depend on a whole sequence, and a trajectory with several segments may be
 longer than a microbatch. The tokens of such sequences (usually few) are exchanged as constants. A computation
 over a microbatch's own tokens and these together gives the same result as a microbatch with the whole
 sequence.

@@ -72,6 +72,8 @@ class _MetadataUnpickler(pickle._Unpickler):
         raise pickle.UnpicklingError("it asks for an object that is not in it")
 
     def load_build(self) -> None:
+        # BUILD sets an object's attributes. Applied to one of the allowed classes itself, it could replace
+        # its methods.
         subject = self.stack[-2]  # type: ignore[attr-defined]  # not in typeshed
         if not isinstance(subject, _BUILT):
             raise pickle.UnpicklingError(f"it changes {type(subject).__name__}")

@@ -26,7 +26,7 @@ from torch.func import functional_call
 
 from agentrl.errors import ConfigError
 
-if TYPE_CHECKING:  # seconds to import, and the controller names what ranks do without doing it
+if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PretrainedConfig, PreTrainedModel
 
 _STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}

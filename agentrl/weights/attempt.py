@@ -106,4 +106,6 @@ class LearnerCalls:
 
     async def call(self, function: Callable[..., T], *args: object) -> T:
         async with self._lock:
+            # abandon_on_cancel: a blocked collective cannot be interrupted, so at the end of a run its thread
+            # is abandoned.
             return await trio.to_thread.run_sync(partial(function, *args), abandon_on_cancel=True)

@@ -42,7 +42,7 @@ class TensorTransport:
                 raise ServerError(f"{server.url} is on another machine, and the transport `tensor` sends pickles; use disk or distributed")
             num_ranks = parse_setting(await server.server_info(), "tp_size", default=1, server=server.url)
             async with hold(server) as may_flush:
-                with suppress(RequestRefused):  # a session is open only where an attempt broke off
+                with suppress(RequestRefused):  # refused unless an aborted attempt left a session open
                     await server.end_weight_update()
                 await server.begin_weight_update()
                 for index in range(len(self._buckets)):

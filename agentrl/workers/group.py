@@ -91,6 +91,8 @@ class WorkerGroup(Workers[W]):
         hosts: list[Any] = [host.options(**seat.ray_options()).remote() for seat in seats]
         group = cls(hosts, name=name, deadlines=deadlines, num_replicas=num_replicas)
         meeting = hosts[0].find_address.remote()
+        # `meeting` is a reference: Ray passes rank 0's address on to the others without the driver waiting
+        # for it.
         starts = {rank: host.start.remote(worker, args, meeting, rank=rank) for rank, host in enumerate(hosts)}
         group._start = _Start(meeting, starts, time.monotonic() + deadlines.deadline_s(0))
         return group
@@ -231,6 +233,7 @@ class WorkerGroup(Workers[W]):
         deadline = time.monotonic() + timeout_s
         pending: dict[ObjectRef, int] = {ref: rank for rank, ref in refs.items()}
         while pending:
+            # fetch_local=False: wait until results exist. With join `remote` they must stay on their node.
             done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
             if not done:
                 ranks = ", ".join(str(rank) for rank in pending.values())
@@ -241,6 +244,8 @@ class WorkerGroup(Workers[W]):
             except RayActorError as error:
                 raise self._lost(rank, what) from error
             except RayTaskError as error:
+                # An error of the user's config or plugins is the cause by itself. A LearnerError may only be
+                # the consequence of another rank's death.
                 if isinstance(error.cause, AgentRLError) and not isinstance(error.cause, LearnerError):
                     raise error.cause from None
                 self._raise_if_lost(what, pending)

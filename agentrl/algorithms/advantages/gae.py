@@ -50,6 +50,7 @@ def gae_turn(batch: ActionBatch, options: AdvantageOptions) -> Credit:
 
 
 def _over(rewards: Tensor, values: Tensor, lengths_N: Tensor, last_N: Tensor | None, options: AdvantageOptions) -> Credit:
+    # TD residuals d_t; the advantages are their sums discounted by gamma * lam (eq. 16).
     errors = rewards + options.gamma * following(values, lengths_N, last_N) - values
     advantages = sums_to_go(errors, lengths_N, options.gamma * options.lam)
     return Credit(advantages, advantages + values)

@@ -38,6 +38,7 @@ class Groups:
         self.values_N: Floats = values_N.numpy()
         self.index_N = _places(labels[0].numpy())
         for label_N in labels[1:]:
+            # One number per combination of labels: indices are below len(label_N).
             self.index_N = _places(self.index_N * len(label_N) + _places(label_N.numpy()))
         sizes = np.bincount(self.index_N)
         self.count = len(sizes)
@@ -150,6 +151,7 @@ def opo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     """
     groups = Groups.of(batch)
     lengths = batch.num_tokens_N.numpy().astype(groups.values_N.dtype)
+    # The baseline of least variance is E[|g|^2 R] / E[|g|^2]; |g|^2 is taken as proportional to the length.
     baselines = groups.sums(lengths * groups.values_N) / np.maximum(groups.sums(lengths), 1)
     return groups.credit(batch, groups.values_N - baselines, options)
 

@@ -17,6 +17,8 @@ def grpo_passk(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     Source: the leave-one-out advantage of max_i R_i; Tang et al. 2025, arXiv:2503.19595.
     """
     groups = Groups.of(batch)
+    # max over all minus max over the others: R_max - R_second for a unique best attempt, 0 for every other
+    # one.
     is_best = groups.values_N >= groups.maxima(groups.values_N) - groups.tolerance
     is_alone = groups.sums(is_best.astype(groups.values_N.dtype)) == 1
     seconds = groups.maxima(np.where(is_best, -np.inf, groups.values_N))
@@ -41,6 +43,7 @@ def pass_at_k(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     _check_sizes(groups, batch, k)
     is_solved = groups.values_N >= options.solved_reward - groups.tolerance
     failed = groups.sums((~is_solved).astype(groups.values_N.dtype))
+    # all_fail = 1 - p. others_fail: the k - 1 others drawn with a failed attempt all fail too.
     all_fail = _share_of_subsets(failed, groups.sizes_N, k)
     others_fail = _share_of_subsets(failed - 1, groups.sizes_N - 1, k - 1)
     stds = np.sqrt(all_fail * (1 - all_fail))
