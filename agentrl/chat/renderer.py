@@ -176,8 +176,8 @@ class Renderer:
         return end
 
     def last_end(self, message: Message) -> str:
-        """Return the token that ends a turn for which the template
-        writes none: the first token of the next message.
+        """Return the first token of the next message, which
+        ends a turn for which the template writes no token.
         """
         return self._ends["tool" if message.tool_calls else "user"] or self.codec.end_of_turn
 
@@ -216,8 +216,9 @@ class Renderer:
     # ----------------------------------------------------------------------------------------- sampled tokens
 
     def written(self, ids: Sequence[int], prompt: str) -> str:
-        """Return the text of sampled tokens, without stop token;
-        with the opening tag if `prompt` opened a thought.
+        """Return the text of sampled tokens, without stop token.
+
+        The text includes the opening tag if `prompt` opened a thought.
         """
         text = self.codec.decode(ids[:-1] if ids and ids[-1] in self.eos_token_ids else ids)
         return prompt[prompt.rindex(self.style.open) :] + text if self.opens_thought(prompt) else text
@@ -246,7 +247,5 @@ class Renderer:
         return prompt.rstrip().endswith(self.style.open)
 
     def closes_thought(self, prompt: str) -> bool:
-        """Return whether the generation prompt contains an
-        empty thought, so that the model skips thinking.
-        """
+        """Return whether the generation prompt contains an empty thought, which disables thinking."""
         return prompt.rstrip().endswith(self.style.close)

@@ -124,11 +124,10 @@ def _whole(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> str
 
 
 def _written(renderer: Renderer, messages: Sequence[Message], prompt: str, tools: Tools) -> str | None:
-    """Return what the template renders for the last message
-    after `prompt`; None if it renders another prompt.
+    """Return what the template renders for the last message after `prompt`.
 
-    Thoughts may differ: a prompt may open a thought, or contain an empty one, although the template renders
-    none in a history.
+    Returns None if it renders another prompt. Thoughts may differ: a prompt may open a thought, or contain an
+    empty one, although the template renders none in a history.
     """
     style = renderer.style
     whole = _whole(renderer, messages, tools)

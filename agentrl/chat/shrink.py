@@ -32,8 +32,9 @@ def shrink(messages: Messages, is_kept: Callable[[Messages], bool]) -> Messages:
 
 
 def _simpler(messages: Messages) -> Iterator[Messages]:
-    """Yield simplifications that remove one thing: the end, a message
-    with its results, a call with its result, a part of a message.
+    """Yield simplifications that remove one thing.
+
+    It is the end, a message with its results, a call with its result, or a part of a message.
     """
     for index in range(1, len(messages)):
         if messages[index].role != "tool" and messages[index - 1].role != "tool":

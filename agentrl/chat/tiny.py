@@ -72,8 +72,9 @@ def write_tiny_tokenizer(folder: Path) -> None:
 
 
 def build_tiny_tokenizer() -> Tokenizer:
-    """Return byte-level BPE whose merges spell WORDS from left
-    to right, then join JOINED; the special tokens come last.
+    """Return byte-level BPE whose merges spell WORDS from left to right, then join JOINED.
+
+    The special tokens come last.
     """
     vocab = {letter: id for id, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     spelled = [(word[:end], word[end]) for word in WORDS for end in range(1, len(word))]

@@ -182,8 +182,9 @@ class AlgorithmConfig(Section):
 
 
 def _known(what: str, name: str, built_in: Sequence[str], *, group: str) -> str:
-    """Return `name` if the function exists: built in, an installed
-    entry point of `group`, or named by its file or module.
+    """Return `name` if the function exists.
+
+    It may be built in, an installed entry point of `group`, or named by its file or module.
 
     Raises:
         ValueError: there is no such function.

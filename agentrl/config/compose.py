@@ -1,9 +1,8 @@
-"""Build a checked Config from a YAML file and overrides:
-Hydra composes, the schema adds defaults and validates.
+"""Build a checked Config from a YAML file and overrides.
 
-A file contains only what differs from the schema's defaults. Its own `defaults` list works as in any Hydra
-program; the packaged configs come after the file's folder on the search path. Nothing is written; the working
-directory and logging are not changed.
+Hydra composes; the schema adds defaults and validates. A file contains only what differs from the schema's
+defaults. Its own `defaults` list works as in any Hydra program; the packaged configs come after the file's
+folder on the search path. Nothing is written; the working directory and logging are not changed.
 """
 
 from __future__ import annotations
@@ -100,10 +99,9 @@ def _at_home(value: Any) -> Any:
 
 
 def dump_config(config: Section) -> str:
-    """Return the resolved config as YAML that loads into an
-    equal config; secrets in free-form mappings are hidden.
+    """Return the resolved config as YAML that loads into an equal config.
 
-    Secrets are recognised by the names of their keys.
+    Secrets in free-form mappings are hidden; they are recognised by the names of their keys.
     """
     return dump_values(config.model_dump(mode="json"))
 
@@ -206,9 +204,7 @@ def _hydra(folder: Path) -> Iterator[ConfigLoader]:
 
 
 def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
-    """Return the values that file and overrides set, with
-    unresolved interpolations, and the origin of each key.
-    """
+    """Return the values set by file and overrides, interpolations unresolved, and the origin of each key."""
     try:
         if not isinstance(SourceFile.read(file, label=label).root, yaml.MappingNode | None):
             raise ConfigError(f"{label}: a config is a mapping of sections, as in `trainer:` and below it `  steps: 20`")
@@ -235,8 +231,9 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
 
 
 def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
-    """Parse the files that the `defaults` list of `file` selects
-    from `folder`, recursively, before Hydra expands them.
+    """Parse the files that the `defaults` list of `file` selects from `folder`, recursively.
+
+    This must happen before Hydra expands them.
 
     Raises:
         yaml.YAMLError: a file is not YAML, or its aliases expand to too much text.
@@ -287,11 +284,10 @@ def _forced(override: Override, groups: Sequence[str], picked: Collection[str]) 
 
 
 def _force(override: Override, groups: Sequence[str], picked: Collection[str]) -> str:
-    """Return the override in a form that Hydra accepts, because
-    Hydra refuses to set a key that no file contains.
+    """Return the override in a form that Hydra accepts.
 
-    A plain override that selects no file gets `++`. One that selects a file (`algorithm=dapo`) of a group
-    from which the config selects none gets `+`.
+    Hydra refuses to set a key that no file contains. A plain override that selects no file therefore gets
+    `++`. One that selects a file (`algorithm=dapo`) of a group from which the config selects none gets `+`.
     """
     text = override.input_line or ""
     key = override.key_or_group
@@ -333,9 +329,7 @@ def _resolve(values: Mapping[str, Any], origins: Origins) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the main sentence of a Hydra or OmegaConf
-    error, without advice about Hydra's own command line.
-    """
+    """Return the main sentence of a Hydra or OmegaConf error, without advice about Hydra's command line."""
     cause = error.__cause__ if str(error).strip() == "" else error
     lines = str(cause).strip().splitlines()
     options = [line.strip() for line in lines if line.startswith("\t") and "provider=" not in line]

@@ -67,9 +67,7 @@ class CorrectionConfig(Section):
 
     @property
     def has_comparison(self) -> bool:
-        """Whether a rejection stage compares the learner at
-        the start of the step with the behavior policy.
-        """
+        """Whether a stage compares the learner at the start of the step with the behavior policy."""
         return bool(self.reject) or self.m2po_threshold is not None
 
     @model_validator(mode="after")

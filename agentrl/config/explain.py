@@ -1,6 +1,4 @@
-"""Explain a config in numbers: the batch, the bound on
-staleness, the loss, and warnings about likely mistakes.
-"""
+"""Explain a config in numbers: batch, bound on staleness, loss, and warnings about likely mistakes."""
 
 from __future__ import annotations
 
@@ -55,8 +53,9 @@ class Arithmetic:
 
 
 def explain(config: Config, *, num_train_rows: int | None = None) -> str:
-    """Return the arithmetic of a run as text; `num_train_rows`
-    adds the figures that depend on the size of the data.
+    """Return the arithmetic of a run as text.
+
+    `num_train_rows` adds the figures that depend on the size of the data.
     """
     numbers = Arithmetic.of(config)
     parts = [

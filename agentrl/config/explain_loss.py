@@ -1,6 +1,4 @@
-"""Explain the algorithm of a config in words: the ratio,
-the correction and its stages, and the aggregation.
-"""
+"""Explain the algorithm of a config in words: ratio, correction with its stages, and aggregation."""
 
 from __future__ import annotations
 

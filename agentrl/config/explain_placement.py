@@ -8,8 +8,8 @@ from agentrl.config.placement import PlacementConfig, Role
 
 
 def placement_lines(placement: PlacementConfig, num_ranks: Mapping[Role, int]) -> Iterator[tuple[str, str]]:
-    """Yield a line per pool: its nodes, and for each role
-    the number of ranks and the GPU share of one rank.
+    """Yield a line per pool: its nodes, and the number of
+    ranks of each role with the GPU share of one rank.
     """
     layout = placement.layout(num_ranks)
     for name, pool in placement.pools_in_use.items():

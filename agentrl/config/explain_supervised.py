@@ -1,6 +1,4 @@
-"""Explain a config of `agentrl sft` or `agentrl rm`: the
-batch, the run, and warnings about likely mistakes.
-"""
+"""Explain a config of `agentrl sft` or `agentrl rm`: batch, run, and warnings about likely mistakes."""
 
 from __future__ import annotations
 

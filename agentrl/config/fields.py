@@ -20,8 +20,9 @@ def section_type(field: FieldInfo) -> type[Section] | None:
 
 
 def entry_type(field: FieldInfo) -> type[Section] | None:
-    """Return the Section class of a mapping's values
-    (`agent.tool_limits.<name>`); None for any other field.
+    """Return the Section class of a mapping's values (`agent.tool_limits.<name>`).
+
+    Returns None for any other field.
     """
     arguments = get_args(field.annotation) if get_origin(field.annotation) is dict else ()
     return arguments[1] if arguments and inspect.isclass(arguments[1]) and issubclass(arguments[1], Section) else None

@@ -1,6 +1,4 @@
-"""Messages about problems of a config, one line each: the
-key, the given value, what is valid, and where it is set.
-"""
+"""Messages about invalid configs, one line per problem: key, given value, valid values, and location."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Detect kinds of models that cannot be trained, from the
-config.json at a path, or else from the path's name.
-"""
+"""Detect models that cannot be trained, by the config.json at a path, or else by the path's name."""
 
 from __future__ import annotations
 

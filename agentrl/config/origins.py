@@ -76,9 +76,7 @@ class Origins:
     overrides: tuple[WrittenOverride, ...]
 
     def find(self, key: Key) -> str:
-        """Return the strongest place that set `key`, else its
-        nearest enclosing section, else the main file.
-        """
+        """Return the strongest place that set `key`, else its nearest enclosing section, else the file."""
         for length in range(len(key), 0, -1):
             place = self._find(key[:length])
             if place is not None:

@@ -147,8 +147,9 @@ class PlacementConfig(Section):
 
 
 def _gpus_per_bundle(name: str, pool: PoolConfig, members: Mapping[Role, int]) -> int:
-    """Return the number of GPUs per bundle: 1, except for servers
-    alone in their pool, which divide all GPUs evenly.
+    """Return the number of GPUs per bundle.
+
+    It is 1, except for servers alone in their pool, which divide all GPUs evenly.
     """
     where = f"placement.pools.{name} ({_size(pool)})"
     if list(members) == ["servers"] and members["servers"] < pool.num_gpus:

@@ -1,5 +1,6 @@
-"""Config of profilers for whole processes; `trainer.profile_steps`
-records single steps from within a process.
+"""Config of profilers for whole processes.
+
+`trainer.profile_steps` records single steps from within a process.
 """
 
 from __future__ import annotations

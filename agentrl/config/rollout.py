@@ -180,8 +180,9 @@ class RolloutConfig(Section):
 
     @property
     def shrinking_key(self) -> str | None:
-        """The setting by which a complete group may have fewer
-        members with a reward; None: no group may shrink.
+        """The setting by which a complete group may have fewer members with a reward.
+
+        None: no group may shrink.
         """
         for outcome in Outcome:
             policy = self.on_outcome[outcome]
@@ -192,8 +193,9 @@ class RolloutConfig(Section):
 
     @property
     def fixed_group_size(self) -> int | None:
-        """Members with a reward in every complete group; None
-        if groups may shrink, down to `min_group_size`.
+        """Members with a reward in every complete group.
+
+        None if groups may shrink, down to `min_group_size`.
         """
         return self.group_size if self.shrinking_key is None else None
 

@@ -53,8 +53,9 @@ class Config(Section):
 
     @property
     def policy_mode(self) -> Literal["decoupled", "bypass", "on_policy"]:
-        """`algorithm.mode` with auto resolved: on_policy without
-        staleness and with one update per step, else decoupled.
+        """`algorithm.mode` with auto resolved.
+
+        It is on_policy without staleness and with one update per step, else decoupled.
         """
         if self.algorithm.mode != "auto":
             return self.algorithm.mode
@@ -91,9 +92,7 @@ class Config(Section):
 
     @property
     def of_validation(self) -> Config:
-        """The config of validation: this config, with `eval.tools`
-        and `eval.rewards` in place of the training ones.
-        """
+        """This config, with `eval.tools` and `eval.rewards` in place of the tools and rewards of training."""
         agent, reward = self.agent, self.reward
         if self.eval.tools is not None:
             agent = agent.model_copy(update={"tools": self.eval.tools})
@@ -122,8 +121,9 @@ class Config(Section):
 
     @property
     def why_merged(self) -> str | None:
-        """The reason why the LoRA adapter cannot be published
-        alone; None if nothing in the config prevents it.
+        """The reason why the LoRA adapter cannot be published alone.
+
+        None if nothing in the config prevents it.
         """
         rollout, lora = self.rollout, self.model.lora
         bound, copies = rollout.embedded.max_lora_rank, rollout.sglang.args.get("dp_size", 1)
@@ -188,8 +188,9 @@ class Config(Section):
 
     @property
     def needs_early_rewards(self) -> str | None:
-        """The key that needs the rewards of a group when it is
-        complete, before its batch is taken; None: no key does.
+        """The key that needs the rewards of a group when it is complete, before its batch is taken.
+
+        None: no key does.
         """
         if self.buffer.drop_constant_groups:
             return "buffer.drop_constant_groups"

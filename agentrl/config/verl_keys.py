@@ -201,8 +201,9 @@ def answer(key: str, known: Container[str]) -> str | None:
 
 
 def reason_without(key: str) -> str | None:
-    """Return why verl's `key` has no counterpart here; None
-    if it is not a key of verl, or has a counterpart.
+    """Return why verl's `key` has no counterpart here.
+
+    Returns None if it is not a key of verl, or has a counterpart.
     """
     return reason_in(key, MEANINGLESS)
 

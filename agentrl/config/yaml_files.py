@@ -33,8 +33,9 @@ def read_nodes(path: Path, *, names_file: bool = False) -> yaml.Node | None:
 
 
 def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
-    """Return the expanded size of a node; `sizes`: of all
-    nodes so far, None for a node that is being measured.
+    """Return the expanded size of a node.
+
+    `sizes`: of all nodes so far, None for a node that is being measured.
     """
     if id(node) in sizes:
         size = sizes[id(node)]

@@ -11,10 +11,10 @@ from agentrl.types import SCORED_OUTCOMES
 
 
 def accuracies(batch: pa.RecordBatch) -> list[float | None]:
-    """Return the accuracy of each trajectory in [0, 1], as its task's
-    reward reports it, else whether the reward is positive.
+    """Return the accuracy of each trajectory in [0, 1].
 
-    None: the attempt failed, was greedy (sampled differently), or its reported accuracy is not in [0, 1].
+    It is the accuracy that the task's reward reports, else 1.0 for a positive reward. None: the attempt
+    failed, was greedy (sampled differently), or its reported accuracy is not in [0, 1].
     """
     columns = (batch.column(name).to_pylist() for name in ("outcome", "is_greedy", "metrics"))
     return [

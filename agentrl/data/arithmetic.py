@@ -37,9 +37,7 @@ FEEDBACK = "Wrong. Try again."
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticMix:
-    """Which questions are asked, and how often the warm-start
-    conversations answer them correctly (shares in [0, 1]).
-    """
+    """The questions, and how often the warm-start conversations answer them correctly (shares in [0, 1])."""
 
     val_percent: int = 20  # percentage of all expressions
     phrasings: tuple[str, ...] = ("{}=?", "What is {}?", "Compute {}.", "{}")
@@ -100,18 +98,14 @@ def write_arithmetic(out: Path, *, seed: int, num_train: int, num_val: int, num_
 
 
 def normalize(expression: str) -> str:
-    """Return the expression with its factors and its added
-    terms in ascending order: 34*12+5 becomes 5+12*34.
-    """
+    """Return the expression with factors and added terms in ascending order: 34*12+5 becomes 5+12*34."""
     added, *subtracted = expression.replace(" ", "").split("-")
     terms = ["*".join(sorted(term.split("*"), key=int)) for term in added.split("+")]
     return "-".join(["+".join(sorted(terms, key=lambda term: [int(factor) for factor in term.split("*")])), *subtracted])
 
 
 def split_of(expression: str, *, val_percent: int) -> Split:
-    """Return the only split in which the expression may
-    appear, whatever the order of its factors and terms.
-    """
+    """Return the only split in which the expression may appear, in any order of its factors and terms."""
     digest = hashlib.sha256(normalize(expression).encode()).digest()
     return "val" if int.from_bytes(digest[:8]) % 100 < val_percent else "train"
 

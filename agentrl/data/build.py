@@ -66,11 +66,10 @@ def check_training_data(
     chat: PromptRenderer,
     check_reward: Callable[[Task], None] | None = None,
 ) -> int:
-    """Check the first `data.check_rows` training rows of each file,
-    before anything is started; return the number of rows.
+    """Check the first `data.check_rows` training rows of each file, before anything is started.
 
-    If `data.curriculum` weights sources, the sources of all rows are read too. The replay buffer checks every
-    row when it opens the data.
+    Returns the number of rows. If `data.curriculum` weights sources, the sources of all rows are read too.
+    The replay buffer checks every row when it opens the data.
 
     Raises:
         DataError, PluginError: as `build_dataset`; or a source has no weight, or a weight has no source.
@@ -85,8 +84,9 @@ def check_training_data(
 
 
 class Playable:
-    """Checks whether rows can be played: their agent, tools and
-    interaction, and the arguments that these take from the row.
+    """Checks whether rows can be played.
+
+    Checked are the agent, tools and interaction, and the arguments that these take from the row.
     """
 
     def __init__(self, config: AgentConfig, plugins: Plugins, chat: PromptRenderer, check_reward: Callable[[Task], None] | None) -> None:

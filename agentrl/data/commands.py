@@ -1,5 +1,6 @@
-"""`agentrl data ...`: convert data sets of all kinds to
-Parquet files of rows; inspect and filter files of rows.
+"""`agentrl data ...`: convert data sets of all kinds to Parquet files of rows.
+
+Inspect and filter files of rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The tasks of a run, with random access by position: the
-cursor of an endless shuffled stream is one integer.
+"""The tasks of a run, with random access by position.
+
+The cursor of an endless shuffled stream is therefore one integer.
 """
 
 from __future__ import annotations

@@ -149,9 +149,7 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], schema: pa.S
 
 
 def file_ids(paths: Sequence[str]) -> list[str]:
-    """Return a short id for each file: its stem, with its
-    index in the list if two files have the same stem.
-    """
+    """Return a short id for each file: its stem, with its index in the list if the stem is not unique."""
     stems = [Path(path).stem for path in paths]
     return [stem if stems.count(stem) == 1 else f"{stem}#{index}" for index, stem in enumerate(stems)]
 

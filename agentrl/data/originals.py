@@ -76,8 +76,10 @@ def open_originals(source: OriginalSource) -> list[DataFile]:
 
 
 def split_of(path: Path, root: Path | None = None) -> str:
-    """Return the split of a file: from its own name, else
-    from the name of a folder below `root`, else its name.
+    """Return the split of a file.
+
+    It is the file's own name or that of a folder below `root`, if it is one of SPLITS; else the file's own
+    name.
     """
     name = _SHARD.sub("", path.stem)
     parents = [part.removeprefix("partial-") for part in path.relative_to(root).parts[:-1]] if root else []
@@ -133,8 +135,9 @@ def _rows(file: DataFile) -> Iterator[tuple[RawRow, RowPlace]]:
 
 
 def _whole_json(path: Path) -> list[object] | None:
-    """Return the rows of a file that is one JSON value, a list
-    or a single object; None if it has one object per line.
+    """Return the rows of a file that is one JSON value, a list or a single object.
+
+    Returns None if it has one object per line.
     """
     try:
         value = orjson.loads(path.read_bytes())

@@ -50,8 +50,9 @@ def write_pairs(
 def pair_candidates(
     originals: Iterable[Original], *, data_source: str, prompt: str, chosen: str, rejected: str
 ) -> tuple[list[Candidate], int]:
-    """Return the rows of pairs, and the number of pairs left
-    out because both answers are equal; see `write_pairs`.
+    """Return the rows of pairs, and the number of pairs left out because both answers are equal.
+
+    The rows are described in `write_pairs`.
     """
     candidates: list[Candidate] = []
     num_equal = 0

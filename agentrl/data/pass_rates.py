@@ -44,10 +44,10 @@ class PassRates:
 
 
 def read_pass_rates(path: Path) -> PassRates:
-    """Read trajectories from a Parquet file, or from a folder's
-    `attempts.parquet`, or else from all its Parquet files.
+    """Read the pass rates of questions from stored trajectories.
 
-    An attempt counts with its unshaped accuracy; if its reward reports none, it is right if the sum of its
+    `path` is a Parquet file, or a folder: its `attempts.parquet` is read, or else all its Parquet files. An
+    attempt counts with its unshaped accuracy; if its reward reports none, it is right if the sum of its
     rewards is positive. Attempts that failed, or that no reward has scored, do not count.
 
     Raises:

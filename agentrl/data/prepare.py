@@ -48,17 +48,14 @@ DATA_SETS: Mapping[Kind, DataSetKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Number of rows by stem of the written file, and notes
-    for the user about everything left out or moved.
-    """
+    """Number of rows by stem of the written file, and notes on everything left out or moved."""
 
     rows: Mapping[str, int]
     notes: tuple[str, ...]
 
 
 def default_source(kind: Kind) -> str | Path:
-    """Return the default location of the original files: the
-    folder AGENTRL_DATA/KIND, else the data set of the hub.
+    """Return the default source: the folder AGENTRL_DATA/KIND, else the data set of the hub.
 
     Raises:
         DataError: there is neither.
@@ -214,10 +211,9 @@ def write_columns(
 
 
 def write_gsm8k(out_dir: str | Path, source_dir: str | Path, *, agent: str = "single_turn_agent") -> dict[str, int]:
-    """Write `train.parquet` and `test.parquet` from GSM8K's
-    `train.jsonl` and `test.jsonl`; return rows per split.
+    """Write `train.parquet` and `test.parquet` from GSM8K's `train.jsonl` and `test.jsonl`.
 
-    `agent` plays every row; with `mixed`, the three built-in agents alternate.
+    Returns rows per split. `agent` plays every row; with `mixed`, the three built-in agents alternate.
 
     Raises:
         DataError: a source file is missing, or a line is not `{question, answer}` with an answer after

@@ -1,5 +1,6 @@
-"""Check for input files that a config's own commands create;
-the error for a missing file lists these commands.
+"""Check for input files that a config's own commands create.
+
+The error for a missing file lists these commands.
 """
 
 from __future__ import annotations

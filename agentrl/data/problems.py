@@ -1,5 +1,4 @@
-r"""Readers of public data sets: each converts a row to a
-problem with its question, ground truth and metadata.
+r"""Readers of public data sets, which convert rows to problems with question, ground truth and metadata.
 
 There is one reader per data set. Its errors name the file, row and field that cannot be read.
 """
@@ -72,8 +71,9 @@ def read_aime(original: Original) -> Problem:
 
 
 def read_math(original: Original) -> Problem:
-    """Read `{problem, solution, answer, level, subject or type}`;
-    a missing answer is taken from the solution's box.
+    """Read `{problem, solution, answer, level, subject or type}`.
+
+    A missing answer is taken from the solution's box.
 
     Raises:
         DataError: the row has another form.
@@ -113,8 +113,9 @@ class Columns:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""Return the content of the last closed `\boxed{...}` of a
-    text, or the word after `\boxed`; None if there is none.
+    r"""Return the content of the last closed `\boxed{...}` of a text, or the word after `\boxed`.
+
+    Returns None if there is none.
     """
     for box in reversed(list(_BOX.finditer(text))):
         if not box["brace"]:

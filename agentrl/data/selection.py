@@ -98,8 +98,9 @@ def select(candidates: Sequence[Candidate], selection: Selection) -> tuple[list[
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Number of rows that repeat another row; of those, rows
-    with another answer, and rows from another split.
+    """Number of rows that repeat another row.
+
+    Of those, rows with another answer, and rows from another split.
     """
 
     num: int = 0

@@ -1,5 +1,4 @@
-"""The Arrow schema of trajectories, used on the wire, in
-the replay buffer, and in the Parquet files of a run.
+"""The Arrow schema of trajectories: on the wire, in the replay buffer, and in Parquet files of a run.
 
 A batch has N rows, one per trajectory. Token columns are lists whose values share one flat array, so encoding
 is a concatenation and decoding a view. Nothing is pickled.

@@ -10,10 +10,10 @@ from pathlib import Path
 
 @contextmanager
 def appearing_whole(target: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `target`, which replaces
-    `target` at the end, or is removed if an exception is raised.
+    """Yield a temporary path beside `target`; at the end, rename it to `target`.
 
-    Parent folders are created. An existing `target` stays until it is replaced.
+    It is removed if an exception is raised. Parent folders are created. An existing `target` stays until it
+    is replaced.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")

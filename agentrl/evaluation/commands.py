@@ -196,8 +196,8 @@ def load_base(arguments: Sequence[str], sampling: Mapping[str, Any], *, tools: s
 
 
 def default_folder(model: str | Sequence[str]) -> Path:
-    """Return the default folder for the results of a model, named
-    after the model's last path component or first address.
+    """Return the default results folder, named after the
+    last part of the model's path or its first address.
     """
     name = model if isinstance(model, str) else next(iter(model), "")
     name = name.partition(",")[0].rstrip("/")

@@ -1,6 +1,4 @@
-"""Compare two evaluations of the same problems: the difference,
-its significance, and the problems won and lost.
-"""
+"""Compare two evaluations of the same problems: difference, significance, problems won and lost."""
 
 from __future__ import annotations
 

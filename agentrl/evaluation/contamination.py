@@ -74,9 +74,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class SourceOverlap:
-    """Number of a source's questions that share a phrase with
-    the training set, and that are nearly whole in it.
-    """
+    """Number of a source's questions that overlap with the training set, and that are nearly whole in it."""
 
     source: str
     num_questions: int
@@ -132,9 +130,7 @@ def refuse_unreadable(training_files: Sequence[str], *, prompt_key: str = "promp
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text in the form in which they
-    are compared: NFKC, lower case, without punctuation.
-    """
+    """Return the words of a text, normalised for comparison: NFKC, lower case, without punctuation."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
 
 
@@ -214,8 +210,9 @@ class _Index:
 
 
 def _without_templates(questions: Sequence[Question]) -> list[list[str]]:
-    """Return each question's words without the beginning and
-    end that all different questions of its source share.
+    """Return each question's words without the prompt template.
+
+    The template is the beginning and end that all different questions of a source share.
     """
     all_words = [words(question.text) for question in questions]
     by_source: defaultdict[str, list[list[str]]] = defaultdict(list)
@@ -226,8 +223,9 @@ def _without_templates(questions: Sequence[Question]) -> list[list[str]]:
 
 
 def _template(texts: Sequence[Sequence[str]]) -> tuple[int, int]:
-    """Return how many words all texts share at the beginning
-    and at the end; (0, 0) for a single distinct text.
+    """Return how many words all texts share at the beginning and at the end.
+
+    Returns (0, 0) for a single distinct text.
     """
     distinct = sorted({tuple(text) for text in texts})
     if len(distinct) < 2:

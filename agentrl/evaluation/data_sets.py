@@ -1,6 +1,4 @@
-"""The data sets of an evaluation: benchmarks by name and
-files of rows, with a key for each attempt to play.
-"""
+"""The data sets of an evaluation, benchmarks and files of rows, with a key for each attempt."""
 
 from __future__ import annotations
 
@@ -25,8 +23,9 @@ FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """A named data set: its rows as tasks, and the settings
-    that affect its attempts (`producer`, see `producer_of`).
+    """A named data set.
+
+    `dataset` has its rows as tasks; `producer` has the settings that affect its attempts (see `producer_of`).
     """
 
     name: str
@@ -56,8 +55,7 @@ class EvaluationProblem:
 
 
 def resolve_files(on: Sequence[str], *, data_dir: Path | None, scratch: Path) -> dict[str, str]:
-    """Return name -> file of rows for each of `on`, which is
-    a file, or a benchmark that is written into `scratch`.
+    """Return name -> file of rows for each of `on`: a file, or a benchmark, which is written into `scratch`.
 
     Raises:
         ConfigError: `on` is empty, has duplicates, or names neither a benchmark nor a file.

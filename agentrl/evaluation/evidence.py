@@ -46,9 +46,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class TwoReadings:
-    """Accuracy of one source, strict (only answers in the
-    requested form) and flexible (answers in any form).
-    """
+    """Accuracy of one source, strict (only answers in the requested form) and flexible (any form)."""
 
     strict: Estimate
     flexible: Estimate

@@ -57,9 +57,7 @@ def _read(source: str, response_key: str) -> pa.Table:
 
 
 def _without_filter(config: Config) -> Config:
-    """Return the config with overlong prompts as errors instead
-    of filtered: each row of the file needs its responses.
-    """
+    """Return the config with overlong prompts as errors, not filtered: each row needs its responses."""
     if config.data.overlong_prompts != "filter":
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"overlong_prompts": "error"})})

@@ -120,8 +120,9 @@ def difference_interval(differences: Floats) -> tuple[Floats, Floats]:
 
 
 def _effective_number(values: Floats, mean: Floats, *, far_end: float) -> Floats:
-    """Return how many independent attempts would give the
-    variance of the mean; at least the number of problems.
+    """Return how many independent attempts would give the variance of the mean.
+
+    It is at least the number of problems.
     """
     num = values.shape[-1]
     variance = values.var(axis=-1, ddof=1) + UNSEEN * (mean - far_end) ** 2 / num

@@ -1,6 +1,4 @@
-"""Location of the model of an evaluation: a folder, for
-which servers are started, or URLs of running servers.
-"""
+"""Location of an evaluated model: a folder, for which servers are started, or URLs of running servers."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ModelPlace:
-    """A folder or hub id (`kind` is folder, without urls), or
+    """A folder or hub id (`kind` is folder, no urls), or
     URLs of servers with SGLang's or OpenAI's protocol.
     """
 
@@ -51,8 +49,9 @@ class ModelPlace:
 
 
 def read_place(model: str | None, config: Config) -> tuple[ModelPlace, Config]:
-    """Return the location of the model that `--model` names
-    (None: the config's), and the config with this model.
+    """Return the location of the model, and the config with this model.
+
+    `model` is the option `--model`; None: the config's model.
 
     Raises:
         ConfigError: the URLs are of two kinds, or one of the names is not a URL.

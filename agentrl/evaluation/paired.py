@@ -51,8 +51,9 @@ def sign_flip_test(differences: Floats, *, num_attempts: int, seed: int = 0) -> 
 
 
 def _whole(moved: Floats, num_attempts: int) -> NDArray[np.int64] | None:
-    """Return the differences in the largest unit that makes them
-    integers; None if `num_attempts` does not make them integers.
+    """Return the differences in the largest unit that makes them integers.
+
+    Returns None if `num_attempts` does not make them integers.
     """
     if num_attempts > MAX_STEPS:
         return None
@@ -63,8 +64,9 @@ def _whole(moved: Floats, num_attempts: int) -> NDArray[np.int64] | None:
 
 
 def _exact(units: NDArray[np.int64]) -> float:
-    """Return the p-value of integer differences from the exact
-    distribution of their sum, built up one sign at a time.
+    """Return the p-value of integer differences from the exact distribution of their sum.
+
+    The distribution is built up one sign at a time.
     """
     sizes = np.abs(units)
     reach = int(sizes.sum())

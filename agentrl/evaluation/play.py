@@ -1,5 +1,6 @@
-"""Play the missing attempts of an evaluation: retry infrastructure
-failures, and store each attempt when it finishes.
+"""Play the missing attempts of an evaluation.
+
+Infrastructure failures are retried, and each attempt is stored when it finishes.
 """
 
 from __future__ import annotations
@@ -134,8 +135,9 @@ class AttemptPlayer:
             watching.cancel_scope.cancel()
 
     async def _start_all(self, problems: Iterable[EvaluationProblem], out: trio.MemorySendChannel, nursery: trio.Nursery) -> None:
-        """Consumes problems; waits for a free slot; unblocked
-        by attempts that end; produces a task per attempt.
+        """Consumes problems; waits for a free slot; unblocked by attempts that end.
+
+        Produces a task per attempt.
         """
         for group in filter(None, map(self._missing, problems)):
             for member in group.members:

@@ -28,8 +28,7 @@ _DESCRIPTIONS = ("*.json", "*.jinja", "*.model", "*.safetensors")
 
 
 def fingerprint(folder: str | Path) -> str:
-    """Return a hash of a model folder: of its small files
-    whole, of its weights by size and 64 pieces of 4 KiB.
+    """Return a hash of a model folder: of small files whole, of weights by size and 64 pieces of 4 KiB.
 
     An optimizer update changes all pieces. A file with only a few bytes edited between the pieces keeps its
     fingerprint.

@@ -86,8 +86,9 @@ class EvalProgress:
             self.say(f"{self._finished + self._played} of {self._total} attempts; {self.facts()}")
 
     def facts(self) -> str:
-        """Return the current figures: accuracy of the attempts played
-        here, failures, attempts at once, and remaining time.
+        """Return the current figures: accuracy so far, failures, attempts at once, and remaining time.
+
+        The accuracy is that of the attempts played by this process.
         """
         parts = [f"{self._concurrency.now} at once", f"done in {duration(self._seconds_left())}"]
         if self._is_scored and self._scored:

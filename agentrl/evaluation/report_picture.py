@@ -1,6 +1,4 @@
-"""Plots of an evaluation: accuracy by source, pass@k over
-k, lengths of attempts, and accuracy by difficulty.
-"""
+"""Plots of an evaluation: accuracy by source, pass@k, lengths of attempts, accuracy by difficulty."""
 
 from __future__ import annotations
 
@@ -90,9 +88,7 @@ def _bars(axes: Axes, rows: Sequence[tuple[str, Estimate | None, str]]) -> None:
 
 
 def _draw_pass_at(axes: Axes, summary: EvalSummary) -> None:
-    """Draw pass@k of each source with its interval as a
-    band, and maj@k, if there is one, as a dashed line.
-    """
+    """Draw pass@k of each source with its interval as a band, and maj@k as a dashed line."""
     axes.set_title("pass@k, and maj@k dashed")
     for place, source in enumerate(summary.sources):
         _curve(axes, source.pass_at, _color(place), label=_short(source.name))

@@ -40,11 +40,11 @@ class StoredRow:
     responses: tuple[str | None, ...]
 
     def attempted(self, response: str) -> Attempted:
-        """Return a response in the form in which rewards receive an
-        attempt: one finished turn, with unknown token counts (0).
+        """Return a response in the form in which rewards receive an attempt.
 
-        A response of the form `<think>`, thought, `</think>`, text, as `agentrl generate` writes it, is split
-        into thought and text. `response_text` is the whole response.
+        It is one finished turn, with unknown token counts (0). A response of the form `<think>`, thought,
+        `</think>`, text, as `agentrl generate` writes it, is split into thought and text. `response_text` is
+        the whole response.
         """
         thought = THOUGHT.fullmatch(response)
         said = Message("assistant", response) if thought is None else Message("assistant", thought[2], reasoning=thought[1])

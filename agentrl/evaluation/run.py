@@ -1,5 +1,6 @@
-"""One evaluation, from request to stored attempts: check the
-data sets, start or find the servers, play what is missing.
+"""One evaluation, from request to stored attempts.
+
+The data sets are checked, the servers started or located, and the missing attempts played.
 """
 
 from __future__ import annotations
@@ -109,9 +110,7 @@ class Prepared:
         return [key for problem in self.problems for key in problem.keys]
 
     def finished(self) -> Iterator[Trajectory]:
-        """Yield the attempts in the order of problems and members,
-        with the numbers and task ids of this evaluation.
-        """
+        """Yield the attempts by problem and member, with the numbers and task ids of this evaluation."""
         owners = ((problem, member) for problem in self.problems for member in range(len(problem.keys)))
         for (problem, member), trajectory in zip(owners, self.store.read(self.keys), strict=True):
             assert trajectory is not None, "everything was played"
@@ -193,10 +192,9 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
 
 
 async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, progress: EvalProgress, gaps: LoopGaps) -> Counts:
-    """Consumes missing attempts; unblocked by servers, tools
-    and interactions; produces attempts in the store.
+    """Consumes missing attempts; unblocked by servers, tools and interactions.
 
-    A watchdog reports what it waits for.
+    Produces attempts in the store. A watchdog reports what it waits for.
     """
     config, chat, plugins = prepared.config, prepared.chat, prepared.plugins
     reward = config.reward if prepared.request.is_scored else without_rewards(plugins, _sources(prepared.problems))

@@ -114,8 +114,9 @@ def score_file(
 
 
 def in_processes(config: Config) -> Config:
-    """Return `config` with its custom function in separate processes,
-    unless it is async: a hanging process can be killed.
+    """Return `config` with its custom function in separate processes, which can be killed if they hang.
+
+    An async function stays in its thread.
     """
     custom = config.reward.custom_function
     if custom.path is None:
@@ -222,9 +223,7 @@ class _Scorer:
 def _responses(
     rows: Iterable[StoredRow], results: list[list[ScoredResponse]]
 ) -> Iterator[tuple[StoredRow, int, str | None, list[ScoredResponse]]]:
-    """Yield each response with its row, its index in the row,
-    and the list in `results` that receives its result.
-    """
+    """Yield each response with its row, its index, and the list in `results` that receives its result."""
     for row in rows:
         results.append([_UNSCORED] * len(row.responses))
         for member, response in enumerate(row.responses):
@@ -245,9 +244,7 @@ _UNSCORED = ScoredResponse("", "", 0, None)
 
 
 def _kind(term: Term, error: RewardError) -> str:
-    """Return the part of an error's text that is the same for
-    all errors of its kind, without the returned value.
-    """
+    """Return the part of an error's text that is common to its kind, without the returned value."""
     text = str(error).removeprefix(f"reward {term.name!r}").lstrip(": ").partition(":")[0]
     subject, returned, _ = text.partition(" returned ")
     return f"{subject} returned no score" if returned else text

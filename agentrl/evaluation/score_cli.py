@@ -120,8 +120,9 @@ def _json_object(text: str) -> dict[str, Any]:
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """Yield a function of (done, total) that shows progress on
-    standard error: a bar on a terminal, else occasional lines.
+    """Yield a function of (done, total) that shows progress on standard error.
+
+    It shows a bar on a terminal, and occasional lines elsewhere.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -170,8 +171,9 @@ def _show(scored: Sequence[ScoredResponse]) -> None:
 
 
 def score_table(summary: EvalSummary) -> Table:
-    """Return one line per data source, and an overall line
-    if there are several; 95 % intervals are in brackets.
+    """Return one line per data source, and an overall line if there are several.
+
+    95 % intervals are in brackets.
     """
     from rich.table import Table
 

@@ -79,8 +79,8 @@ def best_of(rewards: Sequence[float], accuracies: Sequence[float]) -> Floats:
 
 
 def _all_within(size: int, num: int) -> Floats:
-    """Return f64[num], the probability that all of k drawn
-    attempts are in a given subset of `size`, for k = 1..num.
+    """Return f64[num]: the probability that k drawn attempts
+    are all in a subset of `size`, for k = 1..num.
     """
     drawn = np.arange(num, dtype=np.float64)
     within: Floats = np.cumprod(np.maximum(size - drawn, 0) / (num - drawn), dtype=np.float64)

@@ -1,6 +1,4 @@
-"""Storage of finished attempts on disk, by the key of their
-producer: no finished attempt is ever played again.
-"""
+"""Storage of finished attempts on disk, keyed by their producer, so that none is played twice."""
 
 from __future__ import annotations
 
@@ -69,9 +67,7 @@ class AttemptStore:
         self._close()
 
     def has(self, key: str) -> bool:
-        """Return whether a finished attempt with this key exists:
-        one that was scored, or generated without scoring.
-        """
+        """Return whether the attempt with this key is finished: scored, or generated without scoring."""
         return key in self._finished
 
     def add(self, attempts: Sequence[tuple[str, Trajectory]]) -> None:
@@ -83,8 +79,9 @@ class AttemptStore:
         self._finished |= {key for key, is_failed, _ in rows if not is_failed}
 
     def read(self, keys: Sequence[str]) -> Iterator[Trajectory | None]:
-        """Yield the latest attempt of each key, in order of `keys`;
-        finished ones first; None if there is no attempt.
+        """Yield the latest attempt of each key, in order of `keys`; finished ones first.
+
+        Returns None if there is no attempt.
         """
         for key in keys:
             found = self._database.execute(_READ, (key,)).fetchone()

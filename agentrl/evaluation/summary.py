@@ -1,5 +1,4 @@
-"""Figures of an evaluation with their intervals, from finished
-attempts: per data source, per difficulty and overall.
+"""Figures of an evaluation with their intervals: per data source, per difficulty and overall.
 
 Every problem has the same weight, however many of its attempts have a score. A problem without any score is
 left out of the means and counted separately.
@@ -31,8 +30,9 @@ FEW = 5
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over problems with its 95 % interval; the limits
-    are None if one problem does not allow an interval.
+    """A mean over problems with its 95 % interval.
+
+    The limits are None if one problem does not allow an interval.
     """
 
     value: float
@@ -42,9 +42,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class EstimateAt:
-    """A figure for k attempts at a problem, over the
-    `num_problems` problems with at least k scored attempts.
-    """
+    """A figure for k attempts, over the `num_problems` problems with at least k scored attempts."""
 
     k: int
     estimate: Estimate
@@ -97,9 +95,7 @@ class SourceSummary:
 
 @dataclass(frozen=True, slots=True)
 class EvalSummary:
-    """Figures of an evaluation: one summary per data source,
-    ordered by name, and one of all problems together.
-    """
+    """Figures of an evaluation: one summary per data source, ordered by name, and one of all problems."""
 
     sources: tuple[SourceSummary, ...]
     overall: SourceSummary
@@ -137,8 +133,9 @@ def is_right(attempt: EvaluatedAttempt) -> bool:
 
 
 def share(values: Floats) -> Estimate | None:
-    """Return the mean of one value in [0, 1] per problem,
-    f64[P], with its interval; None without problems.
+    """Return the mean of one value in [0, 1] per problem, f64[P], with its interval.
+
+    Returns None without problems.
     """
     if not len(values):
         return None
@@ -237,8 +234,9 @@ def _mean(values: Floats) -> Estimate | None:
 
 
 def _means(problems: Iterable[Problem], fact: Callable[[EvaluatedAttempt], float | None]) -> Floats:
-    """Return f64[P], the mean of a fact over each problem's
-    attempts that have it; problems without it are left out.
+    """Return f64[P], the mean of a fact over each problem's attempts that have it.
+
+    Problems without it are left out.
     """
     rows = ([float(value) for attempt in problem if (value := fact(attempt)) is not None] for problem in problems)
     return np.array([sum(row) / len(row) for row in rows if row], np.float64)

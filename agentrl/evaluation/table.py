@@ -8,8 +8,9 @@ from agentrl.evaluation.summary import Estimate, EstimateAt, EvalSummary
 
 
 def summary_table(summary: EvalSummary) -> Table:
-    """Return one line per data source, and an overall line
-    if there are several; 95 % intervals are in brackets.
+    """Return one line per data source, and an overall line if there are several.
+
+    95 % intervals are in brackets.
     """
     sources = [*summary.sources, *([summary.overall] if len(summary.sources) > 1 else [])]
     n = max(source.n for source in sources)

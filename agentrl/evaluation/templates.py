@@ -87,8 +87,9 @@ def template_of(data_set: str, templates: Mapping[str, str]) -> Template | None:
 
 
 def applied(task: Task, template: Template | None) -> Task:
-    """Return the task with the template's prompt: around
-    `extra_info.question`, else around the row's only user message.
+    """Return the task with the template's prompt around its question.
+
+    The question is `extra_info.question`, else the row's only user message.
 
     Raises:
         DataError: the row's prompt is a conversation, so no single message is the question.

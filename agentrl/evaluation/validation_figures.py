@@ -1,6 +1,4 @@
-"""Evaluation figures as metrics of a training run: `val/mean@8`,
-`val/pass@8`, `val/maj@8`, with their intervals.
-"""
+"""Evaluation figures as training metrics: `val/mean@8`, `val/pass@8`, `val/maj@8`, with intervals."""
 
 from __future__ import annotations
 
@@ -10,12 +8,12 @@ from agentrl.evaluation.summary import Estimate, EvalSummary, SourceSummary
 
 
 def figures(summary: EvalSummary, *, prefix: str) -> dict[str, float]:
-    """Return `prefix` + name -> value for all problems, and
-    `prefix` + `source/<data_source>/` + name for each source.
+    """Return the figures by metric name, for all problems and for each source.
 
-    `mean@n` is the mean over problems of the mean over their n attempts. `pass@k` and `maj@k` are given for k
-    = 2, 4, 8, ... and n. `<name>/low` and `<name>/high` are the 95 % interval, if there is one. Figures
-    without scored attempts are absent.
+    Names begin with `prefix`, those of a source with `prefix` + `source/<data_source>/`. `mean@n` is the mean
+    over problems of the mean over their n attempts. `pass@k` and `maj@k` are given for k = 2, 4, 8, ... and
+    n. `<name>/low` and `<name>/high` are the 95 % interval, if there is one. Figures without scored attempts
+    are absent.
     """
     values = dict(_figures(summary.overall, prefix))
     for source in summary.sources:

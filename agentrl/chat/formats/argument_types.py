@@ -35,8 +35,9 @@ def typed(text: str, tools: Tools, tool: str, parameter: str) -> Any:
 
 
 def parameter_types(tools: Tools, tool: str, parameter: str) -> frozenset[str]:
-    """Return the JSON types that a tool's schema allows for
-    a parameter; all types if the schema names none.
+    """Return the JSON types that a tool's schema allows for a parameter.
+
+    Returns all types if the schema names none.
     """
     for shown in tools:
         function = shown.get("function", {})

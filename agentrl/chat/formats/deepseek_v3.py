@@ -1,5 +1,6 @@
-"""DeepSeek: V3 and R1 write `function<｜tool▁sep｜>name` and the arguments
-in a fenced JSON block; V3.1 writes `name<｜tool▁sep｜>{...}`.
+"""DeepSeek: V3 and R1 write `function<｜tool▁sep｜>name` and the arguments in a fenced JSON block.
+
+V3.1 writes `name<｜tool▁sep｜>{...}`.
 """
 
 from __future__ import annotations

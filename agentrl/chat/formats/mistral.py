@@ -1,5 +1,6 @@
-"""Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...},
-...]`; since 2025, `[TOOL_CALLS]name[ARGS]{...}` for each call.
+"""Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}, ...]`.
+
+Since 2025: `[TOOL_CALLS]name[ARGS]{...}` for each call.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Write the tables of verl's keys into docs/coming_from_verl.md:
-`python -m agentrl.config.importing.docs [FILE]`.
+"""Write the tables of verl's keys into docs/coming_from_verl.md.
+
+Run `python -m agentrl.config.importing.docs [FILE]`.
 """
 
 from __future__ import annotations

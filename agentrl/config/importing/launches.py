@@ -1,5 +1,6 @@
-"""The keys that a launch of verl sets: those of its config
-file, located as Hydra does, and of its overrides.
+"""The keys that a launch of verl sets: those of its config file, and of its overrides.
+
+The config file is located as Hydra does.
 """
 
 from __future__ import annotations
@@ -107,10 +108,10 @@ def _searched(launch: Launch) -> list[Path]:
 
 
 def read_with_defaults(file: Path, searched: Sequence[Path], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
-    """Read a config merged with the files of its `defaults` list;
-    return it with notes about entries that were not found.
+    """Read a config merged with the files of its `defaults` list.
 
-    Entries of verl itself are skipped, because their content is known.
+    Returns it with notes about entries that were not found. Entries of verl itself are skipped, because their
+    content is known.
     """
     own = read_file(str(file))
     own.pop("hydra", None)

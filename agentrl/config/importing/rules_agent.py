@@ -94,9 +94,7 @@ def _manager(key: str, name: str, *, has_function: bool) -> Iterator[Finding]:
 
 
 def _scores(source: WrittenConfig) -> Iterator[Finding]:
-    """Translate options of verl's scoring functions to
-    options of the rewards that score the same rows here.
-    """
+    """Translate options of verl's scoring functions to options of the corresponding rewards."""
     for section in SCORE_OPTIONS:
         options: dict[str, Any] = {}
         form, method, score = (f"{section}.{name}" for name in ("format_score", "method", "score"))

@@ -201,8 +201,9 @@ def _estimator(source: WrittenConfig, key: str, known: dict[str, str], *, why: s
 
 
 def corrections(source: WrittenConfig) -> Iterator[Finding]:
-    """Translate importance weights and rejection stages; up
-    to verl 0.6, they are keys of `algorithm` itself.
+    """Translate importance weights and rejection stages.
+
+    Up to verl 0.6, they are keys of `algorithm` itself.
     """
     section = CORRECTION if source.below(CORRECTION) else "algorithm"
     mode, stage, normalize = (f"{section}.{name}" for name in ("bypass_mode", "rollout_rs", "rollout_is_batch_normalize"))

@@ -74,8 +74,9 @@ def in_flight(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def microbatches(source: WrittenConfig) -> Iterator[Finding]:
-    """Translate microbatches: a budget of tokens here, a number
-    of sequences of at most prompt plus response in verl.
+    """Translate microbatches: a budget of tokens here, a number of sequences in verl.
+
+    A sequence has at most the tokens of a prompt and a response.
     """
     ranks = source.get(f"{ACTOR}.ulysses_sequence_parallel_size")
     sizes = (f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size")

@@ -94,8 +94,9 @@ def servers(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def places(source: WrittenConfig) -> Iterator[Finding]:
-    """Translate GPUs to pools of nodes. verl's synchronous
-    trainer places learner and servers on the same GPUs.
+    """Translate GPUs to pools of nodes.
+
+    verl's synchronous trainer places learner and servers on the same GPUs.
     """
     sizes = ("trainer.nnodes", "trainer.n_gpus_per_node")
     nodes, gpus = (int(source.get(key)) for key in sizes)

@@ -18,8 +18,9 @@ NAMES = ("trainer.project_name", "trainer.experiment_name")
 
 
 def columns(source: WrittenConfig) -> Iterator[Finding]:
-    """Translate columns: a conversation in one column, or prompt
-    and response in two, which may be fields of a struct.
+    """Translate columns: a conversation in one column, or a prompt and a response in two.
+
+    The latter may be fields of a struct.
     """
     messages = next((key for key in ("data.messages_key", "data.multiturn.messages_key") if source.has(key)), None)
     enable = "data.multiturn.enable"
@@ -42,8 +43,9 @@ def columns(source: WrittenConfig) -> Iterator[Finding]:
 
 
 def batches(source: WrittenConfig) -> Iterator[Finding]:
-    """Translate batches, which both projects count in
-    conversations; a microbatch is a budget of tokens here.
+    """Translate batches, which both projects count in conversations.
+
+    A microbatch is a budget of tokens here.
     """
     yield Setting("trainer.batch_size", source.get("data.train_batch_size"), ("data.train_batch_size",), "conversations per update")
     yield Setting("data.max_tokens", source.get("data.max_length"), ("data.max_length",))

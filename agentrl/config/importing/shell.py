@@ -279,10 +279,10 @@ class Shell:
     # -------------------------------------------------------------------------------------------------- words
 
     def fields(self, words: Sequence[Word]) -> list[str]:
-        """Expand words to arguments: unquoted values are split at blanks,
-        empty ones vanish, and arrays give one argument per item.
+        """Expand words to arguments.
 
-        Braces are not expanded: in run scripts they are Hydra's dictionaries.
+        Unquoted values are split at blanks, empty ones vanish, and arrays give one argument per item. Braces
+        are not expanded: in run scripts they are Hydra's dictionaries.
         """
         found: list[str] = []
         for word in words:
@@ -326,8 +326,9 @@ class Shell:
                 return expand_parameter(piece.value, self, is_quoted=piece.is_quoted)
 
     def value_of(self, name: str) -> str | Unset:
-        """Return a variable as text: from the script, else
-        from the environment; Unset if it is in neither.
+        """Return a variable as text: from the script, else from the environment.
+
+        Returns Unset if it is in neither.
         """
         if name in self.variables:
             value = self.variables[name]
@@ -352,8 +353,9 @@ class Shell:
         return [] if isinstance(single, Unset) else [single]
 
     def output(self, text: str) -> str:
-        """Return the output of a command, if it is one of the few
-        that only process texts and paths; else an unknown value.
+        """Return the output of a command, if it is one of the few that only process texts and paths.
+
+        Returns an unknown value for all other commands.
         """
         inner = self._apart()
         # A command substitution starts nothing by itself: discard the programs that it records.

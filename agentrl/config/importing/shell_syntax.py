@@ -1,7 +1,7 @@
-"""Parser for the shell scripts that start trainings: words,
-lists, conditions, loops, functions, here-documents.
+"""Parser for the shell scripts that start trainings.
 
-Nothing is expanded or run here. Syntax that run scripts do not use (coprocesses, `select`) is not supported.
+It reads words, lists, conditions, loops, functions and here-documents. Nothing is expanded or run here.
+Syntax that run scripts do not use (coprocesses, `select`) is not supported.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Simple:
-    """A simple command: its words, and the assignments
-    before them, or after `export` and similar commands.
-    """
+    """A simple command: its words, and the assignments before them (or after `export` and the like)."""
 
     assignments: tuple[Assignment, ...]
     words: tuple[Word, ...]
@@ -58,8 +56,8 @@ class Simple:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Commands, each with its preceding operator (`;`,
-    `&&`, `||`, `|`) and whether `!` inverts its status.
+    """Commands, each with the operator before it (`;`,
+    `&&`, `||`, `|`), and whether `!` inverts its status.
     """
 
     parts: tuple[tuple[str, bool, Command], ...]
@@ -169,8 +167,8 @@ class _Reader:
     # ----------------------------------------------------------------------------------------------- commands
 
     def chain(self, ends: Sequence[str]) -> Chain:
-        """Read commands up to one of the words or characters
-        `ends`, which is not consumed, or to the end of the text.
+        """Read commands up to one of `ends` (words or characters),
+        which is not consumed, or the end of the text.
         """
         parts: list[tuple[str, bool, Command]] = []
         before = ";"
@@ -465,8 +463,9 @@ class _Reader:
         return [*pieces, WordPart("text", plain, is_quoted=True)]
 
     def _expansion(self, *, is_quoted: bool) -> WordPart | None:
-        """Read `$name`, `${...}`, `$(...)`, `$((...))` or a command
-        in backquotes; None if `$` is an ordinary character.
+        """Read `$name`, `${...}`, `$(...)`, `$((...))` or a command in backquotes.
+
+        Returns None if `$` is an ordinary character.
         """
         if self._is_at("`"):
             return WordPart("command", self._quoted("`"), is_quoted)

@@ -138,8 +138,9 @@ class WrittenConfig:
 
 
 def read_source(file: str | None, overrides: Sequence[str]) -> WrittenConfig:
-    """Read a YAML file of verl and command-line overrides in
-    Hydra's grammar: `key=value`, `+key=value`, `~key`.
+    """Read a YAML file of verl and command-line overrides in Hydra's grammar.
+
+    Overrides have the forms `key=value`, `+key=value` and `~key`.
 
     Raises:
         ConfigError: the file is missing or not YAML, or an override cannot be read.

@@ -1,6 +1,4 @@
-"""Translate a config of verl, with an account of every key:
-mapped, dropped (and why), or without meaning here.
-"""
+"""Translate a config of verl, with an account of every key: mapped, dropped (and why), or meaningless."""
 
 from __future__ import annotations
 
@@ -188,8 +186,9 @@ def _target(key: str, of: Target) -> str:
 
 
 def _take(setting: Setting, mapped: dict[str, Setting], source: WrittenConfig, target: Target) -> list[Dropped]:
-    """Add a setting, unless another setting has its key or
-    the schema refuses its value; return the dropped keys.
+    """Add a setting, unless another setting has its key or the schema refuses its value.
+
+    Returns the dropped keys.
     """
     written = [key for key in setting.old if key in source.written]
     other = mapped.get(setting.key)

@@ -63,9 +63,7 @@ def positive(value: Any) -> Any:
 
 
 def whole(off: float) -> Callable[[Any], Any]:
-    """Return a function that accepts only `off`, the value
-    at which sampling does not truncate the distribution.
-    """
+    """Return a function that accepts only `off`, the value with which sampling truncates nothing."""
 
     def check(value: Any) -> Any:
         if value != off:
