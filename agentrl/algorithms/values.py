@@ -21,14 +21,13 @@ class ValueLoss:
 
 
 def value_loss(values_A: Tensor, old_values_A: Tensor, returns_A: Tensor, *, cliprange: float | None) -> ValueLoss:
-    """Return (V - R)^2 / 2 or, with clipping, the maximum of it and (clip(V, V_old - c, V_old + c) - R)^2 /
-    2.
+    """Return (V - R)^2 / 2; with clipping, the larger of it and (clip(V, V_old - c, V_old + c) - R)^2 / 2.
 
     A value further than c from V_old therefore has no gradient, unless its gradient leads back.
 
     Args:
-        values_A: f[A], with gradient, in the reward's unit. old_values_A: f[A], of the critic at the start of
-            the step.
+        values_A: f[A], with gradient, in the reward's unit.
+        old_values_A: f[A], of the critic at the start of the step.
         returns_A: f[A], the regression targets.
         cliprange: c > 0 in the reward's unit; None: no clipping.
 

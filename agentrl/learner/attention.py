@@ -166,7 +166,7 @@ def _behind_prefixes(segments: Sequence[Tensor], prefix_segments: Sequence[int])
 
 
 def _causal(query: Tensor, key: Tensor, sliding_window: int | None) -> dict[str, Any]:
-    """Return SDPA's mask arguments if the queries belong to the last of the keys.
+    """Return SDPA's mask arguments for queries that belong to the last of the keys.
 
     Each query attends to its own position and those before it, up to `sliding_window` of them.
     """

@@ -1,10 +1,9 @@
 """Writing of only the published weights that an update changed: in bfloat16 a small step changes few of them.
 
 A folder of changes has one file for each of two kinds of servers:
-    changes.safetensors         for each changed tensor NAME either `NAME|positions` (i32[n], in the flat
-        tensor)
-                                and `NAME|values` ([n]) or, where it is smaller, NAME itself;
-                                its metadata name the base weights and the resulting weights
+    changes.safetensors         for each changed tensor NAME either `NAME|positions` (i32[n], indices into the
+                                flat tensor) and `NAME|values` ([n]) or, where it is smaller, NAME itself;
+                                the metadata name the base weights and the resulting weights
     tensors/model.safetensors   every changed tensor, whole, as any loader of Hugging Face folders reads it
 Weights are named by a hash chain. Whole weights have a random name. Changed weights are named by the sha256
 of their base's name and of the changes. A server with another base or a damaged file computes another name

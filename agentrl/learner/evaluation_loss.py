@@ -1,4 +1,4 @@
-"""The loss of held-out microbatches, without an update."""
+"""The loss of microbatches without learning from them."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _KNOWN: Mapping[tuple[str, str], Any] = {
             *(metadata.TensorStorageMetadata, metadata.ChunkStorageMetadata, metadata.BytesStorageMetadata),
         )
     },
-    # The path of the writer, never opened. Python 3.13 uses another module name.
+    # The checkpoint's own path in its metadata, never opened. Python 3.13 writes another module name.
     **{(module, name): PurePosixPath for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "PurePosixPath")},
 }
 """Everything that a learner checkpoint's metadata contain, besides dtypes."""

@@ -103,14 +103,12 @@ def export(
 ) -> None:
     """Write weights, config and tokenizer as transformers and SGLang load them.
 
-    The folder appears complete or not at all.
-
-    Weights of more than `max_file_bytes` are split into several files with an index. Rank 0 holds only one
-    file's worth of them at a time.
+    The folder appears complete or not at all. Weights of more than `max_file_bytes` are split into several
+    files with an index. Rank 0 holds only one file's worth of them at a time.
 
     Args:
         place: None in a process without ranks.
-        more: writes additional files into the folder.
+        more: writes additional files into the folder before it appears.
 
     Raises:
         DiskError: the folder could not be written, for example because the disk is full.

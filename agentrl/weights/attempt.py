@@ -97,7 +97,8 @@ async def find_silent(servers: Sequence[SGLangClient], *, timeout_s: float = PIN
 class LearnerCalls:
     """The learner's blocking calls, in worker threads, one at a time since its ranks need a single order.
 
-    A server's deadline does not cancel a call. The end of the run does.
+    A call that is cancelled (by the end of the run, or by a deadline around it) abandons its thread. The
+    ranks still finish it before the next call.
     """
 
     def __init__(self, source: WeightSource) -> None:

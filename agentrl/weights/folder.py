@@ -1,4 +1,4 @@
-"""Transport `disk`: weights are written into a folder that all servers read. Also for a LoRA adapter alone."""
+"""Transport `disk`: weights are written into a folder that all servers read; also for a lone LoRA adapter."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class GroupTransport:
         address, port = await self._learner.call(self._source.open_rendezvous)
         sizes = [num_ranks[url] for url in urls]
         world_size = 1 + sum(sizes)
-        # Accumulate yields one offset more than there are servers.
+        # `accumulate` yields one offset more than there are servers.
         offsets = dict(zip(urls, accumulate(sizes, initial=1), strict=False))
         broken: list[str] = []
 

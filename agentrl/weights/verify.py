@@ -3,9 +3,9 @@
 - The embedded server hashes each weight under its Hugging Face name.
 - SGLang on a CPU hashes the bytes of each weight as stored, with several under one name (`qkv_proj`). The
 learner hashes its own weights in the same layout.
-- Any other server samples a few tokens, and the learner must compute the same log-probabilities for them.
-SGLang hashes with its own kernel on a GPU, has partial weights per rank with tensor parallelism, and other
-layouts exist.
+- Any other server samples a few tokens, and the learner must compute the same log-probabilities for them. Its
+checksums cannot be reproduced: on a GPU SGLang hashes with its own kernel, with tensor parallelism each rank
+has only a part of a weight, and other layouts differ.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def cut(items: Sequence[Any], num_parts: int, *, what: str) -> list[list[Any]]:
 def join_results(results: Sequence[Any], join: Join) -> Any:
     """Join the results of the ranks, given in rank order.
 
-    For `remote`, pass the references instead of the values.
+    `remote` returns the first result, for a single worker; a group makes `RemoteResults` instead.
     """
     if join == "first" or join == "remote":
         return results[0]
