@@ -1,4 +1,6 @@
-"""The JSON schema that a model reads, from pydantic's: no titles, no references where a copy will do."""
+"""Converts pydantic's JSON schema of a tool's arguments to the one shown to the model: no titles, references
+inlined.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ REFERENCE = "#/$defs/"
 def arguments_schema(arguments: type[BaseModel], notes: Mapping[str, str], *, label: str) -> JsonObject:
     """Return the schema of the arguments object.
 
-    A parameter is described by its `Field(description=...)`, else by a text in its `Annotated`, else by `notes` (parameter ->
-    text), the docstring. Nested models stand where they are used: chat templates and small models do not follow references;
-    only a model that contains itself keeps one.
+    A parameter's description is its `Field(description=...)`, or else a text in its `Annotated`, or else the
+    text in `notes` (parameter -> text), which come from the docstring. Nested models are inlined, because
+    chat templates and small models do not follow references. Only recursive models keep references.
 
     Raises:
         PluginError: a parameter's type has no JSON schema.
@@ -42,7 +44,7 @@ def arguments_schema(arguments: type[BaseModel], notes: Mapping[str, str], *, la
 
 
 def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return an object's schema without the titles that pydantic makes of names: tokens that say nothing."""
+    """Return an object's schema without the titles that pydantic derives from names, which only waste tokens."""
     bare = {key: value for key, value in schema.items() if key != "title"}
     if bare.get("type") == "object":
         properties = bare.get("properties", {})
@@ -51,7 +53,9 @@ def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inline(node: Any, definitions: Mapping[str, Any], open_names: Set[str]) -> Any:
-    """Return `node` with references replaced by what they name, but for those that lead back to an open one."""
+    """Return `node` with references replaced by their definitions, except recursive references (to
+    `open_names`).
+    """
     if isinstance(node, list):
         return [_inline(item, definitions, open_names) for item in node]
     if not isinstance(node, dict):

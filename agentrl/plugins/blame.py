@@ -1,8 +1,10 @@
-"""From an exception to what a person needs of it: whose fault, what was said, and the line of the user's own file.
+"""Turns an exception into a Failure: the plugin at fault, the message, and the line in the user's own file.
 
-A plugin's exception passes wrappers of ours, event loops, threads and processes. What it says is about the plugin, and so is its place:
-the innermost frame of a file that is neither agentrl's, nor the standard library's, nor an installed package's. If there is no such frame
-(a plugin of agentrl's own), the place is in that plugin.
+A plugin's exception passes through wrappers, event loops, threads and processes. Its place is the innermost
+frame in user
+code: a file that belongs neither to agentrl, nor to the standard library, nor to an installed package. If
+there is no such
+frame (a built-in plugin failed), the place is in that plugin.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ from agentrl.types import Failure, PluginId
 
 MAX_TEXT_CHARS = 500
 MAX_FRAMES = 20
-"""The innermost ones: a recursion without end has a thousand."""
+"""Number of innermost frames to keep: an infinite recursion has a thousand."""
 
 _BLAMED = "agentrl_plugin"
 _LIBRARY_FOLDERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _PLUGIN_PACKAGES = tuple(f"agentrl.{name}." for name in ("agents", "tools", "interactions", "rewards", "adapters"))
 _CALLERS = frozenset(f"agentrl.rewards.{name}" for name in ("calls", "custom", "pool", "worker", "recipes", "select"))
-"""Beside the rewards, but not one of them."""
+"""Modules in the rewards package that are not rewards."""
 
 
 class RaisedElsewhere(Exception):
-    """Stands for an exception of another process in the chain of causes here."""
+    """Represents an exception of another process in this process's chain of causes."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)
@@ -43,7 +45,9 @@ class RaisedElsewhere(Exception):
 
 @contextmanager
 def blaming(kind: Literal["agent", "tool", "interaction", "reward"], name: str) -> Iterator[None]:
-    """Note on what is raised within the block that this plugin raised it, unless another was noted before."""
+    """Mark exceptions raised in the block as raised by this plugin, unless an inner block marked them
+    already.
+    """
     try:
         yield
     except Exception as error:
@@ -53,7 +57,10 @@ def blaming(kind: Literal["agent", "tool", "interaction", "reward"], name: str) 
 
 
 def failure_of(error: BaseException, *, otherwise: PluginId | None = None) -> Failure:
-    """Return what a person needs of an exception. `otherwise`: the plugin to blame if `blaming` noted none on it."""
+    """Return the Failure of an exception.
+
+    `otherwise`: the plugin to blame if `blaming` did not mark the exception.
+    """
     plugin = getattr(error, _BLAMED, otherwise)
     text = _text(error, plugin)
     chain = list(_chain(_raised_by_plugin(error)))
@@ -62,27 +69,27 @@ def failure_of(error: BaseException, *, otherwise: PluginId | None = None) -> Fa
         return Failure(text, plugin, there.error, there.place, there.traceback)
     kept = next(((one, frames) for one in chain if (frames := _frames(one, "user"))), None)
     kept = kept or next(((one, frames) for one in chain if (frames := _frames(one, "plugin"))), None)
-    if kept is None:  # an error of ours says all; of a bug of ours, the place helps
+    if kept is None:  # our own errors need no place; for bugs of ours the place helps
         kept = chain[0], [] if isinstance(chain[0], AgentRLError) else _frames(chain[0], "any")
     shown, frames = kept
     return Failure(text, plugin, type(chain[0]).__name__, _place(frames), _traceback(shown, frames))
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of an exception in one line of bounded length."""
+    """Return the message of an exception on one line, at most MAX_TEXT_CHARS characters."""
     return " ".join(str(error).split())[:MAX_TEXT_CHARS]
 
 
 def _text(error: BaseException, plugin: PluginId | None) -> str:
     message = first_line(error)
-    if isinstance(error, InfrastructureError):  # says by itself what broke
+    if isinstance(error, InfrastructureError):  # its message already says what broke
         return message if plugin is None or str(plugin) in message else f"{plugin}: {message}"
     raised = f"{type(error).__name__}: {message}"
     return raised if plugin is None else f"{plugin} raised {raised}"
 
 
 def _raised_by_plugin(error: BaseException) -> BaseException:
-    """Return what errors of ours were raised from, for as long as it was our own code that raised them."""
+    """Follow the causes of errors raised by our own code to the first error raised elsewhere."""
     while isinstance(error, (AgentRLError, PluginQuit)) and error.__cause__ is not None and _is_ours(error):
         error = error.__cause__
     return error
@@ -94,7 +101,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, then what it was raised from or while handling, each once."""
+    """Yield an exception, then its causes and contexts, each once."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
@@ -105,7 +112,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """One line of a traceback. is_wanted: it is of the kind of code that was looked for."""
+    """One frame of a traceback. is_wanted: the frame is in the requested kind of code."""
 
     file: str
     line: int
@@ -115,7 +122,9 @@ class _Frame:
 
 
 def _frames(error: BaseException, wanted: Literal["user", "plugin", "any"]) -> list[_Frame]:
-    """Return the frames from the first of the wanted kind on, without our own machinery; [] if there is none of that kind."""
+    """Return the frames from the first of the wanted kind on, without our own machinery; [] if no frame is of
+    that kind.
+    """
     frames: list[_Frame] = []
     for frame, line in traceback.walk_tb(error.__traceback__):
         kind = _kind(frame)

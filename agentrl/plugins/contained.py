@@ -1,8 +1,8 @@
-"""The wall around a plugin's code: nothing that it raises ends more than its own attempt.
+"""Containment of plugin code: an exception raised by a plugin ends at most its own attempt.
 
-Python keeps SystemExit, KeyboardInterrupt and what derives from BaseException (a panic of a library in Rust) out of reach of
-`except Exception`, for they are meant for the whole program. A plugin does not speak for the program. What is: cancellation, and a
-signal that arrives while the plugin runs.
+`except Exception` does not catch SystemExit, KeyboardInterrupt and other subclasses of BaseException (such as
+a panic in a Rust library), because they are meant to end the whole program. A plugin must not end the
+program, so they are converted. Only cancellation, and a signal that arrives while the plugin runs, pass.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SIGNAL_HANDLERS = ("trio.", "agentrl.controller.cluster")
-"""Modules whose functions raise KeyboardInterrupt for a signal."""
+"""Modules with signal handlers that raise KeyboardInterrupt."""
 
 
 class PluginQuit(RuntimeError):
-    """A plugin raised what is meant to end a program or a task; the text says what, the cause is the exception itself."""
+    """A plugin raised an exception that would end the program or a task. `__cause__` is that exception."""
 
 
 @contextmanager
 def contained(*cancellation: type[BaseException]) -> Iterator[None]:
-    """Raise PluginQuit for what a plugin raises that is no Exception.
+    """Convert any BaseException that is not an Exception to PluginQuit.
 
-    `cancellation` passes, alone or out of a group of exceptions: what ends a task of the event loop in which the block runs. So does a
-    KeyboardInterrupt that a signal raised.
+    Two kinds pass, alone or extracted from an exception group: `cancellation`, the types with which the event
+        loop cancels
+    a task, and a KeyboardInterrupt raised by a signal.
     """
     try:
         yield
-    except (Exception, GeneratorExit):  # GeneratorExit: somebody closes the coroutine
+    except (Exception, GeneratorExit):  # GeneratorExit: the coroutine is being closed
         raise
-    except BaseException as error:  # the one place for it: cancellation is passed on
+    except BaseException as error:  # the only place that catches BaseException: cancellation passes
         if isinstance(error, cancellation):
             raise
         if isinstance(error, BaseExceptionGroup):
@@ -47,7 +48,7 @@ def contained(*cancellation: type[BaseException]) -> Iterator[None]:
 def _split(
     group: BaseExceptionGroup[BaseException], cancellation: tuple[type[BaseException], ...]
 ) -> tuple[BaseException | None, BaseException]:
-    """Return what has to pass of a group, and the exception that counts of the rest."""
+    """Return the part of a group that must pass, and the root error of the rest."""
     passing = group.subgroup(
         lambda error: isinstance(error, cancellation) or (isinstance(error, KeyboardInterrupt) and _is_of_signal(error))
     )
@@ -58,10 +59,13 @@ def _split(
 
 
 def _is_of_signal(error: KeyboardInterrupt) -> bool:
-    """Whether a signal handler raised it, which runs in the main thread alone, on top of whatever runs there."""
+    """Return whether a signal handler raised the error.
+
+    Handlers only run in the main thread, on top of its stack.
+    """
     if threading.current_thread() is not threading.main_thread():
         return False
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is not written in Python, and leaves no frame
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # written in C: leaves no frame
         return True
     frames = list(traceback.walk_tb(error.__traceback__))
     module = str(frames[-1][0].f_globals.get("__name__")) if frames else ""

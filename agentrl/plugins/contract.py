@@ -1,7 +1,7 @@
-"""What a plugin must be before it is used: each mistake is one line with the user's file, what is wrong, and the cure.
+"""Checks of plugins before use. Each error is one line with the user's file, what is wrong, and the cure.
 
-`check_class` asks what a class says of itself, when it is registered; `check_instance` what only an instance knows (a tool may make
-its schema of its config), when the first one is made; `check_start` whether a row passes what `start` takes.
+`check_class` checks a class when it is registered. `check_instance` checks the first instance, because a tool
+may build its schema from its config. `check_start` checks the arguments that a row passes to `start`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ASYNC_PLACES: tuple[RunsIn, ...] = ("asyncio", "trio")
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of a contract: what it is called with, and whether it is awaited (None: another attribute says it)."""
+    """A method of a contract: its arguments, and whether it is awaited (None: another attribute decides)."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -36,14 +36,15 @@ METHODS: Mapping[str, tuple[Method, ...]] = {
     "agent": (Method("prompt", ("task", "tools"), False), Method("run", ("task", "session"))),
     "reward": (Method("check", ("task",), False), Method("score", ("attempt",), None)),
 }
-"""By kind. `start` takes what a row passes: see `check_start`."""
+"""The methods of each kind of plugin. The arguments of `start` depend on the row: see `check_start`."""
 
 
 def check_class(kind: str, cls: type[Any]) -> None:
-    """Check what a plugin's class says of itself.
+    """Check a plugin's class.
 
     Raises:
-        PluginError: it has no name or no constructor that takes a config, lacks a method, or a method cannot be called or awaited.
+        PluginError: the class has no name, its constructor takes no config, a method is missing, or a method
+            has the wrong arguments or is async where it must not be (or the reverse).
     """
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not name.strip():
@@ -63,10 +64,10 @@ def check_class(kind: str, cls: type[Any]) -> None:
 
 
 def check_instance(kind: str, plugin: Any) -> None:
-    """Check what an instance says of itself, its settings known.
+    """Check the attributes of an instance, which may depend on its config.
 
     Raises:
-        PluginError: an attribute is missing, or has a value that the contract does not know.
+        PluginError: an attribute is missing or has an invalid value.
     """
     label = f"{kind} {plugin.name!r} ({place(type(plugin))})"
     if kind in ("tool", "interaction"):
@@ -80,10 +81,10 @@ def check_instance(kind: str, plugin: Any) -> None:
 
 
 def check_start(kind: str, plugin: Any, kwargs: Mapping[str, Any], *, column: str) -> None:
-    """Check that `start` takes what a row passes; `column` is where the row has it.
+    """Check that `start` accepts the arguments of a row; `column` is the row's column that holds them.
 
     Raises:
-        PluginError: an argument is unexpected, or one is missing.
+        PluginError: an argument is unexpected or missing.
     """
     try:
         inspect.signature(plugin.start).bind(**kwargs)
@@ -96,7 +97,7 @@ def check_start(kind: str, plugin: Any, kwargs: Mapping[str, Any], *, column: st
 
 
 def place(where: Any) -> str:
-    """Return file and line of a class or function, as far as they are known."""
+    """Return the file and line of a class or function, as `path:line`; the module's name if they are unknown."""
     where = inspect.unwrap(where) if callable(where) and not inspect.isclass(where) else where
     try:
         file = inspect.getsourcefile(where)
@@ -112,7 +113,7 @@ def _check_method(kind: str, cls: type[Any], method: Method) -> None:
     label = f"{kind} {cls.name!r} ({place(function)})"
     if not callable(function):
         raise PluginError(f"{label}: `{method.name}` is {function!r}; write it as `{_signature(kind, method.name)}`")
-    if not inspect.isfunction(function):  # a static method, a callable object: what it takes and returns shows in use
+    if not inspect.isfunction(function):  # a static method or callable object: errors show in use
         return
     if method.name != "start" and not _takes(function, None, *method.arguments):
         raise PluginError(
@@ -124,10 +125,11 @@ def _check_method(kind: str, cls: type[Any], method: Method) -> None:
 
 
 def check_awaited(function: Callable[..., Any], label: str, name: str, *, is_async: bool) -> None:
-    """Check that a function is async, or is not.
+    """Check that a function is async if `is_async`, and not async otherwise.
 
     Raises:
-        PluginError: it is the other. A decorated one may be either: that shows when it is called.
+        PluginError: the function is of the other kind, or a generator. Decorated functions pass: their kind
+            only shows when they are called.
     """
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise PluginError(f"{label}: `{name}` is a generator; return the result instead of yielding it")
@@ -138,7 +140,7 @@ def check_awaited(function: Callable[..., Any], label: str, name: str, *, is_asy
 
 
 def _may_be_awaited(function: Callable[..., Any]) -> bool:
-    """Whether a plain function may return an awaitable: it is decorated, or its annotation says so."""
+    """Return whether a plain function may return an awaitable: it is decorated, or its annotation says so."""
     returns = str(getattr(function, "__annotations__", {}).get("return", ""))
     return hasattr(function, "__wrapped__") or not inspect.isfunction(function) or "Awaitable" in returns or "Coroutine" in returns
 
@@ -184,7 +186,7 @@ def _check_choice(label: str, attribute: str, value: object, choices: Sequence[s
 
 
 def _takes(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether a call with these arguments fits the signature; true where there is none to look at."""
+    """Return whether a call with these arguments fits the signature; True if there is no signature."""
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -202,7 +204,7 @@ def _signature(kind: str, name: str) -> str:
 
 
 def _of_bind(error: TypeError) -> str:
-    """Return what `Signature.bind` objects to, as a verb with its object."""
+    """Return the error of `Signature.bind` as a verb phrase."""
     text = str(error)
     return (
         f"gets {text[4:]}" if text.startswith("got ") else f"lacks {text.removeprefix('missing ')}" if text.startswith("missing") else text

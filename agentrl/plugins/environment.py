@@ -1,4 +1,4 @@
-"""The environment of programs that are somebody else's: what they need to run, and none of the keys of this process."""
+"""Environment variables for external programs: what they need to run, without this process's API keys."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
     *("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
 )
-"""Variables that every program gets: where things are found, and how text is written."""
+"""Variables passed to every program: search paths, locale and the like."""
 
 
 def clean_environment(names: Iterable[str], *, key: str) -> dict[str, str]:
-    """Return the variables of PASSED that are set, and those called `names`.
+    """Return the variables of PASSED that are set, and the variables in `names`.
 
     Args:
-        key: the config key that has the names, for errors.
+        key: the config key that lists the names, for errors.
 
     Raises:
-        ConfigError: one of `names` is not set.
+        ConfigError: a variable in `names` is not set.
     """
     wanted = tuple(names)
     missing = [name for name in wanted if name not in os.environ]

@@ -1,4 +1,7 @@
-"""A typed Python function as a tool: its schema comes from annotations, defaults and docstring."""
+"""Function tools: a typed Python function as a tool.
+
+Its schema comes from annotations, defaults and docstring.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ from agentrl.types import JsonObject
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_THREADS = 64
-"""Calls of one blocking function at once, over all trajectories of a process. Each tool has threads of its own: one that
-hangs must not starve the others."""
+"""Concurrent calls of one blocking function, over all attempts of a process. Each tool has its own threads,
+so that a tool that hangs does not starve the others."""
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MARK = "__agentrl_tool__"
@@ -40,7 +43,8 @@ def tool(
     *, name: str | None = None, description: str | None = None, runtime: Runtime | None = None, is_idempotent: bool = False
 ) -> Callable[[F], F]: ...
 def tool(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
-    """Make a tool of a typed function; the function itself stays as it is, and is registered with the module it stands in.
+    """Mark a typed function as a tool. The function itself is unchanged; loading its module registers the
+    tool.
 
     Options and errors are those of `function_tool`.
     """
@@ -53,7 +57,11 @@ def tool(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
 
 
 def tool_of(value: object) -> type[Tool] | None:
-    """Return the tool that `@tool` made of a function, None for anything else."""
+    """Return the tool class that `@tool` made from a function; None for any other value.
+
+    Raises:
+        PluginError: a decorator above `@tool` wraps the function, and calls would bypass it.
+    """
     made = vars(value).get(MARK) if inspect.isfunction(value) else None
     if made is not None and made.function is not value:  # functools.wraps copies the mark to the wrapper
         raise PluginError(f"tool function {made.name!r} has a decorator above @tool: it would be left out; put @tool first")
@@ -68,17 +76,19 @@ def function_tool(
     runtime: Runtime | None = None,
     is_idempotent: bool = False,
 ) -> type[Tool]:
-    """Return the tool that calls `function`; a function under `@tool` has one already.
+    """Return the tool class that calls `function`; for a function under `@tool`, the class that it already
+    has.
 
-    A plain function runs in a thread and may block; an `async def` runs under `runtime`, asyncio unless it says trio.
+    A plain function runs in a thread and may block. An `async def` runs under `runtime`, by default asyncio.
 
     Args:
-        name: what the model calls; None: the function's name.
-        description: what the tool does; None: the docstring, without its sections.
-        is_idempotent: whether a call that failed may simply be made again.
+        name: the tool's name for the model; None: the function's name.
+        description: what the tool does; None: the docstring without its sections.
+        is_idempotent: whether a failed call can safely be retried.
 
     Raises:
-        PluginError: a parameter without annotation, or of a kind or type no call by name can fill; no description.
+        PluginError: a parameter has no annotation, cannot be passed by name, or has a type without a JSON
+            schema; or there is no description.
     """
     if not (inspect.isfunction(function) or inspect.ismethod(function)):
         raise PluginError(f"{function!r} is no Python function; a tool function is written with `def` or `async def`")
@@ -111,24 +121,26 @@ def function_tool(
 
 
 class FunctionTool(Tool):
-    """A tool that calls `function` with arguments of the types it asks for."""
+    """A tool that calls `function` with arguments converted to the annotated types."""
 
     function: ClassVar[Callable[..., Any]]
     arguments: ClassVar[type[BaseModel]]
-    """One field per parameter, by alias: a parameter may be called `json` or `_x`, a field may not."""
+    """One field per parameter, with the parameter's name as alias: a field cannot be named `json` or `_x`."""
 
     async def call(self, arguments: JsonObject) -> ToolResult:
-        """Return what the function returned: text as it is, None as "", anything else as JSON.
+        """Call the function. Text is returned unchanged, None as "", any other value as JSON.
+
+        Invalid arguments give a result with `is_error`. Errors of the function pass unchanged.
 
         Raises:
-            ToolError: the function raised, or returned what is no JSON. `WrongCall` passes.
+            ToolError: the returned value has no JSON form.
         """
         try:
             given = self.arguments.model_validate(dict(arguments))
         except ValidationError as error:
             return not_run(_problem(error), self.parameters)
         fields = type(given).model_fields
-        # A parameter that the model left out gets the function's own default, not a copy of it.
+        # Omitted parameters are not passed, so that the function uses its own default instead of a copy.
         value = await self._run({str(fields[field].alias): getattr(given, field) for field in given.model_fields_set})
         return value if isinstance(value, ToolResult) else ToolResult(self._text(value))
 
@@ -145,14 +157,14 @@ class FunctionTool(Tool):
 
 
 class AsyncFunctionTool(FunctionTool):
-    """Of an `async def`."""
+    """The tool of an `async def`."""
 
     async def _run(self, arguments: Mapping[str, Any]) -> Any:
         return await self.function(**arguments)
 
 
 class BlockingFunctionTool(FunctionTool):
-    """Of a `def`: each call in a thread, left behind when its deadline passes."""
+    """The tool of a `def`. Each call runs in a thread, which is abandoned when the deadline passes."""
 
     threads: ClassVar[trio.CapacityLimiter]
 
@@ -165,7 +177,7 @@ class BlockingFunctionTool(FunctionTool):
 
 
 def _documented(function: Callable[..., Any], label: str) -> Docstring:
-    """Read a Google, numpy or Sphinx docstring, whichever it is."""
+    """Parse a docstring in Google, numpy or Sphinx style."""
     try:
         return parse_docstring(inspect.getdoc(function) or "")
     except ParseError as error:
@@ -183,7 +195,7 @@ def _runtime(function: Callable[..., Any], runtime: Runtime | None, label: str) 
 
 
 def _arguments(function: Callable[..., Any], label: str) -> type[BaseModel]:
-    """Return the model that checks and converts the arguments."""
+    """Return the pydantic model that checks and converts the arguments."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
@@ -218,7 +230,7 @@ def _problem(error: ValidationError) -> str:
 
 
 def _plain(value: object) -> Any:
-    """Return numpy's scalars and arrays as Python's."""
+    """Convert numpy scalars and arrays to Python values."""
     convert = getattr(value, "tolist", None)
     if not callable(convert):
         raise TypeError(f"{type(value).__name__} has no JSON form")

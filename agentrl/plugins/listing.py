@@ -1,4 +1,4 @@
-"""All registered plugins, described for a person or a program (`agentrl plugins`)."""
+"""The list of registered plugins, as text or data (`agentrl plugins`)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _describe(registry: Registry[Any], name: str) -> PluginInfo:
 
 
 def _arguments(parameters: JsonObject | None) -> str:
-    """Return a tool's arguments as `name: type`, with a question mark where they may be left out."""
+    """Return a tool's arguments as `name: type`; optional ones are marked with a question mark."""
     if not parameters:
         return ""
     required = parameters.get("required", ())

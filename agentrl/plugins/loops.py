@@ -1,4 +1,4 @@
-"""Code of one event loop awaited in the other, told from the error that it ends in: what went wrong, and the cure."""
+"""Recognizes errors caused by asyncio code awaited under trio, or trio code awaited under asyncio."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import trio
 
 FOLDERS = {"asyncio": Path(asyncio.__file__).parent, "trio": Path(trio.__file__).parent}
 UNKNOWN_YIELD = "unrecognized yield message"
-"""What trio says of a future that is awaited under it."""
+"""Part of trio's error message when an asyncio future is awaited under it."""
 
 
 def foreign_loop(error: BaseException, runtime: Literal["asyncio", "trio"]) -> str | None:
-    """Return where code of the other loop than `runtime` was awaited, as a clause; None if the error is another.
+    """Return where code for the other event loop was awaited under `runtime`, as a clause; None if that is
+    not the cause.
 
-    Such code raises in its own library, for it does not find its loop: `no running event loop`, `must be called from async context`.
+    Such code raises in its own library because its loop is not running: `no running event loop`, or
+    `must be called from async context`.
     """
     other = "trio" if runtime == "asyncio" else "asyncio"
     frames = traceback.extract_tb(error.__traceback__)

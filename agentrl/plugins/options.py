@@ -1,4 +1,4 @@
-"""The `config` of a plugin as a typed object."""
+"""Typed options: parses a plugin's `config` into a pydantic model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 
 
 class Options(BaseModel):
-    """Base of a plugin's options: unknown keys are refused."""
+    """Base class of a plugin's options. Unknown keys are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -21,10 +21,10 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def read_options(kind: type[OptionsT], config: Mapping[str, Any], *, plugin: str) -> OptionsT:
-    """Return `config` as `kind`; `plugin` is how errors call it ("tool 'search'").
+    """Parse `config` as `kind`. `plugin` names the plugin in errors ("tool 'search'").
 
     Raises:
-        ConfigError: a key is unknown, missing or has a wrong value; the message names the keys there are.
+        ConfigError: a key is unknown, missing or has a wrong value; the message lists the valid keys.
     """
     try:
         return kind(**config)
@@ -36,10 +36,10 @@ def read_options(kind: type[OptionsT], config: Mapping[str, Any], *, plugin: str
 
 
 def secret(variable: str | None, *, plugin: str) -> str | None:
-    """Return the value of an environment variable that holds a key, None when none is named.
+    """Return the API key in the environment variable `variable`; None if `variable` is None.
 
     Raises:
-        ConfigError: it is not set.
+        ConfigError: the variable is not set.
     """
     if variable is None:
         return None

@@ -1,11 +1,12 @@
-"""Finding plugins by name.
+"""The plugin registry: finds plugins by name.
 
 A plugin is named in one of three ways:
-    `name`                                registered: by a file or module of `agent.plugins`, else by an entry point of the groups
+    `name`                                registered by a file or module of `agent.plugins`, or else by an
+    entry point in
                                           `agentrl.agents | agentrl.tools | agentrl.interactions | agentrl.rewards`
-    `path/to/file.py:Class`               a file of the user's
-    `package.module:Class`                whatever can be imported
-The built-in ones are registered through the same entry points as a third party's; nothing here imports one by name.
+    `path/to/file.py:Class`               a class in a user's file
+    `package.module:Class`                a class in any importable module
+Built-in plugins use the same entry points as third-party ones; no code here imports a plugin by name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from agentrl.types import JsonObject, Task
 
 
 class Named(Protocol):
-    """What every plugin class has: a name, and a constructor that takes its config."""
+    """Interface of every plugin class: a name, and a constructor that takes a config."""
 
     name: ClassVar[str]
 
@@ -40,9 +41,9 @@ P = TypeVar("P", bound=Named)
 
 
 class Registry(Generic[P]):
-    """Name -> class of one kind of plugin; classes load when first asked for.
+    """Maps names to the plugin classes of one kind. Classes are loaded when first requested.
 
-    `from_function` makes a class of a plain function, for kinds that can be written as one.
+    `from_function` converts a plain function to a class, for kinds that can be written as functions.
     """
 
     def __init__(
@@ -60,19 +61,21 @@ class Registry(Generic[P]):
         self._from_function = from_function
         self._classes: dict[str, type[P]] = {}
         self._references: dict[str, type[P]] = {}
-        self._origins: dict[str, str] = {}  # of classes that came by no entry point
+        self._origins: dict[str, str] = {}  # name -> file or module, for classes added without an entry point
         self._entry_points: dict[str, EntryPoint] = {ep.name: ep for ep in entry_points(group=group)}
-        self._made: set[type[P]] = set()  # classes of which an instance was checked
-        self._strays: dict[str, str] = {}  # name -> why what has it in a plugin file is no plugin of this kind
+        self._made: set[type[P]] = set()  # classes with an instance that passed the checks
+        self._strays: dict[str, str] = {}  # name in a plugin file -> why it is not a plugin of this kind
 
     def names(self) -> list[str]:
         return sorted({*self._classes, *self._entry_points})
 
     def resolve(self, name: str) -> str:
-        """Return the name under which every process finds the plugin: what an alias stands for; a reference stays as it is.
+        """Return the name under which every process finds the plugin: aliases are resolved, references
+        unchanged.
 
         Raises:
-            PluginError: nothing is registered by that name (with the list), or the reference leads nowhere.
+            PluginError: no plugin has this name (the message lists the registered ones), or the reference is
+                invalid.
         """
         name = self._aliases.get(name, name)
         if name in self._classes or name in self._entry_points:
@@ -84,10 +87,10 @@ class Registry(Generic[P]):
         return name
 
     def get(self, name: str) -> type[P]:
-        """Return the class.
+        """Return the plugin's class.
 
         Raises:
-            PluginError: it is unknown, cannot be imported, or is no plugin of this kind.
+            PluginError: the plugin is unknown, cannot be imported, or is not of this kind.
         """
         name = self.resolve(name)
         if name in self._references:
@@ -102,20 +105,25 @@ class Registry(Generic[P]):
         return self._classes[name]
 
     def own_name(self, name: str) -> str:
-        """Return the name that the plugin gives itself, by which a model calls it; a registered name is its own."""
+        """Return the name by which a model calls the plugin: a reference gives the class's `name`, other
+        names are kept.
+        """
         name = self.resolve(name)
         return self.get(name).name if name in self._references else name
 
     def create(self, name: str, configs: Mapping[str, JsonObject]) -> P:
-        """Return an instance with its config: what stands under the plugin's own name. Raises as `make`."""
+        """Return an instance with its config, which `configs` holds under the plugin's own name.
+
+        Raises as `make`.
+        """
         return self.make(name, configs.get(self.own_name(name)))
 
     def make(self, name: str, config: JsonObject | None) -> P:
         """Return an instance with this config.
 
         Raises:
-            PluginError: it cannot be loaded or made, or says of itself what the contract does not know.
-            ConfigError: it refuses the config.
+            PluginError: the plugin cannot be loaded or created, or an attribute violates its contract.
+            ConfigError: the plugin rejects the config.
         """
         cls = self.get(name)
         try:
@@ -132,10 +140,12 @@ class Registry(Generic[P]):
         return plugin
 
     def add(self, plugin: type[P] | Callable[..., Any], *, name: str | None = None) -> type[P]:
-        """Register a class (or a function, where the kind allows it) and return the class. It takes the place of a packaged one.
+        """Register a class (or a function, if the kind allows it) and return the class. It overrides an entry
+        point.
 
         Raises:
-            PluginError: it is neither, breaks the contract of its kind, or another one that was added has its name.
+            PluginError: `plugin` is neither, violates the contract of its kind, or another added plugin has
+                its name.
         """
         cls = self._as_class(plugin, shown=name or repr(plugin))
         name = name or cls.name
@@ -147,18 +157,22 @@ class Registry(Generic[P]):
         return cls
 
     def source(self, name: str) -> str:
-        """Return where a registered plugin comes from: its file or module, else the package of its entry point."""
+        """Return where a registered plugin comes from: its file or module, or else the package of its entry
+        point.
+        """
         if name in self._origins:
             return self._origins[name]
         entry = self._entry_points[name]
         return f"{entry.dist.name} {entry.dist.version}: {entry.value}" if entry.dist else entry.value
 
     def has(self, value: Any) -> bool:
-        """Whether a value is a class of plugins of this kind."""
+        """Return whether a value is a plugin class of this kind."""
         return inspect.isclass(value) and issubclass(value, self._base)
 
     def note_stray(self, value: Any) -> None:
-        """Remember what stands in a plugin file and is no plugin of this kind, for the error of a config that names it."""
+        """Remember a class or function of a plugin file that is not a plugin, to explain it if a config names
+        it.
+        """
         if inspect.isclass(value):
             why = f"class {value.__name__} ({place(value)}) is no subclass of agentrl.plugins.{self._base.__name__}"
             self._strays |= {name: why for name in (value.__name__, getattr(value, "name", None)) if isinstance(name, str)}
@@ -166,11 +180,11 @@ class Registry(Generic[P]):
             self._strays[value.__name__] = f"function {value.__name__} ({place(value)}) is no tool until it stands under @tool"
 
     def is_from(self, module: ModuleType) -> bool:
-        """Whether a plugin that was added is defined in `module`."""
+        """Return whether an added plugin is defined in `module`."""
         return any(self._classes[name].__module__ == module.__name__ for name in self._origins)
 
     def _load_reference(self, text: str) -> None:
-        """Load the plugin behind a reference, and register it under its own name too."""
+        """Load the plugin behind a reference and also register it under its own name."""
         if text in self._references:
             return
         reference = Reference.parse(text)
@@ -203,14 +217,15 @@ class Plugins:
     interactions: Registry[Interaction]
     rewards: Registry[AnyReward]
     served_tools: tuple[str, ...] = ()
-    """Names of tools that are offered as if `agent.tools` named them: of MCP servers, of verl's files."""
+    """Names of tools from MCP servers and verl's files. They are offered as if `agent.tools` named them."""
 
     def offered_tools(self, task: Task, configured: Sequence[str]) -> tuple[str, ...]:
-        """Return the names by which the model may call tools in `task`: see `tools_for`; references become the tools' own names.
+        """Return the names by which the model can call tools in `task` (see `tools_for`), with references
+        resolved.
 
         Raises:
-            DataError: the row chooses a tool that is not offered.
-            PluginError: one is unknown, or the agent needs one that is not among them.
+            DataError: the row selects a tool that is not offered.
+            PluginError: a tool is unknown, or the agent needs a tool that is not offered.
         """
         agent = self.agents.get(task.agent_name)
         names = tuple(dict.fromkeys(map(self.tools.own_name, tools_for(task, agent, (*configured, *self.served_tools)))))
@@ -225,10 +240,11 @@ class Plugins:
     def add_module(self, module: ModuleType) -> None:
         """Register every plugin that `module` itself defines: classes, and functions under `@tool`.
 
-        A class that others of the module derive from may leave out its name or methods: it is their base.
+        A class without a name or with abstract methods is skipped if other classes of the module derive from
+        it.
 
         Raises:
-            PluginError: a plugin breaks the contract of its kind, or has the name of another.
+            PluginError: a plugin violates the contract of its kind, or has the name of another one.
         """
         for value in vars(module).values():
             cls = tool_of(value) or value
@@ -242,22 +258,23 @@ class Plugins:
 
     @property
     def registries(self) -> tuple[Registry[Any], ...]:
-        """All of them, in the order in which they are shown."""
+        """All registries, in display order."""
         return self.tools, self.interactions, self.agents, self.rewards
 
     def may_come_from(self, module: ModuleType) -> bool:
-        """Whether `module` defines a plugin, or a function that rows may name as a tool."""
+        """Return whether `module` defines a plugin, or a function that rows can name as a tool."""
         functions = (value for value in vars(module).values() if inspect.isfunction(value) and value.__module__ == module.__name__)
         return any(registry.is_from(module) for registry in self.registries) or any(functions)
 
 
 def load_plugins(sources: Iterable[str] = ()) -> Plugins:
-    """Return the registries, with the user's files (`path/to/file.py`) and modules (`package.module`) added.
+    """Return the registries, including the plugins of the user's files (`path/to/file.py`) and modules
+    (`package.module`).
 
     Raises:
         PluginError: a source does not exist, fails to import or defines no plugin, or a plugin is malformed.
     """
-    # Registries hold subclasses of what is abstract; mypy takes the argument for a class to be called.
+    # type-abstract: mypy assumes that the base classes are instantiated, but only their subclasses are.
     plugins = Plugins(
         agents=Registry("agent", AgentLoop, group="agentrl.agents", aliases=AGENT_ALIASES),  # type: ignore[type-abstract]
         tools=Registry("tool", Tool, group="agentrl.tools", from_function=function_tool),  # type: ignore[type-abstract]
@@ -281,7 +298,9 @@ def _identity(cls: type[Any]) -> tuple[str, str]:
 
 
 def _is_base(value: Any, module: ModuleType) -> bool:
-    """Whether a class is there for others to derive from, not to be used: it is unfinished, and private or derived from."""
+    """Return whether a class is only a base: it is abstract or unnamed, and private or subclassed in
+    `module`.
+    """
     if not inspect.isclass(value) or not (inspect.isabstract(value) or getattr(value, "name", None) is None):
         return False
     others = (other for other in vars(module).values() if inspect.isclass(other) and other is not value)

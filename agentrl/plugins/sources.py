@@ -1,8 +1,8 @@
-"""The user's own files and modules: named in the config, imported once per process, shipped to other machines.
+"""User files and modules: named in the config, imported once per process, shipped to other machines.
 
-A file is named by its path, relative to the working directory of the driver. Workers of a cluster may have another working
-directory, or no such file at all: the driver packs the files that the config names into one package (`pack_files`), Ray's
-runtime environment puts it on the path of every worker, and `locate` finds them there.
+A file is named by its path relative to the driver's working directory. Cluster workers may have another
+working directory or may not have the file. So the driver packs the files into one package (`pack_files`),
+Ray's runtime environment puts it on the path of every worker, and `locate` finds the files there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference | None:
-        """Return the reference that `text` is, None when it is a plain name."""
+        """Parse `text` as a reference; None if it is a plain name."""
         source, colon, attribute = text.rpartition(":")
         return cls(source, attribute) if colon and source and attribute.isidentifier() else None
 
@@ -59,10 +59,11 @@ class Reference:
 
 
 def function_reference(text: str) -> Reference | None:
-    """Return the reference when `text` is one and leads to a plain function; None for a name or a class.
+    """Return `text` as a reference if it refers to a plain function; None if it is a name or refers to a
+    class.
 
     Raises:
-        PluginError: it leads nowhere.
+        PluginError: the reference cannot be loaded.
     """
     reference = Reference.parse(text)
     return reference if reference is not None and inspect.isroutine(reference.load()) else None
@@ -72,7 +73,7 @@ def import_source(source: str) -> ModuleType:
     """Import `path/to/file.py` (`~/` is the home folder) or `package.module`; a file is imported once per process.
 
     Raises:
-        PluginError: it does not exist or fails to import.
+        PluginError: the source does not exist or fails to import.
     """
     source = os.path.expanduser(source)
     try:
@@ -85,23 +86,25 @@ def import_source(source: str) -> ModuleType:
 
 
 def locate(path: str) -> Path:
-    """Return where the user's file `path` lies on this machine: the copy that the driver shipped, else the file itself.
+    """Return the location of the user's file `path` on this machine: the driver's shipped copy, or else the
+    file itself.
 
-    The copy counts, because a file of that name on another machine may be an earlier one.
+    The copy has priority, because this machine may have an outdated file of that name.
     """
     shipped = _shipped()
     return shipped.copies.get(shipped.absolute(path), Path(path)) if shipped else Path(path)
 
 
 def named_by_user(path: str) -> str:
-    """Return the user's own path of a file that may be a copy which the driver shipped."""
+    """Return the user's path of a file. A copy shipped by the driver is mapped back to its original path."""
     shipped = _shipped() if SHIPPED_PACKAGE in path else None
     originals = {str(copy): original for original, copy in shipped.copies.items()} if shipped else {}
     return originals.get(path, path)
 
 
 def pack_files(paths: Iterable[str], folder: Path) -> Path | None:
-    """Copy the files into a package below `folder`, and return it for Ray's `py_modules`; None when there is none.
+    """Copy the files into a package in `folder` and return its path for Ray's `py_modules`; None if there are
+    no files.
 
     Raises:
         PluginError: a file does not exist.
@@ -121,7 +124,9 @@ def pack_files(paths: Iterable[str], folder: Path) -> Path | None:
 
 
 def nearest(missing: Path) -> str:
-    """Return what an error adds about a file that does not exist: the file that may be meant, or that there is no such folder."""
+    """Return a hint for the error about a missing file: a similar file name, or that its folder does not
+    exist.
+    """
     if not missing.parent.is_dir():
         return f" (nor does its folder {str(missing.parent)!r})"
     names = [entry.name for entry in missing.parent.iterdir()]
@@ -131,7 +136,7 @@ def nearest(missing: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Shipped:
-    """What the driver sent: its working directory, and where the copy of each of its files lies."""
+    """The files shipped by the driver: its working directory, and the local copy of each original path."""
 
     working_directory: str
     copies: dict[str, Path]
@@ -153,7 +158,7 @@ def _shipped() -> _Shipped | None:
 def _import_file(source: str) -> ModuleType:
     path = locate(source)
     shipped = _shipped()
-    # Named by the driver's path, so that a class has one name on all machines.
+    # The module name derives from the driver's path, so that a class has the same name on all machines.
     identity = shipped.absolute(source) if shipped else os.path.abspath(source)
     name = f"agentrl_user_{Path(source).stem}_{zlib.crc32(identity.encode()):08x}"
     if name in sys.modules:
@@ -168,7 +173,7 @@ def _import_file(source: str) -> ModuleType:
     try:
         with contained():
             spec.loader.exec_module(module)
-    except Exception:  # the user's code runs: whatever it raises
-        del sys.modules[name]  # a second try must not find half a module
+    except Exception:  # user code can raise anything
+        del sys.modules[name]  # a second import must not find a half-initialized module
         raise
     return module
