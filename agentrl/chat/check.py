@@ -64,8 +64,7 @@ class Finding:
 class TemplateReport:
     """Verdict over `num` conversations.
 
-    `findings`: for each kind of finding, its smallest conversation and the number of conversations that had
-    it.
+    `findings`: each distinct finding with its smallest conversation, and the number of conversations with it.
     """
 
     num: int

@@ -2,10 +2,10 @@
 
     tool         tool_agent          products of two-digit numbers: a small model must call the calculator
     easy         single_turn_agent   300+47: a small model can learn it
-    interaction  interaction_agent   347-300: as easy; the partner reports a wrong answer, and the agent tries again
+    interaction  interaction_agent   347-300: as easy; the partner reports wrong answers, then the next try
 
-Rows have the schema of verl's datasets. A hash of the normalised expression decides its split, so no validation
-expression (nor its mirror image, 34*12 for 12*34) is ever trained on.
+Rows have the schema of verl's datasets. A hash of the normalised expression decides its split, so no
+validation expression (nor its mirror image, 34*12 for 12*34) is ever trained on.
 """
 
 from __future__ import annotations

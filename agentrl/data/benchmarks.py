@@ -5,9 +5,9 @@
     aime_2025  AIME I and II of 2025, 30 problems       FOLDER/aime/aime_2025.jsonl      math-ai/aime25
     math_500   500 problems of MATH's test set          FOLDER/math_500/test.jsonl       HuggingFaceH4/MATH-500
 
-FOLDER is the given folder, else that of the environment variable AGENTRL_DATA. If there is none, or if the folder of
-the variable has no such file, the hub data set in the last column is downloaded. A benchmark's name is the
-`data_source` of its rows.
+FOLDER is the given folder, else that of the environment variable AGENTRL_DATA. If there is none, or if the
+folder of the variable has no such file, the hub data set in the last column is downloaded. A benchmark's name
+is the `data_source` of its rows.
 """
 
 from __future__ import annotations

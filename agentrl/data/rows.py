@@ -4,8 +4,8 @@
     prompt        [{role, content}, ...]   the conversation so far
     ability       str                      a label; optional
     reward_model  {style, ground_truth}    optional: the reward decides whether it needs a ground truth
-    extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...}, index, split, ...};
-                  interaction_kwargs without a name are ignored, unless interactions are configured
+    extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...}, index, split,
+                  ...}; interaction_kwargs without a name are ignored, unless interactions are configured
     agent_name    str                      optional: see `AgentChoice`
 
 Every error names the file, the row (counted from 0) and the field.

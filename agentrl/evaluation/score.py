@@ -116,7 +116,7 @@ def score_file(
 def in_processes(config: Config) -> Config:
     """Return `config` with its custom function in separate processes, which can be killed if they hang.
 
-    An async function stays in its thread.
+    An async function gets `runs_in=thread` instead.
     """
     custom = config.reward.custom_function
     if custom.path is None:
