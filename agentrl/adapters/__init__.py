@@ -1,1 +1,1 @@
-"""Other people's plugins in our form: MCP servers, verl's tools and interactions."""
+"""Adapters for foreign plugins: MCP servers, and verl's tools and interactions."""

@@ -1,4 +1,4 @@
-"""All plugins that a config names, in one registry."""
+"""The registry with all plugins that a config names."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from agentrl.plugins.sources import function_reference
 
 
 def open_plugins(agent: AgentConfig) -> Plugins:
-    """Return the registered plugins, with the user's files and modules, the tools of MCP servers and what verl's files name.
+    """Return the registered plugins, the user's files and modules, the tools of MCP servers, and those of
+    verl's files.
 
     Raises:
-        PluginError: a source does not exist or fails to import, or two tools have one name.
-        ToolError: an MCP server did not come up.
+        PluginError: a source does not exist or fails to import, or two tools have the same name.
+        ToolError: an MCP server did not start.
     """
     with concerning("agent.plugins"):
         plugins = load_plugins(agent.plugins)
@@ -34,13 +35,14 @@ def open_plugins(agent: AgentConfig) -> Plugins:
 
 
 def agent_plugins(agent: AgentConfig, *, further_tools: Iterable[str] = ()) -> Plugins:
-    """Return what `open_plugins` returns, with every plugin that the section names by file or module loaded, made once and checked.
+    """Return `open_plugins`, after loading, creating and checking every plugin that the section names.
 
-    `further_tools`: those of `eval.tools`.
+    Args:
+        further_tools: more tools to check, those of `eval.tools`.
 
     Raises:
-        PluginError, ToolError: as `open_plugins`; or a name is unknown, or its plugin is malformed.
-        ConfigError: a plugin refuses its config.
+        PluginError, ToolError: as in `open_plugins`; or a name is unknown, or its plugin is malformed.
+        ConfigError: a plugin rejects its config.
     """
     plugins = open_plugins(agent)
     for key, names in {"agent.tools": agent.tools, "eval.tools": further_tools}.items():
@@ -54,7 +56,7 @@ def agent_plugins(agent: AgentConfig, *, further_tools: Iterable[str] = ()) -> P
 
 
 def named_plugins(config: Config) -> Plugins:
-    """Return `agent_plugins` with the rewards that the config names by file or module. Raises as it does."""
+    """Return `agent_plugins`, with the rewards that the config names by file or module. Raises the same errors."""
     plugins = agent_plugins(config.agent, further_tools=config.eval.tools or ())
     for key, name in _rewards(config):
         with concerning(key):
@@ -70,10 +72,10 @@ def _rewards(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _check_settings(agent: AgentConfig, plugins: Plugins) -> None:
-    """Refuse settings that no plugin would ever read.
+    """Refuse settings that no plugin reads.
 
     Raises:
-        PluginError: no plugin has that name, or it has another name of its own.
+        PluginError: no plugin has this name, or the plugin calls itself by another name.
     """
     settings: tuple[tuple[str, Registry[Any], Iterable[str]], ...] = (
         ("tool_config", plugins.tools, agent.tool_config),
@@ -90,7 +92,7 @@ def _check_settings(agent: AgentConfig, plugins: Plugins) -> None:
 
 
 def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:
-    """Return the tools that are served to the run, by name; two of one name are refused, one of a built-in's replaces it."""
+    """Return the external tools by name. Duplicates are refused; a tool may replace a built-in one of its name."""
     tools: dict[str, type[Tool]] = {}
     for source, found in _sources(agent):
         for tool in found:
@@ -102,7 +104,7 @@ def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:
 
 def _sources(agent: AgentConfig) -> Iterator[tuple[str, list[type[Tool]]]]:
     if agent.mcp_servers:
-        # The client takes most of a second to import: only where there is a server.
+        # Imported only if there is a server: the client's import takes most of a second.
         from agentrl.adapters.mcp import mcp_tools
 
         yield "mcp_servers", mcp_tools(agent.mcp_servers)

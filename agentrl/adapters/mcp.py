@@ -1,4 +1,4 @@
-"""The tools of MCP servers as tools of ours: asked for once, called in a session that trajectories share."""
+"""The tools of MCP servers as Tool classes: listed once, called in sessions that attempts share."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from agentrl.types import JsonObject
 
 
 def mcp_tools(servers: Mapping[str, MCPServerConfig]) -> list[type[Tool]]:
-    """Ask every server for its tools, all at once, and return them as tool classes.
+    """List the tools of all servers concurrently and return them as Tool classes.
 
     Raises:
-        PluginError: a command or variable does not exist, or a server lacks a tool of its `tools`.
-        ToolError: a server did not come up.
+        PluginError: a command or variable does not exist, or a server lacks a tool named in its `tools`.
+        ToolError: a server did not start.
     """
     opened = [MCPServer(name, config) for name, config in servers.items()]
     if not opened:
         return []
-    # A thread of its own: whoever loads plugins may already be inside of an event loop.
+    # In a thread of its own: the caller may already be inside an event loop.
     with ThreadPoolExecutor(1) as thread:
         listed = thread.submit(asyncio.run, _list_all(opened)).result()
     return [tool_class(server, tool) for server, tools in zip(opened, listed, strict=True) for tool in server.select(tools)]
@@ -43,10 +43,10 @@ async def _list_all(servers: list[MCPServer]) -> list[list[mcp.types.Tool]]:
 
 
 class MCPServer:
-    """One configured server, as this process reaches it."""
+    """One configured server, with this process's sessions."""
 
     def __init__(self, name: str, config: MCPServerConfig) -> None:
-        """Raises PluginError when the command, or a variable with a header's value, does not exist."""
+        """Raises PluginError if the command, or the variable with a header's value, does not exist."""
         self.name = name
         self.config = config
         if config.command and shutil.which(config.command[0]) is None:
@@ -58,7 +58,7 @@ class MCPServer:
         self._num_users: dict[str, int] = {}
 
     async def list_tools(self) -> list[mcp.types.Tool]:
-        """Start the server or connect to it, ask for its tools, and leave it again; ToolError when it does not come up."""
+        """Start the server or connect to it, list its tools, and disconnect; raise ToolError if it does not start."""
         session = MCPSession(self.name, self.config)
         client = await session.open()
         tools: list[mcp.types.Tool] = []
@@ -76,7 +76,7 @@ class MCPServer:
             await session.close()
 
     def select(self, tools: list[mcp.types.Tool]) -> list[mcp.types.Tool]:
-        """Return the tools that `config.tools` names, in the server's order; all when it names none."""
+        """Return the tools that `config.tools` names, in the server's order; all if it names none."""
         names = [tool.name for tool in tools]
         for wanted in self.config.tools:
             if wanted not in names:
@@ -84,11 +84,11 @@ class MCPServer:
         return [tool for tool in tools if not self.config.tools or tool.name in self.config.tools]
 
     def acquire(self, trajectory: str) -> None:
-        """Count one more tool of this trajectory; with `per_trajectory`, all of them have one session."""
+        """Register one more tool of this attempt. With `per_trajectory`, its tools share one session."""
         self._num_users[trajectory] = self._num_users.get(trajectory, 0) + 1
 
     async def release(self, trajectory: str) -> None:
-        """Count one tool less; the last one ends the trajectory's session."""
+        """Unregister one tool of this attempt; the last one closes the attempt's session."""
         self._num_users[trajectory] -= 1
         if self._num_users[trajectory] == 0:
             del self._num_users[trajectory]
@@ -97,7 +97,7 @@ class MCPServer:
                 await session.close()
 
     async def call(self, trajectory: str, tool: str, arguments: JsonObject) -> mcp.types.CallToolResult:
-        """Call a tool in the session of the trajectory, or in the one that all share."""
+        """Call a tool in the attempt's session, or in the one that all attempts share."""
         return await self._session(trajectory).call(tool, dict(arguments))
 
     def _session(self, trajectory: str) -> SharedSession:
@@ -112,22 +112,22 @@ class MCPServer:
 
 
 class MCPTool(Tool):
-    """One tool of one server; subclasses are made by `tool_class`."""
+    """One tool of one server. `tool_class` creates the subclasses."""
 
     runtime = "asyncio"
     server: ClassVar[MCPServer]
     remote_name: ClassVar[str]
 
     async def start(self, **create_kwargs: Any) -> None:
-        """Take part in the trajectory's session. A server has no use for what rows give to other tools."""
+        """Join the attempt's session. `create_kwargs` are for other tools and ignored."""
         self._trajectory = self.trajectory_key or uuid.uuid4().hex
         self.server.acquire(self._trajectory)
 
     async def call(self, arguments: JsonObject) -> ToolResult:
-        """Call the server.
+        """Call the tool on the server.
 
         Raises:
-            ToolError: the server is gone, or answered with an error that is not about the arguments.
+            ToolError: the server is gone, or reported an error that is not about the arguments.
         """
         try:
             result = await self.server.call(self._trajectory, self.remote_name, arguments)
@@ -142,7 +142,7 @@ class MCPTool(Tool):
 
 
 def tool_class(server: MCPServer, listed: mcp.types.Tool) -> type[MCPTool]:
-    """Return the class of one listed tool, under its prefixed name."""
+    """Return the Tool class of one listed tool, under its prefixed name."""
     _refuse_control(server.name, listed)
     hints = listed.annotations
     description = listed.description or listed.title or listed.name
@@ -159,7 +159,7 @@ def tool_class(server: MCPServer, listed: mcp.types.Tool) -> type[MCPTool]:
 
 
 def _refuse_control(server: str, listed: mcp.types.Tool) -> None:
-    """Raise PluginError if what a server says of a tool holds what would command a terminal: it goes into prompts, logs and reports."""
+    """Raise PluginError if a tool's description has terminal control characters; logs and prompts show it."""
     told = {"name": listed.name, "title": listed.title, "description": listed.description, "schema": listed.input_schema}
     for what, value in told.items():
         for text in _texts(value):
@@ -171,7 +171,7 @@ def _refuse_control(server: str, listed: mcp.types.Tool) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value, the names of fields included."""
+    """Yield all strings in a JSON value, including the names of fields."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -184,7 +184,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def result_text(result: mcp.types.CallToolResult) -> str:
-    """Return what the model reads: the texts line by line; structured content as JSON where there is no text."""
+    """Return the text for the model: the text parts line by line, or else the structured content as JSON."""
     parts = [_part_text(part) for part in result.content]
     has_text = any(isinstance(part, mcp.types.TextContent | mcp.types.EmbeddedResource) for part in result.content)
     if not has_text and result.structured_content is not None:

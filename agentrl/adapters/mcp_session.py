@@ -1,7 +1,8 @@
-"""Sessions with MCP servers, through the official client: opened at first use, shared, and never left behind.
+"""Sessions with MCP servers through the official client: opened on first use, shared, and always closed.
 
-The client's cancel scopes must be left in the task that entered them, so each session is owned by an asyncio task of its
-own; calls come from any task of the same event loop. When the loop ends, its tasks are cancelled, and the sessions end.
+The client's cancel scopes must be exited by the task that entered them. So each session is owned by its own
+asyncio task; calls may come from any task of the same event loop. When the loop ends, it cancels its tasks,
+which closes the sessions.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from agentrl.plugins.environment import clean_environment
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 8.0
-"""The client closes stdin, waits 2 s, terminates the process group, waits 2 s, kills it: this only ends what hangs."""
+"""The client closes stdin, waits 2 s, terminates the process group, waits 2 s and kills it. This bounds the rest."""
 CANCEL_TIMEOUT_S = 1.0
 CONNECT_TIMEOUT_S = 30.0
 STDERR_GRACE_S = 0.2
-"""For the last lines of a server that ended; a grandchild may hold the pipe for longer."""
+"""Seconds to wait for the last lines of a server that exited; a grandchild may keep the pipe open."""
 MAX_SHOWN_LINES = 3
-"""Last lines of a server's stderr that an error shows."""
+"""Number of lines at the end of a server's stderr that an error shows."""
 ANSWERS = frozenset({INVALID_PARAMS, METHOD_NOT_FOUND, INTERNAL_ERROR})
-"""Errors that a living server answers; any other says that the session is gone."""
+"""Error codes that a living server sends. Any other error means that the session is lost."""
 
 
 class MCPSession:
-    """One session with one server. After `open`, `call` may run any number of times side by side."""
+    """One session with one server. After `open`, any number of `call`s may run concurrently."""
 
     def __init__(self, name: str, config: MCPServerConfig) -> None:
         self._name = name
@@ -58,7 +59,7 @@ class MCPSession:
         """Start the server or connect to it, and return the client.
 
         Raises:
-            ToolError: it did not come up within `start_timeout_s`.
+            ToolError: it was not ready within `start_timeout_s`.
         """
         self._owner = asyncio.create_task(self._own(), name=f"mcp server {self._name}")
         self._owner.add_done_callback(_seen)
@@ -86,7 +87,8 @@ class MCPSession:
         self._num_calls += 1
         call = asyncio.create_task(self._client.call_tool(tool, arguments))
         try:
-            # A transport that breaks takes the owner with it; who only waited for an answer might wait for ever.
+            # If the transport breaks, the owner task ends. So wait for both: the answer alone might never
+            # arrive.
             await asyncio.wait({call, self._owner}, return_when=asyncio.FIRST_COMPLETED)
             if call.done():
                 return call.result()
@@ -101,7 +103,7 @@ class MCPSession:
             await self._forget(call)
 
     async def close(self) -> None:
-        """End the session, and the server if it was started for it; calls under way fail."""
+        """Close the session, and stop the server if it was started for it. Calls in flight fail."""
         self.is_lost = True
         if self._owner is None or self._owner.done():
             return
@@ -112,7 +114,7 @@ class MCPSession:
             log.warning("%s did not end within %g s", self._label, CLOSE_TIMEOUT_S)
 
     async def _own(self) -> None:
-        """Hold the client from its first to its last moment. Waits for `close`; ends early when the transport breaks."""
+        """Enter and exit the client in this task. Waits for `close`; ends early if the transport breaks."""
         try:
             async with Client(self._transport(), mode=self._mode) as client:
                 self._client = client
@@ -122,16 +124,17 @@ class MCPSession:
             self.is_lost = True
 
     async def _forget(self, call: asyncio.Task[CallToolResult]) -> None:
-        if not call.done():  # cancelled: the client tells the server so
+        if not call.done():  # cancelled: the client then tells the server
             call.cancel()
             call.add_done_callback(_seen)
             await asyncio.wait({call}, timeout=CANCEL_TIMEOUT_S)
         if self.is_lost and self._num_calls == 0:
-            self._closing.set()  # the last call of a lost session lets its owner go
+            self._closing.set()  # after the last call of a lost session, its owner may end
 
     @property
     def _mode(self) -> str:
-        # Only the handshake of the protocol makes sessions; later versions of it have none, and no state between calls.
+        # Only the protocol's handshake creates sessions. Later protocol versions have none, and no state
+        # between calls.
         return "legacy" if self._config.per_trajectory else "auto"
 
     @property
@@ -139,7 +142,7 @@ class MCPSession:
         return f"MCP server {self._name!r} ({self._config.url or ' '.join(self._config.command)})"
 
     def _reason(self) -> str:
-        """Return why the session did not last, as far as it is known: the client's error, else what the server said."""
+        """Return why the session was lost, if known: the client's error, or the end of the server's stderr."""
         assert self._owner is not None
         if not self._owner.done() or self._owner.cancelled():
             reason = f" within {self._config.start_timeout_s:g} s" if self._client is None else ""
@@ -155,7 +158,7 @@ class MCPSession:
     async def _http(self) -> AsyncIterator[Any]:
         assert self._config.url is not None
         headers = header_values(self._name, self._config)
-        # Who calls has the deadline; a server may think for as long as that.
+        # No read timeout: the caller has the deadline, and a tool may take that long.
         timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=None)
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout) as http,
@@ -165,18 +168,18 @@ class MCPSession:
 
     @asynccontextmanager
     async def _stdio(self) -> AsyncIterator[Any]:
-        # The guard ends the server's process group when this process is gone, however it went.
+        # The guard kills the server's process group when this process is gone, even if it was killed.
         guard = [agentrl.guard.__file__, "--parent-pid", str(os.getpid()), "--"]
         passed = clean_environment(self._config.pass_env, key=f"agent.mcp_servers.{self._name}.pass_env")
         server = StdioServerParameters(command=sys.executable, args=[*guard, *self._config.command], env=passed | self._config.env)
         with logged_lines(self._name, self._stderr) as stderr:
             async with stdio_client(server, errlog=stderr) as streams:
-                stderr.close()  # the server has its own copy; the log ends with the server
+                stderr.close()  # the server has its own copy, so the log thread ends when the server does
                 yield streams
 
 
 class SharedSession:
-    """A session that opens at its first call. `reopens`: and again after it was lost, for the next call."""
+    """A session that opens at its first call. `reopens`: if it is lost, the next call opens a new one."""
 
     def __init__(self, name: str, config: MCPServerConfig, *, reopens: bool) -> None:
         self._name = name
@@ -203,7 +206,7 @@ class SharedSession:
 
 
 def header_values(name: str, config: MCPServerConfig) -> dict[str, str]:
-    """Return the HTTP headers; their values are secrets, which stand in environment variables.
+    """Return the HTTP headers. Their values are secrets and come from environment variables.
 
     Raises:
         PluginError: a variable is not set.
@@ -216,7 +219,7 @@ def header_values(name: str, config: MCPServerConfig) -> dict[str, str]:
 
 @contextmanager
 def logged_lines(name: str, last: deque[str]) -> Iterator[TextIO]:
-    """Yield a file for a child's stderr: its lines go to the log, and the last ones to `last`."""
+    """Yield a file for a child's stderr. Its lines go to the log, and the last ones to `last`."""
     read_end, write_end = os.pipe()
 
     def copy() -> None:
@@ -236,7 +239,7 @@ def logged_lines(name: str, last: deque[str]) -> Iterator[TextIO]:
 
 
 def _seen(task: asyncio.Task[Any]) -> None:
-    """Mark an error as seen: whoever waited for the task may be gone, and asyncio would print it."""
+    """Retrieve a task's error: if the waiting caller is gone, asyncio would log it as never retrieved."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.debug("%s: %r", task.get_name(), error)
 

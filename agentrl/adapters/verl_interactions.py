@@ -1,12 +1,14 @@
-"""verl's interactions as interactions of ours.
+"""verl's interactions as Interaction classes.
 
-Of a class there is one instance in the process, which knows trajectories by an id, as in verl:
-    start_interaction      at the first reply; the row's `interaction_kwargs`, `name` included
-    generate_response      for each reply; the same. Its score is the turn's interaction reward, numbers among its further facts
-                           are reported
-    calculate_score        once, when the agent loop is done, if the class has one and no turn had a score other than 0: what
-                           was scored turn by turn is not counted twice
-    finalize_interaction   always, once start_interaction returned
+As in verl, a class has one instance per process, which distinguishes attempts by an id:
+    start_interaction      at the first reply, with the task's `interaction_kwargs`, including `name`
+    generate_response      for each reply, with the same arguments. Its score is the turn's interaction
+    reward; numeric
+                           entries of its metrics are reported
+    calculate_score        once, after the agent loop, if the class overrides it and all scores of turns were
+    0: rewards
+                           given turn by turn must not count twice
+    finalize_interaction   always, if start_interaction returned
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def verl_interactions(path: str) -> list[type[Interaction]]:
     """Return the interactions of verl's YAML (`interaction: [{name, class_name, config}, ...]`).
 
     Raises:
-        PluginError: the file or a class is missing or wrong, or two have one name.
+        PluginError: the file or a class is missing or invalid, or two have the same name.
     """
     where = f"agent.verl_interaction_config={path!r}"
     classes: dict[str, type[Interaction]] = {}
@@ -48,18 +50,18 @@ def verl_interactions(path: str) -> list[type[Interaction]]:
 
 
 def default_name(class_name: str) -> str:
-    """Return the name of an entry that has none: of its class, without `Interaction`."""
+    """Return the name of an entry without one: its class name without `Interaction`."""
     simple = class_name.rpartition(".")[2]
     return simple.removesuffix("Interaction").lower()
 
 
 class VerlInteraction(Interaction):
-    """A class of verl's; `implementation` is its one instance."""
+    """An interaction class of verl's. `implementation` is its one instance."""
 
     runtime = "asyncio"
     implementation: ClassVar[Any]
     has_score: ClassVar[bool]
-    """Whether `calculate_score` is the class's own."""
+    """Whether the class overrides `calculate_score`."""
     _id: str | None = None
     _has_scored = False
 

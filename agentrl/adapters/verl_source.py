@@ -1,4 +1,4 @@
-"""What verl's YAML files name: the classes behind their dotted names, and how their methods like to be called."""
+"""Loading of what verl's YAML files name: imports classes, and adapts to variants of their methods."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from agentrl.plugins.sources import locate
 
 
 def read_entries(path: str, key: str, *, option: str) -> list[dict[str, Any]]:
-    """Return the list under `key` of a YAML file, interpolations resolved; each entry has a `class_name`.
+    """Return the list under `key` of a YAML file, with interpolations resolved; each entry has a `class_name`.
 
     Raises:
-        PluginError: there is no such file, it is no YAML, or of another form.
+        PluginError: the file does not exist, is not valid YAML, or has another structure.
     """
     file = locate(path)
     if not file.is_file():
@@ -45,9 +45,9 @@ def read_entries(path: str, key: str, *, option: str) -> list[dict[str, Any]]:
 
 
 def create(class_name: str, *, where: str, **arguments: Any) -> Any:
-    """Import a class by its dotted name and make one instance of it.
+    """Import a class by its dotted name and create one instance.
 
-    As in verl, modules are found in the working directory too.
+    As in verl, modules are also found in the working directory.
 
     Raises:
         PluginError: it does not exist, or its module or constructor raised.
@@ -57,12 +57,12 @@ def create(class_name: str, *, where: str, **arguments: Any) -> Any:
     try:
         cls = getattr(importlib.import_module(module_name), attribute)
         return cls(**arguments)
-    except Exception as error:  # the user's code runs: whatever it raises is a broken plugin
+    except Exception as error:  # boundary: any error of the user's code is a broken plugin
         raise PluginError(f"{where}: class_name {class_name!r}: {reason(error)}") from error
 
 
 def reason(error: Exception) -> str:
-    """Say on one line why code that was written for verl failed, with the cure where it needs more of verl than there is here."""
+    """Explain in one line why code for verl failed, with the remedy if it needs the real verl."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     missing = (error.name or "") if isinstance(error, ImportError) else ""
     if missing.partition(".")[0] != "verl":
@@ -71,43 +71,43 @@ def reason(error: Exception) -> str:
 
 
 def install() -> None:
-    """Make `verl`, and modules of the working directory, importable."""
+    """Make `verl`, and the modules of the working directory, importable."""
     verl_shim.install()
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
 
 def module(name: str, *, where: str) -> Any:
-    """Return a module of verl; raise PluginError when the verl that is installed has none of that name, or cannot be imported."""
+    """Import a module of verl; raise PluginError if the installed verl lacks it, or it fails to import."""
     install()
     try:
         return importlib.import_module(name)
-    except Exception as error:  # whatever verl's many imports raise
+    except Exception as error:  # boundary: verl's many imports may raise anything
         raise PluginError(f"{where}: {name} of the installed verl fails to import: {type(error).__name__}: {error}") from error
 
 
 def overrides(instance: object, method: str, *, base: str) -> bool:
-    """Tell whether an instance has a method of its own in place of the one of verl's base class, `module:Class`."""
+    """Return whether the instance overrides a method of verl's base class, given as `module:Class`."""
     module, _, name = base.partition(":")
     inherited = getattr(getattr(importlib.import_module(module), name), method)
     return getattr(type(instance), method, inherited) is not inherited
 
 
 def with_id(method: Callable[..., Any], instance_id: str) -> tuple[str, ...]:
-    """Return the positional arguments for a method that may or may not take the id of the trajectory."""
+    """Return the positional arguments for a method that may or may not take the attempt's id."""
     kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
     takes = any(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
     return (instance_id,) if takes or inspect.Parameter.VAR_POSITIONAL in kinds else ()
 
 
 def number(value: object) -> float | None:
-    """Return a finite number as float, None for anything else."""
+    """Return a finite number as float, None for all else."""
     if isinstance(value, numbers.Real) and math.isfinite(value):
         return float(value)
     return None
 
 
 def metrics(values: object) -> dict[str, float]:
-    """Return the entries that are numbers: only they can be reported."""
+    """Return the entries that are finite numbers: only they can be reported."""
     items = values.items() if isinstance(values, Mapping) else ()
     return {str(name): found for name, value in items if (found := number(value)) is not None}

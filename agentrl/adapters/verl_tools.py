@@ -1,10 +1,11 @@
-"""verl's tools as tools of ours: the classes of its YAML, and its function tools.
+"""verl's tools as Tool classes: the classes of its YAML, and its function tools.
 
-Of a class there is one instance in the process, which knows trajectories by an id, as in verl:
-    create        at the first call in a trajectory; `tools_kwargs[name].create_kwargs` of the row
-    execute       for each call; `execute_kwargs`. Its reward is the turn's tool reward, numbers among its metrics are reported
-    calc_reward   once, when the agent loop is done, if the class has one; `calc_reward_kwargs`. A number is a tool reward
-    release       always, once create returned; `release_kwargs`
+As in verl, a class has one instance per process, which distinguishes attempts by an id:
+    create        at the first call of an attempt, with the task's `tools_kwargs[name].create_kwargs`
+    execute       for each call, with `execute_kwargs`. Its reward is the turn's tool reward; numeric metrics
+    are reported calc_reward   once, after the agent loop, if the class overrides it, with
+    `calc_reward_kwargs`. A number is a tool reward release       always, if create returned, with
+    `release_kwargs`
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ def verl_tools(path: str) -> list[type[Tool]]:
     """Return the tools of verl's YAML (`tools: [{class_name, config, tool_schema}, ...]`).
 
     Raises:
-        PluginError: the file, a class or a schema is missing or wrong.
+        PluginError: the file, a class or a schema is missing or invalid.
     """
     entries = verl_source.read_entries(path, "tools", option="verl_tool_config")
     return [_tool_of_entry(entry, where=f"agent.verl_tool_config={path!r}") for entry in entries]
 
 
 def verl_function_tools(path: str) -> list[type[Tool]]:
-    """Return the tools that a Python file registers by verl's `@function_tool`.
+    """Return the tools that a Python file registers with verl's `@function_tool`.
 
     Raises:
-        PluginError: the file does not exist, fails, or registers none.
+        PluginError: the file does not exist, fails, or registers no tool.
     """
     where = f"agent.verl_function_tools={path!r}"
     loader = verl_source.module("verl.tools.function_tool", where=where)
     try:
         functions = loader.load_function_tools_from_path(str(locate(path)))
-    except Exception as error:  # the user's file runs: whatever it raises is a broken plugin
+    except Exception as error:  # boundary: any error of the user's file is a broken plugin
         raise PluginError(f"{where}: {verl_source.reason(error)}") from error
     if not functions:
         raise PluginError(f"{where}: the file has no function under @function_tool")
@@ -52,12 +53,12 @@ def verl_function_tools(path: str) -> list[type[Tool]]:
 
 
 class VerlTool(Tool):
-    """A class of verl's; `implementation` is its one instance."""
+    """A tool class of verl's. `implementation` is its one instance."""
 
     runtime = "asyncio"
     implementation: ClassVar[Any]
     has_reward: ClassVar[bool]
-    """Whether `calc_reward` is the class's own."""
+    """Whether the class overrides `calc_reward`."""
     _id: str | None = None
 
     async def start(self, **create_kwargs: Any) -> None:
@@ -84,7 +85,7 @@ class VerlTool(Tool):
 
 
 class VerlFunctionTool(Tool):
-    """A function of verl's; `implementation` is its entry in verl's registry."""
+    """A function tool of verl's. `implementation` is its entry in verl's registry."""
 
     runtime = "asyncio"
     implementation: ClassVar[Any]
@@ -95,10 +96,12 @@ class VerlFunctionTool(Tool):
 
 
 def tool_result(answer: object, name: str) -> ToolResult:
-    """Return verl's (response, reward, metrics); the response is text or a ToolResponse, whose pictures are left out and named.
+    """Convert verl's (response, reward, metrics).
+
+    The response is text or a ToolResponse; its images and videos are replaced by a note.
 
     Raises:
-        ToolError: it is something else.
+        ToolError: it has another type.
     """
     if not (isinstance(answer, tuple) and len(answer) == 3):
         raise ToolError(f"tool {name!r} returned {type(answer).__name__}; verl's tools return (response, reward, metrics)")
@@ -130,7 +133,7 @@ def _tool_of_entry(entry: dict[str, Any], *, where: str) -> type[Tool]:
     except ValueError as error:
         raise PluginError(f"{where}: tool_schema of {class_name}: {' '.join(str(error).split())}") from error
     implementation = verl_source.create(class_name, where=where, config=config, tool_schema=tool_schema)
-    # The YAML's own words where it has them: verl's models do not know all of JSON schema, and drop the rest.
+    # Prefer the YAML's own schema: verl's models do not know all of JSON schema and drop the rest.
     schema = given or _dumped(implementation.get_openai_tool_schema())
     has_reward = verl_source.overrides(implementation, "calc_reward", base=BASE)
     return _class(VerlTool, schema, where, implementation=implementation, has_reward=has_reward)
@@ -155,7 +158,7 @@ def _dumped(schema: Any) -> dict[str, Any]:
 
 
 def _create_arguments(create: Any, create_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the row's arguments as `create` takes them: by name (verl 0.5), or all in `create_kwargs` (0.6 and later)."""
+    """Return the arguments as `create` takes them: by name (verl 0.5), or all in `create_kwargs` (0.6 and later)."""
     parameters = inspect.signature(create).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     if takes_any:

@@ -1,8 +1,9 @@
-"""The names that tools and interactions written for verl import, where verl itself is not installed.
+"""Stand-ins for the modules that tools and interactions for verl import, if verl is not installed.
 
-The folders below stand for `verl.tools`, `verl.interactions` and `verl.utils`. They hold what such files need and no more:
-base classes, schemas, the decorator of function tools, a tracing decorator that does nothing, the score of GSM8K, and the two
-examples that every tutorial names. Folders `verl/tools` of the user's own, without the rest of verl, come first.
+The folders below replace `verl.tools`, `verl.interactions` and `verl.utils`. They contain only what such
+files need: base classes, schemas, the decorator for function tools, a tracing decorator that does nothing,
+the GSM8K score, and the two classes that all tutorials use. If the user has a folder `verl/tools` without the
+rest of verl, it takes precedence.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from types import ModuleType
 
 
 def install() -> None:
-    """Make `verl` importable, unless it is."""
+    """Make `verl` importable, unless it already is."""
     if "verl" in sys.modules:
         return
     spec = importlib.util.find_spec("verl")
     if spec is not None and spec.origin is not None:
-        return  # the real one
+        return  # the real verl
     module = ModuleType("verl", __doc__)
-    # Without an __init__.py, `verl` is a folder with a few files of the user's: theirs, then ours.
+    # A `verl` without __init__.py is a folder with some files of the user's: search it first, then these
+    # folders.
     own_folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     module.__path__ = [*own_folders, *__path__]
     module.__spec__ = ModuleSpec("verl", None, is_package=True)

@@ -1,4 +1,4 @@
-"""The partner of verl's GSM8K example: says whether the answer is right, and asks for another one until it is."""
+"""The simulated user of verl's GSM8K example: asks for another answer until it is right."""
 
 from __future__ import annotations
 

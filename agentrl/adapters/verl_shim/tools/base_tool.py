@@ -1,4 +1,4 @@
-"""The base class of verl's tools: one instance per process, one id per trajectory."""
+"""The base class of verl's tools: one instance per process, one id per attempt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .schemas import OpenAIFunctionToolSchema, ToolResponse
 
 
 class BaseTool:
-    """Subclasses override `execute`, and what else they need of the life of an instance."""
+    """Subclasses override `execute`, and other methods if they need them."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
         self.config = config
@@ -25,17 +25,17 @@ class BaseTool:
         return self.tool_schema
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        """Begin a trajectory and return its id."""
+        """Start an attempt and return its id."""
         return instance_id or str(uuid4()), ToolResponse()
 
     @rollout_trace_op
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Run one call and return the answer, a reward for it, and metrics."""
+        """Execute one call; return the response, its reward, and metrics."""
         return ToolResponse(text="Updated the tool state."), 0.0, {}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """Return the reward of the trajectory's state."""
+        """Return the reward of the attempt's final state."""
         return 0.0
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Forget the trajectory."""
+        """Discard the attempt's state."""

@@ -1,4 +1,4 @@
-"""verl's function tools: a decorator that registers typed functions, and what their return values mean."""
+"""verl's function tools: a decorator that registers typed functions, and the conversion of their return values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FunctionTool:
     is_async: bool = False
 
     async def call(self, parameters: dict[str, Any]) -> Any:
-        """Call the function; one that is not async runs in a thread."""
+        """Call the function; a synchronous one runs in a thread."""
         return await (self.fn(**parameters) if self.is_async else asyncio.to_thread(self.fn, **parameters))
 
 
@@ -41,10 +41,13 @@ _LOADED_FUNCTION_TOOL_PATHS: dict[str, list[FunctionTool]] = {}
 
 
 def function_tool(name: str | Callable[..., Any] | None = None, *, schema: OpenAIFunctionToolSchema | dict[str, Any] | None = None) -> Any:
-    """Register a function as a tool: `@function_tool`, `@function_tool("name")`, with `schema` in place of what is read off it.
+    """Register a function as a tool: `@function_tool`, or `@function_tool("name")`.
+
+    schema: replaces the schema derived from the function.
 
     Raises:
-        ValueError: the name is taken, or the function cannot be described: each parameter needs a type and a description.
+        ValueError: the name is taken, or no schema can be derived: each parameter needs a type and a
+            description.
     """
     if callable(name) and schema is None:
         return function_tool()(name)
@@ -64,17 +67,17 @@ def function_tool(name: str | Callable[..., Any] | None = None, *, schema: OpenA
 
 
 def get_function_tool(name: str) -> FunctionTool:
-    """Return a registered tool; raise KeyError when there is none of that name."""
+    """Return a registered tool; raise KeyError if no tool has this name."""
     if name not in FUNCTION_TOOL_REGISTRY:
         raise KeyError(f"no function tool {name!r}; registered: {', '.join(FUNCTION_TOOL_REGISTRY) or 'none'}")
     return FUNCTION_TOOL_REGISTRY[name]
 
 
 def load_function_tools_from_path(path: str) -> list[FunctionTool]:
-    """Run a Python file and return the tools that it registers, by name; a file is run once per process.
+    """Run a Python file and return the tools that it registers. Each file is run once per process.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
     """
     absolute = os.path.abspath(path)
     if not os.path.isfile(absolute):
@@ -90,7 +93,7 @@ def load_function_tools_from_path(path: str) -> list[FunctionTool]:
 
 
 def normalize_function_tool_return(ret: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
-    """Return answer, reward and metrics; a function may leave out the last two, or give None for them.
+    """Return response, reward and metrics. A function may omit the last two, or return None for them.
 
     Raises:
         TypeError: a tuple of another length.
@@ -129,7 +132,7 @@ def _described(function: Callable[..., Any], name: str) -> dict[str, Any]:
 
 
 def _join_types(schema: dict[str, Any]) -> None:
-    """Write a choice of plain types as verl does: `type: [integer, number]`."""
+    """Write unions of plain types as verl does: `type: [integer, number]`."""
     choices = schema.get("anyOf")
     if choices and all(set(choice) == {"type"} for choice in choices):
         del schema["anyOf"]

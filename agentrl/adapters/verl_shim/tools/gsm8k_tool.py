@@ -1,4 +1,4 @@
-"""The checking tool of verl's GSM8K example: the model submits an answer and reads whether it is right."""
+"""The answer-checking tool of verl's GSM8K example: the model submits an answer and learns whether it is right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base_tool import BaseTool
 from .schemas import ToolResponse
 
 PENALTY = -0.05
-"""Reward of a submission that is no better than the one before."""
+"""Reward of a submission that does not improve on the previous one."""
 
 
 class Gsm8kTool(BaseTool):

@@ -1,4 +1,4 @@
-"""What verl calls its OpenAI schemas, and the answer of a tool."""
+"""verl's classes for OpenAI tool schemas, and a tool's response."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class _Schema(BaseModel):
-    # JSON schema has more words (items, default, anyOf, ...) than verl's models; the model should see them all.
+    # JSON schema has more keywords (items, default, anyOf, ...) than verl's models; the model should see all
+    # of them.
     model_config = ConfigDict(extra="allow")
 
 
@@ -40,21 +41,21 @@ class OpenAIFunctionToolSchema(_Schema):
 
 
 class OpenAIFunctionParsedSchema(BaseModel):
-    """A call as the model wrote it; `arguments` is text."""
+    """A call as the model wrote it. `arguments` is text."""
 
     name: str
     arguments: str
 
 
 class OpenAIFunctionCallSchema(BaseModel):
-    """A call with its arguments read."""
+    """A call with parsed arguments."""
 
     name: str
     arguments: dict[str, Any]
 
     @staticmethod
     def from_openai_function_parsed_schema(parsed_schema: OpenAIFunctionParsedSchema) -> tuple[OpenAIFunctionCallSchema, bool]:
-        """Return the call, with no arguments where they are no JSON object, and whether that was so."""
+        """Return the call and whether its arguments were invalid (not a JSON object); they are then empty."""
         try:
             arguments = json.loads(parsed_schema.arguments)
         except json.JSONDecodeError:
@@ -70,7 +71,7 @@ class OpenAIFunctionToolCall(BaseModel):
 
 
 class ToolResponse(BaseModel):
-    """What a tool answers: text, pictures, video."""
+    """A tool's response: text, images, video."""
 
     text: str | None = None
     image: list[Any] | None = None

@@ -1,4 +1,4 @@
-"""verl traces the calls of its tools; here every trajectory is recorded anyway."""
+"""verl's tracing decorator for tools. It does nothing: every attempt is recorded anyway."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ F = TypeVar("F")
 
 
 def rollout_trace_op(func: F) -> F:
-    """Return the function as it is."""
+    """Return the function unchanged."""
     return func

@@ -1,4 +1,4 @@
-"""The score of GSM8K answers, as verl's example tools call it."""
+"""The GSM8K score, as verl's example tools call it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 
 NUMBER = re.compile(r"-?[0-9.,]+")
 MAX_CHARS = 300
-"""The answer stands at the end; only so much of the text is read."""
+"""Only this many characters at the end of the text are searched."""
 
 
 def extract_solution(solution_str: str, method: str = "strict") -> str | None:
-    """Return the last number, None when there is none: after `#### ` (strict), anywhere (flexible)."""
+    """Return the last number, None if there is none: after `#### ` (strict), or anywhere (flexible)."""
     if method not in ("strict", "flexible"):
         raise ValueError(f"method={method!r}; strict or flexible")
     text = solution_str[-MAX_CHARS:]
