@@ -28,9 +28,7 @@ def k2(policy_A: Tensor, ref_A: Tensor) -> Tensor:
 
 
 def k3(policy_A: Tensor, ref_A: Tensor) -> Tensor:
-    """Return exp(-k1) - 1 + k1, which is never negative. k1 is clamped to [-20, 20]; the gradient is 0
-    outside.
-    """
+    """Return exp(-k1) - 1 + k1, never negative; k1 is clamped to [-20, 20], and the gradient is 0 outside."""
     log_ratio = bounded(k1(policy_A, ref_A))
     return torch.exp(-log_ratio) - 1 + log_ratio
 

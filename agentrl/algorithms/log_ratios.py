@@ -16,7 +16,7 @@ LOG_RATIO_LIMIT = 20.0
 ROUNDING = 1e-4
 """In nats. Two float32 forwards of one token with different shapes or CPUs differ by 1e-7 to 1e-5.
 
-An update that matters moves it more.
+A relevant update changes the log-ratio by more.
 """
 
 
@@ -34,7 +34,7 @@ def distance(log_ratios: Tensor) -> Tensor:
 
 
 def off_rounding(values: Tensor) -> Tensor:
-    """Return f64, `values` rounded to multiples of ROUNDING: values that differ only by rounding noise become
+    """Return f64, `values` rounded to multiples of ROUNDING, so values that differ only by noise become
     equal.
     """
     return torch.round(values.double() / ROUNDING) * ROUNDING

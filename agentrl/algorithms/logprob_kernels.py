@@ -121,8 +121,8 @@ def _gradient(
 ) -> Tensor:
     log_p_CV = _log_softmax(products_CV, temperature, form)
     p_CV = log_p_CV.exp()
-    # With z = logits / temperature: d logprob / d z_j = [j = target] - p_j, and d entropy / d z_j = -p_j (log
-    # p_j + entropy).
+    # z = logits / temperature. d logprob / d z_j = [j = target] - p_j; d entropy / d z_j = -p_j (log p_j +
+    # entropy).
     grad_CV = (_is_target(p_CV, targets_C).to(p_CV.dtype) - p_CV) * grad_logprobs_C[:, None]
     if grad_entropies_C is not None:
         surprise_CV = torch.where(p_CV > 0, log_p_CV + entropies_C[:, None], 0.0)

@@ -74,6 +74,7 @@ class AdapterTransport:
 
 
 def version_folder(folder: Path, version: int) -> Path:
+    """Return the folder of one version; names sort by version."""
     return folder / f"v{version:06d}"
 
 

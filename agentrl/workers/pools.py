@@ -32,6 +32,7 @@ class Seat:
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
 
     def ray_options(self) -> dict[str, Any]:
+        """Return the options of Ray's `actor.options(...)` for this seat."""
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": self.num_gpus}
         if self.group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)

@@ -61,6 +61,7 @@ class Groups:
         return self._over_groups(np.minimum, values_N)
 
     def _over_groups(self, operation: np.ufunc, values_N: Floats) -> Floats:
+        """Return f[N], for each member the reduction over its group."""
         if not self.count:  # reduceat fails on empty arrays
             return values_N
         members: Floats = operation.reduceat(values_N[self._order], self._starts)
@@ -91,8 +92,8 @@ class Groups:
         return self.maxima(self.values_N) - self.minima(self.values_N) <= self.tolerance
 
     def settle(self, advantages_N: Floats, *, singleton: Literal["zero", "raw"]) -> Tensor:
-        """Return f[N], the advantages with constant groups set to exactly 0 and groups of one set as
-        `singleton` says.
+        """Return f[N]: the advantages, but exactly 0 for constant groups, and as `singleton` says for groups
+        of one.
         """
         settled = np.where(self.is_constant, 0, advantages_N)
         return torch.from_numpy(settled if singleton == "zero" else np.where(self.sizes_N == 1, self.values_N, settled))

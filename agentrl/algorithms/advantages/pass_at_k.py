@@ -43,7 +43,7 @@ def pass_at_k(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     _check_sizes(groups, batch, k)
     is_solved = groups.values_N >= options.solved_reward - groups.tolerance
     failed = groups.sums((~is_solved).astype(groups.values_N.dtype))
-    # all_fail = 1 - p. others_fail: the k - 1 others drawn with a failed attempt all fail too.
+    # all_fail = 1 - p. others_fail: the chance that the k - 1 others drawn with a failed attempt fail too.
     all_fail = _share_of_subsets(failed, groups.sizes_N, k)
     others_fail = _share_of_subsets(failed - 1, groups.sizes_N - 1, k - 1)
     stds = np.sqrt(all_fail * (1 - all_fail))
