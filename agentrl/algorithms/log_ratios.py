@@ -34,7 +34,5 @@ def distance(log_ratios: Tensor) -> Tensor:
 
 
 def off_rounding(values: Tensor) -> Tensor:
-    """Return f64, `values` rounded to multiples of ROUNDING, so values that differ only by noise become
-    equal.
-    """
+    """Return f64, `values` rounded to multiples of ROUNDING: values equal up to noise become equal."""
     return torch.round(values.double() / ROUNDING) * ROUNDING

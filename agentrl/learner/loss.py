@@ -76,9 +76,7 @@ class LossTokens:
         return cls(predictors, targets, ids, chosen, torch.from_numpy(ids_elsewhere).to(device), elsewhere)
 
     def select(self, column: Floats, like: Tensor) -> Tensor:
-        """Return f[A], the loss tokens of a column over all action tokens, with the dtype and device of
-        `like`.
-        """
+        """Return f[A], the loss tokens of a column over all action tokens, in dtype and device of `like`."""
         return torch.tensor(column)[self.chosen].to(like)
 
     def whole_ids(self) -> Tensor:

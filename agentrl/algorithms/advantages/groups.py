@@ -92,8 +92,9 @@ class Groups:
         return self.maxima(self.values_N) - self.minima(self.values_N) <= self.tolerance
 
     def settle(self, advantages_N: Floats, *, singleton: Literal["zero", "raw"]) -> Tensor:
-        """Return f[N]: the advantages, but exactly 0 for constant groups, and as `singleton` says for groups
-        of one.
+        """Return f[N], the advantages with constant groups set to exactly 0.
+
+        Groups of one are set as `singleton` says.
         """
         settled = np.where(self.is_constant, 0, advantages_N)
         return torch.from_numpy(settled if singleton == "zero" else np.where(self.sizes_N == 1, self.values_N, settled))
