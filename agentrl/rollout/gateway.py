@@ -1,15 +1,15 @@
-"""An OpenAI-compatible server on this machine, for agents that are somebody else's program.
+"""The gateway: an OpenAI-compatible server on this machine, through which external agents play attempts.
 
-One per rollout process, on a free port of 127.0.0.1, started when first asked for. Each trajectory has an API key of its own:
-it selects the session that answers, and dies with it.
+There is one per rollout process, on a free port of 127.0.0.1, started at its first use. Each attempt has its
+own API key, which selects the session that answers and expires with it.
 
     POST /v1/chat/completions    tools, streaming, stop strings, max_tokens, logprobs; n=1
     GET  /v1/models
 
-Errors have OpenAI's form: 401 for a key of no trajectory, 403 and 415 for what only a web page sends, 413 for a body that is too long, 400
-for a wrong request, 400 with code `trajectory_ended` (its type is
-the outcome) once a budget is exhausted, 502 when no inference server answered. None of them is worth a retry, and
-`x-should-retry: false` tells OpenAI's clients so.
+Errors have OpenAI's form: 401 for an unknown key, 403 and 415 for requests that only a web page sends, 413
+for a body that is too long, 400 for a wrong request, 400 with code `trajectory_ended` (and the outcome as
+type) once a budget is exhausted, 502 if no inference server answered. A retry would not help with any of
+them, so all of them carry `x-should-retry: false` for OpenAI's clients.
 """
 
 from __future__ import annotations
@@ -39,21 +39,23 @@ from agentrl.rollout.openai_messages import (
 )
 
 MODEL = "policy"
-"""The name under which the policy is served; requests may name any other."""
+"""The name under which the policy is served. Requests may use any name."""
 MAX_BODY_BYTES = 8 * 2**20
-"""Of text, several times the context of any model."""
+"""As text, several times the context of any model."""
 _LARGE_BYTES = 64 * 1024
-"""From here on a body is read in a thread: the event loop has all trajectories of the process."""
+"""Bodies of at least this size are parsed in a thread, so that they do not block the event loop of all
+attempts.
+"""
 
 
 class Served(Protocol):
-    """One trajectory, as the gateway sees it."""
+    """One attempt, as the gateway sees it."""
 
     async def complete(self, request: ChatRequest) -> ChatReply: ...
 
 
 class OpenTrajectory:
-    """A served trajectory with its running requests; `failures` are errors that are not the program's."""
+    """A served attempt with its running requests. `failures`: errors that are not the program's fault."""
 
     def __init__(self, served: Served) -> None:
         self.failures: list[Exception] = []
@@ -65,7 +67,7 @@ class OpenTrajectory:
         """Answer one request.
 
         Raises:
-            RequestError: with what the program is told.
+            RequestError: the error to send to the program.
         """
         scope = trio.CancelScope()
         self._running.add(scope)
@@ -78,7 +80,7 @@ class OpenTrajectory:
         raise RequestError("the trajectory is over", type="closed", code="trajectory_ended")
 
     async def end(self) -> None:
-        """Cancel what still runs, and wait for its end."""
+        """Cancel the running requests and wait until they have ended."""
         for scope in self._running:
             scope.cancel()
         while self._running:
@@ -90,7 +92,7 @@ class OpenTrajectory:
             return await self._served.complete(request)
         except TrajectoryEnd as error:
             raise RequestError(str(error), type=error.outcome.value, code="trajectory_ended") from error
-        except UserError as error:  # messages that the chat template refuses, say
+        except UserError as error:  # e.g. messages that the chat template rejects
             raise RequestError(str(error)) from error
         except Exception as error:  # boundary of one HTTP request
             self.failures.append(error)
@@ -99,7 +101,7 @@ class OpenTrajectory:
 
 
 class Gateway:
-    """Serves trajectories that are open. It lives within one trio run, from its first trajectory to the run's end."""
+    """Serves open attempts. It runs within one trio run, from its first attempt to the end of that run."""
 
     def __init__(self) -> None:
         self._open: dict[str, OpenTrajectory] = {}
@@ -119,21 +121,21 @@ class Gateway:
             yield OpenAIEndpoint(f"http://127.0.0.1:{port}/v1", key, MODEL), trajectory.failures
         finally:
             del self._open[key]
-            with trio.CancelScope(shield=True):  # requests end at once when they are cancelled
+            with trio.CancelScope(shield=True):  # cancelled requests end immediately
                 await trajectory.end()
 
     async def _started(self) -> int:
         async with self._start_lock:
             if self._port is None:
                 listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-                # No trajectory owns the server, for others may come while the first ends: it is a system task of the trio run.
+                # A system task of the trio run, because the server outlives the attempt that started it.
                 serve = partial(serve_http, self._answer, listeners, max_body_bytes=MAX_BODY_BYTES, admit=self._admit)
                 trio.lowlevel.spawn_system_task(serve)
                 self._port = listeners[0].socket.getsockname()[1]
             return self._port
 
     def _admit(self, head: HttpHead) -> HttpResponse | None:
-        """Refuse strangers before their bodies are read."""
+        """Reject unauthorized requests before their bodies are read."""
         try:
             self._trajectory_of(head)
         except RequestError as error:
@@ -157,7 +159,7 @@ class Gateway:
             return _refused(error)
 
     async def _route(self, request: HttpRequest) -> HttpResponse:
-        trajectory = self._trajectory_of(request)  # it may have ended while the body came
+        trajectory = self._trajectory_of(request)  # it may have ended while the body arrived
         match request.method, request.path:
             case "GET", "/v1/models":
                 return HttpResponse(200, write_models(MODEL))

@@ -1,7 +1,8 @@
-"""A model behind OpenAI-compatible URLs: messages in, a message out; of tokens it says only how many there were.
+"""A client of a model behind OpenAI-compatible URLs: messages in, a message out. Servers only report token
+counts.
 
-Requests go to the URL with the fewest under way. One that says that it is overloaded (408, 429, 503) is asked again after a pause that
-doubles; one that fails otherwise gives way to the next.
+Each request goes to the URL with the fewest requests in flight. Failed requests are retried with exponential
+backoff. Overload (408, 429, 503) and other failures have separate limits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _OVERLOADED = frozenset({408, 429, 503})
 
 @dataclass(frozen=True, slots=True)
 class MessageReply:
-    """One turn. num_prompt_tokens, num_tokens: what the server counted."""
+    """One turn. num_prompt_tokens, num_tokens: prompt and sampled tokens, as counted by the server."""
 
     message: Message
     finish_reason: Literal["stop", "length"]
@@ -42,7 +43,7 @@ class ContextExceeded(RequestRefused):
 
 
 class Backpressure(Protocol):
-    """Hears of overload: `agentrl.evaluation.concurrency.Concurrency`."""
+    """Is notified of overload. Implemented by `agentrl.evaluation.concurrency.Concurrency`."""
 
     @property
     def round(self) -> int: ...
@@ -51,7 +52,7 @@ class Backpressure(Protocol):
 
 
 class MessageModel:
-    """Asks the servers at `urls` (up to and with /v1) for turns of the model that they call `name`."""
+    """Requests turns of the model `name` from the servers at `urls` (including /v1)."""
 
     def __init__(self, urls: Sequence[str], name: str, *, api_key: str | None, max_connections: int, backpressure: Backpressure) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -66,12 +67,13 @@ class MessageModel:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[JsonObject], sampling: Sampling, *, max_tokens: int, turn: int, key: str
     ) -> MessageReply:
-        """Sample the next turn of a conversation; `turn` counts from 0, `key` is that of its attempt.
+        """Sample the next turn of a conversation. `turn` is its index from 0; `key` is the key of the
+        attempt.
 
         Raises:
             ContextExceeded: the conversation is too long for the model.
-            RequestRefused: the server calls the request wrong.
-            ServerError: servers failed again and again.
+            RequestRefused: the server rejected the request.
+            ServerError: MAX_SERVER_FAILURES failures or MAX_OVERLOADS overloads.
         """
         body: dict[str, Any] = {"model": self._name, "messages": [write_message(message) for message in messages]}
         body |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
@@ -87,7 +89,7 @@ class MessageModel:
                 return read_completion(await self._post({**body, self._length_key: max_tokens}, key), turn=turn)
             except RequestRefused as error:
                 if self._length_key == "max_tokens" and "max_completion_tokens" in str(error):
-                    self._length_key = "max_completion_tokens"  # OpenAI's own models refuse the older name
+                    self._length_key = "max_completion_tokens"  # OpenAI's own models reject the older name
                     continue
                 raise
             except ServerError as error:
@@ -114,17 +116,17 @@ class MessageModel:
     # ------------------------------------------------------------------------------- what a router is asked besides
 
     def set_servers(self, urls: Sequence[str], *, version: int) -> None:
-        """The addresses are those of the beginning."""
+        """Do nothing: the URLs are fixed."""
 
     async def watch(self) -> None:
         await trio.sleep_forever()
 
     def places(self) -> dict[str, str]:
-        """Return at which URL each attempt asks for a turn at this moment, by its key; safe to call from another thread."""
+        """Return the URL at which each attempt currently requests a turn: attempt key -> URL. Thread-safe."""
         return self._places.copy()
 
     def forget(self, trajectory_key: str) -> None:
-        """Nothing is kept of a conversation."""
+        """Do nothing: no state is kept per conversation."""
 
     async def aclose(self) -> None:
         for client in self._clients:
@@ -135,7 +137,7 @@ async def served_models(url: str, *, api_key: str | None) -> list[str]:
     """Return the names of the models that an OpenAI-compatible server lists.
 
     Raises:
-        ServerError: it does not answer, or with no such list.
+        ServerError: the server does not answer, or its answer is not a list of models.
     """
     async with HttpClient(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {}) as client:
         reply = _checked(await client.request("GET", "/models"))
@@ -146,10 +148,10 @@ async def served_models(url: str, *, api_key: str | None) -> list[str]:
 
 
 def read_completion(reply: Any, *, turn: int) -> MessageReply:
-    """Read a chat completion; a call without an id gets one.
+    """Parse a chat completion. A tool call without an id gets one.
 
     Raises:
-        ServerError: it is none, or does not say how many tokens there were.
+        ServerError: `reply` is not a chat completion, or has no token counts.
     """
     try:
         choice = reply["choices"][0]

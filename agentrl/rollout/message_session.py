@@ -1,7 +1,9 @@
-"""What an agent loop holds where the model speaks messages, not tokens: the same tools, partners, limits and rewards.
+"""The session for models that return messages instead of tokens: same tools, partners, limits and rewards.
 
-Of tokens a server of messages says only how many there were, so a trajectory has placeholders in their places: `token_ids` UNKNOWN_TOKEN,
-`behavior_logprobs` NaN, `versions` NO_VERSION. Counts, turns and the places of rewards are right; nothing can be learned from it.
+Such servers only report token counts, so the trajectory holds placeholders: `token_ids` UNKNOWN_TOKEN,
+`behavior_logprobs`
+NaN, `versions` NO_VERSION. Counts, turns and reward positions are right, but the trajectory cannot be trained
+on.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from agentrl.types import NO_VERSION, Generation, JsonObject, Message, Outcome, 
 
 UNKNOWN_TOKEN = -1
 CHARS_PER_TOKEN = 4
-"""For texts that no server has counted: outputs of tools, and what waits for the next turn."""
+"""Estimate for texts that no server has counted: tool outputs and messages that wait for the next turn."""
 
 
 class UncountedChat:
-    """Stands where a tokenizer would: a token is four characters, and no prompt is too long before the server says so."""
+    """Replaces a tokenizer: a token is four characters, and no prompt is too long until the server says so."""
 
     eos_token_ids: tuple[int, ...] = ()
 
@@ -57,11 +59,11 @@ class Messages:
 
 
 class MessageLine(ConversationLine):
-    """A line of messages: what a turn is recorded as are placeholders, as many as the server counted."""
+    """A line of messages. Each turn is recorded as placeholder tokens, as many as the server counted."""
 
     def __init__(self, messages: Sequence[Message], recorder: TrajectoryRecorder, *, task_id: str) -> None:
         self._said = Messages(messages)
-        # No method of ConversationLine that needs tokens is called: they are those of `sample`, which this line does not have.
+        # The cast is safe: only `ConversationLine.sample` needs tokens, and it is never called on this line.
         super().__init__(cast(Conversation, self._said), recorder, task_id=task_id)
         self._row = recorder.row()
         self._num_counted = 0  # messages that the server has counted
@@ -69,18 +71,18 @@ class MessageLine(ConversationLine):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far: counted by the server, and what waits by its length."""
+        """Tokens so far: as counted by the server, plus an estimate for the messages that wait."""
         assert self._row is not None
         waiting = self._said.messages[self._num_counted :]
         return self._row.num_tokens + (sum(len(message.content) for message in waiting) // CHARS_PER_TOKEN if self._num_counted else 0)
 
     def record(self, reply: MessageReply) -> Turn:
-        """Append a turn, and what the model was shown before it."""
+        """Record a turn and the context that the model was shown before it."""
         assert self._row is not None
         shown = self._said.messages[self._num_recorded_messages :]
         state = anchor(self._task_id, shown, self.reported_states)
         self.reported_states = []
-        first = 1 if not self._row.num_tokens else 0  # a row begins with context
+        first = 1 if not self._row.num_tokens else 0  # a segment begins with context
         self._row.append_context([UNKNOWN_TOKEN] * max(first, reply.num_prompt_tokens - self._row.num_tokens))
         self.num_prompt_tokens = self.num_prompt_tokens or self._row.num_tokens
         num = max(1, reply.num_tokens)
@@ -98,11 +100,11 @@ class MessageSession(TrajectorySession):
     _line: MessageLine
 
     async def generate(self) -> Turn:
-        """Show the model all that happened since its last turn, and sample the next one.
+        """Show the model everything since its last turn and sample the next turn.
 
         Raises:
-            TrajectoryEnd: no room for one more token, or `limits.turns` are used up.
-            ServerError: a server refused the request, or servers failed again and again.
+            TrajectoryEnd: there is no room for one more token, or `limits.turns` is reached.
+            ServerError: a server refused the request, or servers failed repeatedly.
         """
         self._refuse_if_ended()
         if self._recorder.num_turns >= self.limits.turns:
@@ -135,7 +137,9 @@ class MessageSession(TrajectorySession):
         return MessageLine(messages, self._recorder, task_id=self._attempt.task.task_id)
 
     def _room(self) -> int:
-        """Return how many tokens the next turn may have, by what the server counted and the length of what it has not seen."""
+        """Return the token budget of the next turn, from the server's counts and an estimate for messages not
+        yet sent.
+        """
         recorded = self._recorder.num_action_tokens
         spent = self._line.num_tokens - self._line.num_prompt_tokens if recorded else 0
         room = self._max_response_tokens - max(spent, recorded)
@@ -143,5 +147,5 @@ class MessageSession(TrajectorySession):
 
 
 def uncounted_chat() -> Chat:
-    """Return an UncountedChat for what takes a Chat: of a MessageSession, nobody asks more of it."""
+    """Return an UncountedChat typed as a Chat. A MessageSession calls no other methods of Chat."""
     return cast(Chat, UncountedChat())

@@ -1,4 +1,6 @@
-"""OpenAI's chat completions on the wire: requests checked and read, replies written, whole or as a stream of events."""
+"""The wire format of OpenAI's chat completions: parses and checks requests, and writes replies, whole or
+streamed.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,29 @@ from agentrl.types import JsonObject, Message, ToolCall
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 SAMPLING_FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed")
-"""What a request may ask of the sampler; training needs the run's own settings, for the ratio is taken to them."""
+"""Sampling fields of requests.
+
+Training ignores them: the behavior log-probabilities need the run's own settings.
+"""
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
-"""OpenAI takes 128."""
+"""OpenAI accepts 128."""
 MAX_CALLS = 1024
 """Tool calls in one message."""
 MAX_PARTS = 4096
 """Parts of one message's text."""
 MAX_KEYS = 1024
-"""Of a tool's own object; its schema lies deeper, and may have any."""
+"""Keys of a tool's top-level object. Its nested schema is not limited."""
 MAX_STOPS = 64
-"""Strings to stop at; OpenAI takes 4."""
+"""Stop strings; OpenAI accepts 4."""
 MAX_BRACKETS = 100_000
-"""In a body, texts included. Three million empty lists are 8 MiB, and take four seconds in which no other thread runs."""
+"""Opening brackets in a body, including those in texts. Three million empty lists fit into 8 MiB, and parsing
+them holds the GIL for four seconds."""
 
 
 class RequestError(Exception):
-    """A request that is answered with an error in OpenAI's form."""
+    """An error to be sent to the program in OpenAI's form."""
 
     def __init__(self, message: str, *, status: int = 400, type: str = "invalid_request_error", code: str | None = None) -> None:
         super().__init__(message)
@@ -46,7 +52,10 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One request, in our carriers. `tools` are shown to the model; `calls_tools` is False where calls are to stay text."""
+    """One parsed request.
+
+    `tools` are shown to the model. `calls_tools` is False if tool calls must be returned as text.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[JsonObject, ...]
@@ -56,13 +65,16 @@ class ChatRequest:
     is_stream: bool
     streams_usage: bool
     wants_logprobs: bool
-    sampling: Mapping[str, Any]  # those of SAMPLING_FIELDS that the request sets
-    is_tool_choice_forced: bool  # the request wants a call; nothing forces the policy
+    sampling: Mapping[str, Any]  # the SAMPLING_FIELDS that the request sets
+    is_tool_choice_forced: bool  # the request demands a call; this is ignored
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """One answer; `logprobs` are (token text, log-probability) of all sampled tokens, None where they were not asked for."""
+    """One answer.
+
+    `logprobs`: (token text, log-probability) of each sampled token; None if they were not requested.
+    """
 
     message: Message
     finish_reason: FinishReason
@@ -75,7 +87,7 @@ class ChatReply:
 
 
 def _small(value: Any) -> Any:
-    """Refuse a large object before pydantic copies it, which it does before it looks at its length."""
+    """Reject a large object before pydantic copies it: pydantic copies before it checks the length."""
     if isinstance(value, dict) and len(value) > MAX_KEYS:
         raise ValueError(f"it has {len(value)} keys; send at most {MAX_KEYS}")
     return value
@@ -85,7 +97,7 @@ _Object = Annotated[dict[str, Any], pydantic.BeforeValidator(_small)]
 
 
 class _Strict(pydantic.BaseModel):
-    """Reads a part of a request; fields that are not listed are ignored, as OpenAI-compatible servers do."""
+    """Parses a part of a request. Unknown fields are ignored, as OpenAI-compatible servers do."""
 
     model_config = pydantic.ConfigDict(extra="ignore", frozen=True)
 
@@ -146,7 +158,8 @@ def read_request(body: bytes) -> ChatRequest:
     """Read the body of POST /v1/chat/completions.
 
     Raises:
-        RequestError: it is malformed, or asks for what cannot be given: n > 1, images, a response format, top_logprobs.
+        RequestError: the body is malformed, or asks for something unsupported: n > 1, images, a response
+            format, top_logprobs.
     """
     if (num_brackets := body.count(b"[") + body.count(b"{")) > MAX_BRACKETS:
         raise RequestError(f"the body has {num_brackets} opening brackets; send at most {MAX_BRACKETS}")
@@ -162,7 +175,7 @@ def read_request(body: bytes) -> ChatRequest:
     stop = (parsed.stop,) if isinstance(parsed.stop, str) else tuple(parsed.stop or ())
     return ChatRequest(
         messages=_messages(parsed.messages),
-        tools=tuple(raw["tools"]) if parsed.tools else (),  # as the program wrote them: the template shows every key
+        tools=tuple(raw["tools"]) if parsed.tools else (),  # unparsed: the template shows every key
         calls_tools=bool(parsed.tools) and parsed.tool_choice != "none",
         max_tokens=min((limit for limit in (parsed.max_tokens, parsed.max_completion_tokens) if limit is not None), default=None),
         stop=tuple(text for text in stop if text),
@@ -175,7 +188,7 @@ def read_request(body: bytes) -> ChatRequest:
 
 
 def _messages(parsed: Sequence[_Message]) -> tuple[Message, ...]:
-    """Return our messages; a tool message gets the name of the function that its call named."""
+    """Convert parsed messages to Messages. A tool message gets the name of the function that was called."""
     names: dict[str, str] = {}
     messages = []
     for index, message in enumerate(parsed):
@@ -211,7 +224,7 @@ def _tool_call(call: _Call) -> ToolCall:
 
 
 def write_reply(reply: ChatReply, *, model: str) -> bytes:
-    """Return the body of a whole answer."""
+    """Return the body of a non-streamed answer."""
     choice = {
         "index": 0,
         "message": {"role": "assistant", **_content(reply.message), "tool_calls": _calls(reply.message)},
@@ -224,7 +237,9 @@ def write_reply(reply: ChatReply, *, model: str) -> bytes:
 
 
 def write_stream(reply: ChatReply, *, model: str, with_usage: bool) -> bytes:
-    """Return the answer as server-sent events: role, thought and text, each call, the end, and the usage where it is asked for."""
+    """Return the answer as server-sent events: role, reasoning and text; each call; the end; the usage if
+    requested.
+    """
     head = _head("chat.completion.chunk", model)
     deltas: list[dict[str, Any]] = [{"role": "assistant", **_content(reply.message)}]
     deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(_calls(reply.message))]
@@ -237,7 +252,7 @@ def write_stream(reply: ChatReply, *, model: str, with_usage: bool) -> bytes:
 
 
 def write_message(message: Message) -> dict[str, Any]:
-    """Return one message of a conversation as a request shows it."""
+    """Return one message in the form that requests use."""
     written: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.role == "tool":
         return written | {"tool_call_id": message.tool_call_id}

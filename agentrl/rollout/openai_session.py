@@ -1,8 +1,8 @@
-"""What the gateway serves for one attempt: requests become turns of its lines of conversation.
+"""Serves the OpenAI requests of one attempt: each request becomes a turn of a line of conversation.
 
-A request whose messages extend a line that we recorded continues it: the tokens stay as they were sampled, and what the program
-sends back of them is compared, never tokenized. Any other request opens another line, and so another training row: the first
-one, a sub-agent's, or one whose history was edited.
+A request whose messages extend a recorded line continues that line. The sampled tokens are kept; the
+program's copy of them is only compared, never tokenized again. Any other request opens another line, and
+therefore a new segment: the first request, a sub-agent's, or one whose history was edited.
 """
 
 from __future__ import annotations
@@ -25,24 +25,29 @@ if TYPE_CHECKING:
 
 
 _LARGE_PROMPT = 200_000
-"""Characters whose encoding takes longer than a thread is worth."""
+"""Prompts of at least this many characters are encoded in a thread."""
 
 
 class ServedLine:
-    """A line, and how the program knows it: with the tools it showed, and with what we replied where that is not our own view."""
+    """A line as the program knows it: with the tools that it sent, and the replies that it received.
+
+    A reply can differ from the recorded message, for example if it was cut at a stop string.
+    """
 
     def __init__(self, line: ConversationLine, tools: Sequence[JsonObject]) -> None:
         self.line = line
         self.tools = list(tools)
-        self._replies: dict[int, Message] = {}  # index of the message -> what the program was told
+        self._replies: dict[int, Message] = {}  # index of the message -> the reply sent to the program
         self._is_preparing = False
 
     def note_reply(self, reply: Message) -> None:
-        """Keep what was told of the last message."""
+        """Remember the reply that was sent for the last message."""
         self._replies[len(self.line.messages) - 1] = reply
 
     def continuation(self, request: ChatRequest) -> list[Message] | None:
-        """Return what the request has beyond this line, None when it does not continue it."""
+        """Return the messages of the request that follow this line; None if the request does not continue the
+        line.
+        """
         if self.line.is_sampling or self._is_preparing or list(request.tools) != self.tools:
             return None
         recorded = self.line.messages
@@ -53,11 +58,11 @@ class ServedLine:
         return self.line.conversation.extends(known)
 
     async def prepare(self) -> None:
-        """Encode a long prompt beside the event loop, which has the other trajectories of this process."""
+        """Encode a long prompt in a thread, so that it does not block the event loop of all attempts."""
         if sum(len(message.content) for message in self.line.messages) < _LARGE_PROMPT:
             return
         self._is_preparing = True
-        self.line.is_interrupted = True  # if the program goes away meanwhile, and sends the same again
+        self.line.is_interrupted = True  # the program may disconnect and resend the same request
         try:
             await trio.to_thread.run_sync(self.line.conversation.prepare)
         finally:
@@ -65,7 +70,7 @@ class ServedLine:
 
 
 class OpenAISession:
-    """Answers the requests of one attempt; they may come side by side."""
+    """Answers the requests of one attempt, which may be concurrent."""
 
     def __init__(self, session: TrajectorySession, chat: Chat) -> None:
         self._session = session
@@ -78,7 +83,7 @@ class OpenAISession:
         Raises:
             TrajectoryEnd: the attempt is over.
             ServerError: no server answered.
-            ConfigError: the chat template refuses the messages.
+            ConfigError: the chat template rejects the messages.
         """
         self._session.count("openai/num_requests")
         if self._session.ignores(request.sampling):
@@ -99,7 +104,11 @@ class OpenAISession:
         return reply
 
     def _line_for(self, request: ChatRequest) -> ServedLine:
-        """Return the line that the request continues, with its further messages added; the longest, if there are several."""
+        """Return the line that the request continues, with the new messages added; a new line if there is
+        none.
+
+        If several lines match, the longest one is used.
+        """
         found = [(len(line.line.messages), line, more) for line in self._lines if (more := line.continuation(request)) is not None]
         if found:
             _, served, more = max(found, key=lambda item: item[0])
@@ -132,7 +141,7 @@ class OpenAISession:
         return [(self._chat.decode([id]), value) for id, value in zip(ids, values, strict=True)]
 
     def _raw(self, generation: Generation) -> str:
-        """Return what was sampled as text, for calls that cannot be told as calls."""
+        """Return the sampled tokens as text, for tool calls that cannot be sent as calls."""
         ids = generation.token_ids.tolist()
         return self._chat.decode(ids[:-1] if ids and ids[-1] in self._chat.eos_token_ids else ids).strip()
 

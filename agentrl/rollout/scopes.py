@@ -1,11 +1,13 @@
-"""What goes on in a process at this moment, as a tree of scopes with their ages: a run that stands still says by it what it waits for.
+"""Live scopes: a tree of the operations in flight in a process, with their ages. It shows what a stuck run
+waits for.
 
 group 17 member 1 (tool_agent), 125.0 s
     tool search, 124.2 s
 ship 3 trajectories, 0.1 s
 
-A scope costs a few microseconds and a few hundred bytes, so that 10,000 attempts may have one each. It is opened and closed in one thread,
-and may be looked at from any other: also while that one is blocked, which is when somebody looks.
+A scope costs a few microseconds and a few hundred bytes, so 10,000 attempts can each have one. Scopes are
+opened and closed in one thread. Any other thread can read them without a lock, even while the first one is
+blocked, which is when they are needed most.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from pathlib import Path
 import trio
 
 GENERATE = "generate"
-"""A scope so called waits for a server, or for one that is up; which one, the router knows by the `key` of the scope around it."""
+"""Name of a scope that waits for a server. The router knows which one, by the `key` of the outer scope."""
 MAX_FRAMES = 6
 _WAITS_FOR_EVENTS = (" get_events", " select")
-"""The functions in which the loops of trio and asyncio wait for the world: one that stands there is idle, not blocked."""
+"""Functions in which trio and asyncio wait for events. A loop in one of them is idle, not blocked."""
 
 _LIBRARIES = ("<frozen", *{sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
 _PACKAGE = str(Path(__file__).parents[1])
@@ -34,9 +36,9 @@ Clock = Callable[[], float]
 
 
 class Scope:
-    """A context manager: it is part of the tree while it is entered.
+    """A context manager that is part of the tree while it is entered.
 
-    doing: what goes on in it while no inner scope is open. key: that of its trajectory in the router.
+    doing: what happens in it while no inner scope is open. key: key of its attempt in the router.
     """
 
     __slots__ = ("_clock", "_inner", "_outer", "doing", "key", "name", "since")
@@ -53,11 +55,14 @@ class Scope:
         self.since = clock()
 
     def open(self, name: str, *, doing: str = "", key: str = "") -> Scope:
-        """Return an inner scope, to be entered at once: `with scope.open("tool search"): ...`."""
+        """Return an inner scope. Enter it immediately: `with scope.open("tool search"): ...`."""
         return Scope(name, outer=self, doing=doing, key=key, clock=self._clock)
 
     def attach(self, outer: Scope, name: str, *, doing: str = "", key: str = "") -> Scope:
-        """Return this scope, to be entered at once as one inside of `outer`: for one that was made before anybody knew where it belongs."""
+        """Move this scope into `outer` and return it; enter it immediately.
+
+        For scopes created before their place is known.
+        """
         self._outer, self.name, self.doing, self.key, self._clock = outer, name, doing, key, outer._clock
         self.since = self._clock()
         return self
@@ -75,13 +80,16 @@ class Scope:
 
     @property
     def inner(self) -> list[Scope]:
-        """The open scopes inside, in the order in which they were opened; a copy made in one step of the interpreter."""
+        """The open inner scopes, in the order in which they were opened.
+
+        `list` of a dict is atomic under the GIL, so other threads need no lock.
+        """
         return [] if self._inner is None else list(self._inner)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveScope:
-    """One open scope. inner: those within it, oldest first."""
+    """Snapshot of one open scope. inner: its inner scopes, oldest first."""
 
     name: str
     age_s: float
@@ -90,14 +98,14 @@ class LiveScope:
 
     @property
     def leaves(self) -> Iterator[str]:
-        """What is waited for in it."""
+        """The innermost operations, which are what the scope waits for."""
         if not self.inner:
             yield self.doing or self.name
         for scope in self.inner:
             yield from scope.leaves
 
     def lines(self, indent: str = "") -> Iterator[str]:
-        """Yield it as text, a line for each scope."""
+        """Yield the scope as text, one line per scope."""
         doing = f": {self.doing}" if self.doing and not self.inner else ""
         yield f"{indent}{self.name}, {self.age_s:.1f} s{doing}"
         for scope in self.inner:
@@ -106,7 +114,7 @@ class LiveScope:
 
 @dataclass(frozen=True, slots=True)
 class TaskCount:
-    """So many tasks of one name at one place of trio's tree, `depth` nurseries below its root."""
+    """Number of tasks with the same name and parent in trio's task tree, `depth` nurseries below its root."""
 
     depth: int
     name: str
@@ -115,10 +123,13 @@ class TaskCount:
 
 @dataclass(frozen=True, slots=True)
 class LiveScopes:
-    """All scopes of a process: the oldest ones, and of the others what they wait for, with how many do.
+    """Snapshot of all scopes of a process.
 
-    tasks: trio's own tree, which has what has no scope. blocked: for each event loop whose thread computes, or waits for something else
-    than events, where that is: all that goes on in the loop stands still meanwhile.
+    oldest: the oldest scopes in full.
+    rest: of the other scopes: what they wait for -> how many.
+    tasks: trio's task tree, which also shows operations without a scope.
+    blocked: for each blocked event loop, where its thread is: it computes, or waits for something other than
+        events. Everything in that loop waits meanwhile.
     """
 
     oldest: tuple[LiveScope, ...]
@@ -127,12 +138,12 @@ class LiveScopes:
     blocked: tuple[str, ...] = ()
 
     def shortened(self, limit: int) -> LiveScopes:
-        """Return the same with `limit` scopes in full, and without trio's tree."""
+        """Return a copy with at most `limit` scopes in full and without trio's task tree."""
         rest = Counter(self.rest) + Counter(leaf for scope in self.oldest[limit:] for leaf in scope.leaves)
         return LiveScopes(self.oldest[:limit], dict(rest.most_common()), blocked=self.blocked)
 
     def lines(self) -> Iterator[str]:
-        """Yield them as text for a person."""
+        """Yield the snapshot as readable text."""
         yield from self.blocked
         for scope in self.oldest:
             yield from scope.lines()
@@ -145,11 +156,11 @@ class LiveScopes:
 
 
 def look(root: Scope, *, limit: int, places: Mapping[str, str], now: float | None = None) -> LiveScopes:
-    """Return the open scopes inside `root`; no more than `limit` of them in full.
+    """Return a snapshot of the open scopes inside `root`, at most `limit` of them in full.
 
     Args:
-        places: of keys of trajectories, where their generation is asked for.
-        now: of the clock of the scopes; None: at this moment.
+        places: attempt key -> URL of the server that generates for it.
+        now: time on the scopes' clock, in seconds; None: the current time.
     """
     now = root._clock() if now is None else now
     live = sorted((_seen(scope, places, now, scope.key) for scope in root.inner), key=lambda scope: -scope.age_s)
@@ -166,7 +177,7 @@ def _seen(scope: Scope, places: Mapping[str, str], now: float, key: str) -> Live
 
 
 def count_tasks(root: trio.lowlevel.Task) -> tuple[TaskCount, ...]:
-    """Return the tasks below `root`, those of one name and place together; safe to call from another thread."""
+    """Return the tasks below `root`, grouped by name and parent. Thread-safe."""
     return tuple(_counts([root], depth=0))
 
 
@@ -181,14 +192,15 @@ def _counts(tasks: list[trio.lowlevel.Task], *, depth: int) -> Iterator[TaskCoun
 
 
 def _short(name: str) -> str:
-    """Return the class and the function of a task's name, without modules and `<locals>`."""
+    """Return the last two parts of a task's name (class and function), without `<locals>`."""
     return ".".join([part for part in name.split(".") if part != "<locals>"][-2:])
 
 
 def stack_of(thread: threading.Thread) -> list[str]:
-    """Return where a thread is at this moment, as `file:line function`, innermost first; [] of one that has ended.
+    """Return the current stack of a thread as `file:line function`, innermost first; [] if the thread has
+    ended.
 
-    Of libraries only the innermost function is told: what our code, or a plugin, asked of them says more.
+    Library frames are omitted, except the innermost one: the calls of agentrl or a plugin say more.
     """
     frame = None if thread.ident is None else sys._current_frames().get(thread.ident)
     found: list[str] = []
@@ -205,7 +217,7 @@ def _is_of_a_library(file: str) -> bool:
 
 
 def where_blocked(loop: threading.Thread) -> str | None:
-    """Return where the thread of an event loop stands; None while it waits for events, as it mostly should."""
+    """Return where the thread of an event loop is blocked; None if it waits for events."""
     stack = stack_of(loop)
     if not stack or stack[0].endswith(_WAITS_FOR_EVENTS):
         return None

@@ -1,14 +1,16 @@
-"""From finished attempts to their rewards: every term a named event on an action token, and never a zero for a crash.
+"""Scores finished attempts: every reward becomes a named event on an action token. A crash never becomes a
+reward of 0.
 
 Metrics that scoring adds to a trajectory, for a reward or term `x`:
-    reward/x             what it said, before its weight (a turn reward: the sum over turns)
-    reward/x/<metric>    the metrics it reported
-    reward/x/applied     0 where it did not apply; absent otherwise
-    reward/tool, reward/interaction, reward/agent    sums of what was given during the attempt, before their weights
-    accuracy             what the row's own reward reports; one that reports none is right where its own value is positive, whatever
-                         terms add to or take from the sum
-    reward_s             seconds that scoring took
-Details (a reward's values that are no numbers) stand in `extra_info["reward_details"][x]`.
+    reward/x             its value before weighting (a turn reward: the sum over turns)
+    reward/x/<metric>    the metrics that it reported
+    reward/x/applied     0 if a turn reward did not apply to any turn; absent otherwise
+    reward/tool, reward/interaction, reward/agent    sums of the rewards given during the attempt, before
+    weighting accuracy             the accuracy reported by the row's own reward; if it reports none, 1 if its
+    own value is positive
+                         and else 0, regardless of other terms
+    reward_s             seconds spent on scoring
+Details (values of a reward that are not numbers) are stored in `extra_info["reward_details"][x]`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ DETAILS = "reward_details"
 
 
 class Scorer:
-    """Adds rewards and their metrics to trajectories. Use it within one trio run; `aclose` ends its processes."""
+    """Adds rewards and their metrics to trajectories.
+
+    Use it within one trio run. `aclose` stops its processes.
+    """
 
     def __init__(self, config: RewardConfig, table: RewardTable, *, host: AsyncHost, max_response_tokens: int) -> None:
         self._config = config
@@ -43,10 +48,12 @@ class Scorer:
         self._max_response_tokens = max_response_tokens
 
     async def score(self, task: Task, trajectory: Trajectory, turn_rewards: Sequence[GivenReward]) -> Trajectory:
-        """Return the trajectory with the rewards that see one attempt, and those given during it.
+        """Return the trajectory with its trajectory and turn rewards, and the rewards given during the
+        attempt.
 
         Raises:
-            RewardError: a reward raised, returned no finite number, took longer than its deadline, or none applies.
+            RewardError: a reward raised, returned something other than finite numbers, or timed out; or no
+                reward applies.
         """
         started = trio.current_time()
         own, terms = self._table.own(task), self._table.terms(task, "trajectory", "turn")
@@ -59,11 +66,11 @@ class Scorer:
         return self._finished(task, note.trajectory(seconds=trio.current_time() - started), pending=("group", "batch"))
 
     def has_group_rewards(self, task: Task) -> bool:
-        """Tell whether the members of the task's group must wait for each other, to be compared."""
+        """Return whether the task has group rewards, so that members must wait for each other."""
         return self._table.may_score("group") and bool(self._table.terms(task, "group"))
 
     async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories, which attempt the same task, with the rewards that compare them.
+        """Return the trajectories of one group with their group rewards added.
 
         Raises:
             RewardError: see `score`.
@@ -71,7 +78,8 @@ class Scorer:
         return await self._score_together([task] * len(trajectories), trajectories, "group", pending=("batch",))
 
     async def score_batch(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories of a batch with the rewards that see all of it; `tasks` are theirs, one each.
+        """Return the trajectories of a batch with their batch rewards added. `tasks` holds one task per
+        trajectory.
 
         Raises:
             RewardError: see `score`.
@@ -79,7 +87,7 @@ class Scorer:
         return await self._score_together(tasks, trajectories, "batch", pending=())
 
     async def aclose(self) -> None:
-        """End the processes of rewards."""
+        """Stop the processes in which rewards run."""
         await self._calls.aclose()
 
     async def _score_together(
@@ -102,7 +110,9 @@ class Scorer:
         return [self._finished(task, note.trajectory(seconds=seconds), pending=pending) for task, note in zip(tasks, notes, strict=True)]
 
     def _finished(self, task: Task, trajectory: Trajectory, *, pending: tuple[Scope, ...]) -> Trajectory:
-        """Refuse a trajectory that nothing scored and nothing will: its reward would read as 0."""
+        """Raise RewardError if no reward applied and none is pending: the sum of no rewards would look like a
+        reward of 0.
+        """
         terms = self._table.terms(task)
         if trajectory.rewards or any(term.scope in pending or f"reward/{term.name}" in trajectory.metrics for term in terms):
             return trajectory
@@ -110,7 +120,10 @@ class Scorer:
 
 
 class _Note:
-    """Collects what rewards say of one trajectory. `at_end`: rewards of turns lie on the last action token too."""
+    """Collects the rewards of one trajectory.
+
+    `at_end`: turn rewards are also placed on the last action token.
+    """
 
     def __init__(self, trajectory: Trajectory, *, at_end: bool = False) -> None:
         self._trajectory = trajectory
@@ -120,18 +133,18 @@ class _Note:
         self._details: dict[str, Mapping[str, Any]] = {}
 
     def add_given(self, given: Sequence[GivenReward], *, tool_weight: float, interaction_weight: float) -> None:
-        """Add the rewards of tools, the partner and the agent loop; one of weight 0 is only reported."""
+        """Add the rewards of tools, the partner and the agent loop. A reward of weight 0 is only reported."""
         weights = {"tool": tool_weight, "interaction": interaction_weight, "agent": 1.0}
         for one in given:
             self._metrics[f"reward/{one.source}"] = self._metrics.get(f"reward/{one.source}", 0.0) + one.value
             self._place(f"{one.source}/{one.name}", weights[one.source], one.value, turn=one.turn)
 
     def add(self, term: Term, result: Result, *, is_own: bool) -> None:
-        """Add what a term said; None is no event."""
+        """Add the result of a term. None adds no event."""
         if isinstance(result, RewardResult):
             self._place(term.name, term.weight, result.value)
             self._report(term, float(result.value), result.metrics, is_own=is_own)
-            if result.details:  # JSON now: what cannot travel must fail here, as the reward's error
+            if result.details:  # serialize here, so that a failure counts as the reward's error
                 self._details[term.name] = json.loads(json.dumps(dict(result.details), default=str, skipkeys=True))
             return
         values = {turn: float(value) for turn, value in enumerate(result or ()) if value is not None}  # type: ignore[arg-type]
@@ -143,7 +156,7 @@ class _Note:
             self._metrics[f"reward/{term.name}/applied"] = 0.0
 
     def trajectory(self, *, seconds: float) -> Trajectory:
-        """Return the trajectory with all that was added."""
+        """Return the trajectory with everything added."""
         self._metrics["reward_s"] = self._metrics.get("reward_s", 0.0) + seconds
         trajectory = self._trajectory.replace(rewards=tuple(self._events), metrics=self._metrics)
         if not self._details:
@@ -163,7 +176,7 @@ class _Note:
 
 
 def attempted(task: Task, trajectory: Trajectory, *, max_response_tokens: int) -> Attempted:
-    """Return what rewards see of a trajectory."""
+    """Return the view of a trajectory that rewards receive."""
     return Attempted(
         task=task,
         messages=trajectory.messages,

@@ -1,4 +1,4 @@
-"""One server as the router sees it: what runs on it, whether it may be asked, and when it last gave a sign of life."""
+"""One server as the router sees it: its running requests, whether it is up, and its last sign of life."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from agentrl.types import Generation, SamplingParams
 
 DRAIN_PAUSE_S = 0.5
 MAX_DRAIN_PAUSE_S = 30.0
-"""A drained server is probed after DRAIN_PAUSE_S, doubled each time that the next generation fails although the probe did not: what
-fails at once has nothing to do, and would draw all that is sent."""
+"""A drained server is probed after DRAIN_PAUSE_S. The pause doubles each time a probe succeeds but the next
+generation
+fails: a server that fails immediately always has the least load, so it would attract all requests."""
 QUESTION_TIMEOUT_S = 10.0
-"""A question that a server should answer at once: its state, or one token."""
+"""Deadline of a request that a server should answer immediately: its state, or one token."""
 LEAVE_GRACE_S = 2.0
-"""What runs on a server that is left may take so long to come back with the tokens it has."""
+"""Seconds that requests on a server being left have to return their partial tokens."""
 
 
 class Client(Protocol):
-    """The part of SGLangClient the router needs."""
+    """The part of SGLangClient that the router needs."""
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, rid: str) -> Generation: ...
 
@@ -39,16 +40,17 @@ class Client(Protocol):
 
 
 class Server:
-    """A server that begins drained: one probe must succeed before it is asked.
+    """A server. It starts drained: a probe must succeed before it receives requests.
 
-    silence_s: with generations under way, a server that answers none of them for so long, whose load stands still and that is not
-    paused, hangs. max_pause_s: a longer pause is no pause.
+    silence_s: the server hangs if it has running generations, and for this long none is answered and its load
+        does not change, unless it is paused.
+    max_pause_s: a pause that lasts longer is no excuse for silence.
     """
 
     def __init__(self, url: str, client: Client, *, silence_s: float, max_pause_s: float) -> None:
         self.url = url
         self.client = client
-        self.outstanding_tokens = 0  # of running requests: what is still to be computed for them
+        self.outstanding_tokens = 0  # estimated tokens still to be computed for running requests
         self.breaker = CircuitBreaker(max_failures=1, pause_s=DRAIN_PAUSE_S, max_pause_s=MAX_DRAIN_PAUSE_S, is_open=True)
         self.is_retired = False
         self._silence_s = silence_s
@@ -58,11 +60,11 @@ class Server:
         self._last_sign = 0.0
         self._last_load: ServerLoad | None = None
         self._paused_since: float | None = None
-        self.why_down = "it has not been asked yet"  # what the last probe found; of no meaning while the server is up
+        self.why_down = "it has not been asked yet"  # result of the last probe; meaningless while the server is up
 
     @property
     def running(self) -> list[str]:
-        """The ids of the requests that run here."""
+        """The ids of the requests running on this server."""
         return list(self._running)
 
     @property
@@ -72,10 +74,12 @@ class Server:
     # -------------------------------------------------------------------------------------------------- generation
 
     async def ask(self, prompt: Sequence[int], params: SamplingParams, *, rid: str, tokens: int) -> Generation | None:
-        """Sample one piece, which counts as `tokens` outstanding ones meanwhile; None when the server was left before it answered.
+        """Sample one piece; None if the server was left before it answered.
+
+        `tokens`: the load of the request, counted as outstanding while it runs.
 
         Raises:
-            ServerError: as the client; unless it is RequestRefused, the server is drained now.
+            ServerError: the client failed. Unless it is RequestRefused, the server is now drained.
         """
         ticket = self.breaker.begin(trio.current_time())
         assert ticket is not None, "only a server that is up is asked"
@@ -105,7 +109,9 @@ class Server:
         return None
 
     async def leave(self) -> None:
-        """Move what runs here elsewhere: with the tokens that it has if the server still gives them, else without."""
+        """End all running requests so that they move to other servers, with their partial tokens if the
+        server returns them.
+        """
         if not self._running:
             return
         with trio.move_on_after(LEAVE_GRACE_S):
@@ -114,14 +120,17 @@ class Server:
                     await self.client.abort(rid)
                 await self._idle.wait()
             except ServerError:
-                pass  # it is gone
+                pass  # the server is gone
         for scope in self._running.values():
-            scope.cancel()  # a host that vanished never closes its connections
+            scope.cancel()  # a vanished host never closes its connections
 
     # ------------------------------------------------------------------------------------------------------ health
 
     async def probe(self, version: int) -> bool:
-        """Bring a drained server back if its pause is over and it samples with `version`; tell whether it is up."""
+        """If the pause of a drained server is over, check that it samples with `version`.
+
+        Returns whether it is up.
+        """
         ticket = self.breaker.begin(trio.current_time())
         if ticket is None:
             return False
@@ -140,7 +149,7 @@ class Server:
         return self.is_up
 
     async def hangs(self) -> bool:
-        """Tell whether the server has gone silent; to be called often."""
+        """Return whether the server hangs (see `silence_s`). Call it often."""
         silent_s = trio.current_time() - self._last_sign
         if not self._running or silent_s < self._silence_s / 2:
             return False
@@ -152,14 +161,14 @@ class Server:
         return bool(self._running) and trio.current_time() - self._last_sign >= self._silence_s
 
     def drain(self) -> None:
-        """Ask it nothing more until a probe succeeds."""
+        """Send no more requests to the server until a probe succeeds."""
         now = trio.current_time()
         ticket = self.breaker.begin(now)
         if ticket is not None:
             self.breaker.failed(ticket, now)
 
     async def _pulse(self) -> Pulse | None:
-        """Return what the server says of itself; None when it says nothing."""
+        """Return the server's reported state; None if it does not answer."""
         with trio.move_on_after(QUESTION_TIMEOUT_S):
             try:
                 return await self.client.pulse()

@@ -1,4 +1,6 @@
-"""What all trajectories of a process share of the tools: schemas, limits, and who is allowed to call right now."""
+"""The state of tools that all attempts of a process share: schemas, limits, circuit breakers and concurrency
+slots.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from agentrl.rollout.shorten import TextCodec, shorten
 from agentrl.types import JsonObject
 
 MAX_PROBLEM_CHARS = 200
-"""A validator's message may quote a whole argument."""
+"""Limit on a validator's message, which can quote a whole argument."""
 FIRST_RETRY_PAUSE_S = 0.25
 MAX_RETRY_PAUSE_S = 8.0
 
@@ -32,7 +34,7 @@ class ToolUnavailable(ToolError):
 
 
 class SharedTools:
-    """One `SharedTool` for each tool that was offered in this process; built once, beside the players."""
+    """One `SharedTool` for each tool offered in this process. Created once and shared by the players."""
 
     def __init__(self, registry: Registry[Tool], config: AgentConfig, *, host: AsyncioHost, codec: TextCodec) -> None:
         self.max_calls_per_turn = config.max_tool_calls_per_turn
@@ -44,24 +46,27 @@ class SharedTools:
         self._schemas: dict[tuple[str, ...], list[dict[str, Any]]] = {}
 
     def get(self, name: str) -> SharedTool:
-        """Return what is shared of a tool.
+        """Return the shared state of a tool.
 
         Raises:
-            PluginError: it is not registered, or its `parameters` are no JSON schema.
+            PluginError: the tool is not registered, or its `parameters` are not a JSON schema.
         """
         if name not in self._tools:
             self._tools[name] = SharedTool(name, self._registry, self._config, host=self._host, codec=self._codec)
         return self._tools[name]
 
     def schemas(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the function schemas as the chat template shows them, always the same list for the same names."""
+        """Return the function schemas as the chat template shows them.
+
+        The same names always give the same list object.
+        """
         key = tuple(names)
         if key not in self._schemas:
             self._schemas[key] = [self.get(name).schema for name in key]
         return self._schemas[key]
 
     def fit(self, text: str) -> str:
-        """Return the answer to a call of no tool within the budget of all tools' output."""
+        """Shorten the answer to a call of an unknown tool to the default output budget."""
         return shorten(text, self._config.max_tool_output_tokens, self._codec)
 
     @property
@@ -70,7 +75,7 @@ class SharedTools:
 
 
 class SharedTool:
-    """One tool: its schema, its limits, its circuit breaker, and the slots of its calls."""
+    """Shared state of one tool: schema, limits, circuit breaker, and slots for concurrent calls."""
 
     def __init__(self, name: str, registry: Registry[Tool], config: AgentConfig, *, host: AsyncioHost, codec: TextCodec) -> None:
         limits = config.tool_limits.get(name, ToolLimits())
@@ -92,7 +97,11 @@ class SharedTool:
         self._max_output_tokens = limits.max_output_tokens or config.max_tool_output_tokens
 
     def open(self, start_kwargs: JsonObject) -> tuple[Tool, Guest]:
-        """Return an instance for one trajectory, and its guest; raise ToolError if its constructor raises."""
+        """Return a tool instance for one attempt and its guest.
+
+        Raises:
+            ToolError: the tool's constructor raised.
+        """
         try:
             with contained():
                 tool = self._create()
@@ -101,7 +110,7 @@ class SharedTool:
         return tool, Guest(tool, f"tool {self.name!r}", start_kwargs, host=self._host, timeout_s=self.timeout_s)
 
     def problem(self, arguments: JsonObject) -> str | None:
-        """Return what is wrong with the arguments of a call, None when it can be run."""
+        """Return what is wrong with the arguments of a call; None if they are valid."""
         arguments = dict(arguments)
         if self._validator.is_valid(arguments):
             return None
@@ -111,7 +120,7 @@ class SharedTool:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Let one try of a call pass the circuit breaker, and tell it how the try ended.
+        """Pass one try of a call through the circuit breaker and report its result to the breaker.
 
         Raises:
             ToolUnavailable: the breaker is open.
@@ -126,7 +135,7 @@ class SharedTool:
         except WrongCall:
             tell = self.breaker.succeeded
             raise
-        except GuestTimeout:  # may be the fault of the call: a loop without end
+        except GuestTimeout:  # may be the fault of the call, such as an infinite loop
             raise
         except ToolError:
             tell = functools.partial(self.breaker.failed, now=trio.current_time())
@@ -135,17 +144,24 @@ class SharedTool:
             tell(ticket)
 
     def pauses(self) -> Iterator[float]:
-        """Yield the seconds before each further try; spread, because the trajectories of a process fail together."""
+        """Yield the pause before each retry, in seconds.
+
+        It has jitter, because the attempts of a process fail together.
+        """
         for retry in range(self.max_retries):
             yield min(FIRST_RETRY_PAUSE_S * 2**retry, MAX_RETRY_PAUSE_S) * random.uniform(0.5, 1.0)
 
     def fit(self, text: str) -> str:
-        """Return the text within the output budget."""
+        """Shorten the text to the tool's output budget."""
         return shorten(text, self._max_output_tokens, self._codec, keep=self.limits.keep)
 
 
 def validator(tool: Tool | type[Tool]) -> jsonschema_rs.Validator:
-    """Return the validator of a tool's arguments; raise PluginError when its `parameters` are no JSON schema."""
+    """Return the validator of a tool's arguments.
+
+    Raises:
+        PluginError: the tool's `parameters` are not a JSON schema.
+    """
     try:
         return jsonschema_rs.validator_for(dict(tool.parameters))
     except ValueError as error:
