@@ -1,4 +1,4 @@
-"""Test cases of a program: how a ground truth states them, and when an output is the expected one."""
+"""Test cases of programs: how a ground truth states them, and when an output equals the expected one."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from decimal import Decimal
 from typing import Any
 
 RELATIVE_TOLERANCE = 1e-9
-"""Of numbers that are no integers, where the row states none."""
+"""Default for numbers that are not integers."""
 MAX_NUMBER_CHARS = 64
 
 _FENCE = re.compile(r"^[ \t]*(?P<fence>`{3,}+|~{3,}+)[^\n]*+\n(?P<code>.*?)(?:^[ \t]*(?P=fence)[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
-"""Possessive: a line of a thousand backticks must not be tried with every number of them."""
+"""Possessive quantifiers: a line of a thousand backticks must not cause backtracking over every split."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """What a ground truth asks for: inputs and outputs, of a function or of stdin and stdout; or statements that must hold.
+    """The cases of a ground truth: inputs and outputs of a function or of stdin and stdout, or statements to
+    execute.
 
     function: name of the function, None for stdin and stdout. inputs: argument lists, or texts for stdin.
-    asserts: pieces of Python that raise when the program is wrong; then inputs and outputs are empty.
-    tolerance: relative and absolute, of expected numbers that are written with a point or an exponent; None for the default.
+    asserts: pieces of Python that raise if the program is wrong; then inputs and outputs are empty.
+    tolerance: relative and absolute, for expected numbers with a point or an exponent; None: the default.
     """
 
     function: str | None = None
@@ -40,20 +41,20 @@ class Cases:
 
 
 def extract_code(text: str) -> str | None:
-    """Return the last fenced code block of a text (an unfinished one runs to the end), None when there is none."""
+    """Return the last fenced code block of a text, None if there is none. An unclosed block extends to the end."""
     blocks = list(_FENCE.finditer(text))
     return blocks[-1]["code"] if blocks else None
 
 
 def read_cases(ground_truth: Any) -> Cases:
-    """Read the cases of a ground truth, a mapping or its JSON.
+    """Parse the cases of a ground truth, a mapping or its JSON.
 
-    `{"inputs": [...], "outputs": [...]}`: texts for stdin and of stdout; with `fn_name`, argument lists and return values, or both
-    as JSON, an argument on each line. `tolerance` belongs to these.
-    `{"assert_case": [...]}` or `{"test": "..."}`: Python that raises when the program is wrong.
+    `{"inputs": [...], "outputs": [...]}`: texts of stdin and stdout. With `fn_name`, they are argument lists
+    and return values, or the JSON of both, one argument per line. `tolerance` belongs to this form.
+    `{"assert_case": [...]}` or `{"test": "..."}`: Python that raises if the program is wrong.
 
     Raises:
-        ValueError: it is neither, or there is no case in it.
+        ValueError: it has another form, or no case.
     """
     if isinstance(ground_truth, str):
         try:
@@ -87,14 +88,14 @@ def _read_pairs(ground_truth: Mapping[str, Any]) -> Cases:
 
 
 def _read_call(given: Any, wanted: Any) -> tuple[Any, Any]:
-    """Return arguments and return value; of texts, the values that their lines are the JSON of."""
+    """Return arguments and return value. Texts are parsed as JSON, line by line."""
     if isinstance(given, str):
         try:
             given = [json.loads(line) for line in given.split("\n") if line.strip()]
         except (ValueError, RecursionError) as error:
             raise ValueError(f"with `fn_name`, a text among `inputs` must have JSON on each line ({error}): {given[:80]!r}") from error
         if isinstance(wanted, str):
-            with contextlib.suppress(ValueError, RecursionError):  # else it is a text as it stands
+            with contextlib.suppress(ValueError, RecursionError):  # not JSON: the text itself is expected
                 wanted = json.loads(wanted)
     if not isinstance(given, Sequence):
         raise ValueError("with `fn_name`, each of `inputs` must be a list of arguments")
@@ -102,12 +103,12 @@ def _read_call(given: Any, wanted: Any) -> tuple[Any, Any]:
 
 
 def _as_text(value: Any) -> str:
-    """Return one stdin or stdout: a text, or a list of its lines."""
+    """Return the text of a stdin or stdout, which may be given as a list of lines."""
     return value if isinstance(value, str) else "\n".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def equal_texts(printed: str, expected: str, tolerance: float | None = None) -> bool:
-    """Tell whether two outputs agree: the words of each line, numbers by their value; blank lines around them do not count."""
+    """Return whether outputs agree, line by line and word by word; numbers are compared by value."""
     ours, theirs = ([line.split() for line in text.strip().split("\n")] for text in (printed, expected))
     if len(ours) != len(theirs):
         return False
@@ -118,16 +119,16 @@ def equal_texts(printed: str, expected: str, tolerance: float | None = None) -> 
 
 
 def is_expected(returned: Any, expected: Any, tolerance: float | None = None) -> bool:
-    """Tell whether a function returned the expected value."""
-    # Datasets of programming contests write the one return value bare, or in a list of its own.
+    """Return whether a function returned the expected value."""
+    # Some contest datasets wrap the single return value in a list.
     is_wrapped = isinstance(expected, (list, tuple)) and len(expected) == 1
     return equal_values(returned, expected, tolerance) or (is_wrapped and equal_values(returned, expected[0], tolerance))
 
 
 def equal_values(returned: Any, expected: Any, tolerance: float | None = None) -> bool:
-    """Tell whether a value is what JSON states: true and 1 differ, tuples are lists, keys of mappings are texts.
+    """Return whether a value equals a JSON value. true and 1 differ, tuples are lists, keys of mappings are texts.
 
-    Integers are exact. Numbers that are none may differ by the tolerance.
+    Integers must be equal. Other numbers may differ by the tolerance.
     """
     if isinstance(returned, bool) or isinstance(expected, bool) or returned is None or expected is None:
         return returned is expected
@@ -146,7 +147,7 @@ def equal_values(returned: Any, expected: Any, tolerance: float | None = None) -
 
 
 def _key(key: Any) -> Any:
-    """Return a key of a mapping as JSON has it; what it has no text for stays different from all texts."""
+    """Return a mapping's key as JSON writes it. Keys that JSON cannot write stay different from all texts."""
     return json.dumps(key) if key is None or isinstance(key, (bool, int, float)) else key
 
 

@@ -57,10 +57,10 @@ class Math(Reward):
             )
 
     def score(self, attempt: Attempted) -> RewardResult:
-        """Score. What fails because of the answer is a wrong answer: the ground truth went through the same code before.
+        """Score. Errors count as a wrong answer, since the ground truth passed through the same code first.
 
         Raises:
-            RewardError: the ground truth is no expression, or cannot be compared with itself.
+            RewardError: the ground truth is not an expression, or does not equal itself.
         """
         self.rehearse(attempt.task)
         truth = _truth(attempt.task.ground_truth)
@@ -69,7 +69,7 @@ class Math(Reward):
         try:
             with cpu_limit(MAX_CPU_S):
                 in_form, flexible = self._read(attempt, text, boxed, truth)
-        except Exception:  # noqa: BLE001 - whatever an algebra system raises on what a model wrote
+        except Exception:  # noqa: BLE001 - boundary: sympy may raise anything on model output
             in_form = flexible = Reading(None, False)
         return self._result(in_form, flexible, boxed)
 
@@ -77,7 +77,7 @@ class Math(Reward):
         """Compare the ground truth with itself.
 
         Raises:
-            RewardError: it is no expression, or does not equal itself.
+            RewardError: it is not an expression, or does not equal itself.
         """
         truth = _truth(task.ground_truth)
         if not truth:
@@ -85,7 +85,7 @@ class Math(Reward):
         expressions.rehearse(truth)
 
     def failed(self, attempt: Attempted) -> RewardResult:
-        """Return a wrong answer's score."""
+        """Return the score of a wrong answer."""
         return self._result(
             Reading(None, False), Reading(None, False), answer_box(without_thoughts(attempt.answer)[-MAX_ANSWER_TAIL_CHARS:])
         )
@@ -95,7 +95,7 @@ class Math(Reward):
         return readings.result(wrong=self._options.score_wrong(has_box=bool(boxed)))
 
     def _read(self, attempt: Attempted, text: str, boxed: str | None, truth: str) -> tuple[Reading, Reading]:
-        """Return the reading in the form that was asked for, and the one in any form."""
+        """Return the readings in the requested form and in any form."""
         tolerance = relative_tolerance(attempt.task)
         if boxed is not None:
             read = Reading(None, False) if _is_taken_back(boxed, text) else _read_box(boxed, truth, tolerance)
@@ -111,14 +111,15 @@ def _is_taken_back(boxed: str, text: str) -> bool:
 
 
 def canonical(text: str, *, strict: bool = False) -> str | None:
-    r"""Return the final answer in `text` as the one text that stands for it, or None when there is none.
+    r"""Return the final answer in `text` in canonical form, or None if there is none.
 
-    It stands in the last \boxed{...}; without one, and unless `strict`, it is what a sentence states, or the bare answer itself.
+    It is the content of the last \boxed{...}. Without a box and unless `strict`, it is what a sentence calls
+    the answer, or the bare answer itself.
     """
     try:
         with cpu_limit(MAX_CPU_S):
             return _canonical_answer(without_thoughts(text), strict=strict)
-    except Exception:  # noqa: BLE001 - whatever an algebra system raises on what a model wrote
+    except Exception:  # noqa: BLE001 - boundary: sympy may raise anything on model output
         return None
 
 
@@ -152,7 +153,7 @@ def _read_box(answer: str, truth: str, tolerance: float) -> Reading:
 
 
 def _read_prose(text: str, truth: str, tolerance: float) -> Reading:
-    """Read the words that a response calls its answer where the truth is words, else the expression that it ends with."""
+    """Read the words that a response calls its answer, if the truth is words; else its concluding expression."""
     text = without_first_thoughts(text[-expressions.MAX_PROSE_CHARS :])
     if expressions.is_text(truth) and (words := expressions.stated_text(text)) is not None:
         return _read_box(words, truth, tolerance)
@@ -177,7 +178,7 @@ def _read_plain_prose(text: str, truth: str, tolerance: float) -> Reading:
 
 
 def _truth(ground_truth: Any) -> str:
-    """Return the ground truth as it would stand in a box; of a whole solution what stands in its last box; "" when there is none."""
+    """Return the ground truth, or the content of its last box if it is a whole solution; "" if there is none."""
     if isinstance(ground_truth, bool) or not isinstance(ground_truth, (str, int, float)):
         return ""
     text = str(ground_truth).strip()

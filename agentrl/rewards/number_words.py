@@ -64,14 +64,14 @@ def number_in_words(text: str) -> Fraction | None:
 
 
 def _is_alone(rest: list[str]) -> bool:
-    """Tell whether what follows a number leaves it as it is, and states no other."""
+    """Return whether the text after a number neither modifies it nor states another one."""
     follows = rest[0] if rest else ""
     is_more = follows in _UNSURE or follows in _VALUES
     return not is_more and not any(word in _VALUES or word.isdigit() or word in ("or", "<", ">", "≤", "≥") for word in rest)
 
 
 def _read(words: list[str], start: int) -> tuple[Fraction | None, int]:
-    """Return the number that begins at word `start`, and where it ends."""
+    """Return the number that begins at word `start`, and the position after it."""
     total = current = 0
     position = start
     while position < len(words):
@@ -95,7 +95,7 @@ def _read(words: list[str], start: int) -> tuple[Fraction | None, int]:
 
 
 def _with_part(words: list[str], position: int, value: Fraction) -> tuple[Fraction | None, int]:
-    """Return the number with what makes it a fraction: `point five`, `and a half`, `quarters`."""
+    """Return the number with its fraction, if one follows: `point five`, `and a half`, `quarters`."""
     if words[position : position + 1] == ["point"]:
         digits = ""
         position += 1
@@ -113,7 +113,7 @@ def _with_part(words: list[str], position: int, value: Fraction) -> tuple[Fracti
 
 
 def _fits(value: int, current: int, *, is_first: bool) -> bool:
-    """Tell whether a word may follow: nine after forty, forty after hundred, but not three after two."""
+    """Return whether a word may follow: nine after forty, forty after hundred, but not three after two."""
     if is_first:
         return True
     return value > 0 and current > 0 and (current % 100 == 0 or (current % 10 == 0 and current % 100 >= 20 and value < 10))

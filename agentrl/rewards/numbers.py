@@ -1,4 +1,4 @@
-"""Numbers in text, as exact values, whatever way they are written: 1,234.50, 1'234, -$5, 1 1/2, 3/4, 50%, 1.5 million, 6 × 10^4."""
+"""Numbers in text as exact values, in all notations: 1,234.50, 1'234, -$5, 1 1/2, 3/4, 50%, 1.5 million, 6 × 10^4."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_DIGITS = 100
-"""A longer run of digits is no answer, and converting it would be slow."""
+"""More digits are no answer, and slow to convert."""
 
 _SCALES = {
     "k": 10**3, "m": 10**6, "b": 10**9, "bn": 10**9, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9,
     "trillion": 10**12, "lakh": 10**5, "crore": 10**7, "dozen": 12, "mn": 10**6, "mln": 10**6,
 }  # fmt: skip
 _SCALE = rf"(?:{'|'.join(name for name in _SCALES if len(name) > 3)})"
-# Thousands: by commas, spaces, apostrophes or underscores; in the Indian way; by dots where a second group or a decimal comma
-# leaves no doubt. One comma with one or two digits behind it is a decimal comma only where that is no list (`_decimal_comma`).
+# Thousands separators: commas, spaces, apostrophes or underscores; Indian grouping; dots only if a second
+# group or a decimal comma makes them unambiguous. A comma before one or two digits is a decimal comma unless
+# it may separate a list (`_decimal_comma`).
 _GROUPED = (
     r"[1-9][0-9]{0,2}(?:(?:,[0-9]{3})++|(?:\ [0-9]{3})++|(?:'[0-9]{3})++|(?:_[0-9]{3})++)(?![0-9]|[,\ '_][0-9]{3})(?:\.[0-9]++)?(?!,[0-9])"
     r"|[1-9][0-9]?(?:,[0-9]{2}(?=,))++,[0-9]{3}(?![0-9]|,[0-9])(?:\.[0-9]++)?"
@@ -23,8 +24,9 @@ _GROUPED = (
     r"|[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,10}(?![0-9]|\.[0-9])"
 )
 _CURRENCY = r"(?:Rs\.?|USD|US\$|EUR|GBP|INR|CHF|[A-Z]{0,2}[$€£¥₹])"
-# A minus right after a word, a digit or a bracket subtracts. No number is a part of a word, an index, a power, a root, a time of
-# day, a date. What follows (a unit, a percent sign, a full stop) is not part of the number.
+# A minus directly after a word, a digit or a bracket is a subtraction. Parts of words, indices, powers,
+# roots, times of day and dates are not numbers. What follows (a unit, a percent sign, a full stop) is not
+# part of the number.
 _NUMBER = re.compile(
     rf"""
     (?:(?<![-\w.)\]}}%])(?P<sign>[-+]))?
@@ -89,9 +91,10 @@ _UNIT_BEHIND = re.compile(r"\s?([A-Za-z]{1,11}|[%¢$€])")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A number in a text, at text[start:end]; `value` None: one that is no answer (too long, or divided by zero).
+    """A number in a text, at text[start:end]. `value` is None if it cannot be an answer (too long, division
+    by zero).
 
-    `scale`: what its last word multiplied it by: 1000 of "3 thousand".
+    `scale`: the factor of its last word, 1000 for "3 thousand".
     """
 
     value: Fraction | None
@@ -101,11 +104,11 @@ class Found:
 
 
 def with_signs(text: str, *, decimal_commas: bool = True) -> str:
-    """Return plain text with each quantity as one number.
+    """Return plain text in which each quantity is one number.
 
-    A minus stands right before its number, a half is in digits, a range has its `to`; `2 dollars and 50 cents` is `2.50 dollars`,
-    `1 hour 30 minutes` is `3/2 hours`; dates are gone. With `decimal_commas`, `3,5` is 3.5: where numbers are looked for that
-    may come in lists, it is none.
+    Minus signs are directly before their numbers, halves are in digits, and ranges use `to`. `2 dollars and
+    50 cents` becomes `2.50 dollars`, `1 hour 30 minutes` becomes `3/2 hours`; dates are removed. With
+    `decimal_commas`, `3,5` is 3.5; pass False to search texts that may contain lists.
     """
     text = _PART.sub(lambda found: _PARTS[found[0]], text)
     text = _TIMES.sub("×", text)
@@ -118,17 +121,17 @@ def with_signs(text: str, *, decimal_commas: bool = True) -> str:
 
 
 def numbers_in(text: str) -> list[Found]:
-    """Return the numbers of a plain text (`plain`, `with_signs`), in their order."""
+    """Return the numbers of a plain text (see `plain` and `with_signs`) in order."""
     return [Found(_value(found), found.start(), found.end(), _scale(found)) for found in _NUMBER.finditer(text)]
 
 
 def has_number(text: str) -> bool:
-    """Tell whether there is a number in a plain text."""
+    """Return whether a plain text contains a number."""
     return _NUMBER.search(text) is not None
 
 
 def unit_of(text: str, number: Found) -> tuple[str, bool]:
-    """Return the unit of a number by the one name of it ("minute" for 5 mins, "" for 5 apples), and whether it is a percentage."""
+    """Return a number's unit ("minute" for 5 mins, "" for 5 apples), and whether it is a percentage."""
     found = _UNIT_BEHIND.match(text, number.end)
     unit = found[1].lower() if found else ""
     before = text[max(0, number.start - 1) : number.start + 2]
@@ -137,7 +140,7 @@ def unit_of(text: str, number: Found) -> tuple[str, bool]:
 
 
 def in_smaller_unit(value: Fraction, unit: str, other: str) -> Fraction | None:
-    """Return a quantity in another, smaller unit: 1.5 hours in minutes is 90; None where that is no unit of the same kind."""
+    """Convert a quantity to a smaller unit: 1.5 hours are 90 minutes. None if the units are not of the same kind."""
     factor = _FACTORS.get((unit, other))
     return None if factor is None else value * factor
 
@@ -149,7 +152,7 @@ def _compound(found: re.Match[str]) -> str:
 
 
 def _decimal_comma(found: re.Match[str]) -> str:
-    # 1,0 may be a list; 1,00 and 0,5 are no list that anybody writes
+    # "1,0" may be a list; "1,00" and "0,5" cannot be
     return found[0] if (found["part"] or found["zero"]) == "0" else found[0].replace(",", ".")
 
 

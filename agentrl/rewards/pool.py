@@ -1,6 +1,8 @@
-"""Processes for rewards that take long or may hang: one call at a time each, killed when its caller is cancelled.
+"""Worker processes for rewards that are slow or may hang: one call at a time each, killed if its caller is
+cancelled.
 
-They are fresh interpreters, never forks: this process has threads, and a fork inherits locks that no thread will release.
+They are new interpreters, not forks: this process has threads, and a fork would inherit locks that no thread
+releases.
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ from agentrl.rewards.worker import HEADER, MakeRequest, RehearseRequest, Reply, 
 from agentrl.types import Task
 
 START_TIMEOUT_S = 120.0
-"""Starting an interpreter and importing what a reward needs: seconds, minutes on a machine under load."""
+"""Seconds to start an interpreter and import a reward's dependencies; minutes on a machine under load."""
 KILL_TIMEOUT_S = 5.0
-"""A killed process is gone at once, but for one that the kernel keeps waiting."""
+"""Seconds to wait for a killed process; only one stuck in the kernel takes that long."""
 MAX_BYTES = 2**30
 READ_BYTES = 2**16
 
 
 SIGNALS_OF_AN_ANSWER = frozenset({signal.SIGXCPU, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
-"""What a process dies of by what it computes. SIGKILL and SIGTERM come from outside: no answer sends them."""
+"""Signals that a computation can cause. SIGKILL and SIGTERM come from outside: not the answer's fault."""
 
 
 class DeathError(RewardError):
-    """A process ended in a call; `signal`: the signal that ended it, if one did."""
+    """A process ended during a call. `signal`: the signal that killed it, None if there was none."""
 
     def __init__(self, message: str, ended_by: int | None) -> None:
         super().__init__(message)
@@ -43,28 +45,29 @@ class DeathError(RewardError):
 
 
 class AnswerDeathError(RewardError):
-    """An answer, and nothing else, ended the process that scored it."""
+    """The answer itself made the process that scored it die: the same process had scored the ground truth before."""
 
 
 class WorkerPool:
-    """At most `num_processes` workers, started when first needed and kept. Use it within one trio run; `aclose` ends them."""
+    """At most `num_processes` workers, started on demand and kept. For one trio run; `aclose` ends them."""
 
     def __init__(self, num_processes: int) -> None:
         self._slots = trio.CapacityLimiter(num_processes)
         self._idle: list[_Worker] = []
         self._keys: dict[int, int] = {}  # id of a recipe -> its key
-        self._recipes: list[Recipe] = []  # keeps them alive, so that no id is used twice
+        self._recipes: list[Recipe] = []  # keeps them alive, so that no id is reused
         self._is_closed = False
 
     async def score(self, recipe: Recipe, subject: Any, *, begin: Callable[[], None], rehearse: Task | None = None) -> Any:
-        """Return what the reward's `score(subject)` returns; `begin` is called once a worker is ready for it.
+        """Return the result of the reward's `score(subject)`. Calls `begin` once a worker is ready.
 
-        A worker whose call is cancelled is killed, with all that it started. With `rehearse`, the reward is rehearsed on that
-        task there first.
+        If the call is cancelled, its worker is killed with all its children. With `rehearse`, the worker
+        first rehearses the reward on that task.
 
         Raises:
-            AnswerDeathError: the process was rehearsed, and scoring ended it: it used up what an answer may cost, or crashed.
-            RewardError: the reward cannot be made there, it raised, or its process died.
+            AnswerDeathError: scoring killed the process after the rehearsal had succeeded: the answer
+                exceeded its resource limits, or crashed the interpreter.
+            RewardError: the reward cannot be created there, it raised, or its process died.
         """
         key = self._key(recipe)
         async with self._slots:
@@ -90,7 +93,7 @@ class WorkerPool:
                     await worker.end()
 
     async def aclose(self) -> None:
-        """End the idle workers; those at work end with their calls."""
+        """Stop the idle workers; the others stop when their calls end."""
         self._is_closed = True
         idle, self._idle = self._idle, []
         for worker in idle:
@@ -109,10 +112,10 @@ class _Worker:
     def __init__(self) -> None:
         self._process: trio.Process | None = None
         self._known: set[int] = set()
-        self.is_usable = False  # no call of it is unanswered
+        self.is_usable = False  # False while a call is unanswered: the rest of its reply may be in the pipe
 
     async def prepare(self, key: int, recipe: Recipe) -> None:
-        """Start the process if it does not run, and make the reward there if it does not know it."""
+        """Start the process if it is not running, and create the reward there if it is not known yet."""
         if self._process is None:
             self._process = await _start()
         if key not in self._known:
@@ -150,18 +153,18 @@ class _Worker:
     async def _death(self) -> DeathError:
         assert self._process is not None
         status = None
-        with trio.move_on_after(1.0):  # the pipe closes a moment before the status is there
+        with trio.move_on_after(1.0):  # the pipe closes slightly before the exit status is available
             status = await self._process.wait()
         how = "closed its output" if status is None else f"ended by itself with status {status}"
         ended_by = -status if status is not None and status < 0 else None
         return DeathError(f"the reward's process {how}" + (f" ({signal.strsignal(ended_by)})" if ended_by else ""), ended_by)
 
     async def end(self) -> None:
-        """Kill the process and all that it started."""
+        """Kill the process and its children."""
         self.is_usable = False
         if self._process is None:
             return
-        with suppress(ProcessLookupError):  # it leads a process group of its own, which its children may outlive
+        with suppress(ProcessLookupError):  # the whole process group: children may outlive the process
             os.killpg(self._process.pid, signal.SIGKILL)
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
@@ -172,7 +175,8 @@ class _Worker:
 
 async def _start() -> trio.Process:
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    # Not -m: the module would exist twice, as itself and as __main__, and so would the classes of its messages.
+    # Not `-m`: the module would be imported twice, as itself and as __main__, with two versions of its
+    # message classes.
     command = [sys.executable, "-P", "-c", "from agentrl.rewards.worker import main; main()"]
     environment = {**os.environ, "PYTHONPATH": path}
     process: trio.Process = await trio.lowlevel.open_process(

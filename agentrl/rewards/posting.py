@@ -1,4 +1,4 @@
-"""One JSON request to a service that scores, tried again when the service is at fault."""
+"""One JSON request to a scoring service, with retries if the service is at fault."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from agentrl.http.client import HttpClient
 
 FIRST_PAUSE_S = 0.25
 TRANSIENT = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that a service gives when it will do later."""
+"""Statuses below 500 that mean "try later"."""
 
 
 class Poster:
-    """Posts to one URL. Runs under trio; the caller has the deadline.
+    """Posts to one URL. Runs under trio; the caller sets the deadline.
 
-    Each request has a connection of its own: scoring takes far longer than connecting, and a reward has no moment at which
-    it would close kept ones.
+    Each request opens a connection. Scoring takes far longer than connecting, and a reward is never told when
+    to close kept ones.
     """
 
     def __init__(self, url: str, *, api_key: str | None, max_retries: int, reward: str) -> None:
-        """Check the URL.
+        """Validate the URL.
 
         Raises:
             ConfigError: it is not the URL of a service.
@@ -41,7 +41,7 @@ class Poster:
         """Return the decoded reply of status 200.
 
         Raises:
-            RewardError: the service refused the request, or failed again and again.
+            RewardError: the service rejected the request, or still failed after all retries.
         """
         pause_s = FIRST_PAUSE_S
         for tries_left in range(self._max_retries, -1, -1):
@@ -68,4 +68,4 @@ class Poster:
 
 
 class _RefusedError(Exception):
-    """The service called the request wrong: trying again is useless."""
+    """The service rejected the request: a retry is useless."""

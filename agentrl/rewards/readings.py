@@ -1,4 +1,4 @@
-"""An answer read twice, side by side: in the form that was asked for, and in any form. Apart, form and ability are not confused."""
+"""Two readings of an answer, in the requested form and in any form: metrics then separate form from ability."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ RELATIVE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`answer`: the canonical text of what was read, the same for equal answers (majority votes count it); None: nothing was found."""
+    """`answer`: its canonical text, the same for equal answers (for majority votes); None: nothing was found."""
 
     answer: str | None
     is_right: bool
 
 
 def relative_tolerance(task: Task) -> float:
-    """Return how far an answer may be from a true value that is a decimal and no integer: the row's `extra_info.tolerance`, else 1e-9.
+    """Return the relative tolerance for a truth that is not an integer: `extra_info.tolerance` of the task,
+    else 1e-9.
 
     Raises:
-        DataError: the row's is no number from 0 to below 1.
+        DataError: it is not a number in [0, 1).
     """
     tolerance = task.extra_info.get("tolerance")
     if tolerance is None:
@@ -37,7 +38,7 @@ def relative_tolerance(task: Task) -> float:
 
 
 def read_value(value: Fraction | int | None, truth: Fraction | int | None, *, tolerance: float = 0.0) -> Reading:
-    """Return the reading of a number, or of none, against the true one; `tolerance`: relative, for a true one that is no integer."""
+    """Compare a number with the truth. `tolerance` is relative; it applies to truths that are not integers."""
     if value is None or truth is None:
         return Reading(None if value is None else str(value), False)
     expected = Fraction(truth)
@@ -47,7 +48,7 @@ def read_value(value: Fraction | int | None, truth: Fraction | int | None, *, to
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Both readings of one text. `counts_strict`: which of them the score goes by; `has_format`: the text has the form asked for."""
+    """Both readings of a text. `counts_strict`: which one is scored. `has_format`: has the requested form."""
 
     strict: Reading
     flexible: Reading
@@ -56,13 +57,14 @@ class Readings:
 
     @property
     def counting(self) -> Reading:
-        """The reading that the score goes by."""
+        """The reading that is scored."""
         return self.strict if self.counts_strict else self.flexible
 
     def result(self, *, wrong: float) -> RewardResult:
-        """Return 1 for a right answer and `wrong` for any other.
+        """Return the value 1 for a right answer, else `wrong`.
 
-        Metrics: accuracy (of the reading that counts), accuracy_strict, accuracy_flexible, format. Details: answer.
+        Metrics: accuracy (of the scored reading), accuracy_strict, accuracy_flexible, format. Details:
+            answer.
         """
         metrics = {
             "accuracy": float(self.counting.is_right),

@@ -1,4 +1,4 @@
-"""A score from a service of the user's, over HTTP."""
+"""Reward from the user's HTTP service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.types import JsonObject
 
 
 class RemoteOptions(Options):
-    """`url`: where to post. `api_key_env`: environment variable with its bearer token."""
+    """`url`: where to post. `api_key_env`: environment variable with the bearer token."""
 
     url: str
     api_key_env: str | None = None
@@ -25,10 +25,12 @@ class RemoteOptions(Options):
 
 
 class Remote(Reward):
-    """Posts each attempt as JSON and takes the reply's `score`; its other numbers are metrics, the rest details.
+    """Posts each attempt as JSON. The reply's `score` is the value, its other numbers are metrics, the rest details.
 
-    Request: data_source, solution_str, ground_truth, extra_info, task_id, outcome, num_turns, num_response_tokens,
-    messages [{role, content, reasoning, tool_calls}]. Reply: {"score": 0.5, ...}; a score of null does not apply.
+    Request: data_source, solution_str, ground_truth, extra_info, task_id, outcome, num_turns,
+        num_response_tokens,
+    messages [{role, content, reasoning, tool_calls}]. Reply: {"score": 0.5, ...}; null means that it does not
+    apply.
     """
 
     name: ClassVar[str] = "remote"
@@ -42,10 +44,10 @@ class Remote(Reward):
         self._poster = Poster(options.url, api_key=key, max_retries=options.max_retries, reward=self.name)
 
     async def score(self, attempt: Attempted) -> RewardResult | None:  # type: ignore[override]  # runs_in trio: async
-        """Ask the service.
+        """Query the service.
 
         Raises:
-            RewardError: it did not answer with a score.
+            RewardError: it did not reply with a score.
         """
         reply = await self._poster.post(_body(attempt))
         if not isinstance(reply, dict) or "score" not in reply:

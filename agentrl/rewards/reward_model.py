@@ -1,4 +1,4 @@
-"""The reward model of the run as one of its reward terms."""
+"""The run's reward model as a reward term."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from agentrl.plugins.options import Options, read_options
 from agentrl.types import JsonObject
 
 Ask = Callable[[Sequence[Attempted]], Sequence[RewardResult | None]]
-"""Asks the reward model for the scores of a batch; the run gives it, for the model stands beside its learner."""
+"""Returns the reward model's scores of a batch. The run provides it, because the model runs beside its learner."""
 
 
 class RewardModel(BatchReward):
-    """What the model of the config's section `reward_model` says of a conversation. Metrics: truncated (its beginning was cut)."""
+    """The score of a conversation by the model of the config's section `reward_model`.
+
+    Metrics: truncated (the beginning of the conversation was cut).
+    """
 
     name: ClassVar[str] = REWARD_MODEL
     has_own_deadlines = True
@@ -27,7 +30,7 @@ class RewardModel(BatchReward):
         self._ask: Ask | None = None
 
     def connect(self, ask: Ask) -> None:
-        """Score by `ask` from here on."""
+        """Use `ask` for all scores from here on."""
         self._ask = ask
 
     def score(self, attempts: Sequence[Attempted]) -> Sequence[RewardResult | None]:

@@ -1,4 +1,4 @@
-"""Which rewards score which row: its own, by data source or the user's function, and the named terms beside it."""
+"""Selection of rewards: a task's own one, by data source or the user's function, and the configured terms."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from agentrl.types import Task
 R = TypeVar("R", bound=AnyReward)
 
 RESERVED = frozenset({"tool", "interaction", "agent"})
-"""Names of the rewards given during an attempt (`reward/tool`, ...)."""
+"""Names of rewards that are given during an attempt (`reward/tool`, ...)."""
 
 
 class RewardTable:
-    """Chooses the rewards of a task. Each is made once; those that run in threads score from several at once."""
+    """Selects the rewards of a task. Each reward is created once; those in threads must allow concurrent calls."""
 
     def __init__(self, config: RewardConfig, plugins: Plugins) -> None:
-        """Load the custom function, and every reward that the config names; presets load when a row needs them.
+        """Load the custom function and every reward that the config names. Presets load when a task needs them.
 
         Raises:
             PluginError: a reward or the function is unknown, or its file fails to import.
-            ConfigError: a reward refuses its config, or a term its name.
+            ConfigError: a reward rejects its config, or a term has an invalid name.
         """
         self._config = config
         self._plugins = plugins
@@ -59,7 +59,7 @@ class RewardTable:
         """Return the task's own reward.
 
         Raises:
-            DataError: no reward is known for its data source.
+            DataError: there is no reward for its data source.
         """
         if self._custom is not None:
             return self._custom
@@ -75,23 +75,23 @@ class RewardTable:
         return self._own_term(name)
 
     def terms(self, task: Task, *scopes: Scope) -> list[Term]:
-        """Return all rewards of the task, its own first; with `scopes` only those of these scopes."""
+        """Return all rewards of the task, its own first. With `scopes`, only those with one of these scopes."""
         beside = [t for t in self._terms if not t.sources or any(fnmatchcase(task.data_source, source) for source in t.sources)]
         every = [self.own(task), *beside]
         return [term for term in every if term.scope in scopes] if scopes else every
 
     def may_score(self, scope: Scope) -> bool:
-        """Tell whether any configured reward has this scope; the presets score single attempts."""
+        """Return whether any configured reward has this scope. Presets do not count: they score single attempts."""
         own = [self._custom] if self._custom is not None else list(self._by_reward.values())
         return any(term.scope == scope for term in (*own, *self._terms))
 
     def find(self, kind: type[R]) -> list[R]:
-        """Return the configured rewards of a class."""
+        """Return the configured rewards of class `kind`."""
         own = [self._custom] if self._custom is not None else list(self._by_reward.values())
         return [term.reward for term in (*own, *self._terms) if isinstance(term.reward, kind)]
 
     def check(self, task: Task) -> None:
-        """Raise DataError when the task cannot be scored: unknown source, missing ground truth. Called before any rollout."""
+        """Raise DataError if the task cannot be scored (unknown source, no ground truth). Call before rollouts."""
         own = self.own(task)
         for term in self.terms(task):
             if term is not own and term.name == own.name:
@@ -102,7 +102,7 @@ class RewardTable:
                 term.reward.check(task)
             except AgentRLError:
                 raise
-            except Exception as error:  # the user's code: whatever it raises is about this row
+            except Exception as error:  # boundary: the user's code failed on this task
                 raise DataError(f"reward {term.name!r} raised in `check`: {type(error).__name__}: {error}") from error
 
     def _custom_term(self) -> Term:
@@ -148,12 +148,12 @@ class RewardTable:
 
 
 def _named(config: RewardConfig) -> list[str]:
-    """Return what the config calls its rewards: names, and references to classes or functions."""
+    """Return the config's references to rewards: names, classes and functions."""
     return [*config.sources.values(), *(term.reward for term in config.terms.values() if term.reward)]
 
 
 def reward_of(data_source: str, sources: Mapping[str, str]) -> str | None:
-    """Return the reward of a data source: by its exact name, else by the longest pattern with `*` that it matches."""
+    """Return the reward of a data source: by its exact name, else by the longest matching pattern with `*`."""
     if data_source in sources:
         return sources[data_source]
     matching = [pattern for pattern in sources if "*" in pattern and fnmatchcase(data_source, pattern)]

@@ -1,10 +1,11 @@
-"""Which number of a text is its answer: the one that an answer states, or the one that a whole response concludes with.
+"""Extraction of the answer number: from a stated answer, or from the conclusion of a whole response.
 
-An answer states a number when that is all it can mean. Every other number in it must be accounted for: as part of a sum that comes
-to the answer, as a premise ("so", "which is"), as a detail ("18 dollars for 9 eggs"), or as the same value again. Several values,
-relations ("less than 18", "> 17"), equations that do not hold and what is withdrawn ("18 is wrong") state none.
+An answer states a number only if it can mean nothing else. Every other number in it must be explained: as
+part of a sum that results in the answer, as a premise ("so", "which is"), as a detail ("18 dollars for 9
+eggs"), or as the same value again. Several values, relations ("less than 18", "> 17"), false equations and
+retracted answers ("18 is wrong") state no number.
 
-Every pattern is bounded, and so is the text: the checkers run in the event loop.
+All patterns are bounded, and so is the text: the checkers run in the event loop.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from agentrl.rewards.plain import plain
 from agentrl.rewards.sums import is_false, is_no_result, worked_out
 
 MAX_TAIL_CHARS = 2000
-"""How far an answer is looked for: it bounds the time, for the rewards run in the event loop."""
+"""Characters at the end of a response that are searched. Rewards run in the event loop, so time must be bounded."""
 MAX_LINE_CHARS = 300
 MAX_PHRASES = 5
 MAX_WORDS_CHARS = 60
-"""A longer response is no number in words."""
+"""A longer response is not a number in words."""
 MAX_BARE_CHARS = 60
-"""A longer line is a sentence; a shorter one may be nothing but values."""
+"""A longer line is a sentence; a shorter one may consist of values only."""
 MAX_NUMBERS = 40
-"""More numbers than these are no answer."""
+"""A text with more numbers is not an answer."""
 
-# Between two numbers: a unit, and what makes a sum, its result, or several answers of them.
+# Text between two numbers: a unit, and the signs of a sum, of its result, or of several answers.
 _WORDS = r"(?:\s?[A-Za-z%]{1,20}){0,2}"
 _SIGNS = r"(?:[-+*×·/±]|\b(?:times|plus|minus|multiplied by|divided by)\b)"
 _OPERATOR = re.compile(rf"{_WORDS}\s?,?\s?{_SIGNS}\s?\$?")
@@ -43,7 +44,7 @@ _ALTERNATIVE = re.compile(
 )
 _LIST = re.compile(rf"\s?(?:,|;|&|//)\s?(?:and|or)?\s?\$?|{_WORDS},?\s(?:and|or)\s\$?")
 _BARE_LIST = re.compile(r"\s?(?:,|;|&|//)\s?(?:and|or)?\s?\$?")
-# How numbers beside the answer are accounted for.
+# Text that explains the numbers beside the answer.
 _PREMISE = re.compile(
     r"(?i)\b(?:so|therefore|thus|hence|meaning|means|which (?:is|makes|gives|means)|that is|that's|i\.e|rounds (?:up |down )?to"
     r"|rounded (?:up |down )?to|or rather|comes to|makes|gives|yields|leaves|leaving|total(?:ing|s)?|altogether|in all"
@@ -56,7 +57,7 @@ _DETAIL = re.compile(
     r"assuming|using|including|before|until|since|as|because|among|across|every|each of)\b)(?:\s?[A-Za-z$€£'\"#(]{1,20}){0,6}\s?[$€£]?"
 )
 _REMAINDER = re.compile(r"(?i)\b(?:remainder|r|rem|mod|modulo|choose|base|point|squared|cubed|factorial)\b")
-# What makes a number no value, or takes it back.
+# Text that turns a number into something else, or retracts it.
 _BELOW_OR_ABOVE = re.compile(
     r"(?i)(?:(?<![-=])>|[<≤≥≠≮≯∈∉∪±]|\b[b-hj-zB-HJ-Z]\s?[-+*×/]|\b(?:log|ln|lg|exp|sin|cos|tan|sqrt)|[√ƒ∞π]\s?[-+*×/]?"
     r"|\b(?:wrong|incorrect|false|mistaken|bad)(?:\s\w{1,12})?\s?(?::|is|was|would be|=)|(?:\b(?:less|more|fewer"
@@ -106,7 +107,7 @@ _NEGATION = re.compile(
     r"|cannot|as opposed to|unlike)\b"
 )
 _CLAUSE_END = re.compile(r",|;|:|\bbut\b|\brather\b|\binstead\b|[.!?](?=\s|$)|[-–—] ")
-# Where an answer stands.
+# Text that announces an answer.
 _ANSWER_IS = re.compile(
     r"(?i)\b(?:answer|correct (?:option|choice))(?:[ ](?:to|for|of)[ ][^\n.:=]{1,60}?)?[ ]?(?:\([^()\n]{1,40}\))?"
     r"(?:\s{0,3}(?:\bis\b|\bwas\b|would[ ]be|should[ ]be|will[ ]be|must[ ]be|equals|:|=|->|→|-(?=[ ]))){1,2}\s{0,10}|"
@@ -164,16 +165,16 @@ _CONTEXT = re.compile(
 )
 _LAST_MARK = re.compile(r"(\\[A-Za-z]{1,20}|[^\w\s])[\s{(\[$€£¥₹\"'*]{0,5}\Z")
 _NEXT_MARK = re.compile(r"[\s})\]$€£¥₹%\"'*]{0,5}([^\w\s!])")
-_HARMLESS_SIGNS = "=≈~≡+×/|→⇒<>±≤≥∴∵"  # those that relate are judged by what they relate
+_HARMLESS_SIGNS = "=≈~≡+×/|→⇒<>±≤≥∴∵"  # relations are judged by their operands
 _MARK_AT_END = re.compile(r"[\s#*]+$")
 
 
 def stated_number(text: str) -> Fraction | None:
-    """Return the number that a text given as the answer (behind `####`, in a box, after "the answer is") states, or None.
+    """Return the number that an answer (after `####`, in a box, after "the answer is") states, or None.
 
-    It is the number at the beginning of its first sentence; of a sum that is worked out there (16 - 3 = 13) the result; else the
-    number behind the last equals sign or colon, else the last. Alternatives (72 or 73), ranges, lists, relations, and sums that
-    are not worked out state none.
+    It is the number at the beginning of its first sentence, or the result of a worked-out sum there (16 - 3 =
+    13). Else it is the number after the last equals sign or colon, else the last number. Alternatives (72 or
+    73), ranges, lists, relations and unfinished sums state no number.
     """
     text = _FACTORIAL_IN_LATEX.sub("^", text[:MAX_LINE_CHARS])
     whole = "" if _MACRO.search(text) else with_signs(without_first_thoughts(_MARK_AT_END.sub("", plain(text))))
@@ -187,7 +188,7 @@ def stated_number(text: str) -> Fraction | None:
     if (value := worked_out(line)) is not None:
         return value
     start = 0 if _INTRODUCTION.fullmatch(line, 0, found[0].start) else _behind_last_lead(line, found, colons=True)
-    if start == 0 and _end_of_sum(line, found, start):  # worked out in several steps: the last one's result
+    if start == 0 and _end_of_sum(line, found, start):  # in several steps: the result of the last one
         start = _behind_last_lead(line, found, colons=True)
     end = _end_of_sum(line, found, start)
     if end is None:
@@ -197,12 +198,12 @@ def stated_number(text: str) -> Fraction | None:
 
 
 def boxed_number(inside: str) -> Fraction | None:
-    """Return the number that the inside of a box states; there 5! is a factorial, no exclamation."""
+    """Return the number that the content of a box states. There, 5! is a factorial, not an exclamation."""
     return stated_number(_FACTORIAL.sub("^", inside))
 
 
 def is_contradicted(number: Fraction | None, text: str) -> bool:
-    """Tell whether what follows a stated number takes it back: "that is wrong", or another number as the answer."""
+    """Return whether the text after a stated number retracts it: "that is wrong", or another number as the answer."""
     tail = text[:MAX_TAIL_CHARS]
     if _TAKEN_BACK.match(tail.lstrip("}$*.!) \n")):
         return True
@@ -217,9 +218,9 @@ def is_contradicted(number: Fraction | None, text: str) -> bool:
 
 
 def concluding_number(text: str) -> Fraction | None:
-    """Return the number that a whole response ends with: behind its last "answer is", else in bold in its last line, else its last.
+    """Return a response's concluding number: after its last "answer is", else the last bold one, else the last.
 
-    What stands before a second thought ("wait", "actually") counts only where no number follows it.
+    Text before a second thought ("wait", "actually") counts only if no number follows that.
     """
     tail = without_first_thoughts(text[-MAX_TAIL_CHARS:])
     for stated in answer_phrases(tail):
@@ -235,7 +236,7 @@ def concluding_number(text: str) -> Fraction | None:
 
 
 def _states_too_much(stated: str) -> bool:
-    """Tell whether what is called the answer begins with several values, or with a sum that is false."""
+    """Return whether the text called the answer begins with several values, or with a false sum."""
     line, _ = _first_sentence(with_signs(stated))
     found = numbers_in(line)
     if not found or not _INTRODUCTION.fullmatch(line, 0, found[0].start):
@@ -244,13 +245,13 @@ def _states_too_much(stated: str) -> bool:
 
 
 def without_first_thoughts(text: str) -> str:
-    """Return what follows the last second thought ("wait", "actually"); all of the text where no number follows it."""
+    """Return the text after the last second thought ("wait", "actually"); the whole text if no number follows it."""
     cut = max((found.end() for found in _SECOND_THOUGHT.finditer(text)), default=0)
     return text[cut:] if cut and has_number(plain(text[cut:])) else text
 
 
 def answer_phrases(text: str) -> Iterator[str]:
-    """Yield what follows each "the answer is" of a response, to the end of its line, as plain text, from the last on."""
+    """Yield the rest of the line after each "the answer is", as plain text, last one first."""
     readable = plain(text[-MAX_TAIL_CHARS:])
     for phrase in list(_ANSWER_IS.finditer(readable))[: -MAX_PHRASES - 1 : -1]:
         stated = readable[phrase.end() : phrase.end() + MAX_LINE_CHARS].partition("\n")[0]
@@ -258,7 +259,7 @@ def answer_phrases(text: str) -> Iterator[str]:
 
 
 def _last_number(text: str) -> Fraction | None:
-    """Return what the last line with a number concludes with: its last number in bold, else that of its last sentence with one."""
+    """Return the conclusion of the last line with a number: its last bold number, else that of its last sentence."""
     for raw in reversed(text.splitlines()):
         line = with_signs(_LIST_MARK.sub("", plain(_FACTORIAL_IN_LATEX.sub("^", raw))))
         if not has_number(line):
@@ -271,7 +272,7 @@ def _last_number(text: str) -> Fraction | None:
 
 
 def _are_several(line: str) -> bool:
-    """Tell whether a line is nothing but several values: "x is 17, y is 18", "18 apples 19 pears"."""
+    """Return whether a line consists of several values: "x is 17, y is 18", "18 apples 19 pears"."""
     found = numbers_in(line) if len(line) <= MAX_BARE_CHARS else []
     gaps = [line[one.end : other.start] for one, other in pairwise(found)]
     if len({number.value for number in found}) < 2 or any(map(_OPERATOR.fullmatch, gaps)) or any(map(_EQUALS.fullmatch, gaps)):
@@ -282,7 +283,7 @@ def _are_several(line: str) -> bool:
 
 
 def _concluded(sentence: str) -> Fraction | None:
-    """Return the number behind the last equals sign of a sentence, else its last one; None when it is cut off or not worked out."""
+    """Return the number after a sentence's last equals sign, else its last one; None if cut off or not worked out."""
     sentence = _what_is_meant(sentence)
     found = numbers_in(sentence)
     if not found:
@@ -296,14 +297,14 @@ def _concluded(sentence: str) -> Fraction | None:
 
 
 def _first_sentence(text: str) -> tuple[str, str]:
-    """Return the first sentence of a text, and what follows it."""
+    """Return the first sentence of a text, and the rest."""
     text = text.strip()
     end = _SENTENCE_END.search(text)
     return (text[: end.start()], text[end.end() :]) if end else (text, "")
 
 
 def _what_is_meant(sentence: str) -> str:
-    """Return a sentence without what it says is not so, without reasons and asides; "" when it says two things."""
+    """Return a sentence without denials, reasons and asides; "" if it states two things."""
     for withdrawn in reversed(list(_WITHDRAWN.finditer(sentence))):
         sentence = sentence[withdrawn.end() :]
         if _THAT.match(sentence):  # "it is not true that it is 18"
@@ -316,7 +317,7 @@ def _what_is_meant(sentence: str) -> str:
 
 
 def _without_negations(sentence: str) -> str:
-    """Return a sentence without its clauses that deny something: "18, not 17" is "18"."""
+    """Return a sentence without its negated clauses: "18, not 17" becomes "18"."""
     for _ in range(MAX_PHRASES):
         if not (denied := _NEGATION.search(sentence)):
             break
@@ -326,7 +327,7 @@ def _without_negations(sentence: str) -> str:
 
 
 def _is_taken_back(rest: str, found: Sequence[Found]) -> bool:
-    """Tell whether what follows the first sentence of an answer is another number, or says that the first was wrong."""
+    """Return whether the text after an answer's first sentence retracts it, or has another number."""
     if _TAKEN_BACK.match(rest) or _offers_another(rest, {number.value for number in found}):
         return True
     others = numbers_in(rest)
@@ -336,7 +337,7 @@ def _is_taken_back(rest: str, found: Sequence[Found]) -> bool:
 
 
 def _offers_another(rest: str, values: Set[Fraction | None]) -> bool:
-    """Tell whether a text goes on with another number in place of the first: "or maybe 17", "Edit: it should be 20"."""
+    """Return whether a text continues with another number instead: "or maybe 17", "Edit: it should be 20"."""
     if not (offer := _OFFER.match(rest)):
         return False
     line = with_signs(plain(rest[offer.end() : offer.end() + MAX_BARE_CHARS].partition("\n")[0]))
@@ -347,7 +348,7 @@ def _offers_another(rest: str, values: Set[Fraction | None]) -> bool:
 
 
 def _are_accounted_for(line: str, found: Sequence[Found], start: int, end: int) -> bool:
-    """Tell whether the numbers of an answer beside its sum start..end say nothing else: premises before it, details behind."""
+    """Return whether the numbers beside the sum start..end are explained: premises before, details after it."""
     value = found[end].value
     for position in range(start):
         gap = line[found[position].end : found[position + 1].start]
@@ -371,7 +372,7 @@ def _are_accounted_for(line: str, found: Sequence[Found], start: int, end: int) 
 
 
 def _are_same(line: str, one: Found, other: Found) -> bool:
-    """Tell whether two numbers are one value: 18 and 18.00, 1/4 and 25%, 90 minutes and 1.5 hours."""
+    """Return whether two numbers have one value: 18 and 18.00, 1/4 and 25%, 90 minutes and 1.5 hours."""
     if one.value is None or other.value is None:
         return False
     if one.value == other.value:
@@ -383,7 +384,7 @@ def _are_same(line: str, one: Found, other: Found) -> bool:
 
 
 def _is_breakdown(value: Fraction | None, parts: Sequence[Fraction | None]) -> bool:
-    """Tell whether the numbers behind an answer are its parts: 22 legs, 12 from dogs and 10 from birds."""
+    """Return whether the numbers after an answer are its parts: 22 legs, 12 from dogs and 10 from birds."""
     return len(parts) > 1 and value in (sum(part or 0 for part in parts), _product(parts))
 
 
@@ -407,13 +408,13 @@ def _sentences_from_last(line: str) -> Iterator[str]:
 
 
 def _without_asides(line: str) -> str:
-    """Return a line without what stands in parentheses, unless its numbers do."""
+    """Return a line without its parentheses, unless they contain its only numbers."""
     without = _ASIDE.sub(" ", line)
     return without if without == line or has_number(without) else line
 
 
 def _behind_last_lead(line: str, found: Sequence[Found], *, colons: bool) -> int:
-    """Return the position of the number that the last equals sign (or "rounds to", a colon, "so") leads to; of the last number without."""
+    """Return the index of the number after the last "=" ("rounds to", a colon, "so"), else of the last number."""
     chosen = len(found) - 1
     has_equals, starts = False, [number.start for number in found]
     for lead in _LEAD.finditer(line):
@@ -429,13 +430,13 @@ def _behind_last_lead(line: str, found: Sequence[Found], *, colons: bool) -> int
 
 
 def _without_reason(line: str) -> str:
-    """Return a sentence without what follows "because", unless its numbers do."""
+    """Return a sentence without the clause after "because", unless that contains its only numbers."""
     reason = _REASON.search(line)
     return line[: reason.start()] if reason and has_number(line[: reason.start()]) else line
 
 
 def _result(line: str, found: Sequence[Found], start: int, joints: tuple[re.Pattern[str], ...]) -> Fraction | None:
-    """Return number `start`, or what the sum that begins there comes to; None without a result, or beside one of `joints`."""
+    """Return number `start`, or the result of the sum that begins there; None if it has none, or beside `joints`."""
     end = _end_of_sum(line, found, start)
     if end is None or _is_joined(line, found, start, joints) or _is_joined(line, found, end + 1, joints):
         return None
@@ -443,7 +444,7 @@ def _result(line: str, found: Sequence[Found], start: int, joints: tuple[re.Patt
 
 
 def _is_relation(line: str, found: Sequence[Found], start: int, end: int) -> bool:
-    """Tell whether the sum start..end is only a bound of the answer, or a part of what it says: "less than 18", "18 or more"."""
+    """Return whether the sum start..end is only a bound or a part of the answer: "less than 18", "18 or more"."""
     before = {line[max(0, found[position].start - 40) : found[position].start] for position in (start, end)}
     if any(_BELOW_OR_ABOVE.search(text) or _is_modified(_LAST_MARK.search(text)) for text in before):
         return True
@@ -451,16 +452,16 @@ def _is_relation(line: str, found: Sequence[Found], start: int, end: int) -> boo
 
 
 def _is_modified(mark: re.Match[str] | None) -> bool:
-    """Tell whether the mark beside a number is a sign that makes another value of it: a mathematical sign or command."""
+    """Return whether a number's neighbour changes its value: a mathematical sign or command."""
     sign = mark[1] if mark else ""
-    if len(sign) > 1:  # a command of LaTeX that `plain` does not know may mean anything
+    if len(sign) > 1:  # a LaTeX command unknown to `plain`, with unknown meaning
         return True
     is_arrow = "\u2190" <= sign <= "\u21ff" or "\u27f0" <= sign <= "\u27ff"
     return bool(sign) and sign not in _HARMLESS_SIGNS and not is_arrow and (sign in "!¬‰" or unicodedata.category(sign) == "Sm")
 
 
 def _end_of_sum(line: str, found: Sequence[Found], start: int) -> int | None:
-    """Return the position of the result of the sum that begins at number `start` (itself without operators), None without a result."""
+    """Return the index of the result of the sum at number `start` (`start` without operators), or None."""
     is_open = False
     for position in range(start, len(found) - 1):
         gap = line[found[position].end : found[position + 1].start]
@@ -474,7 +475,7 @@ def _end_of_sum(line: str, found: Sequence[Found], start: int) -> int | None:
 
 
 def _is_joined(line: str, found: Sequence[Found], position: int, joints: tuple[re.Pattern[str], ...]) -> bool:
-    """Tell whether number `position` is only one of several on offer together with a different one before it."""
+    """Return whether number `position` is one of several alternatives, next to a different number before it."""
     if not 0 < position < len(found) or _are_same(line, found[position - 1], found[position]):
         return False
     gap = line[found[position - 1].end : found[position].start]

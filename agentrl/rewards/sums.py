@@ -1,7 +1,9 @@
-"""Equations of numbers: `17 = 18` and `3 + 4 = 18` say two things, `18 = 18` nothing, `3 + 15 = 18` and `18 = 9 * 2` are 18.
+"""Equations in an answer: `3 + 15 = 18` and `18 = 9 * 2` state 18; `17 = 18` contradicts itself; `18 = 18`
+says nothing.
 
-A chain of equations whose sides differ in value states none. Sides are computed where they are nothing but numbers, operators and
-units; rounding as it is written is no difference (20 / 3 = 6.67), and what cannot be computed (2x = 36, 1 hour + 30 minutes) is believed.
+A chain of equations with sides of different values states no number. A side is evaluated if it consists of
+numbers, operators and units. Rounding is allowed to the precision written (20 / 3 = 6.67). A side that cannot
+be evaluated (2x = 36, 1 hour + 30 minutes) is trusted.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ MAX_BITS = 1000
 MAX_TOKENS = 80
 MAX_CHARS = 300
 MAX_ROUNDING = Fraction(1, 50)
-"""Of a side that is itself a sum of rounded numbers, relative; `≈` allows five times as much."""
+"""Relative, for a side that is itself a sum of rounded numbers. `≈` allows five times as much."""
 
 _POWER = re.compile(r"(?<![\w.^])(?P<base>[0-9]{1,4})\s?\^\s?\{?(?P<power>[0-9])\}?(?![\w^.!])")
 _FACTORIAL = re.compile(r"(?<![\w.^])(?P<of>[0-9]|1[0-9])!(?![!\w])")
@@ -39,7 +41,7 @@ _EMPTY = re.compile(r"[^0-9./%]")
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A number with its unit, or a sign: an operator, "=", "≈", "w" for a word, "." for the end of a clause, "?" for anything else."""
+    """A number with its unit, or a sign: an operator, "=", "≈", "w" (word), "." (end of a clause) or "?" (other)."""
 
     sign: str
     value: Fraction | None = None
@@ -52,7 +54,7 @@ class _Token:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """`values`: what a side may come to, the reading of its percents as numbers first; `step`: of its last digit, None for a sum."""
+    """`values`: possible values, with percents as numbers first. `step`: unit of its last digit, None for a sum."""
 
     values: tuple[Fraction, ...]
     step: Fraction | None
@@ -63,13 +65,13 @@ class _Side:
 
 
 def is_false(line: str) -> bool:
-    """Tell whether some equation of a line has two sides that can be computed, and differ."""
+    """Return whether some equation of a line has two sides that can be evaluated and differ."""
     line = line[-MAX_CHARS:]
     return bool(_EQUALS.search(line)) and any(not _agree(left, right, sign) for left, sign, right in _equations(line))
 
 
 def worked_out(line: str) -> Fraction | None:
-    """Return what a line that is nothing but sums and their result comes to: `2 * (16 - 7) = 18`, `18 = 9 * 2`, `1/4 = 25%`."""
+    """Return the result of a line of sums and their result: `2 * (16 - 7) = 18`, `18 = 9 * 2`, `1/4 = 25%`."""
     if len(line) > MAX_CHARS or not _EQUALS.search(line):
         return None
     equations = list(_equations(line))
@@ -85,7 +87,7 @@ def worked_out(line: str) -> Fraction | None:
 
 
 def is_no_result(line: str, found: Sequence[Found], end: int) -> bool:
-    """Tell whether number `end` stands in an equation of two equal numbers that says nothing: 18 = 18."""
+    """Return whether number `end` is in a trivial equation of two equal numbers: 18 = 18."""
     if end == 0 or not re.fullmatch(r"\s?=\s?", line[found[end - 1].end : found[end].start]):
         return False
     left, right = found[end - 1], found[end]
@@ -94,7 +96,7 @@ def is_no_result(line: str, found: Sequence[Found], end: int) -> bool:
 
 
 def _equations(line: str) -> Iterator[tuple[_Side, str, _Side]]:
-    """Yield the equations of a line of which both sides can be computed, with their signs."""
+    """Yield the equations of a line, with their signs, whose sides can both be evaluated."""
     tokens = _tokens(line)
     for position, token in enumerate(tokens):
         if token.sign not in "=≈":
@@ -137,7 +139,7 @@ def _tokens(line: str) -> list[_Token]:
 
 
 def _sign(found: re.Match[str]) -> str | None:
-    """Return the sign of a token between numbers; None for what says nothing: spaces, currency."""
+    """Return the sign of a token between numbers; None for spaces and currency symbols, which mean nothing."""
     if found["equals"]:
         return "≈" if found["equals"] == "≈" else "="
     if found["operator"]:
@@ -148,13 +150,13 @@ def _sign(found: re.Match[str]) -> str | None:
 
 
 def _step(written: str) -> Fraction:
-    """Return what the last digit of a number stands for: 0.01 of 6.67."""
+    """Return the unit of the last digit of a number: 0.01 for 6.67."""
     decimals = re.search(r"\.([0-9]+)(?:\s?[A-Za-z]+)?$", written)
     return Fraction(1, 10 ** len(decimals[1])) if decimals else Fraction(1)
 
 
 def _left_side(tokens: Sequence[_Token], *, is_inner: bool) -> _Side | None:
-    """Return the sum that ends at an equals sign; words may lead to it ("Total: she has 3 + 4"), but to no single number ("half of 36")."""
+    """Return the sum before an equals sign. Words may precede a sum ("she has 3 + 4"), but not a single number."""
     start = 0
     for position, token in enumerate(tokens):
         if token.sign == "?" or (token.sign == "w" and not _is_unit(tokens, position)):
@@ -168,7 +170,7 @@ def _left_side(tokens: Sequence[_Token], *, is_inner: bool) -> _Side | None:
 
 
 def _right_side(tokens: Sequence[_Token], *, is_inner: bool) -> _Side | None:
-    """Return the sum that begins behind an equals sign; words may follow it."""
+    """Return the sum after an equals sign; words may follow it."""
     end = len(tokens)
     for position, token in enumerate(tokens):
         if token.sign == "?" or (token.sign == "w" and not _is_unit(tokens, position)):
@@ -180,18 +182,18 @@ def _right_side(tokens: Sequence[_Token], *, is_inner: bool) -> _Side | None:
 
 
 def _is_unit(tokens: Sequence[_Token], position: int) -> bool:
-    """Tell whether a word is the first or second behind a number."""
+    """Return whether a word is the first or second after a number."""
     signs = [token.sign for token in tokens[max(0, position - 2) : position]]
     return signs[-1:] == ["n"] or signs == ["n", "w"]
 
 
 def _computed(tokens: Sequence[_Token]) -> _Side | None:
-    """Return what a sum of numbers comes to; None when it is none."""
+    """Evaluate a sum of numbers; None if it is not one."""
     terms = [token for token in tokens if token.sign != "w"]
     numbers = [token for token in terms if token.sign == "n"]
     if not numbers or any(token.value is None for token in numbers) or any(token.sign in "?.=≈" for token in terms):
         return None
-    values: dict[Fraction, None] = {}  # the reading as it stands goes first
+    values: dict[Fraction, None] = {}  # an ordered set; the literal reading comes first
     for reading in _READINGS:
         parser = _Parser(terms, reading)
         if (value := parser.sum()) is None or parser.position != len(terms):
@@ -213,7 +215,7 @@ def _as_share(token: _Token) -> Fraction:
 
 
 def _without_scale(token: _Token) -> Fraction:
-    """Return 3 of "3 million": the scale is a unit where only the result has it (120 - 60 = 60 million)."""
+    """Return 3 of "3 million": if only the result has a scale, it is a unit (120 - 60 = 60 million)."""
     return _as_written(token) / token.scale
 
 
@@ -221,7 +223,7 @@ _READINGS = (_as_written, _as_share, _without_scale)
 
 
 class _Parser:
-    """Sums of numbers, by precedence: `of` and a bracket behind a number multiply."""
+    """Recursive-descent parser of sums. `of`, and a bracket after a number, multiply."""
 
     def __init__(self, tokens: Sequence[_Token], read: Callable[[_Token], Fraction]) -> None:
         self._tokens, self._read, self.position = tokens, read, 0
@@ -270,7 +272,7 @@ class _Parser:
         return sign
 
     def _take_of(self) -> bool:
-        """Tell whether what stands before `of` is a share: 3/4 of 24, but not 5 parts of 25."""
+        """Return whether the operand before `of` is a share: 3/4 of 24, but not 5 parts of 25."""
         before = self._tokens[self.position - 1]
         self.position += 1
         return before.is_share or (before.value is not None and before.value < 1)
@@ -281,7 +283,7 @@ def _bounded(value: Fraction) -> Fraction | None:
 
 
 def _agree(left: _Side, right: _Side, sign: str) -> bool:
-    """Tell whether two sides are one value, but for rounding as the right one is written."""
+    """Return whether two sides have one value, up to rounding to the precision of the right one."""
     return any(_is_rounded(one, other, right.step, sign) for one in left.values for other in right.values)
 
 
@@ -296,7 +298,7 @@ def _is_rounded(exact: Fraction, written: Fraction, step: Fraction | None, sign:
 
 
 def _are_mixed(units: frozenset[str]) -> bool:
-    """Tell whether some units are of one kind, like hours and minutes: their numbers cannot be added."""
+    """Return whether units are of one kind, like hours and minutes: their numbers cannot simply be added."""
     return any(in_smaller_unit(Fraction(1), one, other) is not None for one in units for other in units)
 
 

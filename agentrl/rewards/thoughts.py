@@ -1,4 +1,4 @@
-"""What a model says in the end, without what it only thought: an answer inside `<think>` is none."""
+"""Removal of thoughts from a response: an answer inside `<think>` does not count."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TAG = re.compile(
 
 
 def without_thoughts(text: str) -> str:
-    """Return what follows the last closed thought, up to a thought that is not closed.
+    """Return the text after the last closed thought, up to an unclosed one.
 
-    Templates may open the thought in the prompt, so an end without a beginning ends one, too. Text between two thoughts is
-    work, not answer.
+    A chat template may open the thought in the prompt, so a closing tag without an opening one also ends a
+    thought. Text between two thoughts is work, not answer.
     """
     start = end = 0
     is_open = False

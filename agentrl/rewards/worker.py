@@ -1,8 +1,8 @@
-"""The process in which heavy rewards run, started by WorkerPool.
+"""The worker process of slow rewards, started by WorkerPool.
 
-It reads requests from standard input and writes replies to standard output, each a pickle behind its length. What a reward
-prints goes to standard error. The process ends with its input, which closes when its owner dies; a reward that hangs in
-Python code does not keep it.
+It reads requests from standard input and writes replies to standard output: pickles, each after its length. A
+reward's prints go to standard error. The process exits when its input ends, which also happens if its owner
+dies. A reward that hangs in Python code does not prevent that.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from agentrl.types import Failure, Task
 
 HEADER = struct.Struct("!Q")
 MAX_ANSWER_BYTES = 2**30
-"""Memory that scoring one answer may take where the reward bounds its answers."""
+"""Additional memory for scoring one answer, if the reward limits its answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class MakeRequest:
-    """Make the reward that later requests call `key`."""
+    """Create the reward that later requests refer to as `key`."""
 
     key: int
     recipe: Recipe
@@ -43,7 +43,7 @@ class MakeRequest:
 
 @dataclass(frozen=True, slots=True)
 class RehearseRequest:
-    """Rehearse the reward `key` on a task: a failure here has nothing to do with any answer."""
+    """Rehearse the reward `key` on a task: a failure here is not the fault of any answer."""
 
     key: int
     task: Task
@@ -51,7 +51,7 @@ class RehearseRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """Score `subject` (an attempt, or several) with the reward `key`."""
+    """Score `subject` (one attempt or several) with the reward `key`."""
 
     key: int
     subject: Any
@@ -62,14 +62,14 @@ Request = MakeRequest | RehearseRequest | ScoreRequest
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What `score` returned, or why it did not."""
+    """The result of `score`, or why it failed."""
 
     value: Any = None
     failure: Failure | None = None
 
 
 def frame(message: object) -> bytes:
-    """Return a message with its length before it."""
+    """Return a pickled message, preceded by its length."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(len(data)) + data
 
