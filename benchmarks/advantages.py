@@ -1,8 +1,9 @@
 """Advantages and PPO loss of 64 trajectories in 8,192 columns, on one thread: ours on action tokens, verl's on the padded batch.
 
-Both sides get the same rewards, values and masks of many turns, in one run; verl is called in an environment of its own
-(`--peers`), and reported as missing where there is none. GAE is whitened, as verl's always is. The loss is the mean over tokens, with
-its gradient. The values must agree. Times are of the CPU, so that other work on the machine does not count.
+Both sides get the same multi-turn rewards, values and masks, in one run. verl runs in its own environment
+(`--peers`) and is reported as missing without one. GAE is whitened, as always in verl. The loss is the mean
+over tokens, with its gradient. The values must agree. Times are CPU times, so that other work on the machine
+does not count.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ BATCH, COLUMNS, GROUP_SIZE = 64, 8192, 8
 GAMMA, LAM = 0.99, 0.95
 REPEATS = 30
 WANTED = {"gae": ("gae", 20.0), "grpo": ("grpo", 1.0), "grpo_vectorized": ("grpo", 1.0), "ppo_loss": ("ppo_loss", 1.0)}
-"""verl's function -> our estimator, how many times as fast it should be at least."""
+"""verl's function -> our estimator, and its minimum speedup."""
 
 OPTIONS = AdvantageOptions(gamma=GAMMA, lam=LAM, bootstrap_truncated=False, singleton="zero", passk_k=4, solved_reward=1.0, step_weight=1.0)
 
 
 def make_inputs(seed: int) -> dict[str, NDArray[Any]]:
-    """Return padded arrays [BATCH, COLUMNS]: spans of the model and of tools in turn, a reward on the last action token."""
+    """Return padded arrays [BATCH, COLUMNS]: model and tool spans alternate; the last action has a reward."""
     rng = np.random.default_rng(seed)
     mask = np.zeros((BATCH, COLUMNS), np.float32)
     for row in mask:
@@ -73,13 +74,13 @@ def compact(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> ActionBatch:
 
 
 def measure_ours(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
-    """Return the best time of each estimator that can run on the batch, in ms, and the values of those that verl has too."""
+    """Return the best time of each estimator in ms, and the values of those that verl also has."""
     batch = compact(inputs, dtype)
 
     def whitened_gae(batch: ActionBatch) -> Credit:
         return Credit(whiten(ESTIMATORS["gae"](batch, OPTIONS).advantages_A))
 
-    needless = {"remax", "gigpo"}  # they read what verl's functions are not given
+    needless = {"remax", "gigpo"}  # they need inputs that verl's functions do not get
     sides = {name: functools.partial(ESTIMATORS[name], options=OPTIONS) for name in ESTIMATORS if name not in needless}
     times = {name: best_ms(run, batch) for name, run in {**sides, "gae": whitened_gae}.items()}
     loss = ppo_loss(inputs, dtype)
@@ -89,7 +90,10 @@ def measure_ours(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> tuple[d
 
 
 def ppo_loss(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-    """Return what computes our clipped loss, a mean over tokens, and returns its gradient by the log-probabilities, f[A]."""
+    """Return a function that computes our clipped loss, a mean over tokens.
+
+    It returns the gradient by the log-probabilities, f[A].
+    """
     mask = inputs["mask"] > 0
     proximal, policy, advantages = (torch.from_numpy(inputs[name][mask]).to(dtype) for name in ("proximal", "policy", "advantages"))
     policy.requires_grad_()
@@ -110,7 +114,7 @@ def ppo_loss(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> Callable[[]
 def best_ms(run: Callable[[ActionBatch], object], batch: ActionBatch) -> float:
     runs = []
     for _ in range(REPEATS):
-        fresh = replace(batch)  # a batch keeps the sums that it was once asked for
+        fresh = replace(batch)  # a batch caches its sums
         started = time.process_time()
         run(fresh)
         runs.append(1e3 * (time.process_time() - started))

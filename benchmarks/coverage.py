@@ -1,11 +1,12 @@
-"""How often the 95 % intervals of an evaluation hold the truth: simulated evaluations, each of problems of its own.
+"""Coverage of the 95 % confidence intervals of evaluations, measured on simulated evaluations.
 
     python benchmarks/coverage.py --out docs/results/coverage.json
 
-An evaluation draws problems whose difficulty (the probability of a right attempt) follows a Beta distribution, plays n attempts at each
-and estimates pass@k, k = 1 being accuracy; the truth is the mean over all problems there might have been. The smaller the
-`concentration` of the distribution, the more problems are always or never solved; None: all are equally difficult. `rate` is the true
-pass@k. Asked for: 93-97 % at rates of 0.3 to 0.7, at least 90 % at 0.1 and 0.9. The exit code says whether that holds.
+An evaluation draws its own problems, whose difficulty (the probability of a correct attempt) has a Beta
+distribution, plays n attempts at each and estimates pass@k; k = 1 is accuracy. The true value is the mean
+over the distribution. The smaller its `concentration`, the more problems are always or never solved; None:
+all are equally difficult. `rate` is the true pass@k. Required: a coverage of 93-97 % at rates of 0.3 to 0.7,
+and at least 90 % at 0.1 and 0.9. The exit code is 0 if that holds.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CHUNK = 100
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """coverage: share of evaluations whose interval holds `rate`; width: mean of the intervals."""
+    """coverage: share of evaluations whose interval contains `rate`. width: mean width of the intervals."""
 
     num_problems: int
     n: int
@@ -71,7 +72,7 @@ def main() -> int:
 
 
 def measure(numbers: list[int], num_evaluations: int, seed: int) -> Iterator[Cell]:
-    """Yield one cell per combination; each has random numbers of its own."""
+    """Yield one cell per combination, each with its own random numbers."""
     combinations = itertools.product(numbers, DESIGNS, CONCENTRATIONS, RATES)
     for index, (num_problems, (n, k), concentration, rate) in enumerate(combinations):
         rng = np.random.default_rng((seed, index))
@@ -87,7 +88,7 @@ def measure(numbers: list[int], num_evaluations: int, seed: int) -> Iterator[Cel
 
 
 def difficulties(rng: np.random.Generator, rate: float, k: int, concentration: float | None, shape: tuple[int, int]) -> np.ndarray:
-    """Draw the probability of a right attempt at each problem, f64[shape], from a population whose pass@k is `rate`."""
+    """Draw each problem's probability of a correct attempt, f64[shape]; the population's pass@k is `rate`."""
     if concentration is None:
         return np.full(shape, 1 - (1 - rate) ** (1 / k))
 

@@ -4,11 +4,13 @@
     python benchmarks/gpu_step.py --compile --microbatch-tokens 32768
     python benchmarks/gpu_step.py --peak-tflops 989                 # a GPU that is not in the table
 
-Without a GPU a model of two small layers takes the same way on the CPU, in float32; without --peak-tflops no utilisation is printed then.
+Without a GPU, a model of two small layers runs the same code on the CPU in float32; utilisation is then
+printed only with --peak-tflops.
 
-Counted are the operations that the model needs, whatever was computed to get them: 2 per parameter of a matrix and token in a forward (the
-head included, the embedding's rows are only read), 2 x length x width x layers per token for causal attention, twice as many again in the
-backward pass. Recomputed activations and logits are not counted, so gradient checkpointing lowers the figure, as it should.
+Only the operations that the model needs are counted. A forward has 2 per matrix parameter and token (with the
+head, without the embedding, which is a lookup), and 2 x length x width x layers per token for causal
+attention. A backward has twice as many. Recomputed activations and logits are not counted, so gradient
+checkpointing lowers the figure.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "H800": 989.0, "A100": 312.0, "A800
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one batch takes: tokens, and floating-point operations of a forward; a backward has twice as many."""
+    """The work of one batch: tokens, and FLOPs of a forward; a backward has twice as many."""
 
     num_tokens: int
     forward_flops: float
@@ -67,7 +69,7 @@ class Work:
 
 
 def count_work(sizes: dict[str, Any], lengths: Sequence[int]) -> Work:
-    """Count the operations of sequences of these lengths, every token of which goes through the head."""
+    """Count the operations of sequences of these lengths; every token goes through the head."""
     hidden, layers, heads = sizes["hidden_size"], sizes["num_hidden_layers"], sizes["num_attention_heads"]
     key_values = hidden // heads * sizes["num_key_value_heads"]
     per_layer = 2 * hidden * hidden + 2 * hidden * key_values + 3 * hidden * sizes["intermediate_size"]
@@ -79,7 +81,10 @@ def count_work(sizes: dict[str, Any], lengths: Sequence[int]) -> Work:
 
 
 def make_batch(vocabulary: int, *, num_tokens: int, mean_length: int) -> list[Sample]:
-    """Return sequences of exponential length, `num_tokens` in all; nothing is a prompt, so that all tokens but each first are learned."""
+    """Return sequences of exponential length without prompts, `num_tokens` in all.
+
+    The loss covers all tokens but the first of each sequence.
+    """
     rng = np.random.default_rng(0)
     samples: list[Sample] = []
     left = num_tokens
@@ -103,7 +108,7 @@ def open_learner(sizes: dict[str, Any], options: LearnerConfig, *, dtype: str, a
 
 
 def seconds_of(work: Callable[[], object], *, warmups: int, repeats: int) -> float:
-    """Return the median wall-clock seconds of one call; the first ones, which compile and allocate, are not counted."""
+    """Return the median wall-clock seconds of a call, without warm-up calls, which compile and allocate."""
     seconds = []
     for count in range(warmups + repeats):
         started = time.perf_counter()
@@ -119,7 +124,7 @@ def peak_tflops(given: float | None) -> float | None:
     """Return the GPU's peak in dense bfloat16; None on a CPU.
 
     Raises:
-        SystemExit: the GPU is not in the table, and nothing is given.
+        SystemExit: the GPU is not in the table, and `given` is None.
     """
     if given is not None or not torch.cuda.is_available():
         return given
@@ -131,7 +136,7 @@ def peak_tflops(given: float | None) -> float | None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Time scores and update of one batch, and relate them to the peak."""
+    """Time scoring and update of one batch, and relate them to the peak."""
     has_gpu = torch.cuda.is_available()
     peak = peak_tflops(arguments.peak_tflops)
     sizes = dict(QWEN2_HALF_BILLION if has_gpu else SMALL)

@@ -1,7 +1,8 @@
-"""How large the program is, and how far one has to walk in it: counted from the sources alone, in seconds.
+"""Size and coupling of the code base, counted from the sources alone, in seconds.
 
-A module counts as one-importer when exactly one other module of the program imports it. A method forwards when all it does is to call a
-method of a part of itself with its own arguments. A circle is a set of modules that import each other, also within functions.
+A module is a one-importer if exactly one other module of the program imports it. A method forwards if it only
+calls a method of one of its attributes with its own arguments. A circle is a set of modules that import each
+other, imports within functions included.
 
 Usage: python benchmarks/house.py [--out docs/results/house.json]
 """
@@ -23,7 +24,7 @@ PLUGINS = ("agents", "tools", "interactions")
 """Folders at the root that are packages of `agentrl`."""
 SHORT_LINES = 60
 TAKE_THE_WHOLE = {"agentrl.controller.train", "agentrl.controller.run", "agentrl.controller.placement", "agentrl.controller.start"}
-"""Modules that the whole config belongs to, beside those of `agentrl.config`."""
+"""Modules, besides those of `agentrl.config`, that may take the whole config."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def read_modules(root: Path = ROOT) -> dict[str, Module]:
 
 
 def count_code(text: str, tree: ast.Module) -> int:
-    """Return the lines that hold code: no blank ones, comments or docstrings."""
+    """Return the number of lines with code, without blank lines, comments and docstrings."""
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER):
@@ -65,7 +66,7 @@ def count_code(text: str, tree: ast.Module) -> int:
 
 
 def imports_of(module: Module, modules: Mapping[str, Module]) -> set[str]:
-    """Return the modules of the program that a module imports, wherever in its file."""
+    """Return the modules of the program that a module imports anywhere in its file."""
     found = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
@@ -112,7 +113,7 @@ def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def forwards(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Tell whether a method does nothing but to call a method of a part of itself with its own arguments."""
+    """Return whether a method only calls a method of one of its attributes with its own arguments."""
     body = [node for node in method.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
     if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr) or method.name.startswith("__"):
         return False
@@ -132,7 +133,7 @@ def takes_the_whole(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def measure(modules: Mapping[str, Module]) -> dict[str, object]:
-    """Return the counts, with the names behind those that should be small."""
+    """Return the counts; for those that should be small, the names."""
     graph = {name: imports_of(module, modules) for name, module in modules.items()}
     importers = Counter(imported for imports in graph.values() for imported in imports)
     alone = [name for name in modules if importers[name] == 1 and not name.endswith("__init__")]

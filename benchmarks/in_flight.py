@@ -1,10 +1,12 @@
-"""10,000 trajectories in flight on ONE rollout actor: memory of each, gaps of its event loop, collections of garbage, open files.
+"""10,000 trajectories in flight on ONE rollout actor: memory, event loop gaps, garbage collection, open
+files.
 
     python benchmarks/in_flight.py --out runs/bench/in_flight.json
 
-The whole of RolloutWorker plays (trio, asyncio tools, HTTP, rewards, Arrow), all but Ray; paced servers in processes of their own answer
-(paced_server.py). Trajectories have three turns and two tool calls. They are played once with short prompts and once with long ones: what a
-trajectory holds per token of its own is the slope between the two, and what it holds beyond its tokens is the rest.
+The complete RolloutWorker plays (trio, asyncio tools, HTTP, rewards, Arrow), without Ray; paced servers
+answer from their own processes (paced_server.py). Trajectories have three turns and two tool calls. They are
+played with short and with long prompts: the slope between the two is the memory per token, and the intercept
+is the memory besides tokens.
 """
 
 from __future__ import annotations
@@ -43,16 +45,18 @@ GROUP_SIZE = 8
 POLL_S = 0.5
 KIB = 1024
 GENERATING = 0.75
-"""Share of the trajectories whose requests are with a server when the ramp is over; in the long run it is 3 / 3.6."""
+"""The ramp ends when this share of the trajectories is generating; the steady state is 3 / 3.6."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One run. Seconds, unless the name says otherwise; `ramp` is the time until all are in flight, `steady` the time behind it.
+    """The figures of one run, in seconds unless noted. ramp: until all are in flight. steady: after that.
 
-    bytes_each: growth of the process's resident memory per trajectory in flight. tokens_each: that a trajectory held at that moment.
-    connections: open files of the process, at most. loop_share: CPU time of the loop's thread per second. collections: generation ->
-    (number, longest, sum, objects that were garbage); objects_each: that the collector looks at, per trajectory.
+    bytes_each: growth of resident memory per trajectory in flight.
+    tokens_each: tokens of a trajectory at that time.
+    connections: maximum of open files. loop_share: CPU seconds of the loop's thread per second.
+    collections: generation -> (number, longest, sum, garbage objects).
+    objects_each: objects tracked by the garbage collector, per trajectory.
     """
 
     prompt_tokens: int
@@ -75,7 +79,7 @@ class Figures:
 
 
 class Endless:
-    """A replay buffer that always has another group, and encodes what comes back as the real one is sent it."""
+    """A replay buffer that always has another group; it encodes finished trajectories as for the real one."""
 
     def __init__(self, prompt: str) -> None:
         self._prompt = prompt
@@ -112,7 +116,7 @@ class Endless:
 
 
 class Collections:
-    """How often garbage was collected and how long that took, by generation."""
+    """Number and duration of garbage collections by generation."""
 
     def __init__(self) -> None:
         self.seconds: dict[int, list[float]] = {0: [], 1: [], 2: []}
@@ -227,7 +231,7 @@ def grown(before: dict[str, float], after: dict[str, float]) -> dict[str, float]
 
 
 def show_memory(in_flight: int) -> None:
-    """Print which lines hold most memory, per trajectory."""
+    """Print the source lines that allocated most memory, per trajectory."""
     snapshot = tracemalloc.take_snapshot()
     for line in snapshot.statistics("lineno")[:45]:
         frame = line.traceback[0]
@@ -236,7 +240,7 @@ def show_memory(in_flight: int) -> None:
 
 
 def run_child(args: argparse.Namespace, prompt_tokens: int) -> dict[str, Any]:
-    """Measure in a process of its own: the memory of one run must not be the ground of the next."""
+    """Measure in a child process, so that runs do not share memory."""
     command = [sys.executable, __file__, *sys.argv[1:], "--child", str(prompt_tokens)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,7 +1,8 @@
-"""A server that speaks the rollout routes of the protocol and answers at once: what is left is the client's own cost.
+"""A fake inference server that answers at once, to measure the client's own cost.
 
-The k-th request of a trajectory gets the k-th of the given turns; tokens come as ids on standard input, one JSON line:
-{"turns": [[...], ...]}. Prints its port.
+It implements the protocol's rollout routes. The k-th request of a trajectory gets the k-th of the given
+turns. Turns are read as token ids from one JSON line on standard input: {"turns": [[...], ...]}. It prints
+its port.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def reply_of(turn: list[int]) -> bytes:
-    """Return the body of a reply that samples `turn`."""
+    """Return the body of a reply whose sampled tokens are `turn`."""
     meta = {
         "finish_reason": {"type": "stop", "matched": turn[-1]},
         "output_token_logprobs": [[-0.5, token, None] for token in turn],

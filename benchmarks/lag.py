@@ -1,11 +1,12 @@
-"""What old tokens cost, and what correcting for them gives back: the quickstart task with a lag of 8 versions, several seeds.
+"""Effect of stale tokens and of their correction, on the quickstart task with a lag of 8, several seeds.
 
     python benchmarks/lag.py --seeds 0,1,2 --out docs/results/lag.json
 
-Four rows: `on_policy` waits for every publish; the others learn from tokens of `--max-staleness` versions ago, `decoupled` with the
-importance weight of the proximal policy over the one that sampled, `bypass` by the clipped ratio to the one that sampled, `uncorrected` as
-if they were fresh. The servers are kept so far ahead on purpose (see train_behind.py), so the lag is the same on every machine.
-Runs that are in the JSON, for the same overrides and commit, are not made again.
+Four rows. `on_policy` waits for every publish. The others train on tokens that are `--max-staleness` versions
+old: `decoupled` with the importance weight of the proximal over the behavior policy, `bypass` with the
+clipped ratio to the behavior policy, `uncorrected` as if the tokens were fresh. The lag is forced (see
+train_behind.py), so it is the same on every machine. Runs that are in the JSON file, for the same overrides
+and commit, are not repeated.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def mean_accuracy(measured: list[Figures], row: str) -> float | None:
 
 
 def is_recovered(measured: list[Figures], *, within: float) -> bool:
-    """Say whether `decoupled` reaches what `on_policy` does, where both were measured."""
+    """Return whether `decoupled` reaches the accuracy of `on_policy`; True unless both were measured."""
     fresh, old = mean_accuracy(measured, BASELINE), mean_accuracy(measured, "decoupled")
     return fresh is None or old is None or old >= fresh - within
 

@@ -1,10 +1,11 @@
-"""Peak memory and CPU time of one update under the keys that trade one for the other (docs/tuning.md).
+"""Peak memory and CPU time of one update with the config keys that trade memory for time (docs/tuning.md).
 
     python benchmarks/learner_memory.py           # --tokens 2048 --hidden 384 --layers 6
 
-Every way makes the same update of the same model, in sequences of 256 tokens, in a process of its own. Memory is the growth of the largest
-resident set over what the process held before the learner was built: weights, gradients, optimizer state, activations, copies of libraries.
-Time is CPU seconds of one thread, so the neighbours on a busy machine count little.
+Every variant makes the same update of the same model, on sequences of 256 tokens, in its own process. Memory
+is the growth of the peak resident set since before the learner was built: weights, gradients, optimizer
+state, activations, buffers of libraries. Time is CPU seconds of one thread, so other processes on a busy
+machine matter little.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ WAYS = ("plain", "quarter_microbatches", "checkpointing", "lora", "lora_bfloat16
 
 
 def make_learner(way: str, sizes: dict[str, int], tokens: int) -> tuple[Learner, int]:
-    """Return the learner of a way, and the tokens of its microbatches."""
+    """Return the learner of a variant, and the tokens of its microbatches."""
     budget = tokens // 4 if way == "quarter_microbatches" else tokens
     lora = LoRAConfig(rank=LORA_RANK if way.startswith("lora") else 0)
     model = ModelConfig(lora=lora, dtype="bfloat16" if way == "lora_bfloat16" else "float32")
@@ -77,7 +78,10 @@ def make_batch(tokens: int, vocabulary: int) -> list[Sample]:
 
 
 def run_way(way: str, sizes: dict[str, int], tokens: int) -> dict[str, float]:
-    """Make two updates and return the peak of both and the time of the second: the first also makes the optimizer's state."""
+    """Make two updates; return the peak of both and the time of the second.
+
+    The first also allocates optimizer state.
+    """
     torch.set_num_threads(1)
     before = psutil.Process().memory_info().rss
     learner, budget = make_learner(way, sizes, tokens)

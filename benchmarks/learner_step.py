@@ -1,14 +1,16 @@
-"""Tokens per second of the learner's update: packed against padded, at several budgets, and beside TRL's GRPO step.
+"""Tokens per second of the learner's update: packed at several budgets, padded, and TRL's GRPO step.
 
     python benchmarks/learner_step.py             # --repeats 3 --budgets 1024 2048 4096 8192
 
-The batch is fixed and long-tailed: one sequence of 1,024 tokens and 31 whose lengths are exponential with a mean of 150. All ways see the
-same tokens, model and optimizer, and only the batch's own tokens are counted, never padding. Padded means what trainers without packing
-do: rows of the longest length with an attention mask, one forward and backward over all of them, the logits of every position.
+The batch is fixed and long-tailed: one sequence of 1,024 tokens, and 31 of exponential length with a mean of
+150. All variants get the same tokens, model and optimizer. Only the batch's own tokens count, never padding.
+The padded variant is a trainer without packing: sequences padded to the longest, with an attention mask, one
+forward and backward over all of them, logits of every position.
 
-Budgets take turns, one update each, so that whatever else the machine does slows all of them alike; the padded way follows. One thread
-computes; its CPU time counts, and wall-clock stands beside it. TRL's step is measured on its own batch (`trl_grpo.py`: 16 prompts in
-groups of 8, at most 64 tokens each, 4 layers of 128, a vocabulary of 400) and ours, of the same model, on one of the same shape.
+Budgets alternate, one update each, so that other load on the machine slows all of them equally; the padded
+variant follows. One thread computes; its CPU time counts, and wall-clock time is reported as well. TRL's step
+is measured on its own batch (`trl_grpo.py`: 16 prompts in groups of 8, at most 64 tokens each, 4 layers of
+128, a vocabulary of 400); ours uses the same model and a batch of the same shape.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def model_sizes(hidden: int, layers: int, vocabulary: int) -> dict[str, int]:
 
 
 def make_batch(vocabulary: int) -> list[Sample]:
-    """Return the fixed batch; everything behind a prompt of 16 tokens was sampled."""
+    """Return the fixed batch: prompts of 16 tokens, all later tokens are sampled ones."""
     rng = np.random.default_rng(0)
     lengths = [LONGEST, *np.clip(rng.exponential(MEAN_SHORT, NUM_SHORT).astype(int), PROMPT + 2, LONGEST)]
     return [_sample(index, int(length), vocabulary, rng) for index, length in enumerate(lengths)]
@@ -74,14 +76,14 @@ def open_learner(sizes: dict[str, int]) -> Learner:
 
 
 def packed_update(learner: Learner, batch: list[Sample], budget: int, *, shared_prefix: bool = False) -> Update:
-    """Return one update of the learner at this budget."""
+    """Return a function that makes one update of the learner with this token budget."""
     [microbatches] = pack(batch, max_tokens=budget, world_size=1, parity_tokens=learner.parity_tokens(), shared_prefix=shared_prefix)
     scored = learner.score(microbatches)
     return lambda: learner.update(scored)
 
 
 def padded_update(batch: list[Sample], sizes: dict[str, int]) -> Update:
-    """Return one update of a plain trainer: rows padded to the longest, logits of every position."""
+    """Return a function that updates without packing: sequences padded to the longest, all logits."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(Qwen2Config(**sizes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
@@ -107,7 +109,7 @@ def padded_update(batch: list[Sample], sizes: dict[str, int]) -> Update:
 
 
 def take_turns(updates: Mapping[str, Update], repeats: int) -> dict[str, dict[str, float]]:
-    """Return the median CPU and wall seconds of each update, behind one round that is not counted."""
+    """Return the median CPU and wall-clock seconds of each update, after one warm-up round."""
     rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in updates}
     for count in range(repeats + 1):
         for name, update in updates.items():
@@ -120,9 +122,9 @@ def take_turns(updates: Mapping[str, Update], repeats: int) -> dict[str, dict[st
 
 
 def measure_trl(script: Path, repeats: int) -> dict[str, float] | None:
-    """Return what TRL's script prints, None where TRL's environment is not installed.
+    """Return the figures that TRL's script prints; None if TRL's environment is not installed.
 
-    It stands in an environment of its own, named by its Python in $AGENTRL_PEERS_PYTHON, because TRL pins other versions.
+    TRL pins other versions, so it has its own environment; $AGENTRL_PEERS_PYTHON is its Python.
     """
     python = os.environ.get(PEERS_PYTHON)
     if python is None or not Path(python).is_file() or not script.is_file():
@@ -160,7 +162,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     learner = open_learner(sizes)
     updates = {f"packed {budget}": packed_update(learner, batch, budget) for budget in arguments.budgets}
     seconds = take_turns(updates, arguments.repeats)
-    # Behind them: whatever runs after the padded update pays for the heap that it leaves torn, up to a third of a packed update.
+    # Last: the padded update leaves a fragmented heap, which slows later updates by up to a third.
     seconds |= take_turns({"padded": padded_update(batch, sizes)}, arguments.repeats)
     learner.close()
     for name, own in seconds.items():
@@ -173,7 +175,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare_prefixes(arguments: argparse.Namespace) -> list[dict[str, float]]:
-    """Measure what it saves to compute the prompt of a group of 8 once, by the length of the prompt."""
+    """Measure the gain from computing the shared prompt of a group of 8 once, by prompt length."""
     sizes = model_sizes(arguments.hidden, arguments.layers, arguments.vocabulary)
     learner, found = open_learner(sizes), []
     for prompt in arguments.prompts:
@@ -189,7 +191,7 @@ def compare_prefixes(arguments: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def make_groups(prompt: int, vocabulary: int) -> list[Sample]:
-    """Return two groups of 8 attempts behind one prompt each; responses are exponential with a mean of 250."""
+    """Return two groups of 8 attempts with one prompt each; responses are exponential with a mean of 250."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.exponential(250.0, 16).astype(int), 8, 1000)
     batch = [_sample(index, prompt + int(n), vocabulary, rng, prompt=prompt) for index, n in enumerate(lengths)]
@@ -198,7 +200,7 @@ def make_groups(prompt: int, vocabulary: int) -> list[Sample]:
 
 
 def compare_trl(script: Path, repeats: int) -> dict[str, Any] | None:
-    """Measure our update on a batch of the shape of TRL's, and TRL's step where it is installed."""
+    """Measure our update on a batch of TRL's shape, and TRL's step if it is installed."""
     rng = np.random.default_rng(0)
     batch = [_sample(index, TRL_PROMPT + TRL_RESPONSE, TRL_VOCABULARY, rng, prompt=TRL_PROMPT) for index in range(TRL_ATTEMPTS)]
     learner = open_learner(model_sizes(128, 4, TRL_VOCABULARY) | {"intermediate_size": 256, "tie_word_embeddings": True})

@@ -1,11 +1,12 @@
-"""The compiled kernels of log-probabilities beside the eager operators: values and gradients against float64, and time.
+"""Compiled against eager kernels of log-probabilities: errors against float64 (values, gradients), and time.
 
     python benchmarks/logprob_kernels.py                    # on a GPU: torch.compile's Triton kernels; else its C++ kernels of a CPU
     python benchmarks/logprob_kernels.py --interpret        # the Triton kernels without a GPU, by Triton's interpreter: minutes
 
-`--interpret` needs the package triton, which torch for CPUs comes without: `pip install --no-deps --target FOLDER triton`, and FOLDER in
-PYTHONPATH. The interpreter has no `libdevice`: its exp and tanh are replaced by Triton's own exp. Gradients were seen off
-by 2.5e-3 there where eager ones were by 1.7e-3; whether its rounding to bfloat16 is the reason was not looked into.
+`--interpret` needs the package triton, which torch for CPUs does not include:
+`pip install --no-deps --target FOLDER triton`, with FOLDER in PYTHONPATH. The interpreter has no `libdevice`:
+its exp and tanh are replaced by Triton's exp. Its gradients had errors of 2.5e-3, against 1.7e-3 of eager
+ones; the cause, perhaps its rounding to bfloat16, is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TEMPERATURE = 0.7
 
 
 def interpret_triton() -> None:
-    """Let torch.compile make Triton kernels for a CPU, and Triton interpret them."""
+    """Make torch.compile generate Triton kernels for a CPU, and Triton interpret them."""
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
     import triton
     import triton.language as tl
@@ -37,7 +38,7 @@ def interpret_triton() -> None:
     from triton.backends.compiler import GPUTarget
 
     class Driver:
-        """What the code generator asks of a GPU."""
+        """The part of a GPU driver that the code generator calls."""
 
         def get_current_target(self) -> GPUTarget:
             return GPUTarget("cuda", 90, 32)
@@ -51,7 +52,8 @@ def interpret_triton() -> None:
 
 
 def compare(kernels: ChunkKernels, num_tokens: int, vocabulary: int, form: HeadForm, device: str) -> dict[str, Any]:
-    """Return the largest errors against float64 from the same bfloat16 products, and the seconds of a second call."""
+    """Return the largest errors against float64 on the same bfloat16 products, and seconds of a second
+    call."""
     torch.manual_seed(0)
     products = (3 * torch.randn(num_tokens, vocabulary, device=device)).bfloat16()
     targets = torch.randint(vocabulary, (num_tokens,), device=device)

@@ -1,11 +1,11 @@
-"""Peak memory of log-probabilities with gradient: from hidden states in chunks, beside torch's own operators on all logits at once.
+"""Peak memory of log-probabilities with gradient: by chunks of hidden states, or torch's on all logits.
 
     python benchmarks/logprob_memory.py     # --tokens 8192: plain would need about 24 GB there
 
-Each path runs in a process of its own: what is reported is the growth of its largest resident set over what it held before, the hidden
-states, the weight and their gradients' targets included in neither. On a GPU (`--device cuda`) it is the allocator's peak. Of a path
-that the free memory does not hold, so many tokens are measured as it does hold, and peak and time scaled to all of them: both are
-proportional to the tokens.
+Each path runs in its own process. Reported is the growth of the peak resident set, without hidden states, the
+weight and the targets. On a GPU (`--device cuda`) it is the allocator's peak. If a path does not fit into the
+free memory, as many tokens as fit are measured, and peak and time are scaled up: both are proportional to the
+number of tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentrl.algorithms.logprobs import linear_logprobs_and_entropy, logprobs_an
 PATHS = ("chunked", "logits", "plain")
 HIDDEN = 64
 TENSORS = {"logits": 4, "plain": 6}
-"""Of [tokens, vocabulary] in float32 that a path holds at once, with one to spare."""
+"""Number of f32[tokens, vocabulary] tensors that a path allocates at once, plus one as margin."""
 SHARE_OF_FREE = 0.7
 
 

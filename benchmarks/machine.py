@@ -1,4 +1,4 @@
-"""Where a benchmark ran: the commit and the processor, which come first in every result."""
+"""Facts about where a benchmark ran (commit, processor), which come first in every result file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def facts() -> dict[str, str | int]:
-    """Return what a figure depends on beside its settings."""
+    """Return the commit and the machine's properties, on which figures depend."""
     return {"commit": current_commit(), "cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "torch": torch.__version__}
 
 
 def current_commit() -> str:
-    """Return the short hash of what is checked out, with `+` where files of it are changed."""
+    """Return the short hash of the commit that is checked out, with `+` if files have changed since."""
     described = subprocess.run(
         ["git", "describe", "--always", "--exclude=*", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -27,7 +27,7 @@ def current_commit() -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's name with its family and model, which a virtual machine tells even where it hides the name."""
+    """Return the processor's name, family and model; virtual machines may hide only the name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -37,13 +37,13 @@ def cpu_name() -> str:
 
 
 def write_result(out: Path | None, result: Mapping[str, object]) -> None:
-    """Write a result behind the facts of this machine; None: nowhere."""
+    """Write the facts of this machine and the result to `out`; None: write nothing."""
     if out is not None:
         write_whole(out, {**facts(), **result})
 
 
 def write_whole(file: Path, content: object) -> None:
-    """Write JSON so that the file is the old one or the new one, whenever this is interrupted."""
+    """Write JSON atomically: after an interruption, the file is either the old or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_suffix(".tmp")
     beside.write_text(json.dumps(content, indent=1) + "\n")

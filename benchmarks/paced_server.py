@@ -1,8 +1,9 @@
-"""A server that speaks the protocol's rollout routes but only waits: a pace per token, long-tailed lengths, turns that end in a tool call.
+"""A fake inference server that only waits: fixed time per token, long-tailed lengths, turns with tool calls.
 
-It stands in for a GPU server in benchmarks of waiting: what it costs is time, not cores. The k-th trajectory that a server meets gets the
-k-th script of a seeded sequence: how long each of its turns is (log-normal), and how long each tool call takes (exponential). So two
-runs see the same work, in whatever order it is done. A call names its seconds, for `wait` of paced_tool.py to sleep.
+It implements the protocol's rollout routes, and replaces a GPU server in benchmarks of waiting: it costs
+time, not cores. The k-th trajectory of a server gets the k-th script of a seeded sequence: lengths of its
+turns (log-normal) and durations of its tool calls (exponential). So two runs have the same work, in whatever
+order it is done. A tool call names its seconds, which `wait` of paced_tool.py sleeps.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ FAULTS: tuple[Fault, ...] = ("500", "half_a_body", "never")
 
 @dataclass(frozen=True)
 class Workload:
-    """What every trajectory does, and how fast a server is.
+    """The distribution of trajectories, and the speed of a server.
 
-    slots: requests answered at once, each at `seconds_per_token`; further ones wait. mean_tokens: of a turn, log-normal with `sigma`,
-    `max_tokens` at most. tool_share: mean latency of the tool in mean turns, exponential. fault_share: of the generations, that fail: with
-    500, with half a body, or by no answer at all.
+    slots: number of concurrent requests, each at `seconds_per_token`; further requests wait.
+    mean_tokens: of a turn; log-normal with `sigma`, at most `max_tokens`.
+    tool_share: mean latency of a tool call (exponential), as a share of the mean time of a turn.
+    fault_share: share of generations that fail: with status 500, with half a body, or without an answer.
     """
 
     seconds_per_token: float
@@ -67,29 +69,29 @@ class Workload:
         return self.mean_tokens * self.seconds_per_token
 
     def seconds_of(self, num_tokens: float) -> float:
-        """Return how long all slots together take for so many tokens: tokens / (slots x rate)."""
+        """Return the seconds that all slots together need for `num_tokens`: tokens / (slots x rate)."""
         return num_tokens * self.seconds_per_token / self.slots
 
 
 class Script:
-    """What one trajectory has left to do: lengths of its turns in tokens, seconds of the tool call at the end of each but the last."""
+    """The remaining work of a trajectory: tokens per turn, and seconds of the tool calls between turns."""
 
     def __init__(self, workload: Workload, rng: np.random.Generator) -> None:
         median = workload.mean_tokens / np.exp(workload.sigma**2 / 2)
         lengths = rng.lognormal(np.log(median), workload.sigma, size=workload.turns)
         self._lengths = np.clip(lengths, 1, workload.max_tokens).astype(int).tolist()
         self._latencies = rng.exponential(workload.tool_share * workload.mean_turn_s, size=workload.turns - 1).tolist()
-        self._rest: list[int] | None = None  # tokens of the turn that is under way
+        self._rest: list[int] | None = None  # remaining tokens of the current turn
 
     def turn(self, words: Words) -> list[int]:
-        """Return the tokens that are left of the turn under way, or begin the next."""
+        """Return the remaining tokens of the current turn, or those of the next turn."""
         if self._rest is None:
             latency = self._latencies.pop(0) if len(self._lengths) > 1 else None
             self._rest = words.turn(self._lengths.pop(0), latency)
         return self._rest
 
     def take(self, num_tokens: int) -> None:
-        """Record that so many tokens of the turn were sampled."""
+        """Record that `num_tokens` of the turn were sampled."""
         assert self._rest is not None, "no turn was begun"
         self._rest = self._rest[num_tokens:] or None
 
@@ -99,11 +101,14 @@ class Script:
 
 
 class Words:
-    """Writes turns of a given length in tokens; a call needs some two dozen, and a turn with one is no shorter."""
+    """Writes turns of a given length in tokens.
+
+    A tool call needs about two dozen, which is the minimum then.
+    """
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
-        # Whole words, whose ids are beyond the small integers that Python keeps once for all: a real vocabulary's are, too.
+        # Whole words, whose ids are above Python's cached small integers, as in a real vocabulary.
         words = [id for id in range(257, chat.vocab_size) if chat.decode([id], skip_special=True).strip().isalpha()]
         self._filler = list(itertools.islice(itertools.cycle(words), 100_000))
 
@@ -116,9 +121,9 @@ class Words:
 
 
 class PacedEngine:
-    """Answers after `length * seconds_per_token`, at most `slots` requests at once; counts the time with nothing to do.
+    """Answers after `length * seconds_per_token`, at most `slots` requests at once; measures idle time.
 
-    A pause of mode `abort` cuts the running requests, which answer with what they have; under any other they stand still and go on.
+    A pause of mode `abort` ends the requests in flight with their partial output. Other modes suspend them.
     """
 
     def __init__(self, workload: Workload, chat: Chat) -> None:
@@ -146,7 +151,8 @@ class PacedEngine:
         self._running, self._changed = self._running + change, now
 
     async def generate(self, body: dict) -> dict:
-        if body["sampling_params"]["max_new_tokens"] == 1:  # of a trajectory's turns nobody wants one token: this is a probe of the server
+        # no turn of a trajectory asks for one token: this is a health probe
+        if body["sampling_params"]["max_new_tokens"] == 1:
             await self._resumed.wait()
             return self._reply(body, [1], self.version, {"type": "length", "length": 1})
         key, limit = body["rid"].rpartition("-")[0], body["sampling_params"]["max_new_tokens"]
@@ -173,7 +179,7 @@ class PacedEngine:
         return self._reply(body, turn[:done], version, finish)
 
     async def draw_fault(self) -> Fault | None:
-        """Return how a generation is to fail, after a while, None when it is not."""
+        """Return how a generation fails, after a delay; None if it should succeed."""
         if self._rng.random() >= self._workload.fault_share:
             return None
         fault = FAULTS[self._rng.integers(len(FAULTS))]
@@ -181,7 +187,8 @@ class PacedEngine:
         return fault
 
     async def _sample(self, length: int) -> int:
-        """Wait as long as `length` tokens take, pauses added; return how many there are when it is over, or cut."""
+        """Wait for the time of `length` tokens, plus pauses; return how many tokens it was before an
+        abort."""
         pace = self._workload.seconds_per_token
         started, paused_before = time.monotonic(), self._paused_s
         while (left := length * pace - (time.monotonic() - started - (self._paused_s - paused_before))) > 0:
@@ -225,7 +232,10 @@ class PacedEngine:
         return self._resumed.is_set()
 
     def rank_load(self) -> dict[str, int]:
-        """Return what /v1/loads says: the tokens in use grow as long as something runs, for whoever looks whether the server lives."""
+        """Return the reply of /v1/loads.
+
+        The tokens in use grow while requests run, as health checks expect.
+        """
         self._account(0)
         used = int(self.busy_slot_s / self._workload.seconds_per_token)
         waiting = max(0, len(self._scripts) - self._running)
@@ -237,7 +247,7 @@ class PacedEngine:
 
 
 class HalfABody(Response):
-    """Says that a body comes, sends some of it, and closes the connection."""
+    """Announces a body, sends half of it, and closes the connection."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
@@ -245,7 +255,7 @@ class HalfABody(Response):
 
 
 def build_app(engine: PacedEngine) -> Starlette:
-    """Return the app: the routes that a run needs, and /benchmark/load."""
+    """Return the app: all routes that a run needs, and /benchmark/load."""
 
     def reply(value: object) -> Response:
         return Response(orjson.dumps(value), media_type="application/json")
@@ -310,7 +320,7 @@ def build_app(engine: PacedEngine) -> Starlette:
 
 @contextmanager
 def paced_servers(workload: Workload, model: Path, *, count: int = 1) -> Iterator[list[str]]:
-    """Run paced servers in processes of their own, each with all of the workload's slots; yield their URLs."""
+    """Run paced servers in their own processes, each with all of the workload's slots; yield their URLs."""
     processes = []
     try:
         for index in range(count):
@@ -323,7 +333,7 @@ def paced_servers(workload: Workload, model: Path, *, count: int = 1) -> Iterato
 
 
 def start_server(workload: Workload, model: Path) -> subprocess.Popen[str]:
-    """Start one server in a process of its own; `url_of` waits for it."""
+    """Start one server in its own process; `url_of` waits for it."""
     command = [sys.executable, __file__, "--model", str(model), "--workload", json.dumps(asdict(workload))]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -335,13 +345,13 @@ def url_of(process: subprocess.Popen[str]) -> str:
 
 
 def read_load(url: str) -> dict[str, float]:
-    """Return the server's own account since it started: busy_slot_s, idle_s, num_tokens."""
+    """Return the server's counters since its start: busy_slot_s, idle_s, num_tokens."""
     with urllib.request.urlopen(f"{url}/benchmark/load", timeout=TIMEOUT_S) as reply:
         return json.loads(reply.read())
 
 
 def set_version(url: str, version: int) -> None:
-    """Say that the server samples from weights of `version`, as a publish does."""
+    """Set the version that the server reports, as a publish does."""
     body = json.dumps({"new_version": str(version)}).encode()
     with urllib.request.urlopen(urllib.request.Request(f"{url}/update_weight_version", body), timeout=TIMEOUT_S):
         return

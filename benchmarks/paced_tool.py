@@ -1,4 +1,4 @@
-"""A tool that only takes time: the paced server (paced_server.py) says in its calls how much."""
+"""A tool that only sleeps, for the seconds that the paced server (paced_server.py) writes into its calls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What overlapping gains in the transport `distributed`: one publish of a model in buckets, each sent while the next is gathered, or not.
+"""Gain from overlap in the transport `distributed`: a bucket is sent while, or before, the next is gathered.
 
 python benchmarks/publish_overlap.py [--hidden 512] [--bucket-mib 8] [--repeats 3]
 
-The learner has one rank here and the peer only receives, over gloo: gathering is the cast to bfloat16 and the copy into the bucket.
+The learner has one rank, and the peer only receives, over gloo. Gathering is the cast to bfloat16 and the
+copy to the bucket.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def receive(port: int, sizes: list[int], rounds: int) -> None:
 
 
 def publish(learner: Learner, buckets: list[list[str]], *, is_overlapped: bool) -> tuple[float, float, float]:
-    """Return seconds in all, of gathering, and of waiting for what travels."""
+    """Return the seconds in total, of gathering, and of waiting for sends."""
     started = time.perf_counter()
     gather_s = wait_s = 0.0
     for index, names in enumerate(buckets):

@@ -1,7 +1,8 @@
-"""Runs of the quickstart task, one after the other, whose figures go into one JSON: what recipes.py, lag.py and resumed.py share.
+"""Sequential runs of the quickstart task with their figures in a JSON file, for recipes.py, lag.py,
+resumed.py.
 
-A run is what anyone would start by hand: `agentrl train configs/quickstart.yaml KEY=VALUE ...`. Results are kept after every run,
-so an interrupted benchmark goes on where it stopped; a run that is in the JSON is not made again.
+Each run is started as by hand: `agentrl train configs/quickstart.yaml KEY=VALUE ...`. Results are written
+after every run, so an interrupted benchmark resumes; runs that are already in the file are not repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TRAIN = (*AGENTRL, "train")
 
 @dataclass(frozen=True)
 class Plan:
-    """One run to make: `name` says which row of the table, `overrides` what the row changes."""
+    """A run to make. name: its row in the table. overrides: the row's config overrides."""
 
     name: str
     seed: int
@@ -37,13 +38,16 @@ class Plan:
     overrides: tuple[str, ...]
 
     def key(self, commit: str) -> tuple[object, ...]:
-        """What two results must share to be the same measurement."""
+        """The identity of a measurement: results with the same key are the same measurement."""
         return (self.name, self.seed, self.steps, list(self.overrides), commit)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run measured. Accuracies are validation's, sampled at temperature 1; lag is in versions, over sampled tokens."""
+    """The figures of one run.
+
+    Accuracies: of validation, at temperature 1. Lag: in versions, over sampled tokens.
+    """
 
     name: str
     seed: int
@@ -68,7 +72,7 @@ class Figures:
 
 
 class Results:
-    """The JSON of a benchmark: {"what": ..., "runs": [...]}, written whole after each run."""
+    """The JSON file of a benchmark: {"what": ..., "runs": [...]}, rewritten atomically after each run."""
 
     def __init__(self, file: Path, *, what: str) -> None:
         self._file = file
@@ -77,7 +81,7 @@ class Results:
         self.runs = [Figures(**run) for run in stored]
 
     def find(self, plan: Plan, commit: str) -> Figures | None:
-        """Return the figures of this very run, if they are stored."""
+        """Return the stored figures of this run, or None."""
         keys = ((f.name, f.seed, f.steps, f.overrides, f.commit) for f in self.runs)
         return next((figures for figures, key in zip(self.runs, keys, strict=True) if key == plan.key(commit)), None)
 
@@ -87,7 +91,7 @@ class Results:
 
 
 def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
-    """Add what every benchmark of such runs asks for; `name` says where its results and its runs' folders go."""
+    """Add the arguments that these benchmarks share. `name`: of the result file and of the folder of runs."""
     parser.add_argument("--commit", default=current_commit(), help="name of the measured state; by default the hash of what is checked out")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / f"{name}.json")
     parser.add_argument("--runs", type=_whole_path, default=ROOT / "runs" / "bench" / name, help="where the runs' own folders go")
@@ -103,9 +107,9 @@ class RunFailed(Exception):
 
 
 def measure_all(plans: Sequence[Plan], results: Results, *, commit: str, runs: Path, program: Sequence[str] = TRAIN) -> Iterator[Figures]:
-    """Yield the figures of each plan in turn: the stored ones, or those of a fresh run of `program CONFIG KEY=VALUE ...`.
+    """Yield the figures of each plan in turn: the stored ones, or those of a new run.
 
-    A failed run is told and left out.
+    A new run is `program CONFIG KEY=VALUE ...`. A failed run is reported and left out.
     """
     for plan in plans:
         figures = results.find(plan, commit)
@@ -168,7 +172,7 @@ def _accuracies(validation: dict[str, float]) -> dict[str, float]:
 
 
 def prepare() -> None:
-    """Write the quickstart's rows and warm start, if they are not there."""
+    """Write the quickstart's dataset and warm-started model if they do not exist."""
     if not (DATA / "val.parquet").exists():
         command([*AGENTRL, "data", "arithmetic", str(DATA)])
     if not (WARM_START / "config.json").exists():
@@ -176,7 +180,7 @@ def prepare() -> None:
 
 
 def command(arguments: Sequence[str], *, log: Path | None = None) -> None:
-    """Run a program in the root of the project, its output in `log`; paths in the configs are relative to there.
+    """Run a program in the project root, which the configs' paths are relative to; its output goes to `log`.
 
     Raises:
         RunFailed: its exit code is not 0.
@@ -192,7 +196,7 @@ def command(arguments: Sequence[str], *, log: Path | None = None) -> None:
 
 
 def line(figures: Figures) -> str:
-    """Return one row for people to read."""
+    """Return the figures as one line of text."""
     kinds = "  ".join(
         f"{name.removeprefix('val/accuracy/')} {value:.3f}" for name, value in figures.final.items() if name.startswith("val/accuracy/")
     )

@@ -1,9 +1,10 @@
-"""Every recipe on the quickstart task: from the warm start to its final validation accuracy, several seeds each.
+"""Final validation accuracy of every recipe on the quickstart task, from one warm start, several seeds each.
 
     python benchmarks/recipes.py --recipes grpo,rloo --seeds 0,1 --out docs/results/recipes.json
 
-Each run is `agentrl train configs/quickstart.yaml algorithm=NAME` with what ON_THIS_TASK adds, one after the other. The exit code is 1 when
-a run failed, or ended below `--at-least`. What is in the JSON, for the same recipe, seed, steps, overrides and commit, is not run again.
+Each run is `agentrl train configs/quickstart.yaml algorithm=NAME` with the overrides of ON_THIS_TASK, one
+after the other. The exit code is 1 if a run failed or ended below `--at-least`. Results that are in the JSON
+file, for the same recipe, seed, steps, overrides and commit, are not measured again.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from quickstart_runs import Figures, Plan, Results, add_arguments, measure_all
 
 RECIPES = "ppo,grpo,rloo,reinforce_plus_plus,dapo,gspo,cispo"
 ON_THIS_TASK = {
-    "ppo": ("critic.optimizer.lr=1e-3",),  # the recipe's is for large models, as quickstart.yaml's own rate is for this one
+    "ppo": ("critic.optimizer.lr=1e-3",),  # the recipe's rate is for large models
     "dapo": ("buffer.max_constant_batches=100",),  # towards the end nearly all groups are solved by every attempt
 }
-"""What a recipe needs beside its name."""
+"""Overrides that a recipe needs on this task."""
 
 
 def main() -> int:

@@ -2,14 +2,15 @@
 
     python benchmarks/resumed.py --seeds 0,1,2 --out docs/results/resumed.json
 
-Four ways to be stopped, each at a third and at two thirds of the steps: Ctrl-C, SIGTERM and `kill -9` of the driver, after which the same
-command is started again, and the loss of one of two nodes of Ray, which the run survives by itself; the node is back a little later.
-Runs on two nodes have two servers, learn from older tokens, and are compared with undisturbed ones on two nodes.
+Runs are interrupted in four ways, each at one third and two thirds of the steps: Ctrl-C, SIGTERM and
+`kill -9` of the driver, after which the same command is started again; and the loss of one of two Ray nodes,
+which the run survives by itself. The node returns a little later. Runs on two nodes have two servers and
+train on older tokens; they are compared with undisturbed runs on two nodes.
 
-A curve is the mean reward of training in windows of steps. The spread is that of undisturbed runs: the mean of the seeds, plus and minus
-twice what one more run would differ from it (standard deviations of all windows and layouts pooled). That leaves some windows of any run
-outside, so each undisturbed run is compared with the others likewise. The exit code is 1 when a run failed, its audit does not balance, or
-more of its windows are outside than of any undisturbed run.
+A curve is the mean training reward in windows of steps. The spread is the mean of the undisturbed seeds, plus
+and minus two standard deviations of one more run from it (pooled over all windows and layouts). Some windows
+of any run are outside, so each undisturbed run is compared with the others in the same way. The exit code is
+1 if a run failed, its audit does not balance, or it has more windows outside than any undisturbed run.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ SIGNALS = {"ctrl_c": signal.SIGINT, "sigterm": signal.SIGTERM, "kill_9": signal.
 NODE_LOST = "node_lost"
 UNDISTURBED = "undisturbed"
 TWO_NODES = "two_nodes"
-"""Undisturbed, on two nodes."""
+"""Undisturbed runs on two nodes."""
 STRIKES = (1 / 3, 2 / 3)
-"""Shares of the steps."""
+"""When a run is interrupted, as shares of its steps."""
 POLL_S = 0.2
 RUN_S = 3600.0
 AUDIT_S = 300.0
 KEY_NAME = "AGENTRL_BENCH_KEY"
-"""Servers on nodes of their own listen to the network, and ask for a key."""
+"""Environment variable of the API key, which servers require when they listen on the network."""
 NODE_OVERRIDES = (
     f"rollout.api_key_env={KEY_NAME}",
     "cluster.num_nodes=2",
@@ -59,7 +60,8 @@ NODE_OVERRIDES = (
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One run. rewards: mean of each training step; num_starts: of the command; audit: exit status and what it says last."""
+    """A run. rewards: mean per training step. num_starts: of the command. audit: exit status and last
+    line."""
 
     way: str
     seed: int
@@ -80,10 +82,10 @@ class Curve:
 
 
 class TwoNodes:
-    """A Ray of two nodes on this machine; the second can be lost and come back."""
+    """A Ray cluster of two nodes on this machine; the second can be killed and started again."""
 
     def __init__(self) -> None:
-        os.environ[KEY_NAME] = secrets.token_hex()  # of all processes that the nodes start
+        os.environ[KEY_NAME] = secrets.token_hex()  # inherited by all processes that the nodes start
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"first": 1}, "include_dashboard": False})
         self._add_second()
 
@@ -97,7 +99,7 @@ class TwoNodes:
 
 
 class Training:
-    """`agentrl train` of the quickstart, watched by the file of its metrics."""
+    """`agentrl train` of the quickstart, whose progress is read from its metrics file."""
 
     def __init__(self, run_dir: Path, overrides: Sequence[str]) -> None:
         self._metrics, self._log = run_dir / "metrics.jsonl", run_dir.with_suffix(".log")
@@ -116,10 +118,10 @@ class Training:
         return [record for line in lines if line.endswith("\n") and (record := json.loads(line))["kind"] == "train"]
 
     def wait_for_step(self, step: int) -> None:
-        """Wait until the run made `step`.
+        """Wait until the run has made `step`.
 
         Raises:
-            RunFailed: it ended before, or takes too long.
+            RunFailed: the run ended before, or took too long.
         """
         while max((record["step"] for record in self.records()), default=0) < step:
             if self._process.poll() is not None or time.monotonic() > self._deadline:
@@ -128,7 +130,7 @@ class Training:
             time.sleep(POLL_S)
 
     def stop_and_start(self, number: signal.Signals) -> None:
-        """Send the signal, wait for the end, and give the same command again."""
+        """Send the signal, wait for the end, and start the same command again."""
         self._process.send_signal(number)
         self._process.wait(RUN_S)
         self.start()
@@ -139,7 +141,7 @@ class Training:
 
 
 def measure(way: str, seed: int, args: argparse.Namespace) -> Curve:
-    """Make one run, with its strikes, and read its curve."""
+    """Make one run, with its interruptions, and read its curve."""
     run_dir = args.runs / f"{way}_{seed}"
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -188,14 +190,14 @@ def read_curve(way: str, seed: int, args: argparse.Namespace, run_dir: Path, *, 
 
 
 def windows_of(rewards: Sequence[float], size: int) -> np.ndarray:
-    """Return the mean of every `size` rewards, the last few included in none: [num_windows] float64."""
+    """Return the means of windows of `size` rewards, f64[num_windows], without an incomplete last window."""
     whole = len(rewards) // size
     return np.asarray(rewards[: whole * size]).reshape(whole, size).mean(axis=1)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Where the window means of one more undisturbed run are expected: [num_windows] each."""
+    """The expected range of the window means of one more undisturbed run, f64[num_windows] each."""
 
     low: np.ndarray
     high: np.ndarray
@@ -205,7 +207,7 @@ class Spread:
 
 
 def spreads_of(curves: Sequence[Curve], *, window: int) -> dict[str, Spread]:
-    """Return the spread of the undisturbed runs of each layout that there are: UNDISTURBED, TWO_NODES."""
+    """Return the spread of the undisturbed runs of each layout that has some: UNDISTURBED, TWO_NODES."""
     ways = [way for way in (UNDISTURBED, TWO_NODES) if any(curve.way == way for curve in curves)]
     stacked = {way: np.stack([windows_of(curve.rewards, window) for curve in curves if curve.way == way]) for way in ways}
     squares = sum(((rows - rows.mean(axis=0)) ** 2).sum() for rows in stacked.values())
@@ -215,12 +217,12 @@ def spreads_of(curves: Sequence[Curve], *, window: int) -> dict[str, Spread]:
 
 
 def spread_for(curve: Curve, spreads: Mapping[str, Spread]) -> Spread:
-    """Return the spread of the runs that had the same layout."""
+    """Return the spread of the undisturbed runs with the same layout."""
     return spreads[TWO_NODES if curve.way in (NODE_LOST, TWO_NODES) else UNDISTURBED]
 
 
 def judge(curves: Sequence[Curve], *, window: int) -> tuple[bool, list[str]]:
-    """Compare the stopped runs with the undisturbed ones; return whether all is well, and what to say."""
+    """Compare the interrupted runs with the undisturbed ones; return whether all pass, and the report."""
     spreads = spreads_of(curves, window=window)
     outside = {curve: _share_outside(curve, curves, spreads, window=window) for curve in curves}
     most = max(share for curve, share in outside.items() if curve.way in spreads)
@@ -241,14 +243,14 @@ def judge(curves: Sequence[Curve], *, window: int) -> tuple[bool, list[str]]:
 
 
 def _share_outside(curve: Curve, curves: Sequence[Curve], spreads: Mapping[str, Spread], *, window: int) -> float:
-    """Return which share of a curve's windows is outside of the spread of the undisturbed runs, itself not among them."""
+    """Return the share of a curve's windows that are outside the spread of the other undisturbed runs."""
     if curve.way in spreads:
         spreads = spreads_of([other for other in curves if other is not curve], window=window)
     return spread_for(curve, spreads).share_outside(windows_of(curve.rewards, window))
 
 
 def draw(curves: Sequence[Curve], path: Path, *, window: int) -> None:
-    """Write a picture: the spread as an area, the stopped runs as lines."""
+    """Plot the spread as an area and the interrupted runs as lines."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -270,14 +272,14 @@ def draw(curves: Sequence[Curve], path: Path, *, window: int) -> None:
 
 
 def measure_all(args: argparse.Namespace, known: Sequence[Curve], keep: Callable[[Curve], None]) -> list[str]:
-    """Make the runs that are not known, `args.at_once` at a time; return what failed."""
+    """Make the runs that are not known, `args.at_once` at a time; return the failures."""
     ways = args.ways.split(",")
     layouts = [UNDISTURBED] * any(way in SIGNALS for way in ways) + [TWO_NODES] * (NODE_LOST in ways)
     plans = [(layout, int(seed)) for seed in args.seeds.split(",") for layout in layouts]
     plans += [(way, int(seed)) for seed in args.stopped_seeds.split(",") for way in ways]
     missing = [plan for plan in plans if plan not in {(curve.way, curve.seed) for curve in known}]
     failures = []
-    # Each in a process of its own: Ray's nodes are started from a main thread only.
+    # Each in its own process, because Ray's nodes can only be started from a main thread.
     with ProcessPoolExecutor(args.at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
         runs = {plan: pool.submit(measure, *plan, args) for plan in missing}
         for (way, seed), run in runs.items():

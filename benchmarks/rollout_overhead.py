@@ -1,8 +1,9 @@
-"""What a trajectory costs besides the model: tool trajectories of three turns per second, 256 in flight, against an instant server.
+"""Overhead besides the model: three-turn tool trajectories per second, 256 in flight, on an instant server.
 
-Our side plays leases through the whole production path: AgentLoopManager, tool_agent, a typed tool function, reward, Arrow. The
-peers are called in turn, in environments of their own (`--peers`, made by the peers' setup script); one that is missing is
-reported as missing. Compare the ratios within one run, not figures of different runs.
+Our side plays leases through the whole production path: AgentLoopManager, tool_agent, a typed tool function,
+reward, Arrow. The peers run one after the other in their own environments (`--peers`, made by the peers'
+setup script); a missing peer is reported as missing. Compare ratios within one run, not figures of different
+runs.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ async def add(a: int, b: int) -> str:
 
 
 def write_tokenizer(folder: Path, template: str) -> None:
-    """Write the peers' tokenizer: byte-level BPE of 512 tokens, ChatML marks, and their chat template."""
+    """Write the peers' tokenizer: byte-level BPE with 512 tokens, ChatML markers, and their chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -93,7 +94,7 @@ def write_tokenizer(folder: Path, template: str) -> None:
 
 
 class InstantClient:
-    """A server inside of the process; the k-th request of a trajectory gets the k-th turn."""
+    """A server in this process; the k-th request of a trajectory gets the k-th turn."""
 
     def __init__(self, turns: Sequence[list[int]]) -> None:
         self._generations = [self._generation(turn) for turn in turns]
@@ -128,7 +129,7 @@ class InstantClient:
 
 
 class Leases:
-    """A source of `num_groups` groups and the sink of their trajectories, as the replay buffer is one."""
+    """Leases `num_groups` groups and takes their trajectories, in place of the replay buffer."""
 
     def __init__(self, num_groups: int) -> None:
         self._left = iter(range(num_groups))
@@ -166,7 +167,7 @@ def make_task(number: int) -> Task:
 
 
 def measure_ours(side: str, *, num_trajectories: int, template: str, profile: str | None) -> dict[str, Any]:
-    """Play the trajectories and return figures; `side` is in_process or http."""
+    """Play the trajectories and return the figures. `side`: in_process or http."""
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), template)
         chat = Chat.load(folder)
@@ -251,7 +252,7 @@ def profiled(path: str | None) -> Iterator[None]:
 
 
 def run_side(side: str, args: argparse.Namespace) -> dict[str, Any] | str:
-    """Run one side in a process of its own; return its figures, or why there are none."""
+    """Run one side in its own process; return its figures, or why there are none."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "BENCH_TEMPLATE": str(args.template)}
     if side in PEERS:
         venv, script = PEERS[side]

@@ -1,16 +1,17 @@
-"""Half an hour at 1,000 attempts in flight, with failures of every kind: flat memory, and nothing left behind when all attempts ended.
+"""Soak test for memory growth and leaks: half an hour, 1,000 attempts in flight, all kinds of failures.
 
     python benchmarks/soak.py --minutes 30 --in-flight 1000 --out runs/bench/soak.json
 
-The actors of rollouts and buffer are the real ones, over Ray; paced servers in processes of their own answer (paced_server.py).
-Attempts have three turns and two tool calls. Some generations end in 500, in half a body, or never; some tools and some attempts run
-into their deadlines; a server is killed and another joins every minute; a learner that only counts takes batches and publishes
-versions, each of which interrupts what is being sampled. Every ten seconds both processes are looked at. Wanted:
+Rollout actor and buffer actor are real and run in Ray; the servers are paced ones in their own processes
+(paced_server.py). Attempts have three turns and two tool calls. Some generations fail with status 500, with
+half a body, or never end. Some tools and attempts time out. Every minute a server is killed and another
+joins. A learner that only counts takes batches and publishes versions, each of which interrupts sampling.
+Both processes are sampled every ten seconds. The test passes if
 
-    memory     of both processes grows by less than 2 % from the end of the warm-up to the end: by a straight line through all samples,
-               and by the last tenth against the first
-    left over  after the last attempt the rollout process has the tasks of a fresh one, and no more threads, sockets and open files than
-               it and `--slack`
+    memory     of both processes grows by less than 2 % after the warm-up: by a linear fit through all
+               samples, and from the first tenth to the last
+    left over  after the last attempt, the rollout process has the same tasks as a fresh one, and at most
+               `--slack` more threads, sockets and open files
 """
 
 from __future__ import annotations
@@ -49,18 +50,19 @@ GROUP_SIZE = 8
 MAX_STALENESS = 4
 NUM_SERVERS = 2
 ADMITTED = 2.5
-"""Attempts that the bound on staleness admits for each that may be in flight: many wait for their siblings, or to be trained on."""
+"""Attempts admitted by the staleness bound, per attempt in flight: many wait for their group or the
+learner."""
 TAKE_S = 5.0
 CALL_S = 120.0
 NUM_TASKS = 4096
 NUM_STEPS = 1_000_000
 CHECKPOINT_EVERY = 10
-"""Batches after which those before need not be undone any more, as after a checkpoint."""
+"""Batches between two calls of `settle`, as after checkpoints: earlier batches cannot be rolled back then."""
 
 
 @dataclass
 class Totals:
-    """What went on until now."""
+    """Totals since the start."""
 
     batches: int = 0
     trajectories: dict[str, int] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class Totals:
 
 
 class Servers:
-    """Paced servers, of which one may be killed and replaced; all of them sample with `version`."""
+    """Paced servers, which can be killed and replaced one by one; all sample with `version`."""
 
     def __init__(self, workload: Workload, model: Path) -> None:
         self._workload, self._model = workload, model
@@ -91,14 +93,14 @@ class Servers:
         return url
 
     def replace_one(self, index: int) -> None:
-        """Kill the server with all that it samples, and start another at another port."""
+        """Kill a server with its requests in flight, and start another on another port."""
         self._processes[index].kill()
         self._processes[index].wait()
         self._processes[index] = self._start()
         self.urls[index] = self._join(self._processes[index])
 
     def publish(self, version: int) -> None:
-        """Interrupt what is sampled, and go on as `version`."""
+        """Interrupt sampling, and resume with `version`."""
         self.version = version
 
         async def update(url: str) -> None:
@@ -123,7 +125,7 @@ class Servers:
 
 
 class Learner:
-    """Takes batches and publishes versions, and now and then replaces a server, in a thread of its own."""
+    """Takes batches, publishes versions and sometimes replaces a server, in its own thread."""
 
     def __init__(
         self, buffer: BufferClient, rollouts: ActorHandle, servers: Servers, config: Config, *, seed: int, kill_every_s: float
@@ -175,7 +177,7 @@ class Learner:
 
 
 def config_of(folder: Path, in_flight: int, workload: Workload) -> Config:
-    """Return the config of a run whose bound on staleness admits more attempts than are played at once."""
+    """Return the config of a run whose staleness bound admits more attempts than can be in flight."""
     return Config(
         model={"path": str(folder)},
         data={"train_files": (str(folder / "train.jsonl"),)},
@@ -191,7 +193,7 @@ def config_of(folder: Path, in_flight: int, workload: Workload) -> Config:
         buffer={
             "groups_per_step": max(1, round(ADMITTED * in_flight / GROUP_SIZE / (MAX_STALENESS + 1))),
             "max_staleness": MAX_STALENESS,
-            "stragglers": "drop",  # or the learner would wait for those that never get an answer
+            "stragglers": "drop",  # else the learner would wait for attempts that never get an answer
         },
         trainer={"steps": NUM_STEPS, "run_dir": str(folder / "run")},
     )
@@ -241,7 +243,7 @@ def prepared(args: argparse.Namespace) -> Iterator[tuple[Config, Servers]]:
 
 
 def soak(args: argparse.Namespace) -> tuple[list[Sample], Verdict, Totals]:
-    """Play for `args.minutes`, then let everything end, and judge."""
+    """Play for `args.minutes`, then wait until everything has ended, and judge."""
     with prepared(args) as (config, servers), ray_session(ClusterConfig()):
         buffer = open_buffer(config, Path(config.trainer.run_dir or ""))
         rollouts = open_rollouts("soak", config, buffer, servers)
@@ -259,7 +261,7 @@ def soak(args: argparse.Namespace) -> tuple[list[Sample], Verdict, Totals]:
         tries = 1 + config.rollout.max_retries
         wait_until_quiet(rollouts, timeout_s=(1 + tries) * config.agent.trajectory_timeout_s)
         fresh = open_rollouts("fresh", config, buffer, servers)
-        for actor in (rollouts, fresh):  # kept connections belong to servers that are used
+        for actor in (rollouts, fresh):  # without servers, their idle connections are closed
             ray.get(actor.set_servers.remote({}, servers.version), timeout=CALL_S)
         time.sleep(args.every + 15)  # trio's threads end after ten idle seconds
         left, wanted = look_at_rollouts(rollouts), look_at_rollouts(fresh)
@@ -268,7 +270,7 @@ def soak(args: argparse.Namespace) -> tuple[list[Sample], Verdict, Totals]:
 
 
 def wait_until_quiet(rollouts: ActorHandle, *, timeout_s: float) -> None:
-    """Wait until every attempt ended: by its own deadline, and that of its retries, at the latest."""
+    """Wait until every attempt has ended, at the latest by its own and its retries' deadlines."""
     deadline = time.monotonic() + timeout_s
     while (left := ray.get(rollouts.stats.remote(), timeout=CALL_S)["in_flight"]) > 0:
         if time.monotonic() > deadline:

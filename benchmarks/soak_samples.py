@@ -1,6 +1,6 @@
-"""What the soak (soak.py) looks at in two processes, and what it makes of it.
+"""Samples of the soak test (soak.py) and their evaluation.
 
-Memory is what belongs to a process alone (RssAnon): Ray maps its store of shared objects into every process, page by page as it is used.
+Memory is private memory (RssAnon): Ray maps its shared object store into every process, page by page.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ COUNTED = ("in_flight", "finished", "outcome/", "retried", "dropped_groups", "se
 
 @dataclass(frozen=True)
 class Process:
-    """One process at one moment; tasks are those of trio and of the plugins' asyncio loop, 0 in the buffer's process.
+    """A sample of one process. tasks: of trio and of the plugins' asyncio loop; 0 in the buffer's process.
 
-    heap_used_mib, heap_free_mib: of glibc's malloc, what is in use and what it keeps; blocks: in use of Python's own allocator.
+    heap_used_mib, heap_free_mib: of glibc's malloc. blocks: in use by Python's allocator.
     """
 
     memory_mib: float
@@ -49,9 +49,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Sample:
-    """Both processes, `seconds` after the start; attempts: that were trained on until then; counts: of the rollout actor.
+    """A sample of both processes, `seconds` after the start.
 
-    ready, stored_mib: what the buffer holds at the moment, complete groups and the bytes of all trajectories.
+    attempts: trained on so far. counts: counters of the rollout actor.
+    ready, stored_mib: complete groups in the buffer, and the size of all its trajectories.
     """
 
     seconds: float
@@ -66,7 +67,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found, in words; growths are shares of the level after the warm-up."""
+    """The result. growth: relative to the level after the warm-up. lines: the findings as text."""
 
     has_passed: bool
     growth: dict[str, dict[str, float]]
@@ -79,7 +80,7 @@ class Verdict:
 
 
 def look_inside(count_tasks: Callable[[], Counter[str]] | None = None) -> Process:
-    """Look at the process that this runs in."""
+    """Return a sample of the current process."""
     kib = {line.split(":")[0]: line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.endswith(" kB")}
     tasks = Counter() if count_tasks is None else count_tasks()
     heap_used, heap_free = look_at_heap()
@@ -107,7 +108,7 @@ class _HeapInfo(ctypes.Structure):
 
 
 def look_at_heap() -> tuple[float, float]:
-    """Return how many MiB of glibc's heaps are in use, and how many are kept free; 0 with another allocator."""
+    """Return the used and the free memory of glibc's heaps in MiB; 0 with another allocator."""
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except AttributeError:
@@ -118,7 +119,7 @@ def look_at_heap() -> tuple[float, float]:
 
 
 def link_of(path: str) -> str:
-    """Return where a file descriptor leads, "" when it was closed meanwhile."""
+    """Return the target of a file descriptor's link; "" if it was closed meanwhile."""
     try:
         return os.readlink(path)
     except FileNotFoundError:
@@ -126,7 +127,7 @@ def link_of(path: str) -> str:
 
 
 def tasks_of(part: Any) -> Counter[str]:
-    """Count the tasks of a RolloutWorker by name: those of trio, and those of the asyncio loop that plugins live in."""
+    """Count the tasks of a RolloutWorker by name: trio's, and those of the plugins' asyncio loop."""
 
     def walk() -> Counter[str]:
         names: Counter[str] = Counter()
@@ -161,7 +162,7 @@ def sample_of(seconds: float, rollouts: ActorHandle, buffer: ActorHandle, *, att
 
 
 def growth_of(seconds: Sequence[float], values: Sequence[float]) -> dict[str, float]:
-    """Return by which share values grow: by a straight line through all, and from their first tenth to their last."""
+    """Return the relative growth of values: by a linear fit, and from the first tenth to the last."""
     slope, start = np.polyfit(np.asarray(seconds) - seconds[0], values, 1)
     tenth = max(1, len(values) // 10)
     first, last = float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
@@ -169,7 +170,10 @@ def growth_of(seconds: Sequence[float], values: Sequence[float]) -> dict[str, fl
 
 
 def judge(samples: Sequence[Sample], left: Process, wanted: Process, buffer: Process, *, warm_up_s: float, slack: int) -> Verdict:
-    """Compare the memory after the warm-up with the end, and what is `left` of the rollout process with a fresh one (`wanted`)."""
+    """Judge the memory growth after the warm-up, and leaks.
+
+    left: the rollout process after the last attempt. wanted: a fresh one.
+    """
     judged = [sample for sample in samples if sample.seconds >= warm_up_s]
     seconds = [sample.seconds for sample in judged]
     growth = {
@@ -210,7 +214,7 @@ def judge(samples: Sequence[Sample], left: Process, wanted: Process, buffer: Pro
 
 
 def draw(samples: Sequence[Sample], path: Path, *, warm_up_s: float) -> None:
-    """Write a picture of all that was sampled over time."""
+    """Plot all samples over time."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -1,17 +1,19 @@
-"""What asynchrony wins, on a fixed workload of many turns with long tails: synchronous against asynchronous wall-clock, in one run.
+"""Speedup of asynchronous over synchronous training, on a fixed multi-turn workload with long tails.
 
     python benchmarks/sync_vs_async.py --out runs/bench/sync_vs_async.json
 
-Steps of 16 groups of 8; trajectories of 3 turns, log-normal in length (sigma 1.0), and 2 tool calls, exponential with a mean of 0.3 mean
-turns; 64 slots at the server. The learner takes tokens / (slots x rate) for a batch, as long as the server does with all slots busy.
-Buffer, controller and rollout actors are the real ones, over HTTP; server and learner sleep (paced_server.py), because what asynchrony
-wins is waiting, and real ones on the same cores would hide it behind contention. Three kinds of run:
+A step has 16 groups of 8. A trajectory has 3 turns of log-normal length (sigma 1.0) and 2 tool calls of
+exponential latency (mean: 0.3 mean turns). The server has 64 slots. The learner needs tokens / (slots x rate)
+seconds per batch, as long as the server needs with all slots busy. Buffer, controller and rollout actors are
+real and use HTTP. Server and learner only sleep (paced_server.py): asynchrony saves waiting time, which real
+ones on the same cores would hide behind contention. Three kinds of run:
 
-    asynchronous        `buffer.max_staleness=4`; servers and learner work side by side; nothing is dropped
-    synchronous         `buffer.max_staleness=0`, the same server and the same learner, in turn
-    equal_resources     synchronous, and each phase has the resources of both: twice the slots, and a learner twice as fast
+    asynchronous        `buffer.max_staleness=4`; servers and learner work in parallel; nothing is dropped
+    synchronous         `buffer.max_staleness=0`; the same server and learner, in turn
+    equal_resources     synchronous, with the resources of both per phase: 2x the slots, 2x the learner's speed
 
-Slow the pace (`--seconds-per-token`) until the ratios stop changing: what a busy machine adds to each step is a share of the time.
+Increase `--seconds-per-token` until the ratios stop changing: overhead of a busy machine is a share of a
+step.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ GROUP_SIZE = 8
 MAX_STALENESS = 4
 MIN_SPEEDUP = 2.8
 MAX_OVERHEAD = 1.25
-"""Of asynchronous time over the longer one of server time and learner time."""
+"""Limit of asynchronous step time / max(server time, learner time)."""
 MAX_CONTEXT_TOKENS = 65_536
 
 CONFIG = """
@@ -83,7 +85,7 @@ tracking:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of run: how old tokens may be, how many times the slots, how many times as fast the learner."""
+    """A kind of run. resources: factor on the server's slots and on the learner's speed."""
 
     name: str
     max_staleness: int
@@ -95,10 +97,11 @@ KINDS = (Kind("asynchronous", MAX_STALENESS), Kind("synchronous", 0), Kind("equa
 
 @dataclass(frozen=True)
 class Figures:
-    """One run, without the steps before the pipeline was full. Seconds are per step.
+    """The figures of one run, without the warm-up steps before the pipeline was full. Seconds are per step.
 
-    work_s: tokens / (slots x rate) of the workload, which is the server time and the learner time. slots_busy: share of the server's slots.
-    take_s, learn_s, rest_s: what the controller waited for: the batch, the learner's sleep, everything else.
+    work_s: tokens / (slots x rate) of the workload, which is both the server time and the learner time.
+    slots_busy: mean share of busy slots.
+    take_s, learn_s, rest_s: the controller's wait for the batch, the learner's sleep, and all other time.
     """
 
     kind: str
@@ -116,7 +119,7 @@ class Figures:
 
     @property
     def overhead(self) -> float:
-        """Step time over the time that the longer of server and learner needs."""
+        """Step time / max(server time, learner time)."""
         return self.step_s / self.work_s
 
 
@@ -167,7 +170,7 @@ def measure(kind: Kind, workload: Workload, folder: Path, *, warmup: int, steps:
 
 
 def paced_step(run: Run, workload: Workload, *, learner_speed: float) -> Step:
-    """Do what `train_step` does, with a learner that sleeps."""
+    """Make a step like `train_step`, with a learner that only sleeps."""
     started = time.monotonic()
     groups = run.take()
     taken, learned_by = time.monotonic(), run.lineage
@@ -177,7 +180,8 @@ def paced_step(run: Run, workload: Workload, *, learner_speed: float) -> Step:
     run.step += 1
     run.publish()
     run.record(groups, [], learned_by=learned_by)
-    lags = tuple(learned_by.version - group.min_version for group in groups)  # weights never go back here
+    # exact, as no run is rolled back here
+    lags = tuple(learned_by.version - group.min_version for group in groups)
     return Step(num_tokens, lags, taken - started, learned - taken, time.monotonic())
 
 
@@ -215,7 +219,7 @@ def prepare(folder: Path, *, num_tasks: int) -> None:
 
 
 def row_of(index: int) -> dict[str, object]:
-    """Return a task; what it asks does not matter to a server that only waits."""
+    """Return a task; its prompt does not matter, because the server only waits."""
     return {
         "data_source": "arithmetic",
         "prompt": [{"role": "user", "content": f"What is {index}+{index}?"}],
@@ -233,7 +237,7 @@ def line_of(figures: Figures) -> str:
 
 
 def ratios_of(results: Sequence[Figures]) -> dict[str, float]:
-    """Return how many times as long as the asynchronous run the others take for the same work, and its own overhead."""
+    """Return the step times of the other runs relative to the asynchronous one, and the latter's overhead."""
     by_kind = {figures.kind: figures for figures in results}
     if (own := by_kind.get("asynchronous")) is None:
         return {}

@@ -1,9 +1,10 @@
-"""`agentrl train` with servers that are always ahead: no batch is taken before the buffer holds all that the bound on staleness admits.
+"""`agentrl train` with maximum lag: batches are taken only when the buffer is as full as the bound allows.
 
     python benchmarks/train_behind.py CONFIG KEY=VALUE ...
 
-How old tokens are is otherwise up to whichever is slower, servers or learner, and differs from machine to machine. Here every batch is
-learned from `buffer.max_staleness` versions after it was leased, from the moment on when so many versions exist.
+Otherwise the lag depends on the relative speed of servers and learner, and differs between machines. Here,
+once there are `buffer.max_staleness` versions, every batch is trained on that many versions after it was
+leased.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def train_behind(config: Config) -> None:
 
 
 def wait_until_ahead(run: Run, config: Config) -> None:
-    """Wait for as many finished groups as `max_staleness` further steps take, or for what is left of the run."""
+    """Wait until the finished groups suffice for `max_staleness` further steps, or for the rest of the
+    run."""
     steps_ahead = min(config.buffer.max_staleness, run.total_steps - run.step)
     deadline = time.monotonic() + config.buffer.stall_timeout_s
     while run.counts().ready < steps_ahead * config.buffer.groups_per_step:

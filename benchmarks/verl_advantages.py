@@ -1,4 +1,4 @@
-"""verl's side of advantages.py, run by an environment in which verl is installed: reads its inputs, writes times and values."""
+"""verl's side of advantages.py, run in an environment with verl: reads inputs, writes times and values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl.workers.config import ActorConfig
 
 
 def ppo_loss(inputs: np.lib.npyio.NpzFile, mask: torch.Tensor) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    """Return what computes verl's clipped loss and returns its gradient by the log-probabilities."""
+    """Return a function that computes verl's clipped loss and its gradient by the log-probabilities."""
     proximal, policy, advantages = (torch.from_numpy(inputs[name]) for name in ("proximal", "policy", "advantages"))
     policy.requires_grad_()
     config = ActorConfig(strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=1, clip_ratio=0.2)

@@ -1,19 +1,21 @@
-"""Asynchronous GRPO with off-policy correction, whole and plain: one process, one file, no framework in the mathematics.
+"""Asynchronous GRPO with off-policy correction, complete in one file and one process, without a framework.
 
-Read it from `main` upwards. What `agentrl` spreads over servers, rollout actors, a buffer and sharded ranks is here a loop:
+Read it from `main` upwards. `agentrl` distributes this loop over servers, rollout actors, a buffer and
+sharded ranks:
 
-    sample    the attempts of a step are written by OLDER versions of the policy, as they are when nobody waits for anybody
-    group     several attempts at one task are compared with each other: GRPO's advantages
-    score     the learner's own log-probabilities before its first update: the proximal policy
+    sample    OLDER versions of the policy sample the attempts of a step, as in asynchronous training
+    group     attempts at the same task are compared with each other: GRPO's advantages
+    score     the learner's log-probabilities before its first update: the proximal policy
     update    loss = weight * clip(ratio) * advantage, a mean over all sampled tokens; AdamW
     publish   the weights become the next version
 
-Three policies meet in the loss: `behavior` sampled the token, `proximal` starts the step, `policy` is being trained.
+The loss has three policies: `behavior` sampled the token, `proximal` starts the step, `policy` is trained.
 
-    ratio  = policy / proximal     with gradient, clipped: how far one step may go (PPO)
-    weight = proximal / behavior   without gradient, truncated: makes up for old samples (decoupled PPO, token TIS)
+    ratio  = policy / proximal     with gradient, clipped: limits how far one step moves (PPO)
+    weight = proximal / behavior   without gradient, truncated: corrects old samples (decoupled PPO, TIS)
 
-`python examples/one_process.py` takes a minute on one core; tests/test_one_process.py shows that agentrl's learner does the same.
+`python examples/one_process.py` takes a minute on one core. tests/test_one_process.py checks that agentrl's
+learner computes the same losses and gradients.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from agentrl.data.arithmetic import write_arithmetic  # the rows, nothing else
+from agentrl.data.arithmetic import write_arithmetic  # only the dataset comes from agentrl
 
 LETTERS = "\n0123456789+-*=?no"  # a token is a letter; "\n" ends a turn
 END = LETTERS.index("\n")
@@ -43,7 +45,7 @@ class Settings:
     steps: int = 40
     tasks_per_step: int = 16
     group_size: int = 8  # attempts at one task
-    max_lag: int = 3  # versions between the policy that samples and the one that learns
+    max_lag: int = 3  # versions that the sampling policy may be behind the trained one
     max_turns: int = 3
     turn_tokens: int = 8
     temperature: float = 1.0
@@ -57,7 +59,10 @@ class Settings:
 
 @dataclass
 class Attempt:
-    """One attempt at a task; the lists have one entry per token. `mask` is True where the policy sampled the token."""
+    """An attempt at a task.
+
+    The lists have one entry per token; `mask` is True for tokens that the policy sampled.
+    """
 
     task: dict[str, Any]
     group: int
@@ -65,7 +70,7 @@ class Attempt:
     mask: list[bool] = field(default_factory=list)
     behavior: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    turn: str = ""  # what the policy wrote last
+    turn: str = ""  # the policy's last turn
     reward: float = 0.0
 
     def add(self, token: int, *, sampled: bool, behavior: float = 0.0, version: int = -1) -> None:
@@ -78,7 +83,10 @@ class Attempt:
 
 
 def reply(task: dict[str, Any], turn: str) -> str | None:
-    """Answer a turn: `?12*34` asks the calculator, a wrong answer may get a second chance; None ends the attempt."""
+    """Return the environment's reply to a turn; None ends the attempt.
+
+    `?12*34` calls the calculator. For some tasks a wrong answer gets a second chance.
+    """
     product = re.fullmatch(r"\?(\d+)\*(\d+)", turn)
     if task["kind"] == "tool" and product:
         return str(int(product[1]) * int(product[2]))
@@ -88,7 +96,10 @@ def reply(task: dict[str, Any], turn: str) -> str | None:
 
 
 def play(versions: deque[tuple[int, PreTrainedModel]], tasks: list[dict[str, Any]], group_size: int, s: Settings) -> list[Attempt]:
-    """Play all tasks at once. The weights change while attempts are under way: each turn is written by the next version."""
+    """Play all tasks at once.
+
+    The weights change during an attempt: each turn is sampled by the next version.
+    """
     playing = attempts = [Attempt(task, group) for group, task in enumerate(tasks) for _ in range(group_size)]
     for attempt in attempts:
         attempt.add_text(attempt.task["question"])
@@ -106,7 +117,10 @@ def play(versions: deque[tuple[int, PreTrainedModel]], tasks: list[dict[str, Any
 
 @torch.no_grad()
 def write_turn(policy: PreTrainedModel, version: int, attempts: list[Attempt], s: Settings) -> None:
-    """Sample a turn in each attempt; every token keeps its log-probability and its version: that is all the correction needs."""
+    """Sample a turn in each attempt.
+
+    Each token records its log-probability and version, for the correction.
+    """
     writing = attempts
     for attempt in attempts:
         attempt.turn = ""
@@ -123,7 +137,7 @@ def write_turn(policy: PreTrainedModel, version: int, attempts: list[Attempt], s
 
 
 # -------------------------------------------------------------------------------------------------- the mathematics
-# N attempts, T tokens of the longest, V vocabulary. Padding stands on the right, where no causal model sees it.
+# N attempts, T tokens of the longest one, V vocabulary. Padding is on the right: a causal model ignores it.
 
 
 def pad(rows: list[list[Any]]) -> Tensor:
@@ -132,7 +146,7 @@ def pad(rows: list[list[Any]]) -> Tensor:
 
 
 def grpo_advantages(rewards: Tensor, groups: list[int]) -> Tensor:
-    """(R - mean of the group) / (std of the group + 1e-6); equal rewards say nothing, their advantages are 0."""
+    """Return (R - mean of the group) / (std of the group + 1e-6), f[N]; 0 for groups with equal rewards."""
     advantages = torch.zeros_like(rewards)
     for group in set(groups):
         members = torch.tensor([g == group for g in groups])
@@ -142,17 +156,20 @@ def grpo_advantages(rewards: Tensor, groups: list[int]) -> Tensor:
 
 
 def log_probabilities(policy: PreTrainedModel, tokens_NT: Tensor, temperature: float) -> Tensor:
-    """log p(token | tokens before it), f[N, T], at the temperature of the sampling; 0 for the first token, which nothing predicts."""
+    """Return log p(token | tokens before it) at the sampling temperature, f[N, T]; 0 for the first token."""
     logprobs_NTV = torch.log_softmax(policy(tokens_NT).logits[:, :-1] / temperature, -1)
     predicted = logprobs_NTV.gather(-1, tokens_NT[:, 1:, None])[..., 0]
     return torch.cat([torch.zeros_like(predicted[:, :1]), predicted], 1)
 
 
 def token_losses(policy: Tensor, proximal: Tensor, behavior: Tensor, advantages: Tensor, s: Settings) -> Tensor:
-    """Truncated weight * PPO's clipped loss with dual clip, per token; all arguments are log-probabilities but the advantages."""
+    """Return the loss per token, f[N, T]: truncated weight * PPO's clipped loss with dual clip.
+
+    policy, proximal, behavior: log-probabilities, f[N, T]. advantages: f[N, 1].
+    """
     ratio = torch.exp((policy - proximal).clamp(-20, 20))
     loss = torch.maximum(-ratio * advantages, -ratio.clamp(1 - s.clip, 1 + s.clip) * advantages)
-    # A token that became much likelier although it was bad would push without bound: dual clip.
+    # Dual clip: with a negative advantage and a large ratio, the loss would have no bound.
     loss = torch.where(advantages < 0, torch.minimum(loss, -s.dual_clip * advantages), loss)
     weight = torch.exp((proximal - behavior).clamp(-20, 20)).clamp(max=s.weight_cap)
     return weight * loss
@@ -169,7 +186,7 @@ def learn(policy: PreTrainedModel, optimizer: torch.optim.Optimizer, attempts: l
     metrics = []
     for _ in range(s.epochs):
         now = log_probabilities(policy, tokens, s.temperature)
-        # One mean over all sampled tokens of the step: what the environment wrote is read, and never learned.
+        # One mean over all sampled tokens of the step. Tokens of the environment are context, without a loss.
         loss = token_losses(now, proximal, behavior, advantages, s)[mask].sum() / mask.sum()
         optimizer.zero_grad()
         loss.backward()
@@ -180,7 +197,10 @@ def learn(policy: PreTrainedModel, optimizer: torch.optim.Optimizer, attempts: l
 
 
 def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[list[tuple[str, bool]]]]:
-    """Return tasks to train on, tasks to validate on, and conversations [(text, is the policy's)] of a teacher who is often wrong."""
+    """Return training tasks, validation tasks, and a teacher's conversations.
+
+    A conversation is a list of (text, whether the policy writes it). The teacher is often wrong.
+    """
 
     def task(row: dict[str, Any]) -> dict[str, Any]:
         expression, kind = row["extra_info"]["expression"], row["extra_info"]["kind"]
@@ -199,7 +219,7 @@ def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]],
 
 
 def warm_start(policy: PreTrainedModel, taught: list[list[tuple[str, bool]]], *, steps: int) -> None:
-    """Imitate the teacher: reinforcement needs attempts that succeed now and then."""
+    """Imitate the teacher, because reinforcement learning needs some successful attempts to start from."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     for _ in range(steps):
@@ -220,7 +240,7 @@ def accuracy(policy: PreTrainedModel, tasks: list[dict[str, Any]], s: Settings) 
 
 
 def main(s: Settings, *, warm_steps: int = 400) -> list[float]:
-    """Train, print the curve, return the validation accuracies before and after."""
+    """Train and print the reward curve; return the validation accuracies before and after."""
     random.seed(0)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
