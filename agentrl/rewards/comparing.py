@@ -160,7 +160,7 @@ def _exact(tree: Any) -> Any:
 
 
 def _is_odd_root(power: Any) -> bool:
-    """Tell whether a power is an odd root of a negative number, like (-8)^(1/3): competition problems mean the real one."""
+    """Return whether a power is an odd root of a negative number, like (-8)^(1/3): contests mean the real root."""
     base, exponent = power.args
     return bool(base.is_Rational and base < 0 and exponent.is_Rational and exponent.q > 1 and exponent.q % 2)
 
@@ -171,7 +171,7 @@ def _real_root(power: Any) -> Any:
 
 
 def _is_trigonometric(tree: Any) -> bool:
-    """Tell whether the variables of an expression stand in trigonometric functions only."""
+    """Return whether all variables of an expression are arguments of trigonometric functions."""
     functions = tree.atoms(TrigonometricFunction)
     hidden = tree.xreplace({function: sympy.Integer(1) for function in functions})
     return bool(functions) and not hidden.free_symbols
@@ -187,7 +187,7 @@ def _is_assignment(tree: Any) -> bool:
 
 
 def _value_of(equation: Any) -> Any:
-    """Return what an equation says its value is: 5 of `x = 5`, `2 + 3 = 5` and `5 = x`; None of `41 = 42` and `x = 4 = 5`."""
+    """Return the value that an equation states: 5 for `x = 5` and `2 + 3 = 5`; None for `41 = 42`, `x = 4 = 5`."""
     parts = _parts(equation)
     sides = [parts[0].lhs, *(part.rhs for part in parts)]
     if len(sides) == 2 and getattr(sides[1], "is_Symbol", False) and not getattr(sides[0], "is_Symbol", False):
@@ -203,7 +203,7 @@ def _parts(tree: Any) -> Sequence[Any]:
 
 
 def _elements(tree: Any) -> list[Any] | None:
-    """Return the elements of a tuple, a finite set, or a matrix behind its shape; None of anything else."""
+    """Return the elements of a tuple or finite set, or a matrix's shape and elements; None for all else."""
     if isinstance(tree, sympy.MatrixBase):
         return [*map(sympy.Integer, tree.shape), *tree.flat()]
     return list(tree.args) if isinstance(tree, sympy.Tuple | sympy.FiniteSet) else None

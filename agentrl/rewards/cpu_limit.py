@@ -1,4 +1,4 @@
-"""The last resort against an answer that costs too much: a limit of CPU for a block of Python."""
+"""A CPU time limit for a block of Python: the last resort against costly answers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from types import FrameType
 
 
 class TooCostlyError(ValueError):
-    """Reading or comparing an answer would cost more than any answer is worth."""
+    """Parsing or comparing an answer would take too long."""
 
 
 class _OutOfTimeError(BaseException):
-    """Raised into a computation: no `except Exception` of the algebra system may swallow it."""
+    """Raised into a computation. A BaseException, so that no `except Exception` of sympy swallows it."""
 
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise TooCostlyError in the block once it took `seconds` of CPU; only in a main thread, where signals arrive.
+    """Raise TooCostlyError in the block after `seconds` of CPU time. Only in the main thread, which receives
+    signals.
 
-    Answers are bounded before they are evaluated (`agentrl.rewards.bounds`): it is for what those bounds do not know.
+    Answers are bounded before they are evaluated (`agentrl.rewards.bounds`). This limit covers what the
+    bounds miss.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -32,7 +34,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
     previous = signal.signal(signal.SIGVTALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds / 4)  # again, in case that a `finally` swallowed the first
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds / 4)  # repeated, in case a `finally` swallows the first
         yield
     except _OutOfTimeError:
         raise TooCostlyError(f"more than {seconds:g} s of CPU") from None

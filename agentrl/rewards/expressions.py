@@ -1,6 +1,7 @@
-r"""Mathematical answers compared by value: numbers and texts at once and exactly, all else as expressions by `math-verify`.
+r"""Mathematical answers compared by value: plain numbers and texts directly, all else as expressions by
+`math-verify`.
 
-Comparing expressions takes milliseconds, or for ever: callers run it in a process with a deadline.
+Comparing expressions takes milliseconds, or forever. So callers run it in a process with a deadline.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from agentrl.rewards.plain import plain
 from agentrl.rewards.readings import RELATIVE_TOLERANCE
 from agentrl.rewards.stated import answer_phrases
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time-outs are off: the deadline is ours
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off; our deadline replaces them
 
 MAX_ANSWER_CHARS = 1000
-"""A longer answer is none: parsing it would take the time of many."""
+"""A longer answer is not parsed: it would take the time of many others."""
 
 MAX_PROSE_CHARS = 4000
-"""How far from its end a response without a box is read."""
+"""Characters at the end of a response without a box that are searched."""
 
 _UNIT = re.compile(
     r"(?:~|\\[ ,;]|\s)*\\(?:text|textrm|mathrm|mbox|hbox|operatorname)\s?\{(?:~|\\ |\s)*"
@@ -69,7 +70,7 @@ _OTHERWISE = re.compile(r"(?i)\(\s?(?:or|maybe|perhaps|alternatively|possibly)\b
 _RATIO_SIGN = re.compile(r"\s*(?:\\colon|\\text\{\s*to\s*\})\s*")
 _IMAGINARY = re.compile(r"(?<=[0-9}])\s*i\b")
 _ABRIDGED = re.compile("[ƒ√]")
-"""Functions and roots as `plain` writes them, whichever they are."""
+"""All functions and roots, as `plain` writes them."""
 _NO_VALUE = re.compile(
     r"(?i)\\[lcv]?dots\b|\.\.\.|…|\b(?:less|more|fewer|greater|larger|smaller) than\b|\bat (?:least|most)\b|\bup to\b|\b(?:not"
     r"|isn't|wrong|incorrect|or more|or less)\b"
@@ -90,12 +91,12 @@ class _Number:
 
 
 def equal(answer: str, truth: str, *, tolerance: float = RELATIVE_TOLERANCE) -> bool:
-    """Tell whether two answers, each as it would stand in a box, are the same: as numbers, as texts, or as expressions.
+    """Return whether two answers, in the form of a box's content, are equal as numbers, texts or expressions.
 
-    `tolerance`: relative, where the truth is a decimal and no integer; everything else is compared exactly.
+    tolerance: relative; applies if the truth is a decimal. All else is compared exactly.
 
     Raises:
-        TooCostlyError: finding out would take too long.
+        TooCostlyError: the comparison would take too long.
     """
     if (verdict := _equal_at_sight(answer, truth, tolerance)) is not None:
         return verdict
@@ -111,7 +112,8 @@ def _are_single(parsed: Sequence[Any]) -> bool:
 
 @lru_cache(maxsize=1024)
 def rehearse(truth: str) -> None:
-    """Send a ground truth through all that reads and compares answers: what fails here fails without regard to any answer.
+    """Pass a ground truth through all the code that parses and compares answers: an error here is not an
+    answer's fault.
 
     Raises:
         RewardError: it does not equal itself.
@@ -122,7 +124,7 @@ def rehearse(truth: str) -> None:
 
 
 def parse_box_of_truth(truth: str) -> tuple[Any, ...]:
-    """Parse a ground truth; () where it is beyond the bounds, and can only be compared as text."""
+    """Parse a ground truth; () if it exceeds the bounds and can only be compared as text."""
     try:
         parsed = parse_boxed(truth)
         for one in parsed:
@@ -133,11 +135,11 @@ def parse_box_of_truth(truth: str) -> tuple[Any, ...]:
 
 
 def is_relation_only(answer: str, truth: str) -> bool:
-    """Tell whether an answer only says what its value is not, or takes it back ("less than 5" for 5), or says nothing: 5 = 5."""
+    """Return whether an answer is only a bound ("less than 5" for 5), retracts itself, or says nothing (5 = 5)."""
     worded = plain(answer)
     if any(one.strip(" $") == other.strip(" $") for one, other in pairwise(worded.split("="))):
         return True
-    if _PRIME.search(answer) and not _PRIME.search(truth):  # minutes of arc, or a derivative
+    if _PRIME.search(answer) and not _PRIME.search(truth):  # arc minutes, or a derivative
         return True
     if (other := _OTHERWISE.search(worded)) and (number := number_of(truth)) is not None:
         return any(found.value not in (number, number * 100) for found in numbers_in(other[1]))
@@ -145,20 +147,20 @@ def is_relation_only(answer: str, truth: str) -> bool:
 
 
 def opens_with_bound(phrase: str, truth: str) -> bool:
-    """Tell whether what is called the answer is only a bound of it: "at least 2"."""
+    """Return whether a stated answer is only a bound: "at least 2"."""
     return _BOUND.match(phrase) is not None and not _BOUND.search(plain(truth))
 
 
 def equal_expressions(answer: Sequence[Any], truth: Sequence[Any], *, tolerance: float = RELATIVE_TOLERANCE) -> bool:
-    """Tell whether parsed answers are equal; each is (what was parsed, its text)."""
+    """Return whether parsed answers are equal. Each one is (parsed object, its text)."""
     return any(same(one, other, tolerance=tolerance) for other in truth for one in answer)
 
 
 def parse_boxed(answer: str) -> tuple[Any, ...]:
-    """Parse the inside of a box.
+    """Parse the content of a box.
 
     Raises:
-        TooCostlyError: parsing it would take too long.
+        TooCostlyError: parsing would take too long.
     """
     if len(answer) > MAX_CHARS:
         raise TooCostlyError(f"longer than {MAX_CHARS} characters")
@@ -168,17 +170,17 @@ def parse_boxed(answer: str) -> tuple[Any, ...]:
 
 
 def parse_prose(text: str) -> tuple[Any, ...]:
-    """Parse the expression that a whole response ends with.
+    """Parse the expression that concludes a whole response.
 
     Raises:
-        TooCostlyError: parsing it would take too long.
+        TooCostlyError: parsing would take too long.
     """
     check_prose(text)
     return _parse(text, LatexExtractionConfig(), ExprExtractionConfig())
 
 
 def stated_text(text: str) -> str | None:
-    """Return the words that a response says its answer is (`The answer is (C), because ...`: "(C)"), or None."""
+    """Return the words that a response calls its answer (`The answer is (C), because ...`: "(C)"), or None."""
     for stated in answer_phrases(text):
         if choice := _CHOICE.match(stated.strip(" $")):
             return choice[1]
@@ -191,7 +193,7 @@ def stated_text(text: str) -> str | None:
 
 
 def stated_plainly(text: str) -> str | None:
-    """Return what a response without LaTeX says its answer is: behind "the answer is", else behind the last "is" or "=" of its end."""
+    """Return the stated answer of a text without LaTeX: after "the answer is", else after its last "is" or "="."""
     stated = next(answer_phrases(text), None)
     if stated is None:
         stated = (_IS.split(plain(text).strip().splitlines()[-1]) or [""])[-1]
@@ -200,21 +202,21 @@ def stated_plainly(text: str) -> str | None:
 
 
 def is_text(answer: str) -> bool:
-    """Tell whether an answer is a word, a few of them, a choice like (C), a time or a ratio."""
+    """Return whether an answer is one or a few words, a choice like (C), a time or a ratio."""
     return _WORDS.fullmatch(_normal_text(answer)) is not None
 
 
 def number_of(answer: str) -> Fraction | None:
-    """Return the number that an answer is, but for a unit; None when it is anything else."""
+    """Return the number of an answer that is a number with or without a unit, else None."""
     number = _whole_number(answer)
     return None if number is None else number.value
 
 
 def canonical(answer: str) -> str | None:
-    """Return the one text that stands for an answer as it would stand in a box; None when it has no content.
+    """Return the canonical form of an answer that has the form of a box's content; None if it is empty.
 
-    Equal numbers have equal texts ("1/2"; 50% is "50"), and so have equal words; expressions are written in one way, but not
-    simplified.
+    Equal numbers have equal forms ("1/2"; 50% is "50"), and so have equal words. Expressions are normalised
+    but not simplified.
     """
     if not _normal_text(answer):
         return None
@@ -227,7 +229,7 @@ def canonical(answer: str) -> str | None:
 
 
 def canonical_expression(parsed: Sequence[Any], written: str) -> str:
-    """Return the one text for what was parsed; as it was written where it is no expression, or does not read back as itself."""
+    """Return the canonical form of a parsed answer; `written` if there is none that parses back to it."""
     if (at_sight := _canonical_at_sight(written)) is not None:
         return at_sight
     as_written = " ".join(written.split())
@@ -242,14 +244,14 @@ def canonical_expression(parsed: Sequence[Any], written: str) -> str:
 
 
 def _canonical_at_sight(answer: str) -> str | None:
-    """Return the one text for a number or for words; None for anything else."""
+    """Return the canonical form of a number or of words, None for all else."""
     if (number := _whole_number(answer)) is not None:
         return str(number.value)
     return _normal_text(answer) if is_text(answer) else None
 
 
 def _equal_at_sight(answer: str, truth: str, tolerance: float) -> bool | None:
-    """Compare without an algebra system; None when these are no plain numbers or texts."""
+    """Compare without sympy; None if the answers are not plain numbers or texts."""
     answer, truth = (_LEAD_IN.sub(lambda found: "" if found["end"] else "\\text{", _INVISIBLE.sub("", one)) for one in (answer, truth))
     if _RATIO.fullmatch(truth.strip()):
         answer = _RATIO_SIGN.sub(":", answer)
@@ -260,7 +262,7 @@ def _equal_at_sight(answer: str, truth: str, tolerance: float) -> bool | None:
     if based and based[2] and digits:
         return digits[1] == based[1] and (not digits[2] or _base(digits[2]) == _base(based[2]))
     if digits and digits[2] and not (based and based[2]):
-        return False  # a base that nobody asked for
+        return False  # the answer has a base, the truth has none
     one, other = _whole_number(answer), _whole_number(truth)
     if (one is None) != (other is None):  # \text{5 apples} and 5
         one, other = one or _worded_number(answer), other or _worded_number(truth)
@@ -272,7 +274,7 @@ def _equal_at_sight(answer: str, truth: str, tolerance: float) -> bool | None:
 
 
 def _equal_numbers(answer: _Number, truth: _Number, tolerance: float) -> bool:
-    """Compare numbers; 5 and 5% are the same where 5 may be what a question for percents asks for, 0.5 and 0.5% never."""
+    """Compare numbers. 5 and 5% are equal if the question may ask for a percentage; 0.5 and 0.5% never are."""
     values, true = [answer.value], truth.value
     if answer.is_percent != truth.is_percent:
         bare = truth.value if answer.is_percent else answer.value
@@ -294,7 +296,7 @@ def _normal_text(answer: str) -> str:
 
 
 def _whole_number(answer: str) -> _Number | None:
-    """Return the number that an answer is, but for a name before and a unit behind it; None when it is anything else."""
+    """Return the number of an answer, without a name before it and a unit after it; None for all else."""
     named = _NAMED.match(answer)
     text = _UNIT.sub("", named["value"] if named else answer)
     if (repeating := _repeating(text)) is not None:
@@ -309,7 +311,7 @@ def _whole_number(answer: str) -> _Number | None:
 
 
 def _worded_number(answer: str) -> _Number | None:
-    """Return the number that an answer of words begins with."""
+    """Return the number at the beginning of an answer in words."""
     worded = _WORDED.fullmatch(answer.strip())
     if worded is None:
         return None
@@ -339,7 +341,8 @@ def _base(text: str) -> str:
 
 
 def _cleaned(answer: str) -> str:
-    r"""Return LaTeX as the parser wants it: 1\,234 without its space, ° as a command, 4i with its i apart."""
+    r"""Return LaTeX that the parser understands: 1\,234 without its space, ° as a command, 4i with i
+    separate."""
     text = _LEAD_IN.sub(lambda found: "" if found["end"] else "\\text{", _OF_WHAT.sub("", _INVISIBLE.sub("", answer)), count=1)
     if such := _SUCH_THAT.fullmatch(text):
         text = such["condition"]

@@ -1,4 +1,4 @@
-"""English number words: `forty-two`, `one hundred and five`, `two and a half`, `three quarters`, `eighteen dollars and fifty cents`."""
+"""English number words: `forty-two`, `two and a half`, `three quarters`, `eighteen dollars and fifty cents`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNSURE = frozenset(
         *_SCALES,
     ]
 )
-"""Behind number words these say that there is more to come: `one of them`, `six or seven`, `two and a half`."""
+"""After number words, these announce a continuation: `one of them`, `six or seven`, `two and a half`."""
 _CENTS = frozenset(["cents", "cent", "pence"])
 MAX_CHARS = 100
 

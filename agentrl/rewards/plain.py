@@ -1,6 +1,7 @@
-r"""LaTeX, Markdown, typography and scripts as plain text, so that a number is written in one way: `\$1{,}234` and **$1,234** are $1,234.
+r"""Conversion of LaTeX, Markdown, typography and scripts to plain text: `\$1{,}234` and **$1,234** become
+$1,234.
 
-Every pattern takes time linear in the text: the checkers that use it run in the event loop.
+The time of every pattern is linear in the text: the checkers that use it run in the event loop.
 """
 
 from __future__ import annotations
@@ -89,9 +90,9 @@ _IN_ANGLES = re.compile(r"<\s?([$€£]?[-+]?[0-9][0-9,.]{0,40}%?)\s?>")
 
 
 def plain(text: str) -> str:
-    """Return `text` without the marks of LaTeX, Markdown, HTML and GSM8K's calculator (<<9*2=18>>); digits of any script as 0 to 9.
+    """Return `text` without LaTeX, Markdown, HTML and GSM8K's calculator marks (<<9*2=18>>); digits become 0 to 9.
 
-    Roots are √, functions ƒ; what Markdown strikes out is gone; commands that stand for no text stay as they are.
+    Roots become √, functions ƒ. Struck-out Markdown is removed. LaTeX commands without a text form remain.
     """
     if _NOT_ASCII.search(text):
         text = _NOT_ASCII.sub(_in_ascii, _INDEX.sub(_index, _EXPONENT.sub(_power, text))).translate(_CHARACTERS)
@@ -112,7 +113,7 @@ def _index(found: re.Match[str]) -> str:
 
 
 def _in_ascii(found: re.Match[str]) -> str:
-    """Return one character with digits and fractions of any script as ASCII."""
+    """Return one character as ASCII if it is a digit or a fraction of any script."""
     character = found[0]
     if (digit := unicodedata.decimal(character, None)) is not None:
         return str(digit)
@@ -126,7 +127,7 @@ def _without_latex(text: str) -> str:
     text = _ENVIRONMENT.sub(" ", text.replace("\\\\", "\n"))
     text = _SPACING.sub(" ", text).replace("\\!", "")
     text = _NUMERIC_FRACTION.sub(lambda found: f" {found[1] or found[3]}/{found[2] or found[4]}", text)
-    for _ in range(3):  # \mathbf{\text{...}}: from the inside outwards
+    for _ in range(3):  # nested commands, from the inside out: \mathbf{\text{...}}
         text = _WRAPPER.sub(r"\1", text)
     text = _NTH_ROOT.sub("√", text)
     text = _COMMAND.sub(_symbol, _FUNCTION.sub("ƒ", _OPEN_BOX.sub(" ", text)))

@@ -76,9 +76,9 @@ def frame(message: object) -> bytes:
 
 def main() -> None:
     """Answer requests in their order until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal is its owner's matter
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches this process; its owner handles it
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # prints of a reward must not fall among the replies
+    os.dup2(2, 1)  # to stderr: a reward's prints must not mix with the replies
     requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin.buffer, requests), daemon=True).start()
     rewards: dict[int, AnyReward] = {}
@@ -86,7 +86,7 @@ def main() -> None:
         reply = _answer(requests.get(), rewards)
         try:
             data = frame(reply)
-        except Exception as error:  # noqa: BLE001 - whatever a user's object raises when it is pickled
+        except Exception as error:  # noqa: BLE001 - boundary: pickling runs methods of the user's objects
             data = frame(Reply(failure=Failure(f"its result cannot be pickled: {error}", error=type(error).__name__)))
         out.write(data)
         out.flush()
@@ -111,7 +111,11 @@ def _answer(request: Request, rewards: dict[int, AnyReward]) -> Reply:
 
 @contextmanager
 def _limits(max_cpu_s: int | None) -> Iterator[None]:
-    """Have the kernel end this process with SIGXCPU after `max_cpu_s` more seconds of CPU, and refuse it MAX_ANSWER_BYTES more memory."""
+    """Limit this process: the kernel kills it with SIGXCPU after `max_cpu_s` more CPU seconds, and it may use
+    MAX_ANSWER_BYTES more.
+
+    Nothing is limited if `max_cpu_s` is None.
+    """
     if max_cpu_s is None:
         yield
         return
@@ -138,4 +142,4 @@ def _address_space_bytes() -> int:
 def _read(source: BinaryIO, requests: queue.SimpleQueue[Request]) -> None:
     while len(header := source.read(HEADER.size)) == HEADER.size:
         requests.put(pickle.loads(source.read(HEADER.unpack(header)[0])))
-    os._exit(0)  # the main thread may be deep in a reward
+    os._exit(0)  # the main thread may be inside a reward

@@ -1,4 +1,5 @@
-"""What runs in the sandbox for the reward `code`, on the standard library alone: the program's side, and the test's side.
+"""Code of the reward `code` that runs in the sandbox, with the standard library alone: program side and test side.
 
-The two are processes of their own, each behind its own walls, and exchange plain data. The host reads the same data.
+The two sides are separate processes, each behind its own walls. They exchange plain data, which the host also
+reads.
 """

@@ -1,8 +1,9 @@
-"""The test's side: runs pieces of test in a process that holds none of the program's objects, and prints what came of each.
+"""The test side: runs test code in a process without any of the program's objects, and prints the results.
 
-stdin: a mapping as `agentrl.rewards.code_tests.Suite` has it. Descriptors 3 and 4 lead to the program. stdout, which only this file
-writes to: `compiles` and `loaded` as the program's side told them, then a line per case, `passed`, `failed`, or `broken` with the
-reason why the test itself cannot be run. Cases that have no line were not reached: the program ended.
+stdin: the JSON of an `agentrl.rewards.code_tests.Suite`. Descriptors 3 and 4 lead to the program. stdout,
+which only this file writes to: `compiles` and `loaded`, as the program side reported them, then one line per
+case: `passed`, `failed`, or `broken` with the reason why the test itself cannot run. Cases without a line
+were not reached: the program ended.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from . import objects
 from .plain import MAX_BYTES, UNREADABLE, array, decode, dump, encode, load
 
-TYPE_CHECKING = False  # typing's own costs milliseconds at every start
+TYPE_CHECKING = False  # importing typing would cost milliseconds at every start
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
@@ -27,19 +28,19 @@ STOPS = (StopIteration, StopAsyncIteration)
 
 
 class LostError(BaseException):
-    """The program ended, or said something that is no data. No `except Exception` of a test takes it."""
+    """The program ended or sent invalid data. A BaseException: no `except Exception` of a test may catch it."""
 
 
 class ProgramExit(SystemExit):
-    """The program wanted to end the process: it ends its own."""
+    """The program called exit. This ends only the program's call, not this process."""
 
 
 class Broken(BaseException):
-    """The test does what cannot be done from here."""
+    """The test requires something that cannot be done from this process."""
 
 
 class Link:
-    """Asks the program and reads its answers; whatever it says is data, or the end of the case."""
+    """Sends requests to the program and reads its answers. Answers are data; anything invalid ends the case."""
 
     def __init__(self, reads: int, writes: int) -> None:
         self._lines = open(reads, "rb")  # noqa: SIM115 - for as long as the process lives
@@ -54,7 +55,7 @@ class Link:
         self.depth_of_asserts = 0
 
     def read(self) -> dict[str, Any]:
-        """Read a line. Raises LostError."""
+        """Read one line. Raises LostError."""
         try:
             answer = load(self._lines.readline(MAX_BYTES))
         except (*UNREADABLE, OSError):
@@ -66,7 +67,7 @@ class Link:
         return answer
 
     def names(self, names: list[str], sources: list[str]) -> dict[str, Any]:
-        """Return the trees of what the program calls so, by name; what it does not have is left out."""
+        """Return {name: tree} of the program's objects with these names. Missing ones are omitted."""
         self._classes = {name for name in names if name[:1].isupper()}
         answer = self._ask({"op": "names", "names": names, "sources": sources})
         trees: Any = answer.get("value")
@@ -75,7 +76,7 @@ class Link:
         return {name: tree for name, tree in zip(names, trees, strict=True) if tree != {"missing": None}}
 
     def named(self, tree: Any) -> Any:
-        """Return what a test finds under a name."""
+        """Return the object that a test gets for a name."""
         value = self._decode(tree)
         return objects.NamedFunction(*_parts(value)) if type(value) is objects.Function else value
 
@@ -92,7 +93,7 @@ class Link:
         return self._value(self._ask({"op": "apply", "function": function, "args": self._encode(list(args))}))
 
     def made(self, value: Any) -> Any:
-        """Return an object as the one that made it has it; data as it is."""
+        """Return an object as its maker sees it, an OwnInstance; data unchanged."""
         if type(value) is not objects.Instance:
             return value
         return self._made.setdefault(value._number, objects.OwnInstance(*_parts(value)))
@@ -138,7 +139,7 @@ class Link:
             self._lose()
         try:
             return {"value": self._encode(function(*args, **kwargs))}
-        except Exception as error:  # noqa: BLE001 - boundary of one function of the test
+        except Exception as error:  # noqa: BLE001 - boundary: a function of the test
             return {"error": type(error).__name__}
 
     def _write(self, asked: dict[str, Any]) -> None:
@@ -193,7 +194,7 @@ class Link:
         return self._decode(answer["value"])
 
     def _object(self, content: Any) -> Any:
-        """Return what stands for an object of the program, always the same for the same one."""
+        """Return the proxy of an object of the program, always the same one for the same object."""
         kind, number, name, truth = content[:4]
         if type(number) is not int or type(name) is not str:
             raise TypeError("no object")
@@ -216,14 +217,14 @@ class Link:
         return self._functions[number]
 
     def _exception(self, name: str, bases: Any) -> type[BaseException]:
-        """Return an exception of the program as a class of this process, for `except` and `raises`."""
+        """Return a class that stands in for an exception class of the program, for `except` and `raises`."""
         if name not in self._exceptions:
             base = next((kind for kind in map(_builtin_error, bases[1:]) if kind is not None), Exception)
             self._exceptions[name] = type(name, (base,), {})
         return self._exceptions[name]
 
     def _error(self, content: Any) -> BaseException:
-        """Return what the program raised; what would end this process, or a loop, in a test's eyes is another error."""
+        """Return the program's error. Types that would end this process or a loop of the test are replaced."""
         try:
             names, args, attributes, text = content
             kind = next((found for name in names if (found := self._exceptions.get(name) or _builtin_error(name))), None)
@@ -239,7 +240,7 @@ class Link:
 
 
 class Asserting:
-    """What is called within an assertion does not change the arguments: they are looked at by the same line."""
+    """Marks assertions. Calls within one do not update the test's arguments, which the same line inspects."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -252,7 +253,7 @@ class Asserting:
 
 
 def run(case: dict[str, Any], space: dict[str, Any]) -> bool:
-    """Run one piece of test, then what it defines and does not call itself: functions and classes of tests."""
+    """Run one piece of test code, then the test functions and classes that it defines and does not call."""
     try:
         exec(compile(case["source"], "test", "exec", dont_inherit=True), space)
         for name in case["functions"]:
@@ -260,7 +261,7 @@ def run(case: dict[str, Any], space: dict[str, Any]) -> bool:
         return all(_runs_well(space[name]) for name in case["classes"])
     except ProgramExit:
         return False
-    except SystemExit as end:  # `unittest.main()` ends so
+    except SystemExit as end:  # `unittest.main()` ends like this
         return not end.code
 
 
@@ -292,7 +293,7 @@ def _modules(names: list[str]) -> dict[str, Any]:
 
 
 def _restore(old: Any, new: Any) -> None:
-    """Change lists, dicts and sets in place until they are as the program left them; what they hold keeps its identity."""
+    """Update lists, dicts and sets in place to the state that the program left; their elements stay the same."""
     if type(old) is not type(new):
         return
     if type(old) is list:
@@ -327,7 +328,7 @@ def _parts(value: Any) -> tuple[Any, int, str, bool]:
 
 
 def main() -> None:
-    """Run the cases of stdin in their order."""
+    """Run the cases of stdin in order."""
     suite = json.load(sys.stdin)
     out = os.dup(1)
     os.dup2(2, 1)  # a test may print

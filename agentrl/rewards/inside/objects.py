@@ -1,15 +1,16 @@
-"""What a test holds in place of the program's objects. None of them says that it equals plain data: only data does that.
+"""Proxies that a test holds in place of the program's objects. None of them equals plain data: only data does.
 
-What an object is asked for must be data, which the test compares: its attributes, its text, its number. An operator with the test's own
-data on the other side asks whether something is right, so it reaches the program only where the test made the object itself, by calling
-a class that it names; what a function returned, be it the same object, does not answer it. Only objects of named classes have methods.
+The test compares data only: an object's attributes, its text, its number. An operator with the test's own
+data as the other operand would let the program judge itself. So it reaches the program only if the test
+created the object by calling a class that it names; for objects that functions returned, even the same one,
+it does not. Only objects of named classes have methods.
 """
 
 from __future__ import annotations
 
 import operator
 
-TYPE_CHECKING = False  # typing's own costs milliseconds at every start
+TYPE_CHECKING = False  # importing typing would cost milliseconds at every start
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from typing import Any, Protocol
@@ -26,7 +27,7 @@ UNARY = ("neg", "pos", "abs", "invert", "round")
 
 
 class Opaque:
-    """Anything without plain data: it is itself, true or false, and has attributes that are data or the like of it."""
+    """Any object without a plain form. It has identity, a truth value, and attributes that are data or proxies."""
 
     _asker: Asker
     _number: int
@@ -45,20 +46,20 @@ class Opaque:
     def __getattr__(self, name: str) -> Any:
         _refuse(name)
         value = self._asker.apply("getattr", self, name)
-        if isinstance(value, Function):  # a method would be asked whether something is right
+        if isinstance(value, Function):  # not methods: one could judge the program's own result
             raise AttributeError(name)
         return value
 
 
 class Function(Opaque):
-    """A function, a method, or another object that can be called."""
+    """A function, a method, or another callable object."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._asker.call(self, args, kwargs)
 
 
 class NamedFunction(Function):
-    """A function that the test names: it may have attributes."""
+    """A function that the test names. It may have attributes."""
 
     def __getattr__(self, name: str) -> Any:
         _refuse(name)
@@ -66,7 +67,7 @@ class NamedFunction(Function):
 
 
 class Iterable(Opaque):
-    """What gives items and is no list: a generator, a view, an object with `__iter__`."""
+    """An iterable that is not a list: a generator, a view, an object with `__iter__`."""
 
     _items: Iterator[Any] | None
 
@@ -87,7 +88,7 @@ class Iterable(Opaque):
 
 
 class Instance(Opaque):
-    """An object of a class that the test names. Its operators take others of the program, and nothing else."""
+    """An object of a class that the test names. Its operators accept only other objects of the program."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._asker.call(self, args, kwargs)
@@ -145,11 +146,11 @@ class Instance(Opaque):
 
 
 class OwnInstance(Instance):
-    """An object as the test made it: its operators are a part of what is tested, also with data."""
+    """An object that the test created. Its operators also accept data, because they are part of what is tested."""
 
 
 class Class(Function):
-    """A class that the test names, or a class whose objects it made."""
+    """A class that the test names, or the class of an object that it created."""
 
     def __getattr__(self, name: str) -> Any:
         _refuse(name)
@@ -178,7 +179,7 @@ class Class(Function):
 
 
 def coroutine(asker: Asker, number: int) -> Coroutine[Any, Any, Any]:
-    """Return a coroutine of the test's side that waits for the program's."""
+    """Return a coroutine of the test side that awaits the program's."""
 
     async def wait() -> Any:
         return asker.wait(Opaque(asker, number, "coroutine", True))

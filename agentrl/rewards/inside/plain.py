@@ -1,7 +1,7 @@
-"""Plain data between processes that do not trust each other: values of builtin types as JSON, with their exact types.
+"""Plain data between processes that do not trust each other: values of builtin types as JSON, with exact types.
 
-null, true, numbers, texts and lists are themselves; everything else is an object with one key, the name of its type.
-Reading makes values of these types only, whoever wrote the text.
+null, booleans, numbers, texts and lists are themselves; all else is an object with one key, the name of its
+type. Decoding creates values of these types only, whoever wrote the text.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 import importlib
 import json
 
-TYPE_CHECKING = False  # typing's own costs milliseconds at every start
+TYPE_CHECKING = False  # importing typing would cost milliseconds at every start
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
 MAX_BYTES = 8 * 2**20
-"""Of one line."""
+"""Limit of one line."""
 MAX_HEX_DIGITS = 10**6
 MAX_EXPONENT = 10**5
 MAX_FRACTION_BITS = 10**4
 MAX_ALIKE = 64
-"""Keys with the same hash: multiples of 2**61 - 1 all have the same, and a set of n of them takes n * n steps."""
+"""Keys with equal hashes. Multiples of 2**61 - 1 all have the same hash, and a set of n of them takes n * n steps."""
 LARGE = 2**63
 UNREADABLE = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError)
-"""What reading raises for a text that is not of this form, or too large."""
+"""What decoding raises for a malformed or too large text."""
 
 
 def dump(tree: Any) -> bytes:
@@ -32,14 +32,14 @@ def dump(tree: Any) -> bytes:
 
 
 def load(line: bytes) -> Any:
-    """Read a line as a tree for `decode`. Raises one of UNREADABLE."""
+    """Parse a line to a tree for `decode`. Raises one of UNREADABLE."""
     if len(line) >= MAX_BYTES:
         raise ValueError("too long")
     return json.loads(line)
 
 
 def encode(value: Any, other: Callable[[Any], Any]) -> Any:
-    """Return the tree of a value; `other` makes that of an object without a place here."""
+    """Return the tree of a value; `other` returns the trees of objects that are not plain."""
     kind = type(value)
     if value is None or kind is bool or kind is float or kind is str:
         return value
@@ -65,7 +65,7 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
 
 
 def decode(tree: Any, extra: Mapping[str, Callable[[Any], Any]] | None = None) -> Any:
-    """Return the value of a tree; `extra` has readers for more types. Raises one of UNREADABLE."""
+    """Return the value of a tree; `extra` has decoders of more types. Raises one of UNREADABLE."""
     kind = type(tree)
     if kind is list:
         return [decode(item, extra) for item in tree]
@@ -78,7 +78,7 @@ def decode(tree: Any, extra: Mapping[str, Callable[[Any], Any]] | None = None) -
 
 
 def array(content: Any) -> Any:
-    """Return an array of numpy, of numbers or texts. Raises one of UNREADABLE."""
+    """Return a numpy array of numbers or texts. Raises one of UNREADABLE."""
     numpy = importlib.import_module("numpy")
     form, shape, items = content
     if numpy.dtype(form).kind not in "biufcU":
@@ -101,7 +101,7 @@ def _keys(content: Any, extra: Any) -> list[Any]:
 
 
 def _spread(keys: list[Any]) -> list[Any]:
-    """Return keys that can be hashed in linear time. Raises ValueError."""
+    """Return the keys if they can be hashed in linear time, else raise ValueError."""
     if len(keys) > MAX_ALIKE:
         counts: dict[int, int] = {}
         for number in map(hash, keys):
@@ -126,9 +126,9 @@ def _decimal(text: str) -> Any:
 
 def _fraction(content: Any, extra: Any) -> Any:
     numerator, denominator = decode(content, extra)
-    if type(numerator) is not int or type(denominator) is not int:  # of a text, the exponent would be computed
+    if type(numerator) is not int or type(denominator) is not int:  # a text could contain an exponent, which is expanded
         raise TypeError("no fraction")
-    if max(numerator.bit_length(), denominator.bit_length()) > MAX_FRACTION_BITS:  # their common divisor takes n * n steps
+    if max(numerator.bit_length(), denominator.bit_length()) > MAX_FRACTION_BITS:  # gcd takes n * n steps
         raise ValueError("too large a number")
     return importlib.import_module("fractions").Fraction(numerator, denominator)
 

@@ -1,12 +1,13 @@
-"""The program's side: loads the program, then does what each line asks for, and answers with a line of plain data.
+"""The program side: loads the program, then executes one request per line and answers with a line of plain data.
 
-What is asked for is a mapping with `op`. The answer is {"value": tree} or {"error": [names of its classes, args, attributes, text]}.
-The program shares this process and may say anything in its own name: nothing here is trusted, and nothing here is worth reading.
+A request is a mapping with `op`. The answer is {"value": tree} or {"error": [names of its classes, args,
+attributes, text]}. The program shares this process and can forge any answer. So nothing here is trusted, and
+nothing here is secret.
 """
 
 from __future__ import annotations
 
-import _signal as signal  # `signal` itself loads enum
+import _signal as signal  # importing `signal` would also load enum
 import builtins
 import io
 import operator
@@ -16,22 +17,22 @@ import sys
 from .plain import array, decode, dump, encode, load
 from .usual import prepare
 
-TYPE_CHECKING = False  # typing's own costs milliseconds at every start
+TYPE_CHECKING = False  # importing typing would cost milliseconds at every start
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
 MODULE = "solution"
 MAX_PRINTED = 2**16
-"""Characters of an answer; none of them is printed anywhere unless the test captures it."""
+"""Characters of output that are sent with an answer. They are shown only if the test captures them."""
 BASES = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 
 
 class Objects:
-    """What the program made and the test's side holds by number, and the test's functions that came the other way."""
+    """The program's objects that the test side refers to by number, and proxies of the test's functions."""
 
     def __init__(self, call_back: Callable[[int, tuple[Any, ...], dict[str, Any]], Any]) -> None:
-        self.named: set[str] = set()  # classes that the test names: what belongs to them stays an object
+        self.named: set[str] = set()  # classes that the test names: their objects are never converted to data
         self._call_back = call_back
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
@@ -85,10 +86,10 @@ class Objects:
 
 
 class Program:
-    """Loads the file and answers. cpu_s, wall_s: of one call; what takes longer ends the process."""
+    """Loads the program and answers requests. cpu_s, wall_s: limits of one call; beyond them the process dies."""
 
     def __init__(self, reads: int, writes: int, *, cpu_s: float, wall_s: float) -> None:
-        self._lines = open(reads, "rb")  # noqa: SIM115 - for as long as the process lives
+        self._lines = open(reads, "rb")  # noqa: SIM115 - open as long as the process lives
         self._out = writes
         self._cpu_s, self._wall_s = cpu_s, wall_s
         self._space: dict[str, Any] = {}
@@ -96,7 +97,7 @@ class Program:
         self._printed = io.StringIO()
 
     def load(self, path: str) -> bool:
-        """Run the program as a module; tell, as do the first two lines of the answer, whether it is Python and came to its end."""
+        """Run the program as a module; return whether it loaded. Also writes two answers: `compiles` and `loaded`."""
         module = type(sys)(MODULE)
         module.__file__ = path
         self._space = module.__dict__
@@ -121,7 +122,7 @@ class Program:
         return True
 
     def serve(self, *, is_heard: bool) -> None:
-        """Answer until nothing more is asked."""
+        """Answer requests until there are no more."""
         if is_heard:
             sys.stdout = self._printed
         while line := self._lines.readline():
@@ -137,13 +138,13 @@ class Program:
         self._write(answer)
 
     def _names(self, names: list[str], sources: list[str]) -> Any:
-        """Return the objects that the program has under these names; first define what the test defines."""
+        """Execute the test's class definitions, then return the program's objects with these names."""
         self._objects.named = {name for name in names if name[:1].isupper()}
         for source in sources:
             try:
                 exec(source, self._space)
             except Exception:  # noqa: BLE001 - boundary: the program's own code
-                continue  # what the test then misses, it says
+                continue  # the test will report what is missing
         missing = {"missing": None}
         return {"value": [self._named(self._space[name]) if name in self._space else missing for name in names]}
 
@@ -154,7 +155,7 @@ class Program:
         return tree
 
     def _entry(self, function: str, args: Any, kwargs: Any) -> Any:
-        """Call a function, or a method of a new `Solution`, by its name."""
+        """Call a function by name, or a method of a new `Solution`."""
         space = self._space
         is_method = function not in space and "Solution" in space
         entry = getattr(space["Solution"](), function) if is_method else space[function]
@@ -162,7 +163,7 @@ class Program:
         return {"value": self._objects.encode(value)}
 
     def _call(self, target: Any, args: Any, kwargs: Any, keeps: bool) -> Any:
-        """Call an object. keeps: tell what became of the arguments, if it is something else."""
+        """Call an object. keeps: also return the arguments if the call changed them."""
         function = self._objects.decode(target)
         given = [self._objects.decode(args), self._objects.decode(kwargs)]
         before = dump(self._objects.encode(given)) if keeps else b""
@@ -178,7 +179,7 @@ class Program:
         return answer
 
     def _apply(self, function: str, args: Any) -> Any:
-        """Call a builtin function or an operator."""
+        """Call a builtin function or a function of `operator`."""
         value = (getattr(builtins, function, None) or getattr(operator, function))(*self._objects.decode(args))
         return {"value": self._objects.encode(value)}
 
@@ -186,7 +187,7 @@ class Program:
         return {"value": {"object": ["iterator", self._objects._number(iter(self._objects.decode(target))), "", True]}}
 
     def _items(self, target: Any, count: int) -> Any:
-        """Return up to `count` further items of an iterator, and whether, or by which error, they came to an end."""
+        """Return up to `count` more items of an iterator, and whether it ended, or the error that ended it."""
         iterator = self._objects.decode(target)
         items: list[Any] = []
         try:
@@ -204,7 +205,7 @@ class Program:
         return {"value": self._objects.encode(asyncio.run(self._objects.decode(target)))}
 
     def _call_back(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function of the test; what that asks for meanwhile is answered."""
+        """Call a function of the test; answers its requests meanwhile."""
         self._write({"callback": number, "args": self._objects.encode(list(args)), "kwargs": self._objects.encode(kwargs)})
         while line := self._lines.readline():
             asked = load(line)
@@ -235,7 +236,7 @@ class Program:
             line = line[os.write(self._out, line) :]
 
     def _start_clocks(self) -> None:
-        signal.setitimer(signal.ITIMER_PROF, self._cpu_s)  # their signals end a process that does not handle them
+        signal.setitimer(signal.ITIMER_PROF, self._cpu_s)  # the signals of both timers kill a process without handlers
         signal.setitimer(signal.ITIMER_REAL, self._wall_s)
 
     def _stop_clocks(self) -> None:
@@ -244,9 +245,9 @@ class Program:
 
 
 def main(reads: int, writes: int, *, is_heard: bool, cpu_s: float, wall_s: float) -> None:
-    """Serve one program, whose own standard streams lead nowhere: what it prints is no answer.
+    """Serve one program. Its own standard streams are /dev/null: what it prints is not an answer.
 
-    is_heard: what it prints while it is asked goes beside the answers, for a test that captures it.
+    is_heard: send what it prints along with the answers, for tests that capture it.
     """
     reads, writes = os.dup(reads), os.dup(writes)
     nowhere = os.open("/dev/null", os.O_RDWR)
@@ -255,11 +256,11 @@ def main(reads: int, writes: int, *, is_heard: bool, cpu_s: float, wall_s: float
     program = Program(reads, writes, cpu_s=cpu_s, wall_s=wall_s)
     if program.load("program.py"):
         program.serve(is_heard=is_heard)
-    os._exit(0)  # without waiting for what the program left running
+    os._exit(0)  # do not wait for threads that the program left
 
 
 def _as(base: Any, value: Any) -> Any:
-    """Return a value of a class derived from a builtin type as one of that type."""
+    """Convert an instance of a subclass of a builtin type to that type."""
     if base is dict:
         return dict(dict.items(value))
     if base in (list, tuple, set, frozenset):

@@ -1,6 +1,6 @@
-"""What graders of programming contests import before a program: the names that it uses without an import of its own.
+"""The imports that contest graders put before a program: names that it may use without importing them.
 
-Nothing is imported that the program does not mention, and no builtin name changes its meaning.
+Only names that the program mentions are imported, and no builtin name changes its meaning.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import builtins
 import importlib
 import sys
 
-TYPE_CHECKING = False  # typing's own costs milliseconds at every start
+TYPE_CHECKING = False  # importing typing would cost milliseconds at every start
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType
     from typing import Any
 
 RECURSION_LIMIT = 50_000
-"""As those graders set it: a depth-first search over 10,000 nodes is no mistake."""
+"""As those graders set it: a recursive depth-first search over 10,000 nodes must work."""
 
 _NAMES = {
     "typing": "Any Callable DefaultDict Deque Dict FrozenSet Generator Generic Iterable Iterator List Literal Mapping NamedTuple Optional "
@@ -46,7 +46,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 
 
 def prepare(code: CodeType, space: dict[str, Any]) -> None:
-    """Put what a program uses of these names into the namespace that it will run in; its own definitions come later and win."""
+    """Add those names that a program uses to its namespace. Its own definitions come later and take precedence."""
     sys.setrecursionlimit(RECURSION_LIMIT)
     for name in set(_mentioned(code)) & _HOMES.keys():
         if not hasattr(builtins, name):
@@ -65,7 +65,7 @@ def run(path: str) -> None:
 
 
 def _mentioned(code: CodeType) -> Iterator[str]:
-    """Give the names that a code looks up; attributes are among them, which costs an import at most."""
+    """Yield the names that a code object looks up. They include attributes, which at worst costs an import."""
     waiting = [code]
     while waiting:
         part = waiting.pop()
