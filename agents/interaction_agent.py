@@ -1,4 +1,4 @@
-"""The agent of conversations: answer (with tools, where there are some), listen to the partner, answer again."""
+"""The interaction agent: alternates turns (with tools, if offered) with replies of the interaction partner."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from agentrl.types import Task
 
 
 class InteractionAgent(ToolAgent):
-    """Talks with the row's interaction partner until the partner is done; a turn that calls tools goes to the tools first.
+    """Talks with the row's interaction partner until the partner is done. Tool calls run before the partner
+    replies.
 
-    Tool agents talk with a partner where the row has one; this agent refuses a row without.
+    tool_agent also talks with a partner if the row has one; this agent rejects rows without one.
     """
 
     name: ClassVar[str] = "interaction_agent"

@@ -1,14 +1,15 @@
-"""The worked example of an agent loop of your own: copy this file, and name the copy in `agent.plugins`.
+"""An example of a custom agent loop: copy this file and name the copy in `agent.plugins`.
 
-The model writes a sum as one expression, the agent evaluates it, and the model gives its answer:
+The model writes an arithmetic expression, the agent evaluates it, and the model gives its answer:
 
     user       12 boxes of 34 eggs, 5 broken. How many are whole? Write one arithmetic expression ...
     assistant  12 * 34 - 5
     user       It is 403. Give your answer in the form `#### number`.
     assistant  #### 403
 
-An expression that cannot be evaluated is sent back once. An agent loop is a coroutine that decides what happens next; the
-session writes every token, keeps the budgets, and ends `run` by itself when one is exhausted.
+If the expression cannot be evaluated, the model gets one more try. An agent loop is a coroutine that decides
+what happens next. The session records every token, enforces the budgets, and ends `run` when one is
+exhausted.
 """
 
 from __future__ import annotations
@@ -27,24 +28,27 @@ CONCLUDE = "It is {value}. Give your answer in the form `#### number`."
 
 
 class MathExpressionOptions(Options):
-    """What a config may say in `agent.agent_config.math_expression`."""
+    """Options in `agent.agent_config.math_expression`."""
 
-    evaluated_reward: float = 0.0  # for an expression that could be evaluated
+    evaluated_reward: float = 0.0  # reward for an expression that can be evaluated
 
 
 class MathExpression(AgentLoop):
     """Lets the model write an expression, evaluates it with the calculator, and asks for the answer."""
 
-    name: ClassVar[str] = "math_expression"  # rows choose the agent by this name, in their column `agent_name`
-    template_shows_tools: ClassVar[bool] = False  # the agent calls the calculator; the model need not know how
-    required_tools: ClassVar[tuple[str, ...]] = ("calculator",)  # without it in agent.tools, nothing is started
+    name: ClassVar[str] = "math_expression"  # rows select the agent by this name, in their column `agent_name`
+    template_shows_tools: ClassVar[bool] = False  # the agent calls the calculator, not the model
+    required_tools: ClassVar[tuple[str, ...]] = ("calculator",)  # a run without it in agent.tools does not start
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
         self._options = read_options(MathExpressionOptions, self.config, plugin="agent 'math_expression'")
 
     def prompt(self, task: Task, tools: Sequence[JsonObject]) -> Sequence[Message]:
-        """Append the instruction to the question. Rows are measured by this prompt before the run, so nothing in it may vary."""
+        """Append the instruction to the question.
+
+        Prompt lengths are measured before the run, so it must be deterministic.
+        """
         *context, question = task.messages
         return [*context, dataclasses.replace(question, content=f"{question.content}\n{INSTRUCTION}")]
 
@@ -60,7 +64,7 @@ class MathExpression(AgentLoop):
         await session.generate()
 
     async def _evaluate(self, session: Session) -> ToolResult:
-        """Sample a turn, and give the last line of it to the calculator."""
+        """Sample a turn and pass its last line to the calculator."""
         turn = await session.generate()
         expression = turn.message.content.strip().rpartition("\n")[2]
         [result] = await session.run_tools([ToolCall("expression", "calculator", {"expression": expression})])

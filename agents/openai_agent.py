@@ -1,4 +1,5 @@
-"""The agent that is somebody else's program: an async function, a function, or a command that talks to an OpenAI-compatible URL.
+"""The agent for external programs: an async function, a function, or a command that uses an OpenAI-compatible
+URL.
 
     agent:
       agent_config:
@@ -6,14 +7,16 @@
           target: my_agent.py:solve            # or package.module:solve; or, instead of a target,
           command: [python, my_agent.py]       # with `env: {NAME: value}` and `pass_env: [NAME]` beside it
 
-The function is called as `solve(task, base_url=..., api_key=..., model=...)`; an async one runs in the process's asyncio loop,
-any other in a thread of its own. `task` is a dictionary: task_id, data_source, ability, messages (as OpenAI writes them) and
-extra_info; the ground truth is not in it. A command gets it as JSON on stdin. Its environment has OPENAI_BASE_URL, OPENAI_API_KEY and
-OPENAI_MODEL, what `env` sets, and of this process's variables only those of `pass_env` and a few that every program needs: the keys
-of servers and trackers are no business of the program's.
+The function is called as `solve(task, base_url=..., api_key=..., model=...)`. An async function runs in the
+process's asyncio loop, any other in its own thread. `task` is a dictionary with task_id, data_source,
+ability, messages (in OpenAI's format) and extra_info; it does not contain the ground truth. A command gets it
+as JSON on stdin. The command's environment has OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL and the
+variables of `env`. Of this process's variables it has only those in `pass_env` and a few that every program
+needs, so it does not see the keys of servers and trackers.
 
-A function may return rewards: a number, or a dictionary of name -> number. None and texts are no reward: what the policy said is
-recorded where it was sampled.
+A function may return rewards: a number, or a dictionary of name -> number. None and texts are not rewards;
+the policy's
+answers are recorded when they are sampled.
 """
 
 from __future__ import annotations
@@ -40,13 +43,16 @@ from agentrl.types import JsonObject, Message, Task
 
 STDERR_TAIL_BYTES = 2000
 STDERR_GRACE_S = 1.0
-"""For the last words of a command whose whole process group is dead; a child that left the group may keep the pipe open."""
+"""Seconds to read the rest of stderr after the process group is dead.
+
+A child outside the group may keep the pipe open.
+"""
 
 
 class OpenAIAgentOptions(Options):
-    """`agent.agent_config.openai_agent`: exactly one of `target` and `command`.
+    """Options in `agent.agent_config.openai_agent`: exactly one of `target` and `command`.
 
-    For the command, `env` sets variables, and `pass_env` names variables of this process that it gets, too.
+    For a command, `env` sets variables, and `pass_env` names variables of this process to pass on.
     """
 
     target: str | None = None
@@ -62,11 +68,11 @@ class OpenAIAgentOptions(Options):
 
 
 class CommandFailed(Exception):
-    """A command ended with a status other than 0."""
+    """A command ended with a nonzero exit status."""
 
 
 class OpenAIAgent(AgentLoop):
-    """Runs a program that plays the trajectory through the gateway, and ends when the program does."""
+    """Runs a program that plays the attempt through the gateway. The attempt ends when the program does."""
 
     name: ClassVar[str] = "openai_agent"
     uses_tools: ClassVar[bool] = False  # the program brings its own
@@ -89,10 +95,10 @@ class OpenAIAgent(AgentLoop):
 
 
 def load_target(text: str) -> Callable[..., Any]:
-    """Return the function that `file.py:function` or `module:function` names.
+    """Return the function named by `file.py:function` or `module:function`.
 
     Raises:
-        PluginError: it does not exist, or cannot be called.
+        PluginError: the function does not exist or is not callable.
     """
     reference = Reference.parse(text)
     if reference is None:
@@ -104,20 +110,24 @@ def load_target(text: str) -> Callable[..., Any]:
 
 
 async def call_target(target: Callable[..., Any], task: dict[str, Any], endpoint: OpenAIEndpoint, session: Session) -> Any:
-    """Return what the function returns; when the trajectory is cancelled, a function in a thread is left to its failing requests."""
+    """Call the function and return its result.
+
+    If the attempt is cancelled, a function in a thread is abandoned; its further requests fail.
+    """
     call = partial(target, task, base_url=endpoint.base_url, api_key=endpoint.api_key, model=endpoint.model)
     if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
         return await session.run_asyncio(call)
-    # A limiter of its own: hundreds of agents wait side by side, far more than trio's default number of threads.
+    # A separate limiter: hundreds of agents wait concurrently, far more than trio's default number of threads.
     return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1))
 
 
 async def run_command(command: tuple[str, ...], env: Mapping[str, str], task: dict[str, Any], endpoint: OpenAIEndpoint) -> None:
-    """Run the command to its end, with the variables `env` and how to reach the policy; nothing of its process group is left running.
+    """Run the command to its end, with the variables `env` and those of the endpoint, then kill its process
+    group.
 
     Raises:
-        CommandFailed: its status is not 0; with the end of what it wrote to stderr.
-        PluginError: it cannot be started.
+        CommandFailed: its exit status is not 0; the message holds the end of its stderr.
+        PluginError: the command cannot be started.
     """
     variables = {
         **env,
@@ -142,12 +152,12 @@ async def run_command(command: tuple[str, ...], env: Mapping[str, str], task: di
             nursery.start_soon(_feed, process, json.dumps(task, ensure_ascii=False, default=str).encode())
             nursery.start_soon(_read_tail, process, tail)
             status = await process.wait()
-            _kill_group(process)  # what it left running
+            _kill_group(process)  # kills child processes that are still running
             nursery.cancel_scope.deadline = trio.current_time() + STDERR_GRACE_S
     finally:
         if process.returncode is None:
             _kill_group(process)
-            with trio.CancelScope(shield=True):  # SIGKILL cannot be refused: this is quick, and leaves no zombie
+            with trio.CancelScope(shield=True):  # SIGKILL cannot be ignored, so this is quick; it leaves no zombie
                 await process.wait()
     if status != 0:
         last_words = " ".join(tail.decode(errors="replace").split())
@@ -155,7 +165,7 @@ async def run_command(command: tuple[str, ...], env: Mapping[str, str], task: di
 
 
 def task_view(task: Task) -> dict[str, Any]:
-    """Return what a program may know of its task."""
+    """Return the part of a task that a program may see."""
     return {
         "task_id": task.task_id,
         "data_source": task.data_source,
@@ -166,10 +176,10 @@ def task_view(task: Task) -> dict[str, Any]:
 
 
 def rewards_of(result: Any) -> dict[str, float]:
-    """Return the rewards in what an agent returned.
+    """Return the rewards in the result of an agent function: name -> reward.
 
     Raises:
-        PluginError: it is neither None, nor a text, a finite number, or a dictionary of finite numbers.
+        PluginError: `result` is not None, a text, a finite number, or a dictionary of finite numbers.
     """
     if result is None or isinstance(result, str):
         return {}

@@ -1,4 +1,4 @@
-"""The agent of models without a tool format: thought, action and observation as plain text.
+"""The ReAct agent, for models without a tool-call format: thoughts, actions and observations as plain text.
 
 Source: Yao et al. 2023, arXiv:2210.03629.
 """
@@ -53,19 +53,21 @@ class FinalAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A turn in another form; `problem` is told to the model."""
+    """A turn in the wrong form. The model is told the `problem`."""
 
     problem: str
 
 
 class ReactAgent(AgentLoop):
-    """Runs the action of each turn and answers with its observation, until a turn gives the final answer."""
+    """Runs the action of each turn and replies with its observation, until a turn gives the final answer."""
 
     name: ClassVar[str] = "react_agent"
     template_shows_tools: ClassVar[bool] = False
 
     def prompt(self, task: Task, tools: Sequence[JsonObject]) -> Sequence[Message]:
-        """Put the description of tools and form before the task: into its system message, or into one of its own."""
+        """Prepend the description of tools and format: append it to the system message, or add a system
+        message.
+        """
         text = INSTRUCTION.format(tools="\n".join(map(describe, tools))) if tools else INSTRUCTION_WITHOUT_TOOLS
         first, *others = task.messages
         if first.role == "system":
@@ -83,7 +85,7 @@ class ReactAgent(AgentLoop):
                 if num_user_turns == session.limits.user_turns:
                     break
                 num_user_turns += 1
-            elif turn.is_truncated:  # also what can be read of a cut action may lack its end
+            elif turn.is_truncated:  # even an action that parses may be incomplete
                 session.add_user_message("Observation: your message was cut at the token limit; write a shorter one.")
             else:
                 session.add_user_message(f"Observation: {await self._observe(step, turn.index, session)}")
@@ -106,7 +108,10 @@ def describe(tool: JsonObject) -> str:
 
 
 def parse_step(text: str, tools: Sequence[JsonObject]) -> Action | FinalAnswer | Malformed:
-    """Read the first step of a turn; whatever follows an observation that the model made up is not read. Never raises."""
+    """Parse the first step of a turn.
+
+    Text after an observation that the model made up is ignored. Never raises.
+    """
     fields = _fields(text)
     name, arguments = fields.get("action"), fields.get("action input")
     if name is not None and ("final answer" not in fields or _comes_first("action", "final answer", fields)):
@@ -120,11 +125,11 @@ def parse_step(text: str, tools: Sequence[JsonObject]) -> Action | FinalAnswer |
 
 
 def _fields(text: str) -> dict[str, str]:
-    """Return label -> its text, for the first of each label before the first `Observation:`."""
+    """Return label -> text, for the first occurrence of each label before the first `Observation:`."""
     labels = list(_LABEL.finditer(text))
     ends = [*(label.start() for label in labels[1:]), len(text)]
     fields: dict[str, str] = {}
-    for label, end in zip(labels, ends, strict=False):  # without any label there is still an end
+    for label, end in zip(labels, ends, strict=False):  # without labels, `ends` still has one element
         name = label[1].lower()
         if name == "observation":
             break
@@ -148,13 +153,13 @@ def _action(name: str, text: str, tools: Sequence[JsonObject]) -> Action | Malfo
     if isinstance(value, dict):
         return Action(name, value)
     parameter = _only_parameter(name, tools)
-    if parameter is not None:  # `Action Input: 6*7` says what is meant
+    if parameter is not None:  # `Action Input: 6*7` is unambiguous
         return Action(name, {parameter: value if isinstance(value, str) else text})
     return Malformed("`Action Input:` is not a JSON object")
 
 
 def _only_parameter(name: str, tools: Sequence[JsonObject]) -> str | None:
-    """Return the name of a tool's only parameter, if it has exactly one and that is a text."""
+    """Return the name of a tool's only parameter if it has exactly one and its type is string; else None."""
     parameters: list[Mapping[str, Any]] = [t["function"]["parameters"] for t in tools if t["function"]["name"] == name]
     properties: Mapping[str, Any] = parameters[0].get("properties", {}) if parameters else {}
     if len(properties) != 1:

@@ -1,4 +1,4 @@
-"""The agent of plain questions: one answer, no tools."""
+"""The single-turn agent: one answer, no tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentrl.types import Task
 
 
 class SingleTurnAgent(AgentLoop):
-    """Samples one assistant turn and is done."""
+    """Samples one assistant turn."""
 
     name: ClassVar[str] = "single_turn_agent"
     uses_tools: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The agent of tool use: generate, run the calls, repeat until a turn calls nothing."""
+"""The tool agent: generates a turn, runs its tool calls, and repeats until a turn has none."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from agentrl.types import Task
 
 
 class ToolAgent(AgentLoop):
-    """Plays turns until one asks for no tool; where the row has an interaction partner, that turn goes to the partner.
+    """Plays turns until one has no tool calls. If the row has an interaction partner, the partner replies to
+    that turn.
 
-    The partner hears the last turn too, for its verdict and its reward, even if no turn is left to read its answer.
+    The partner also replies to the last turn allowed, because its reply can carry a reward.
     """
 
     name: ClassVar[str] = "tool_agent"
@@ -21,7 +22,7 @@ class ToolAgent(AgentLoop):
         for _ in range(session.limits.turns):
             turn = await session.generate()
             if turn.tool_calls:
-                await session.call_tools(turn)  # also in the last turn: one may be `finish`, or give a reward
+                await session.call_tools(turn)  # even in the last turn: a call may be `finish` or give a reward
                 if session.is_finished:
                     return
                 continue

@@ -1,4 +1,6 @@
-"""A partner who knows the answer of a word problem: says when it is wrong, ends the conversation when it is right."""
+"""An interaction partner for math word problems: rejects wrong answers and ends the conversation at the right
+one.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,17 @@ PRAISE = "Correct."
 
 
 class Gsm8kOptions(Options):
-    """What `agent.interaction_config.gsm8k` holds."""
+    """Options in `agent.interaction_config.gsm8k`."""
 
     reward: Literal["turn", "final"] = "turn"
 
 
 class Gsm8k(Interaction):
-    """Checks the last assistant message's final answer against the row's `ground_truth`: 1 for the right number, else 0.
+    """Checks the final answer of the last assistant message against the row's `ground_truth`: 1 if it is
+    right, else 0.
 
-    Config `reward`: turn (each answer is rewarded where it was given) or final (only the last one counts, as the final score).
+    Config `reward`: turn (each turn is rewarded for its answer) or final (only the last answer counts, as the
+        final score).
     """
 
     name: ClassVar[str] = "gsm8k"
@@ -35,10 +39,10 @@ class Gsm8k(Interaction):
         self._options = read_options(Gsm8kOptions, self.config, plugin="interaction 'gsm8k'")
 
     async def start(self, *, ground_truth: Any = None, query: str = "", **_: Any) -> None:
-        """Take the row's ground truth; `query` and whatever else the row carries are not needed.
+        """Store the row's ground truth. `query` and other fields of the row are ignored.
 
         Raises:
-            DataError: the row's interaction_kwargs have no number as `ground_truth`.
+            DataError: `ground_truth` in the row's interaction_kwargs is not a number.
         """
         if parse_number(ground_truth) is None:
             raise DataError(f"interaction 'gsm8k' needs interaction_kwargs.ground_truth, a number (got {ground_truth!r})")

@@ -1,4 +1,7 @@
-"""A partner who follows a script: rules by pattern, then a list of replies. For tests, tutorials and simple games."""
+"""An interaction partner with a script: pattern rules, then a list of replies.
+
+For tests, tutorials and simple games.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from agentrl.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is said when `pattern` is found in the assistant's last message; each rule may be used any number of times."""
+    """The reply if `pattern` matches the assistant's last message. A rule can be used any number of times."""
 
     pattern: re.Pattern[str]
     reply: InteractionReply
@@ -22,20 +25,23 @@ class Rule:
 
 
 class Scripted(Interaction):
-    """Answers by the first rule whose pattern matches, else by the next reply of the list; done when nothing is left.
+    """Replies with the first rule whose pattern matches, or else with the next text of a list; done when the
+    list is empty.
 
-    Of the row's `interaction_kwargs`, else of the config:
-        replies: texts, said one after the other.
-        rules: [{pattern, reply, done, reward, score}], tried before the list; `pattern` is a regular expression, searched
-            without regard to case; `done: true` ends the conversation; `reward` goes to the turn, `score` to the whole.
-    The final score is that of the last rule that was used and has one, 0 if none was; without such a rule there is no score.
+    From the row's `interaction_kwargs`, or else from the config:
+        replies: list of texts, used in order.
+        rules: [{pattern, reply, done, reward, score}], tried before the list. `pattern` is a regular
+            expression, searched case-insensitively. `done: true` ends the conversation. `reward` is for the
+            turn, `score` for the conversation.
+    The final score is the `score` of the last rule used that has one, or 0 if none was used. If no rule has a
+    `score`, there is no final score.
     """
 
     name: ClassVar[str] = "scripted"
     runtime = "trio"
 
     async def start(self, *, replies: Sequence[str] | None = None, rules: Sequence[Mapping[str, Any]] | None = None, **_: Any) -> None:
-        """Take the script.
+        """Read the script.
 
         Raises:
             DataError: a reply or a rule is malformed.

@@ -1,4 +1,4 @@
-"""Another language model plays the user: with a persona, a goal, and a budget of its own."""
+"""A simulated user: another language model plays the user, with a persona, a goal and its own budget."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class SimulatedUserOptions(Options):
-    """What `agent.interaction_config.simulated_user` holds."""
+    """Options in `agent.interaction_config.simulated_user`."""
 
     url: str = Field(description="An OpenAI-compatible server, an SGLang server for instance; without a path, /v1 is added.")
     model: str = Field("default", description="The model's name at that server.")
@@ -61,9 +61,10 @@ class SimulatedUserOptions(Options):
 
 
 class SimulatedUser(Interaction):
-    """Asks the other model what the user says; ends with its stop phrase, or when its budget is used up.
+    """Lets another model write the user's messages. The conversation ends with its stop phrase or when its
+    budget is spent.
 
-    Of the row: `persona` and `goal`, and any other text that `instruction` mentions in braces.
+    A row can set `persona`, `goal`, and any other text that `instruction` mentions in braces.
     """
 
     name: ClassVar[str] = "simulated_user"
@@ -79,7 +80,8 @@ class SimulatedUser(Interaction):
         """Write the system prompt.
 
         Raises:
-            DataError: there is no goal, or the instruction mentions what neither row nor config gives.
+            DataError: there is no goal, or the instruction mentions a name that neither row nor config
+                defines.
         """
         options = self._options
         ending = ENDING if options.success_phrase is None else ENDING_WITH_SUCCESS
@@ -96,10 +98,11 @@ class SimulatedUser(Interaction):
         self._has_succeeded = False
 
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
-        """Return what the user says.
+        """Return the user's reply.
 
         Raises:
-            ToolError: the server did not answer, or refused.
+            ToolError: the server did not answer or rejected the request.
+            ServerError: the last try could not reach the server.
         """
         options = self._options
         budget = min(options.max_tokens, options.max_total_tokens - self._num_tokens)
@@ -119,9 +122,9 @@ class SimulatedUser(Interaction):
         await self._client.aclose()
 
     def _view(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """Return the conversation from the other side: what the assistant said is the user's input, tools are not seen.
+        """Return the conversation from the user's side: roles are swapped, and tool messages are omitted.
 
-        Roles alternate, as many chat templates demand.
+        Consecutive messages of one role are joined, because many chat templates require alternating roles.
         """
         turns = [{"role": "system", "content": self._system}, {"role": "user", "content": BEGIN}]
         sides = {"user": "assistant", "assistant": "user"}
@@ -136,7 +139,7 @@ class SimulatedUser(Interaction):
         return turns
 
     async def _ask(self, messages: list[dict[str, str]], max_tokens: int) -> tuple[str, int]:
-        """Return the reply's text, and how many tokens it cost."""
+        """Return the reply's text and its number of tokens."""
         body = {"model": self._options.model, "messages": messages, "max_tokens": max_tokens, "temperature": self._options.temperature}
         pause_s = self._options.retry_pause_s
         for _ in range(self._options.num_retries):
@@ -165,5 +168,5 @@ def _read(reply: HttpReply, max_tokens: int) -> tuple[str, int]:
         raise ToolError(f"the simulated user's server sent no chat completion: {str(data)[:200]}") from error
     usage = data.get("usage") if isinstance(data, Mapping) else None
     counted = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
-    # A server that does not count is taken at its most expensive, so that the budget holds.
+    # Without a token count, assume the maximum, so that the budget is never exceeded.
     return str(text), counted if isinstance(counted, int) else max_tokens

@@ -1,7 +1,7 @@
-"""A calculator: exact arithmetic on an expression the model wrote, without `eval`.
+"""A calculator: exact arithmetic on an expression written by the model, without `eval`.
 
-Values are fractions, so 0.1 + 0.2 is 0.3 and no rounding hides in an integer. Everything is bounded: an expression the
-model wrote by accident (9**9**9) must cost microseconds, not a worker.
+Values are fractions, so 0.1 + 0.2 is 0.3 and integers are exact. All sizes are bounded: an expression like
+9**9**9 must cost microseconds and must not hang a worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl.types import JsonObject
 MAX_LENGTH = 256
 """Characters of an expression."""
 MAX_DEPTH = 64
-"""Nested operations; the parser itself gives up at a few hundred."""
+"""Nested operations. The parser itself fails at a few hundred."""
 MAX_BITS = 512
 """Bits of a numerator or denominator: 154 decimal digits, and always within the range of a float."""
 MAX_EXPONENT = 1024
@@ -38,7 +38,7 @@ OPERATORS = "+ - * / // % ** and parentheses"
 
 
 class Calculator(Tool):
-    """Answers with the value of `expression`, or with what is wrong with it."""
+    """Returns the value of `expression`, or what is wrong with it."""
 
     name: ClassVar[str] = "calculator"
     description: ClassVar[str] = "Compute an arithmetic expression."
@@ -57,10 +57,12 @@ class Calculator(Tool):
 
 
 def evaluate(expression: str) -> Fraction:
-    """Return the exact value of an expression of numbers, + - * / // % ** and parentheses.
+    """Return the value of an expression of numbers, + - * / // % ** and parentheses.
+
+    The value is exact, except for powers with a fractional exponent.
 
     Raises:
-        ValueError: it is no such expression, divides by zero, or leaves the bounds of this file.
+        ValueError: the expression is malformed, divides by zero, or exceeds a bound of this file.
     """
     if len(expression) > MAX_LENGTH:
         raise ValueError(f"the expression has {len(expression)} characters, at most {MAX_LENGTH} are allowed")
@@ -68,13 +70,13 @@ def evaluate(expression: str) -> Fraction:
         raise ValueError(f"{' '.join(unknown[:5])!r} is not supported; use numbers, {OPERATORS}")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
-    except (SyntaxError, RecursionError, MemoryError, ValueError):  # the last three: nested too deep, a null byte, huge digits
+    except (SyntaxError, RecursionError, MemoryError, ValueError):  # the last three: nesting too deep, null bytes, too many digits
         raise ValueError(f"cannot read the expression; use numbers, {OPERATORS}") from None
     return _value(tree.body, depth=0)
 
 
 def format_number(value: Fraction) -> str:
-    """Return integers exactly, everything else with at most 10 significant digits."""
+    """Format integers exactly and all other values with at most 10 significant digits."""
     return str(value.numerator) if value.denominator == 1 else format(float(value), ".10g")
 
 
@@ -93,7 +95,7 @@ def _value(node: ast.expr, *, depth: int) -> Fraction:
 
 def _exact(number: float) -> Fraction:
     try:
-        # A float through its shortest text: 0.1 means one tenth, not the binary number next to it.
+        # A float is converted via its shortest text: 0.1 means one tenth, not the nearest binary number.
         return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
     except ValueError:
         raise ValueError("a number is too large") from None
@@ -114,7 +116,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
             raise ValueError("a negative number has no fractional power")
         return Fraction(repr(float(base) ** float(exponent)))
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    # The size is known before the work is done; -1, 0 and 1 (1 bit) never grow.
+    # Bound the size before computing the power. Numbers of 1 bit (-1, 0, 1) never grow.
     if abs(exponent) > MAX_EXPONENT or (bits > 1 and (bits - 1) * abs(exponent) > MAX_BITS):
         raise ValueError("the result of ** is too large")
     return base ** int(exponent)

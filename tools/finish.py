@@ -1,4 +1,4 @@
-"""The tool that ends the task."""
+"""The tool `finish`, which hands in the answer and ends the attempt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentrl.types import JsonObject
 
 
 class Finish(Tool):
-    """Ends the trajectory with the turn that calls it; rewards find `answer` in `Attempted.answer`."""
+    """Ends the attempt with the turn that calls it. Rewards read `answer` from `Attempted.answer`."""
 
     name: ClassVar[str] = "finish"
     description: ClassVar[str] = "End the task and hand in the final answer."

@@ -1,4 +1,4 @@
-"""A tool that checks an answer to a word problem, and rewards the turn that found it."""
+"""A tool that checks the answer to a math word problem and penalizes turns that bring no improvement."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ PENALTY = -0.05
 class Gsm8kReward(Tool):
     """Says whether `answer` is right.
 
-    The turn's reward is 0 for an answer that is better than the one before (wrong counts as 0 and right as 1; before the first
-    call it is 0), else `penalty`: asking again and again costs a little, also with the right answer. As verl's `Gsm8kTool` does.
-    The value of the last answer, 1 or 0, is the tool's final score.
+    An answer has value 1 if it is right, else 0. The turn's reward is 0 if the value is higher than that of
+    the previous call (0 before the first call), else the config's `penalty`: repeated calls cost a little,
+    even with the right answer. The value of the last answer is the tool's final score. Same rules as verl's
+    `Gsm8kTool`.
     """
 
     name: ClassVar[str] = "calc_gsm8k_reward"
@@ -32,10 +33,10 @@ class Gsm8kReward(Tool):
     runtime = "trio"
 
     async def start(self, *, ground_truth: Any = None, **_: Any) -> None:
-        """Take the row's `tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_truth`.
+        """Store the row's `tools_kwargs.calc_gsm8k_reward.create_kwargs.ground_truth`.
 
         Raises:
-            DataError: it is no number.
+            DataError: it is not a number.
         """
         if parse_number(ground_truth) is None:
             raise DataError(f"tool 'calc_gsm8k_reward' needs create_kwargs.ground_truth, a number (got {ground_truth!r})")

@@ -1,4 +1,7 @@
-"""Python code of the model, run in the sandbox. Each call is a program of its own; files stay between the calls of a trajectory."""
+"""A tool that runs the model's Python code in the sandbox.
+
+Each call is a separate program. Files persist between the calls of an attempt.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ CONFIG_KEY = "agent.tool_config.python"
 
 
 class Python(Tool):
-    """Answers with what the program printed, the value of its last expression included, and how it ended if not well."""
+    """Returns the program's output, including the value of its last expression, and how it ended if it
+    failed.
+    """
 
     name: ClassVar[str] = "python"
     description: ClassVar[str] = (
@@ -36,10 +41,10 @@ class Python(Tool):
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
         self._sandbox = open_sandbox(read_options(self.config, key=CONFIG_KEY))
-        # A run makes each tool once before it plays anything: then is the moment to refuse a machine without walls.
+        # A run creates each tool once before it plays, so a machine without isolation is rejected at the start.
         self._sandbox.check()
         self._workspace: Path | None = None
-        self._turn = trio.Lock()  # calls side by side share the folder: one after the other
+        self._turn = trio.Lock()  # concurrent calls share the folder, so they run one at a time
 
     async def start(self, **create_kwargs: Any) -> None:
         descriptor, path = tempfile.mkstemp(prefix="agentrl-python-")
@@ -62,12 +67,14 @@ class Python(Tool):
 
 
 def _text(result: SandboxResult) -> str:
-    """Return what the model reads: the output, and in brackets what it does not say itself."""
+    """Return the text for the model: the output, with notes in brackets about anything that the output does
+    not show.
+    """
     output = _without_host_paths(result.stdout.rstrip())
     notes = []
     if result.is_output_truncated:
         notes.append("the output was cut")
-    is_told = result.exit_code == 1 and "Traceback (most recent call last)" in output  # then the exit code adds nothing
+    is_told = result.exit_code == 1 and "Traceback (most recent call last)" in output  # the exit code adds no information
     if (how := result.describe()) and not is_told:
         notes.append(how)
     if result.is_workspace_cut:
@@ -78,5 +85,8 @@ def _text(result: SandboxResult) -> str:
 
 
 def _without_host_paths(text: str) -> str:
-    """Name the interpreter's folder as inside the namespaces; without them, programs see where it really is."""
+    """Replace the interpreter's paths by those inside the namespaces.
+
+    Without namespaces, programs see the real paths.
+    """
     return text.replace(os.path.realpath(sys.base_prefix), "/python").replace(os.path.realpath(sys.prefix), "/packages")

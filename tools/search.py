@@ -1,7 +1,8 @@
-"""Search in a local corpus: BM25 over a Parquet file with the columns `id`, `title` and `text`.
+"""A search tool on a local corpus: BM25 over a Parquet file with the columns `id`, `title` and `text`.
 
-Source of the ranking: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond", in the variant that
-Lucene computes (library bm25s).
+Source of the ranking: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond",
+in Lucene's
+variant (library bm25s).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from agentrl.types import JsonObject
 COLUMNS = ("id", "title", "text")
 MAX_QUERY_CHARS = 1000
 LEAD_CHARS = 60
-"""How much of the text before the first match a snippet shows."""
+"""Characters of text before the first match that a snippet shows."""
 ELLIPSIS = "…"
 WORD = re.compile(r"\w+")
 ALL_WORDS = r"(?u)\b\w+\b"
@@ -38,7 +39,7 @@ Language = Literal["english", "none"]
 
 
 class SearchOptions(Options):
-    """What `agent.tool_config.search` holds."""
+    """Options in `agent.tool_config.search`."""
 
     corpus: str = Field(description="Parquet file with the columns id, title, text.")
     top_k: int = Field(3, ge=1, le=50, description="Results per call.")
@@ -47,7 +48,7 @@ class SearchOptions(Options):
 
 
 class Search(Tool):
-    """Answers with the documents that fit the query best. The index is built once per process and file."""
+    """Returns the documents that match the query best. The index is built once per process and file."""
 
     name: ClassVar[str] = "search"
     description: ClassVar[str] = "Search a collection of documents. Returns the titles and passages that fit the query best."
@@ -82,7 +83,7 @@ class Search(Tool):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One document, with the part of its text in which most words of the query stand."""
+    """One document, with the part of its text that contains most words of the query."""
 
     id: str
     title: str
@@ -91,7 +92,7 @@ class Found:
 
 
 class Index:
-    """BM25 over title and text. Read-only after it was built: any number of threads may search."""
+    """A BM25 index over title and text. It is read-only once built, so any number of threads can search."""
 
     def __init__(self, documents: pa.Table, language: Language) -> None:
         self._documents = documents
@@ -103,7 +104,7 @@ class Index:
         self._vocabulary = self._words.vocab
 
     def search(self, query: str, *, top_k: int, max_chars: int) -> list[Found]:
-        """Return at most `top_k` documents that hold a word of the query, the best first."""
+        """Return at most `top_k` documents that contain a word of the query, best first."""
         (stems,) = bm25s.tokenize([query], **self._options(), return_ids=False, show_progress=False)
         if not any(stem in self._vocabulary for stem in stems):
             return []
@@ -122,7 +123,7 @@ class Index:
     def _options(self) -> dict[str, Any]:
         if self._language == "none":
             return {"stopwords": None, "stemmer": None, "token_pattern": ALL_WORDS}
-        # A stemmer of its own for each use: it keeps state, and threads search side by side.
+        # A new stemmer for each use: stemmers have state, and threads search concurrently.
         return {"stopwords": "en", "stemmer": Stemmer.Stemmer("english"), "token_pattern": ALL_WORDS}
 
 
@@ -130,12 +131,12 @@ _building = threading.Lock()
 
 
 def open_index(corpus: str, language: Language) -> Index:
-    """Return the index of a file, built at its first use and again when the file has changed.
+    """Return the index of a file. It is built at its first use, and again if the file has changed.
 
     Raises:
-        DataError: it is no Parquet file, lacks a column, or is empty.
+        DataError: the file is not Parquet, lacks a column, or is empty.
     """
-    with _building:  # the first calls of many trajectories come at once: one builds, the others wait
+    with _building:  # the first calls of many attempts are concurrent: one builds the index, the others wait
         return _index(corpus, Path(corpus).stat().st_mtime_ns, language)
 
 
@@ -154,11 +155,13 @@ def _index(corpus: str, modified_ns: int, language: Language) -> Index:
 
 
 def snippet(text: str, words: Sequence[str], max_chars: int) -> str:
-    """Return at most `max_chars` characters of `text`, in one line: the stretch in which most of `words` begin."""
+    """Return at most `max_chars` characters of `text` on one line: the part that contains most matches of
+    `words`.
+    """
     text = " ".join(text.split())
     if len(text) <= max_chars:
         return text
-    stems = tuple({word[:5] for word in words if len(word) > 2})  # begins alike: close enough to what the index calls equal
+    stems = tuple({word[:5] for word in words if len(word) > 2})  # equal beginnings approximate the index's stems
     lowered = text.lower()
     starts = [found.start() for found in WORD.finditer(lowered) if lowered.startswith(stems, found.start())] if stems else []
     room = max_chars - 2 * len(ELLIPSIS)

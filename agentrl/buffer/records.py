@@ -1,8 +1,7 @@
 """Verified reads of a journal's file, for the journal itself and for other processes that inspect it.
 
 ```
-events     seq, time (wall clock, informational), the fields of `Event`, and a checksum chained to the
-previous event
+events     seq, time (wall clock, informational), fields of `Event`, checksum chained to the previous event
 attempts   number, (group_id, owner, member), checksum, Arrow IPC stream of one trajectory
 tasks      group_id -> task_id, and its checksum
 facts      name -> value, and its checksum: settings of the run when it began

@@ -1,4 +1,4 @@
-"""Who plays the model: a person at the terminal, a script, or a server."""
+"""The models of `agentrl play`: a person at the terminal, a script, or a server."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ HELP = 'You are the model. End a turn with an empty line; `/call NAME {"argument
 PROBE_TIMEOUT_S = 10.0
 
 Read = Callable[[], str | None]
-"""Returns the next line that was typed, None at the end of the input."""
+"""Returns the next line typed; None at the end of the input."""
 Say = Callable[[str], None]
 
 
 class PersonModel(ScriptedModel):
-    """Shows what is new in the prompt, and takes the turn that a person types."""
+    """Shows the new part of the prompt and lets a person type the turn."""
 
     def __init__(self, chat: Chat, *, read: Read, say: Say) -> None:
         super().__init__(chat, ())
@@ -44,7 +44,7 @@ class PersonModel(ScriptedModel):
         say(HELP)
 
     async def next_turn(self, index: int, prompt: str) -> ScriptedTurn:
-        """Ask the person; the loop's deadlines pass meanwhile.
+        """Ask the person for a turn. The attempt's deadlines continue to run.
 
         Raises:
             RequestRefused: the person gave up.
@@ -70,10 +70,10 @@ class PersonModel(ScriptedModel):
 
 
 def read_typed(lines: Sequence[str]) -> Says:
-    """Return the turn that was typed: its text, and a call for each line that begins with `/call`.
+    """Parse a typed turn: its text, and one call for each line that begins with `/call`.
 
     Raises:
-        ConfigError: a call's arguments are no JSON object.
+        ConfigError: the arguments of a call are not a JSON object.
     """
     text: list[str] = []
     calls: list[Call] = []
@@ -92,10 +92,11 @@ def read_typed(lines: Sequence[str]) -> Says:
 
 
 def read_script(path: str) -> list[ScriptedTurn]:
-    """Return the turns of a YAML file: a list of texts, or of {text, calls: [{name, arguments}], reasoning}, or of {raw}.
+    """Read the turns of a YAML file. Each turn is a text, {text, calls: [{name, arguments}], reasoning}, or
+    {raw}.
 
     Raises:
-        ConfigError: there is no such file, or it is no such list.
+        ConfigError: the file cannot be read or is malformed.
     """
     try:
         read_nodes(Path(path))
@@ -124,11 +125,12 @@ def _scripted(turn: Any, where: str) -> ScriptedTurn:
 
 @contextmanager
 def open_model(config: Config, chat: Chat, model: str, *, starts_server: bool, read: Read, say: Say) -> Iterator[Client]:
-    """Yield the client that generates: a person's (`person`), a server's (its URL, or the one that is started), a script's (a file).
+    """Yield the client that generates: a person (`person`), a server (its URL, or one started here), or a
+    script (a file).
 
     Raises:
         ConfigError: the script is malformed.
-        ServerError: the server does not answer, or does not start.
+        ServerError: the server does not answer or does not start.
     """
     if starts_server:
         key = key_of_started(config.rollout.api_key_env)
@@ -143,7 +145,9 @@ def open_model(config: Config, chat: Chat, model: str, *, starts_server: bool, r
 
 
 def _connected(url: str, key: str | None) -> SGLangClient:
-    """Return a client of a server that answers, and knows the version of its weights."""
+    """Return a client of the server at `url`, after checking that it answers and reports the version of its
+    weights.
+    """
     client = SGLangClient(url, api_key=key)
 
     async def check() -> None:
@@ -163,7 +167,7 @@ def _connected(url: str, key: str | None) -> SGLangClient:
 
 @contextmanager
 def _started(config: Config, key: str, say: Say) -> Iterator[str]:
-    """Yield the URL of a server of the config's backend, with the config's model; it ends afterwards."""
+    """Start a server with the config's backend and model, yield its URL, and stop it at the end."""
     rollout = config.rollout
     with tempfile.TemporaryDirectory(prefix="agentrl-play-") as folder:
         supervisor = Supervisor(

@@ -1,4 +1,4 @@
-"""One row of the data, played as in a run, but in this process and without Ray."""
+"""Plays one dataset row as in a run, but in this process and without Ray."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from agentrl.types import Lease, Task, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class PlayedRow:
-    """A row, what came of it, and the chat that its tokens are of."""
+    """The task of a played row, its trajectory, and the chat that decodes its tokens."""
 
     task: Task
     trajectory: Trajectory
@@ -38,12 +38,13 @@ class PlayedRow:
 def play_row(
     config: Config, *, row: int, model: str, is_validation: bool = False, starts_server: bool = False, read: Read, say: Say
 ) -> PlayedRow:
-    """Play row `row` (from 0, over all files in their order) once, sampled as in training or as in validation.
+    """Play row `row` (counted from 0 over all files in order) once, with the sampling of training or of
+    validation.
 
     `model`: `person`, the URL of a server, or a YAML file of turns (see `open_model`).
 
     Raises:
-        UserError: the config, the row or what it needs is wrong.
+        UserError: the config, the row, or something that they refer to is wrong.
         ServerError: no server answers.
     """
     check_prepared(config, splits=["val_files" if is_validation else "train_files"])
@@ -62,10 +63,10 @@ def play_row(
 
 
 def read_task(config: Config, plugins: Plugins, row: int, *, is_validation: bool) -> Task:
-    """Return one row of the data as a task; overlong prompts are not filtered, so that rows keep their numbers.
+    """Return one dataset row as a task. Overlong prompts are not filtered, so that rows keep their numbers.
 
     Raises:
-        ConfigError: there are no files, or fewer rows.
+        ConfigError: there are no files, or the row does not exist.
         DataError: a row is malformed.
     """
     key, files = ("val_files", config.data.val_files) if is_validation else ("train_files", config.data.train_files)

@@ -1,4 +1,6 @@
-"""A played row for the terminal: transcript, tokens coloured by mask, rewards with their places, outcome."""
+"""Shows a played row in the terminal: transcript, tokens coloured by mask, rewards with their positions,
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ ACTION_STYLE, CONTEXT_STYLE, REWARD_STYLE, FORK_STYLE = "bold green", "dim", "bo
 
 
 def show(played: PlayedRow, console: Console, *, shows_traceback: bool = False) -> None:
-    """Print everything there is to see of one trajectory."""
+    """Print one trajectory: transcript, tokens, rewards, metrics and outcome."""
     trajectory, task = played.trajectory, played.task
     console.rule(f"task {escape(task.task_id)}: agent {escape(task.agent_name)}, data source {escape(task.data_source)}")
     for message in trajectory.messages:
@@ -42,7 +44,7 @@ def show(played: PlayedRow, console: Console, *, shows_traceback: bool = False) 
 
 
 def transcript_line(message: Message) -> Text:
-    """Return one message: its role, what was thought, said and called."""
+    """Return one message as text: its role, reasoning, content and tool calls."""
     label = message.role if message.name is None else f"{message.role} {message.name}"
     line = Text.assemble((f"{label:>12}  ", ROLE_STYLES[message.role]))
     if message.reasoning:
@@ -55,7 +57,9 @@ def transcript_line(message: Message) -> Text:
 
 
 def coloured_tokens(played: PlayedRow) -> Text:
-    """Return the text of all tokens: sampled ones in one style, context in another; rewards and forks stand at their places."""
+    """Return the text of all tokens with different styles for action and context tokens; rewards and forks
+    are inserted.
+    """
     trajectory, text = played.trajectory, Text()
     forks = set(trajectory.segment_starts[1:])
     for start, end in stretches(trajectory):
@@ -70,9 +74,9 @@ def coloured_tokens(played: PlayedRow) -> Text:
 
 
 def stretches(trajectory: Trajectory) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of neighbouring tokens of one kind, cut after each reward and before each fork.
+    """Yield (start, end) of runs of action or context tokens, split after each reward and before each fork.
 
-    Whole stretches are decoded, because one character may be several tokens.
+    Whole runs are decoded at once, because one character can consist of several tokens.
     """
     num, mask = trajectory.num_tokens, trajectory.action_mask
     cuts = {event.position + 1 for event in trajectory.rewards} | set(trajectory.segment_starts)
@@ -82,7 +86,7 @@ def stretches(trajectory: Trajectory) -> Iterator[tuple[int, int]]:
 
 
 def reward_table(trajectory: Trajectory) -> Table:
-    """Return the rewards with the turn and the token that each lies on."""
+    """Return a table of the rewards with the turn and token of each."""
     table = Table("reward", "value", "turn", "token")
     for event in trajectory.rewards:
         table.add_row(event.name, f"{event.value:+g}", str(trajectory.turn_ids[event.position]), str(event.position))

@@ -110,9 +110,10 @@ class Gateway:
 
     @asynccontextmanager
     async def open(self, served: Served) -> AsyncIterator[tuple[OpenAIEndpoint, list[Exception]]]:
-        """Serve a trajectory while the context lasts; yields where it is found, and the list that failures are put into.
+        """Serve an attempt while the context is open. Yields its endpoint and the list to which failures are
+        appended.
 
-        At the end its key is worth nothing, and its running requests have been cancelled.
+        On exit the key becomes invalid, and running requests have been cancelled.
         """
         port = await self._started()
         key = f"trajectory-{secrets.token_urlsafe(24)}"

@@ -4,11 +4,11 @@ reward of 0.
 Metrics that scoring adds to a trajectory, for a reward or term `x`:
     reward/x             its value before weighting (a turn reward: the sum over turns)
     reward/x/<metric>    the metrics that it reported
-    reward/x/applied     0 if a turn reward did not apply to any turn; absent otherwise
-    reward/tool, reward/interaction, reward/agent    sums of the rewards given during the attempt, before
+    reward/x/applied     0 if it did not apply (a turn reward: to no turn); absent otherwise
+    reward/tool, reward/interaction, reward/agent    sums of rewards given during the attempt, before
     weighting accuracy             the accuracy reported by the row's own reward; if it reports none, 1 if its
-    own value is positive
-                         and else 0, regardless of other terms
+    own value
+                         is positive and else 0, regardless of other terms
     reward_s             seconds spent on scoring
 Details (values of a reward that are not numbers) are stored in `extra_info["reward_details"][x]`.
 """

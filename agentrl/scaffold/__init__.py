@@ -1,1 +1,1 @@
-"""Files to begin a plugin with (`agentrl new`)."""
+"""Templates for new plugins (`agentrl new`)."""

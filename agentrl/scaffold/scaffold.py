@@ -1,4 +1,4 @@
-"""A plugin of one's own to begin with: its file, a test that passes, and how a config names it."""
+"""Writes the files of a new plugin: its source, a passing test, and the YAML that names it in a config."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMED_IN: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class WrittenPlugin:
-    """What was written, and the YAML that names it."""
+    """The files written, and the YAML that names the plugin."""
 
     file: Path
     test: Path
@@ -36,10 +36,10 @@ class WrittenPlugin:
 
 
 def write_plugin(kind: PluginKind, name: str, folder: Path) -> WrittenPlugin:
-    """Write `name.py` and `test_name.py` into `folder`, which is made if need be.
+    """Write `name.py` and `test_name.py` into `folder`, which is created if needed.
 
     Raises:
-        PluginError: the name is no Python name in small letters, or a file is there already.
+        PluginError: the name is not a lowercase Python identifier, or a file already exists.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise PluginError(f"{name!r} cannot be the name of a plugin; use small letters, digits and _, as in my_{kind}")
