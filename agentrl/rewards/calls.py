@@ -109,6 +109,7 @@ class RewardCalls:
         if term.reward.runs_in == "inline":
             with contained():
                 return term.reward.score(subject)
+        # This deadline bounds the wait for a free place; `begin` replaces it by the reward's own.
         with trio.CancelScope(deadline=trio.current_time() + MAX_WAIT_FACTOR * term.timeout_s) as deadline:
 
             def begin() -> None:
@@ -138,6 +139,7 @@ class RewardCalls:
                 with contained():
                     return score(subject)
 
+            # A thread cannot be killed. After its deadline it is abandoned, and keeps its slot until it returns.
             return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
         begin()
         if term.reward.runs_in == "asyncio":

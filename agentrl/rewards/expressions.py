@@ -341,8 +341,7 @@ def _base(text: str) -> str:
 
 
 def _cleaned(answer: str) -> str:
-    r"""Return LaTeX that the parser understands: 1\,234 without its space, ° as a command, 4i with i
-    separate."""
+    r"""Return LaTeX that the parser understands: 1\,234 without its space, ° as a command, 4i as 4 i."""
     text = _LEAD_IN.sub(lambda found: "" if found["end"] else "\\text{", _OF_WHAT.sub("", _INVISIBLE.sub("", answer)), count=1)
     if such := _SUCH_THAT.fullmatch(text):
         text = such["condition"]

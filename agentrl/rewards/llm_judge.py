@@ -88,7 +88,7 @@ class LLMJudge(Reward):
         url = options.url.rstrip("/") + "/chat/completions"
         self._poster = Poster(url, api_key=key, max_retries=options.max_retries, reward=self.name)
         self._verdicts: OrderedDict[str, str] = OrderedDict()  # hash of a request -> the judge's text; least recently used first
-        self._under_way: dict[str, trio.Event] = {}
+        self._under_way: dict[str, trio.Event] = {}  # hash of a request in flight -> set when it ends
 
     async def score(self, attempt: Attempted) -> RewardResult:  # type: ignore[override]  # runs_in trio: async
         """Ask the judge, or reuse its cached verdict.
@@ -98,6 +98,8 @@ class LLMJudge(Reward):
         """
         request = self._request(attempt)
         key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        # A loop: if the request in flight fails, the first task to wake asks again. No await is between this check
+        # and the entry that `_judged` makes, so a request is never in flight twice.
         while key in self._under_way:
             await self._under_way[key].wait()
         verdict = self._remembered(key)

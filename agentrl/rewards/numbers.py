@@ -1,4 +1,4 @@
-"""Numbers in text as exact values, in all notations: 1,234.50, 1'234, -$5, 1 1/2, 3/4, 50%, 1.5 million, 6 × 10^4."""
+"""Numbers in text as exact values, in all notations: 1,234.50, 1'234, -$5, 1 1/2, 50%, 1.5 million, 6 × 10^4."""
 
 from __future__ import annotations
 

@@ -198,6 +198,7 @@ class Stoppable(Protocol[Reply]):
 
 
 async def _stop_when_cancelled(process: Stoppable[Any]) -> None:
+    # A thread cannot be cancelled, but `process.run` returns in its thread once the process is stopped.
     try:
         await trio.sleep_forever()
     finally:

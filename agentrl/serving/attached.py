@@ -43,7 +43,7 @@ class AttachedServer:
         self._status = ServerStatus(url.rstrip("/"), "starting")
         self._watchdog = ServerWatchdog(timeout_s=hang_timeout_s, api_key=api_key)
         self._is_stopping = threading.Event()
-        self._failure = threading.Event()
+        self._failure = threading.Event()  # set by `restart` and `stop`: wakes the thread between two probes
         self._thread = threading.Thread(target=self._watch, name="attached-watch", daemon=True)
 
     def start(self) -> None:

@@ -336,6 +336,7 @@ class Service:
                 The weights and the version from before the session are restored.
         """
         session, self._session = self._session, None
+        # The session is closed for its updates from here on, but the gate stays shut until the weights are checked.
         self._holds += 1
         try:
             if session is not None:
