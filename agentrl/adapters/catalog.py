@@ -56,7 +56,10 @@ def agent_plugins(agent: AgentConfig, *, further_tools: Iterable[str] = ()) -> P
 
 
 def named_plugins(config: Config) -> Plugins:
-    """Return `agent_plugins`, with the rewards that the config names by file or module. Raises the same errors."""
+    """Return `agent_plugins`, with the rewards that the config names by file or module.
+
+    Raises the same errors.
+    """
     plugins = agent_plugins(config.agent, further_tools=config.eval.tools or ())
     for key, name in _rewards(config):
         with concerning(key):
@@ -92,7 +95,10 @@ def _check_settings(agent: AgentConfig, plugins: Plugins) -> None:
 
 
 def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:
-    """Return the external tools by name. Duplicates are refused; a tool may replace a built-in one of its name."""
+    """Return the external tools by name.
+
+    Duplicates are refused; a tool may replace a built-in one of its name.
+    """
     tools: dict[str, type[Tool]] = {}
     for source, found in _sources(agent):
         for tool in found:

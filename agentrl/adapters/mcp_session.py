@@ -30,7 +30,10 @@ from agentrl.plugins.environment import clean_environment
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 8.0
-"""The client closes stdin, waits 2 s, terminates the process group, waits 2 s and kills it. This bounds the rest."""
+"""The client closes stdin, waits 2 s, terminates the process group, waits 2 s and kills it.
+
+This bounds the rest.
+"""
 CANCEL_TIMEOUT_S = 1.0
 CONNECT_TIMEOUT_S = 30.0
 STDERR_GRACE_S = 0.2

@@ -47,7 +47,9 @@ class _StaleConnection(Exception):
 
 
 class HttpClient:
-    """Requests to one origin over a pool of keep-alive connections. Safe to share among the tasks of one trio run.
+    """Requests to one origin over a pool of keep-alive connections.
+
+    Safe to share among the tasks of one trio run.
 
     Args:
         base_url: http://host[:port][/prefix] or https://...

@@ -23,7 +23,10 @@ IDLE_TIMEOUT_S = 600.0
 
 
 LINGER_S = 2.0
-"""Seconds to drain what a refused client still sends. If the connection closed at once, it might miss the answer."""
+"""Seconds to drain what a refused client still sends.
+
+If the connection closed at once, it might miss the answer.
+"""
 
 
 @dataclass(frozen=True, slots=True)

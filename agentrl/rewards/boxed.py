@@ -28,7 +28,10 @@ MAX_JOINED = 8
 
 
 class BoxOptions(Options):
-    r"""`strict`: only \boxed{...} counts. `format_score`: for a wrong one in a box. `wrong_score`: otherwise."""
+    r"""`strict`: only \boxed{...} counts. `format_score`: for a wrong one in a box.
+
+    `wrong_score`: otherwise.
+    """
 
     strict: bool = False
     format_score: float | None = None  # None: as wrong_score

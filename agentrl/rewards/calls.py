@@ -20,7 +20,10 @@ from agentrl.rewards.recipes import Recipe
 
 NUM_THREADS = 8
 MAX_WAIT_FACTOR = 20
-"""Bound of the wait for a free thread or process, in deadlines. Reached only if all of them hang in a reward."""
+"""Bound of the wait for a free thread or process, in deadlines.
+
+Reached only if all of them hang in a reward.
+"""
 
 Subject = Attempted | Sequence[Attempted]
 Result = RewardResult | None | Sequence[float | None] | Sequence[RewardResult | None]

@@ -41,7 +41,10 @@ class Cases:
 
 
 def extract_code(text: str) -> str | None:
-    """Return the last fenced code block of a text, None if there is none. An unclosed block extends to the end."""
+    """Return the last fenced code block of a text, None if there is none.
+
+    An unclosed block extends to the end.
+    """
     blocks = list(_FENCE.finditer(text))
     return blocks[-1]["code"] if blocks else None
 

@@ -1,4 +1,6 @@
-"""Runs one program against its test cases. The program is in the sandbox; comparisons happen outside its process.
+"""Runs one program against its test cases.
+
+The program is in the sandbox; comparisons happen outside its process.
 
 Calls with expected values run in one process, which returns plain data; the values are compared here. All
 other tests run in a process of their own. It talks to the program's process by pipes, and never holds one of
@@ -137,7 +139,10 @@ class Judge:
     # ------------------------------------------------------------------------------------------------- functions and tests
 
     async def _serve(self, num_cases: int, run: Callable[[int], Awaitable[Verdicts]], tally: CaseTally) -> None:
-        """Run the cases in one process. A case that ends the process fails, and the next ones get a new process."""
+        """Run the cases in one process.
+
+        A case that ends the process fails, and the next ones get a new process.
+        """
         first = 0
         while first < num_cases and not self._is_over(tally):
             verdicts = await run(first)
@@ -219,7 +224,10 @@ def _says(line: bytes, word: str) -> bool:
 
 
 def _is_right(line: bytes, expected: Any, compare: Callable[[Any, Any], bool]) -> bool:
-    """Return whether an answer has the expected value. Unreadable answers are wrong: the program wrote them."""
+    """Return whether an answer has the expected value.
+
+    Unreadable answers are wrong: the program wrote them.
+    """
     try:
         answer = plain.load(line)
         return isinstance(answer, dict) and "value" in answer and compare(plain.decode(answer["value"]), expected)

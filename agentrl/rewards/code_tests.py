@@ -55,7 +55,10 @@ class Suite:
 
 
 def read_call(text: str) -> Call | None:
-    """Parse `assert f(1, [2]) == {3}`: a call with literal arguments, compared with a literal. None for all else."""
+    """Parse `assert f(1, [2]) == {3}`: a call with literal arguments, compared with a literal.
+
+    None for all else.
+    """
     match _parse(text).body:
         case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
             call, expected = (left, right) if isinstance(left, ast.Call) else (right, left)
@@ -74,7 +77,10 @@ def read_call(text: str) -> Call | None:
 
 @functools.lru_cache(maxsize=256)  # all attempts of a group have the same tests
 def read_tests(texts: tuple[str, ...]) -> tuple[Call, ...] | Suite:
-    """Parse pieces of test code: to calls if all are such, else to a suite. Raises ValueError as `read_suite`."""
+    """Parse pieces of test code: to calls if all are such, else to a suite.
+
+    Raises ValueError as `read_suite`.
+    """
     calls = tuple(call for text in texts if (call := read_call(text)) is not None)
     return calls if len(calls) == len(texts) else read_suite(texts)
 
@@ -234,7 +240,10 @@ def _names(text: str) -> tuple[list[str], set[str]]:
 
 
 def _modules(tree: ast.Module, free: list[str]) -> list[str]:
-    """Return the modules that a text uses without an import (`math.isclose`). They are not the program's names."""
+    """Return the modules that a text uses without an import (`math.isclose`).
+
+    They are not the program's names.
+    """
     bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     alone = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in bare}
     return [name for name in free if name not in alone and (name in sys.stdlib_module_names or name in PACKAGES)]

@@ -17,7 +17,10 @@ from agentrl.rewards.stated import MAX_TAIL_CHARS
 from agentrl.types import JsonObject
 
 MAX_CPU_S = 0.8
-"""CPU seconds to match a pattern with one text. A match that takes longer backtracks, and counts as no match."""
+"""CPU seconds to match a pattern with one text.
+
+A match that takes longer backtracks, and counts as no match.
+"""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
@@ -68,7 +71,10 @@ class FormatOptions(Options):
 
 
 class Format(Reward):
-    """1 if the text has the form, else 0. Thoughts are in `<think>` tags here, whatever the chat template uses."""
+    """1 if the text has the form, else 0.
+
+    Thoughts are in `<think>` tags here, whatever the chat template uses.
+    """
 
     name: ClassVar[str] = "format"
 

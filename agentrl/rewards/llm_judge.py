@@ -37,7 +37,10 @@ MAX_VERDICT_CHARS = 4000
 
 
 class JudgeOptions(Options):
-    """The judge's prompt and how to parse its verdict. The score is scaled from min_score..max_score to 0..1."""
+    """The judge's prompt and how to parse its verdict.
+
+    The score is scaled from min_score..max_score to 0..1.
+    """
 
     url: str  # up to and with /v1
     model: str

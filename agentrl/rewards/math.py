@@ -22,7 +22,10 @@ MAX_DETAIL_CHARS = 200
 MAX_ANSWER_TAIL_CHARS = 20_000
 """Characters at the end of a response in which a box is searched."""
 MAX_CPU_S = 0.8
-"""For costs that the bounds do not foresee. An answer takes milliseconds; at the bounds, tenths of a second."""
+"""For costs that the bounds do not foresee.
+
+An answer takes milliseconds; at the bounds, tenths of a second.
+"""
 MAX_BARE_CHARS = 100
 """A longer response without a box is prose."""
 

@@ -140,7 +140,10 @@ def unit_of(text: str, number: Found) -> tuple[str, bool]:
 
 
 def in_smaller_unit(value: Fraction, unit: str, other: str) -> Fraction | None:
-    """Convert a quantity to a smaller unit: 1.5 hours are 90 minutes. None if the units are not of the same kind."""
+    """Convert a quantity to a smaller unit: 1.5 hours are 90 minutes.
+
+    None if the units are not of the same kind.
+    """
     factor = _FACTORS.get((unit, other))
     return None if factor is None else value * factor
 

@@ -38,7 +38,10 @@ def relative_tolerance(task: Task) -> float:
 
 
 def read_value(value: Fraction | int | None, truth: Fraction | int | None, *, tolerance: float = 0.0) -> Reading:
-    """Compare a number with the truth. `tolerance` is relative; it applies to truths that are not integers."""
+    """Compare a number with the truth.
+
+    `tolerance` is relative; it applies to truths that are not integers.
+    """
     if value is None or truth is None:
         return Reading(None if value is None else str(value), False)
     expected = Fraction(truth)

@@ -12,7 +12,10 @@ from agentrl.plugins.options import Options, read_options
 from agentrl.types import JsonObject
 
 Ask = Callable[[Sequence[Attempted]], Sequence[RewardResult | None]]
-"""Returns the reward model's scores of a batch. The run provides it, because the model runs beside its learner."""
+"""Returns the reward model's scores of a batch.
+
+The run provides it, because the model runs beside its learner.
+"""
 
 
 class RewardModel(BatchReward):

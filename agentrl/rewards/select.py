@@ -24,10 +24,15 @@ RESERVED = frozenset({"tool", "interaction", "agent"})
 
 
 class RewardTable:
-    """Selects the rewards of a task. Each reward is created once; those in threads must allow concurrent calls."""
+    """Selects the rewards of a task.
+
+    Each reward is created once; those in threads must allow concurrent calls.
+    """
 
     def __init__(self, config: RewardConfig, plugins: Plugins) -> None:
-        """Load the custom function and every reward that the config names. Presets load when a task needs them.
+        """Load the custom function and every reward that the config names.
+
+        Presets load when a task needs them.
 
         Raises:
             PluginError: a reward or the function is unknown, or its file fails to import.
@@ -75,13 +80,19 @@ class RewardTable:
         return self._own_term(name)
 
     def terms(self, task: Task, *scopes: Scope) -> list[Term]:
-        """Return all rewards of the task, its own first. With `scopes`, only those with one of these scopes."""
+        """Return all rewards of the task, its own first.
+
+        With `scopes`, only those with one of these scopes.
+        """
         beside = [t for t in self._terms if not t.sources or any(fnmatchcase(task.data_source, source) for source in t.sources)]
         every = [self.own(task), *beside]
         return [term for term in every if term.scope in scopes] if scopes else every
 
     def may_score(self, scope: Scope) -> bool:
-        """Return whether any configured reward has this scope. Presets do not count: they score single attempts."""
+        """Return whether any configured reward has this scope.
+
+        Presets do not count: they score single attempts.
+        """
         own = [self._custom] if self._custom is not None else list(self._by_reward.values())
         return any(term.scope == scope for term in (*own, *self._terms))
 
@@ -91,7 +102,10 @@ class RewardTable:
         return [term.reward for term in (*own, *self._terms) if isinstance(term.reward, kind)]
 
     def check(self, task: Task) -> None:
-        """Raise DataError if the task cannot be scored (unknown source, no ground truth). Call before rollouts."""
+        """Raise DataError if the task cannot be scored (unknown source, no ground truth).
+
+        Call before rollouts.
+        """
         own = self.own(task)
         for term in self.terms(task):
             if term is not own and term.name == own.name:

@@ -23,7 +23,10 @@ from agentrl.rewards.plain import plain
 from agentrl.rewards.sums import is_false, is_no_result, worked_out
 
 MAX_TAIL_CHARS = 2000
-"""Characters at the end of a response that are searched. Rewards run in the event loop, so time must be bounded."""
+"""Characters at the end of a response that are searched.
+
+Rewards run in the event loop, so time must be bounded.
+"""
 MAX_LINE_CHARS = 300
 MAX_PHRASES = 5
 MAX_WORDS_CHARS = 60

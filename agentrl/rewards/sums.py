@@ -54,7 +54,10 @@ class _Token:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """`values`: possible values, with percents as numbers first. `step`: unit of its last digit, None for a sum."""
+    """`values`: possible values, with percents as numbers first.
+
+    `step`: unit of its last digit, None for a sum.
+    """
 
     values: tuple[Fraction, ...]
     step: Fraction | None
@@ -156,7 +159,10 @@ def _step(written: str) -> Fraction:
 
 
 def _left_side(tokens: Sequence[_Token], *, is_inner: bool) -> _Side | None:
-    """Return the sum before an equals sign. Words may precede a sum ("she has 3 + 4"), but not a single number."""
+    """Return the sum before an equals sign.
+
+    Words may precede a sum ("she has 3 + 4"), but not a single number.
+    """
     start = 0
     for position, token in enumerate(tokens):
         if token.sign == "?" or (token.sign == "w" and not _is_unit(tokens, position)):

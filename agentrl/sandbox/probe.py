@@ -38,7 +38,10 @@ def write(folder: str) -> None:
 
 
 def changes(path: str) -> bool:
-    """Return whether the times or permissions of a file can be changed. Checks the file: success may be faked."""
+    """Return whether the times or permissions of a file can be changed.
+
+    Checks the file: success may be faked.
+    """
     try:
         before = os.stat(path)
     except OSError:

@@ -103,7 +103,10 @@ class LauncherProcess:
             return self._process
 
     def _talk(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-        """Send the request and read both outputs to their end. The input stays open: closing it means stop."""
+        """Send the request and read both outputs to their end.
+
+        The input stays open: closing it means stop.
+        """
         assert process.stdout is not None
         assert process.stderr is not None
         deadline = time.monotonic() + self._timeout_s

@@ -137,7 +137,10 @@ class SGLangClient:
         await self._call("POST", "/continue_generation", {})
 
     async def release_memory(self) -> None:
-        """Free the memory of weights and KV cache. The server must be paused until `resume_memory` is done."""
+        """Free the memory of weights and KV cache.
+
+        The server must be paused until `resume_memory` is done.
+        """
         await self._call("POST", "/release_memory_occupation", {})
 
     async def resume_memory(self) -> None:
@@ -149,7 +152,10 @@ class SGLangClient:
     # -------------------------------------------------------------------------------------------------- questions
 
     async def is_ready(self) -> bool:
-        """Return whether the server accepts requests. False for a paused real SGLang. Never raises ServerError."""
+        """Return whether the server accepts requests. False for a paused real SGLang.
+
+        Never raises ServerError.
+        """
         try:
             return (await self._http.request("GET", "/ready")).status == 200
         except ServerError:
@@ -167,7 +173,10 @@ class SGLangClient:
         return Pulse(await self.is_paused(), await self.loads())
 
     async def serves(self, version: int) -> bool:
-        """Return whether the server now samples tokens of `version` or later. Waits while the server is paused."""
+        """Return whether the server now samples tokens of `version` or later.
+
+        Waits while the server is paused.
+        """
         published = (await self.model_info()).version
         published = self._unpublished if published is None else published
         if published is None or published < version:
@@ -244,7 +253,10 @@ class SGLangClient:
         await self._update("/update_weights_from_distributed", bucket_body(specs, group=group, version=version, flush_cache=flush_cache))
 
     async def update_weights_from_tensor(self, pickled: str, *, num_ranks: int, version: int | None, flush_cache: bool) -> None:
-        """Send one bucket in the request, the same for each tensor-parallel rank. Not for the embedded server."""
+        """Send one bucket in the request, the same for each tensor-parallel rank.
+
+        Not for the embedded server.
+        """
         body: dict[str, Any] = {"serialized_named_tensors": [pickled] * num_ranks, "flush_cache": flush_cache}
         await self._update("/update_weights_from_tensor", body | ({"weight_version": str(version)} if version is not None else {}))
 
@@ -262,7 +274,10 @@ class SGLangClient:
         return self._checked(path, await self._http.request(method, path, json=body))
 
     def _checked(self, path: str, reply: HttpReply, *, excused: Set[int] = frozenset()) -> HttpReply:
-        """Return a reply of status 200, raise for others. `excused`: 4xx statuses that do not blame the request."""
+        """Return a reply of status 200, raise for others.
+
+        `excused`: 4xx statuses that do not blame the request.
+        """
         if reply.status == 200:
             return reply
         message = f"{self.url}{path} answered {reply.status}: {_error_text(reply)}"

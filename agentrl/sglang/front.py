@@ -1,4 +1,6 @@
-"""SGLang's router in front of a run's servers. It load-balances generation; all other calls go to each server.
+"""SGLang's router in front of a run's servers.
+
+It load-balances generation; all other calls go to each server.
 
 The router forwards only `/generate`. It lists servers as workers: GET and POST `/workers`,
 DELETE `/workers/{id}` (sglang_router 0.3).
@@ -22,7 +24,9 @@ REGISTER_TIMEOUT_S = 120.0
 
 
 class FrontClient(SGLangClient):
-    """Generates through the router at `url`. Calls that the router does not forward go to the servers behind it.
+    """Generates through the router at `url`.
+
+    Calls that the router does not forward go to the servers behind it.
 
     Args:
         behind: returns the servers' URLs. connect: opens a client for one of them.

@@ -20,7 +20,9 @@ from agentrl.errors import InfrastructureError
 
 
 def join_weights_group(*, address: str, port: int, rank: int, world_size: int, name: str, backend: str, timeout_s: float) -> ProcessGroup:
-    """Join the group `name` of `world_size` ranks. Blocks until rank 0 listens on address:port and all ranks joined.
+    """Join the group `name` of `world_size` ranks.
+
+    Blocks until rank 0 listens on address:port and all ranks joined.
 
     Raises:
         InfrastructureError: not all joined within `timeout_s`, or the group could not be formed.

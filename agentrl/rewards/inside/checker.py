@@ -28,7 +28,10 @@ STOPS = (StopIteration, StopAsyncIteration)
 
 
 class LostError(BaseException):
-    """The program ended or sent invalid data. A BaseException: no `except Exception` of a test may catch it."""
+    """The program ended or sent invalid data.
+
+    A BaseException: no `except Exception` of a test may catch it.
+    """
 
 
 class ProgramExit(SystemExit):
@@ -40,7 +43,10 @@ class Broken(BaseException):
 
 
 class Link:
-    """Sends requests to the program and reads its answers. Answers are data; anything invalid ends the case."""
+    """Sends requests to the program and reads its answers.
+
+    Answers are data; anything invalid ends the case.
+    """
 
     def __init__(self, reads: int, writes: int) -> None:
         self._lines = open(reads, "rb")  # noqa: SIM115 - for as long as the process lives
@@ -224,7 +230,10 @@ class Link:
         return self._exceptions[name]
 
     def _error(self, content: Any) -> BaseException:
-        """Return the program's error. Types that would end this process or a loop of the test are replaced."""
+        """Return the program's error.
+
+        Types that would end this process or a loop of the test are replaced.
+        """
         try:
             names, args, attributes, text = content
             kind = next((found for name in names if (found := self._exceptions.get(name) or _builtin_error(name))), None)

@@ -1,4 +1,6 @@
-"""Proxies that a test holds in place of the program's objects. None of them equals plain data: only data does.
+"""Proxies that a test holds in place of the program's objects.
+
+None of them equals plain data: only data does.
 
 The test compares data only: an object's attributes, its text, its number. An operator with the test's own
 data as the other operand would let the program judge itself. So it reaches the program only if the test
@@ -27,7 +29,10 @@ UNARY = ("neg", "pos", "abs", "invert", "round")
 
 
 class Opaque:
-    """Any object without a plain form. It has identity, a truth value, and attributes that are data or proxies."""
+    """Any object without a plain form.
+
+    It has identity, a truth value, and attributes that are data or proxies.
+    """
 
     _asker: Asker
     _number: int
@@ -146,7 +151,10 @@ class Instance(Opaque):
 
 
 class OwnInstance(Instance):
-    """An object that the test created. Its operators also accept data, because they are part of what is tested."""
+    """An object that the test created.
+
+    Its operators also accept data, because they are part of what is tested.
+    """
 
 
 class Class(Function):

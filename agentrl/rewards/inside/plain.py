@@ -20,7 +20,10 @@ MAX_HEX_DIGITS = 10**6
 MAX_EXPONENT = 10**5
 MAX_FRACTION_BITS = 10**4
 MAX_ALIKE = 64
-"""Keys with equal hashes. Multiples of 2**61 - 1 all have the same hash, and a set of n of them takes n * n steps."""
+"""Keys with equal hashes.
+
+Multiples of 2**61 - 1 all have the same hash, and a set of n of them takes n * n steps.
+"""
 LARGE = 2**63
 UNREADABLE = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError)
 """What decoding raises for a malformed or too large text."""

@@ -97,7 +97,10 @@ class Program:
         self._printed = io.StringIO()
 
     def load(self, path: str) -> bool:
-        """Run the program as a module; return whether it loaded. Also writes two answers: `compiles` and `loaded`."""
+        """Run the program as a module; return whether it loaded.
+
+        Also writes two answers: `compiles` and `loaded`.
+        """
         module = type(sys)(MODULE)
         module.__file__ = path
         self._space = module.__dict__

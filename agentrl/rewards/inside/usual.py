@@ -46,7 +46,10 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 
 
 def prepare(code: CodeType, space: dict[str, Any]) -> None:
-    """Add those names that a program uses to its namespace. Its own definitions come later and take precedence."""
+    """Add those names that a program uses to its namespace.
+
+    Its own definitions come later and take precedence.
+    """
     sys.setrecursionlimit(RECURSION_LIMIT)
     for name in set(_mentioned(code)) & _HOMES.keys():
         if not hasattr(builtins, name):
@@ -65,7 +68,10 @@ def run(path: str) -> None:
 
 
 def _mentioned(code: CodeType) -> Iterator[str]:
-    """Yield the names that a code object looks up. They include attributes, which at worst costs an import."""
+    """Yield the names that a code object looks up.
+
+    They include attributes, which at worst costs an import.
+    """
     waiting = [code]
     while waiting:
         part = waiting.pop()

@@ -138,7 +138,9 @@ def confine(layout: Layout, request: ExecutionRequest) -> None:
 
 
 def execute(layout: Layout, request: ExecutionRequest, descriptors: tuple[int, int, int], *, keep: int) -> None:
-    """Execute the program, with the given standard streams, its channel and no other descriptors. Does not return.
+    """Execute the program, with the given standard streams, its channel and no other descriptors.
+
+    Does not return.
 
     keep: a close-on-exec descriptor, to report a failure of the exec.
     """

@@ -117,7 +117,10 @@ class _CapabilityHeader(ctypes.Structure):
 
 
 def drop_bounding_set() -> None:
-    """Prevent this process from gaining capabilities by an exec. Without CAP_SETPCAP there are none to gain."""
+    """Prevent this process from gaining capabilities by an exec.
+
+    Without CAP_SETPCAP there are none to gain.
+    """
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)

@@ -82,7 +82,10 @@ class Execution:
     # ------------------------------------------------------------------------------------------------- who and where
 
     def _enter_namespaces(self) -> bool:
-        """Enter new namespaces: as root directly, else through a user namespace. False if neither is allowed."""
+        """Enter new namespaces: as root directly, else through a user namespace.
+
+        False if neither is allowed.
+        """
         self.step = "namespaces"
         if os.geteuid() == 0 and (user := identity.stranger()) is not None:
             try:
@@ -173,7 +176,10 @@ class Execution:
         return watch, pid
 
     def _stdin(self) -> int:
-        """Return a read-only, sealed file with the program's input. A pipe would need a process to feed it."""
+        """Return a read-only, sealed file with the program's input.
+
+        A pipe would need a process to feed it.
+        """
         descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         write_all(descriptor, self._request.stdin)
         os.lseek(descriptor, 0, os.SEEK_SET)

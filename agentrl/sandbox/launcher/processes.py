@@ -20,7 +20,10 @@ class Usage:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the processes below `root`, without itself. One that ends meanwhile may or may not be included."""
+    """Return the processes below `root`, without itself.
+
+    One that ends meanwhile may or may not be included.
+    """
     found: list[int] = []
     waiting = [root]
     while waiting:

@@ -51,7 +51,10 @@ class ExecutionRequest:
 
 
 def read_request(descriptor: int) -> ExecutionRequest:
-    """Read one request. The descriptor stays open: its end means that the host gave up, which the caller watches."""
+    """Read one request.
+
+    The descriptor stays open: its end means that the host gave up, which the caller watches.
+    """
     size = int.from_bytes(_read(descriptor, HEADER_BYTES), "big")
     return ExecutionRequest(marshal.loads(_read(descriptor, size)))
 

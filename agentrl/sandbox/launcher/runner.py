@@ -1,4 +1,6 @@
-"""Runs main.py beside it, inside the sandbox. With `echo`, prints the value of a last expression, as a prompt does.
+"""Runs main.py beside it, inside the sandbox.
+
+With `echo`, prints the value of a last expression, as a prompt does.
 
 argv: folders for sys.path, joined by colons; then optionally "echo".
 """

@@ -204,7 +204,10 @@ class _Program(ctypes.Structure):
 
 
 def install_filter(program: list[Instruction]) -> None:
-    """Filter the system calls of this process and its children, irrevocably. Needs no_new_privs. Raises OSError."""
+    """Filter the system calls of this process and its children, irrevocably. Needs no_new_privs.
+
+    Raises OSError.
+    """
     instructions = (_Filter * len(program))(*(_Filter(*instruction) for instruction in program))
     header = _Program(len(program), instructions)
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(header))

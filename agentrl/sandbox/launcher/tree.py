@@ -40,7 +40,9 @@ class Budget:
 
 
 def pack(folder: int, budget: Budget) -> bytes:
-    """Return the files, folders and links below a folder as one value. Omits all else, and what exceeds the budget.
+    """Return the files, folders and links below a folder as one value.
+
+    Omits all else, and what exceeds the budget.
 
     Sizes are apparent sizes, including holes and hard links: a few bytes on disk must not become terabytes.
     """

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 STARTED = b"started\n"
 """First line of a report. After it, the program itself is responsible for any death of the first process."""
 FIRST_LOOK_S, LOOK_S = 0.01, 0.05
-"""Seconds between polls of memory and CPU time, at first and at most. A poll costs about 50 us per process."""
+"""Seconds between polls of memory and CPU time, at first and at most.
+
+A poll costs about 50 us per process.
+"""
 
 
 class ProcessWatch:

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 
 class Activations:
-    """Watches the outputs of all modules from `start` to `stop`. No forward may run while either is called."""
+    """Watches the outputs of all modules from `start` to `stop`.
+
+    No forward may run while either is called.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -115,7 +115,10 @@ class App:
         return json_response(None)
 
     async def flush_cache(self, request: Request) -> Response:
-        """Wait until the server is idle. There is nothing to flush; running requests make it fail, as in SGLang."""
+        """Wait until the server is idle.
+
+        There is nothing to flush; running requests make it fail, as in SGLang.
+        """
         timeout_s = seconds_of(request.query_params.get("timeout", "0"))
         if await self._service.wait_idle(timeout_s):
             return PlainTextResponse("Cache flushed.\n")

@@ -1,4 +1,7 @@
-"""Typed and bounded access to fields of request bodies. Anything else is a BadRequest that names the field."""
+"""Typed and bounded access to fields of request bodies.
+
+Anything else is a BadRequest that names the field.
+"""
 
 from __future__ import annotations
 

@@ -402,7 +402,10 @@ class Service:
                 raise WeightsRefused("a forward of these weights is not finite, so that nothing could be sampled; the old weights are kept")
 
     async def _changed(self, change: Callable[[], T]) -> T:
-        """Return `change()`, called while no forward runs. A cancelled request may still be in its last one."""
+        """Return `change()`, called while no forward runs.
+
+        A cancelled request may still be in its last one.
+        """
 
         def parked() -> T:
             with self.engine.parked():
