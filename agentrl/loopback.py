@@ -1,4 +1,4 @@
-"""Tells loopback hosts from others."""
+"""Recognizes loopback hosts."""
 
 from __future__ import annotations
 

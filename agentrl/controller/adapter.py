@@ -32,6 +32,7 @@ def confirm_adapter(config: Config, given: Config, servers: ServerFleet) -> Conf
 
     Raises:
         ConfigError: `given` forces `alone`, and a server cannot load the adapter.
+        ServerError: an attached server is not up in time, or does not answer.
     """
     if config.rollout.weights.adapter != "alone" or not config.rollout.urls:
         return config

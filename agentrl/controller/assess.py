@@ -114,7 +114,7 @@ def _values(critic: Workers[Critic], trajectories: Sequence[Trajectory], config:
     for index, trajectory in enumerate(trajectories):
         if asks_after[index]:
             end = _end_of_last_row(trajectory)
-            after[index] = laid[index][end]
+            after[index] = laid[index][end]  # the dummy token's value is V(s_T)
             laid[index] = np.delete(laid[index], end)
     return laid, after if config.algorithm.bootstrap_truncated else None
 

@@ -83,6 +83,8 @@ def complete(partial: Path, *, step: int, version: int, metric: float | None) ->
     parent = partial.parent
     final, replaced = parent / _name(step), parent / f"{_REPLACED}{_name(step)}"
     try:
+        # First the manifest, which syncs all files, then the rename: a crash in between leaves a partial
+        # folder.
         _write_manifest(partial, step=step, version=version, metric=metric)
         if final.exists():  # the step was made again after a resume from an earlier one
             final.rename(replaced)

@@ -1,8 +1,8 @@
 """Comparison of off-policy corrections on stored steps: as a table, as JSON and as a picture.
 
-The reference is the on-policy gradient. If a step has trajectories whose tokens were all sampled by the
-version that learned from them (`fresh`), it is their gradient; else it is that of all trajectories, with the
-proximal policy taken as the sampler (`proximal := policy`).
+The reference is the on-policy gradient. If the trained version itself sampled all tokens of some
+trajectories, it is the gradient on these (`fresh`). Else it is the gradient on all trajectories, with the
+proximal policy taken as their sampler (`proximal := policy`).
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def lay_on_tokens(trajectories: Sequence[Trajectory], values_A: NDArray[np.float
 def sampling_order(trajectory: Trajectory) -> NDArray[np.int64]:
     """Return the positions of the action tokens in sampling order, i64.
 
-    They are sorted by turn: segments may grow alternately, so the order of positions is not that of time.
+    They are sorted by turn: segments may grow alternately, so positions are not ordered by time.
     """
     positions = np.flatnonzero(trajectory.action_mask)
     return positions[np.argsort(trajectory.turn_ids[positions], kind="stable")]

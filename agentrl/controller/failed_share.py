@@ -51,6 +51,7 @@ class FailedShare:
         """
         now = _Look(self._clock(), counts.num_ended, counts.num_failed(ignored=self.ignored))
         self._looks.append(now)
+        # Keep the shortest window that is still long enough, in attempts and in seconds.
         while len(self._looks) > 1 and self._is_enough(self._looks[1], now):
             self._looks.popleft()
         first = self._looks[0]

@@ -109,6 +109,7 @@ class Publishing:
         for url, why in failed.items():
             self._observer.say(f"server {url} did not take version {version}: {why}; it is restarted")
             self._servers.restart(url)
+        # The actors learn of the servers last: no traffic reaches one without the current weights.
         self._servers.mark_ready([url for url in urls if url not in failed])
         self._rollouts.set_servers(self._servers.urls, version=version)
         self._observer.set_servers(self._servers.states)

@@ -125,7 +125,7 @@ class Run:
     def memory_for_learner(self) -> AbstractContextManager[None]:
         """Free the memory of colocated servers within the block.
 
-        `publish` must follow, to bring them back.
+        `publish` must follow: only it lets the servers sample again.
         """
         return nullcontext() if self._colocation is None else self._colocation.lend(version=self.version)
 

@@ -22,7 +22,7 @@ class StoredStep:
     """A stored batch.
 
     step: counted from 1. groups: in the order in which they were trained on.
-    lineage: versions up to that of the weights that were trained on the batch.
+    lineage: versions up to the one that was trained on the batch.
     """
 
     step: int

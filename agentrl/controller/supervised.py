@@ -121,7 +121,7 @@ class Order:
         queue = np.empty(0, np.int64)
         for update in range(self.num_updates):
             size = min(self.batch_size, self.total_samples - update * self.batch_size)
-            while len(queue) < size:
+            while len(queue) < size:  # a batch may need the rest of one permutation and the begin of the next
                 queue = np.concatenate([queue, rng.permutation(self.num_samples)])
             yield queue[:size]
             queue = queue[size:]

@@ -108,6 +108,7 @@ def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, l
             critic_updates = begin_critic_updates(roles, minibatches, config)
             if step < config.critic.warmup_steps:
                 return [*beside, *(update.wait() for update in critic_updates)]
+    # The proximal policy is that before the step's first update, for all of its minibatches and epochs.
     with timer("score"):
         packed = [pack_for(learner, m, config.learner) for m in minibatches]
         scored = [learner.run(Learner.score, microbatches) for microbatches in packed]

@@ -73,8 +73,8 @@ def read_metrics(path: Path) -> list[StepRecord]:
 class MetricsFile:
     """Appends records to a `metrics.jsonl`. Every run has it, whatever its other trackers are.
 
-    Each record is written to the operating system at once, so that a killed process loses none. Only `close`
-    and `go_back` wait for the disk (fsync).
+    Each record is written to the operating system at once, so that a killed process loses none. The file is
+    synced to the disk (fsync) only when it is closed or rewritten.
     """
 
     def __init__(self, path: Path, *, restored_step: int | None = None) -> None:
