@@ -5,10 +5,9 @@ Metrics that scoring adds to a trajectory, for a reward or term `x`:
     reward/x             its value before weighting (a turn reward: the sum over turns)
     reward/x/<metric>    the metrics that it reported
     reward/x/applied     0 if it did not apply (a turn reward: to no turn); absent otherwise
-    reward/tool, reward/interaction, reward/agent    sums of rewards given during the attempt, before
-    weighting accuracy             the accuracy reported by the row's own reward; if it reports none, 1 if its
-    own value
-                         is positive and else 0, regardless of other terms
+    reward/tool, reward/interaction, reward/agent    sums of rewards given during the attempt, unweighted
+    accuracy             the accuracy reported by the row's own reward; without one, 1 if the own value is
+                         positive, else 0, regardless of other terms
     reward_s             seconds spent on scoring
 Details (values of a reward that are not numbers) are stored in `extra_info["reward_details"][x]`.
 """

@@ -1,4 +1,5 @@
-"""Tests of plugins: a scripted model in the real loop, pytest fixtures, and the contracts that every plugin keeps.
+"""Testing of plugins: a scripted model in the real loop, pytest fixtures, and contracts that every plugin
+must meet.
 
 from agentrl.testing import call, play
 trajectory = play(tools=[MyTool], turns=[call("my_tool", x=1), "done"])

@@ -1,10 +1,10 @@
 """pytest fixtures, found through the entry point `pytest11`.
 
-agentrl_chat     tokenizer and template that the scripted model writes in; override it in your conftest.py
-agentrl_model    makes a ScriptedModel of a script
+agentrl_chat     tokenizer and template of the scripted model; override it in your conftest.py
+agentrl_model    creates a ScriptedModel from a script
 play             plays one conversation and returns its trajectory; see `agentrl.testing.play`
 
-Imports stand inside of the fixtures: pytest loads this file in every project of the environment.
+Imports are inside the fixtures, because pytest loads this file in every project of the environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def agentrl_chat() -> Chat:
 
 @pytest.fixture
 def agentrl_model(agentrl_chat: Chat) -> Callable[..., ScriptedModel]:
-    """Return a function that makes a ScriptedModel: `agentrl_model(["hello", call("search", query="x")])`."""
+    """Return a function that creates a ScriptedModel: `agentrl_model(["hello", call("search", query="x")])`."""
     from agentrl.testing import ScriptedModel
 
     def model(script: Script, **options: Any) -> ScriptedModel:

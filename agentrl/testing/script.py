@@ -1,4 +1,6 @@
-"""A model that follows a script: it says what a test wants, in the tokens and the tool-call format of a real chat template."""
+"""A scripted model: samples the turns of a script, in the tokens and the tool-call format of a real chat
+template.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Says:
-    """One scripted turn: text, then calls; `reasoning` comes before both where the template knows thinking."""
+    """One scripted turn: text, then calls.
+
+    `reasoning` comes before both if the template supports thinking.
+    """
 
     text: str = ""
     calls: tuple[Call, ...] = ()
@@ -35,16 +40,17 @@ class Says:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One scripted turn exactly as it is sampled: for broken calls and half-written markup."""
+    """The exact text of one scripted turn, for malformed calls and incomplete markup."""
 
     text: str
 
 
 ScriptedTurn = str | Call | Says | Raw | Sequence[Call]
-"""A text, a call, several calls at once, or any mix of them as `Says`."""
+"""A text, a call, several calls at once, a combination of text and calls (`Says`), or an exact text (`Raw`).
+"""
 
 Script = Sequence[ScriptedTurn] | Callable[[int, str], ScriptedTurn]
-"""The turns in their order; or a function of the turn's index (from 0) and the prompt as text."""
+"""The turns in order, or a function of the turn's index (from 0) and the prompt as text."""
 
 
 def call(name: str, /, **arguments: object) -> Call:
@@ -53,9 +59,9 @@ def call(name: str, /, **arguments: object) -> Call:
 
 
 class ScriptedModel:
-    """Stands in the place of a server's client. Each trajectory plays the script from its beginning.
+    """Replaces a server's client. Each attempt plays the script from its beginning.
 
-    A turn beyond the end of the script is refused, and the trajectory fails with a message that says so.
+    A turn beyond the end of the script is refused, and the attempt fails with a message that says so.
 
     Args:
         version: policy version that the sampled tokens carry.
@@ -74,7 +80,7 @@ class ScriptedModel:
         self._num_pulses = 0
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, rid: str) -> Generation:
-        """Answer with the next turn of the trajectory that `rid` names, cut at `params.max_new_tokens`.
+        """Return the next turn of the attempt that `rid` names, cut at `params.max_new_tokens`.
 
         Raises:
             RequestRefused: the script has no further turn.
@@ -89,7 +95,7 @@ class ScriptedModel:
         finally:
             self.running -= 1
         ids = np.array(whole[: params.max_new_tokens], np.int32)
-        # Any probabilities will do, as long as no two tokens share one: then a misplaced one is noticed.
+        # The values are arbitrary but distinct, so that tests notice a misplaced one.
         logprobs = -np.linspace(0.1, 2.0, len(ids), dtype=np.float32) - np.float32(len(input_ids) / 1000)
         versions = np.full(len(ids), self.version, np.int32)
         generation = Generation(ids, logprobs, versions, "stop" if len(ids) == len(whole) else "length")
@@ -98,7 +104,7 @@ class ScriptedModel:
         return generation
 
     async def abort(self, rid: str) -> None:
-        """Let a running turn end by itself."""
+        """Do nothing: a running turn ends by itself."""
 
     async def settle_aborts(self) -> None:
         return
@@ -107,7 +113,9 @@ class ScriptedModel:
         return self.version >= version
 
     async def pulse(self) -> Pulse:
-        """Say that it works: a person, or `latency_s`, may take any time."""
+        """Report changing load, so that the model never counts as hanging: a person, or `latency_s`, may take
+        any time.
+        """
         self._num_pulses += 1
         return Pulse(is_paused=False, load=ServerLoad(self.running, 0, self._num_pulses, self._num_pulses))
 
@@ -115,10 +123,10 @@ class ScriptedModel:
         return
 
     async def next_turn(self, index: int, prompt: str) -> ScriptedTurn:
-        """Return turn `index` (from 0) of a trajectory whose prompt, as text, is `prompt`.
+        """Return turn `index` (from 0) of an attempt. `prompt` is its current prompt as text.
 
         Raises:
-            RequestRefused: there is none.
+            RequestRefused: the script has no such turn.
         """
         if callable(self._script):
             return self._script(index, prompt)
@@ -128,7 +136,7 @@ class ScriptedModel:
 
 
 def written(chat: Chat, turn: ScriptedTurn) -> list[int]:
-    """Return the tokens that the model samples to say `turn`, the end of the turn included."""
+    """Return the tokens that the model samples for `turn`, including the end of the turn."""
     if isinstance(turn, Raw):
         return [*chat.encode(turn.text), chat.eos_token_ids[0]]
     said = _as_says(turn)

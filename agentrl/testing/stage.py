@@ -1,4 +1,7 @@
-"""The rollout stack of one process around a scripted model: real template, parser, session, tools and rewards; only the model is played."""
+"""The rollout stack of one process with a scripted model.
+
+Template, parser, session, tools and rewards are real.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ T = TypeVar("T")
 DATA_SOURCE = "testing"
 MAX_PROMPT_TOKENS = 8192
 AGENT_DEFAULTS: Mapping[str, Any] = {"max_response_tokens": 8192}
-"""A byte-level tokenizer needs many tokens: budgets are wide unless a test sets them."""
+"""Default budgets. They are large, because a byte-level tokenizer needs many tokens."""
 
 
 class NoReward(Reward):
-    """The reward of a test that asks for none: always 0."""
+    """The default reward of tests: always 0."""
 
     name = "unscored"
 
@@ -47,7 +50,7 @@ class NoReward(Reward):
 
 @functools.cache
 def tiny_chat() -> Chat:
-    """Return the chat of the byte-level tokenizer that the quickstart uses: every text can be written in it."""
+    """Return the chat of the quickstart's byte-level tokenizer, which can encode any text."""
     with tempfile.TemporaryDirectory(prefix="agentrl-testing-") as folder:
         write_tiny_tokenizer(Path(folder))
         return Chat.load(folder)
@@ -76,7 +79,11 @@ class Stage:
         self.router = Router(lambda url: model, vocab_size=model.chat.vocab_size, context_tokens=context_tokens)
 
     def run(self, main: Callable[[AgentLoopManager], Awaitable[T]], *, clock: Clock | None = None) -> T:
-        """Run `main(manager)` under trio. A mock clock sees no threads: not with asyncio plugins, nor finite deadlines of rewards."""
+        """Run `main(manager)` under trio.
+
+        A mock clock ignores threads, so do not use it with asyncio plugins or with finite deadlines of
+        rewards.
+        """
 
         async def wrapped() -> T:
             self.router.set_servers(["http://scripted"], version=self.model.version)
@@ -101,7 +108,7 @@ class Stage:
         return trio.run(wrapped, clock=clock)
 
     def play(self, *tasks: Task, n: int = 1, sampling: Sampling | None = None, clock: Clock | None = None) -> list[Trajectory]:
-        """Play each task `n` times, and return the trajectories in the order of tasks and members."""
+        """Play each task `n` times and return the trajectories, ordered by task and member."""
         leases = self.leases(tasks, n)
         return self.run(lambda manager: manager.play(leases, sampling or EvalConfig(temperature=1.0)), clock=clock)
 
@@ -127,13 +134,13 @@ def play(
     reward_config: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Trajectory:
-    """Play one conversation in which the model says `turns`, and return its trajectory.
+    """Play one attempt in which the model says `turns` and return its trajectory.
 
     Args:
         agent, tools, interaction, reward: classes (or typed functions, for tools), registered names, or `file.py:Class`.
-        interaction_kwargs, ground_truth, extra_info, tools_kwargs: what the row of the dataset would hold.
+        interaction_kwargs, ground_truth, extra_info, tools_kwargs: fields of the dataset row.
         chat: tokenizer and template; None: the byte-level ones of the quickstart.
-        latency_s: how long the model takes for each turn.
+        latency_s: seconds that the model takes for each turn.
         reward_config: further keys of the config section `reward`.
         settings: keys of the config section `agent`: max_turns=3, tool_config={...}, ...
     """
@@ -163,5 +170,8 @@ def play(
 
 
 def registered(registry: Registry[Any], plugin: Any) -> str:
-    """Return the name of a plugin given as class, function or name; what is no name is registered."""
+    """Return the name of a plugin given as class, function or name.
+
+    A class or function is registered first.
+    """
     return plugin if isinstance(plugin, str) else registry.add(plugin).name

@@ -1,4 +1,4 @@
-"""What every plugin keeps to, as pytest classes: subclass the one of its kind, name the plugin, give examples.
+"""Contracts of plugins as pytest classes: subclass the contract of its kind, name the plugin, give examples.
 
 from agentrl.testing.contracts import ToolContract
 
@@ -6,7 +6,7 @@ class TestMyTool(ToolContract):
     tool = MyTool
     valid_calls = [{"x": 1}]
 
-Each law is one test, so that a report says which one is broken.
+Each rule is one test, so a report shows which rule is broken.
 """
 
 from agentrl.testing.contracts.agents import AgentContract

@@ -22,10 +22,12 @@ class AgentContract:
     """Subclass it as `class TestMyAgent(AgentContract)`, with at least `agent` and `turns`.
 
     agent: a class, a registered name, or `file.py:Class`.
-    turns: what the model says in a typical attempt, to its end; `never_done`: what it says when it never comes to an end.
-    config: its `agent.agent_config`.
+    turns: the model's turns in a complete, typical attempt.
+    never_done: a turn that the model can repeat forever without ending the attempt.
+    config: the agent's options, as in `agent.agent_config`.
     tools, interaction, interaction_kwargs, settings: as in `agentrl.testing.play`, for the typical attempt.
-    tool_turn: a turn that calls the tool `probe` (no arguments) in the agent's own manner; None: the agent calls no tools.
+    tool_turn: a turn that calls the tool `probe` (no arguments) in the agent's format; None: the agent calls
+        no tools.
     """
 
     agent: ClassVar[type[AgentLoop] | str]
@@ -47,7 +49,7 @@ class AgentContract:
         assert inspect.iscoroutinefunction(self._class().run), "`run` must be `async def`"
 
     def test_prompt_depends_on_nothing_else(self) -> None:
-        """The prompt is measured before anything is played: it must be the same then."""
+        """Prompt lengths are measured before the run, so the prompt must be deterministic."""
         task = Task("testing:0", "testing", (Message("user", "What is the answer?"),), "x")
         first, second = ([*self._class()(dict(self.config)).prompt(task, [])] for _ in range(2))
         assert first == second
@@ -121,7 +123,7 @@ class AgentContract:
 
 
 class SessionWatch:
-    """What an agent loop did with its session, and how it left."""
+    """Records how an agent loop used its session and how it ended."""
 
     def __init__(self) -> None:
         self.ended = False  # the session raised TrajectoryEnd
@@ -130,14 +132,14 @@ class SessionWatch:
         self.num_open_nurseries = 0
 
     def check(self) -> None:
-        """Assert that the end of a trajectory was passed on, and that nothing runs on."""
+        """Assert that the agent let TrajectoryEnd pass and left no task running."""
         assert self.num_calls_after_end == 0, "the agent caught TrajectoryEnd and went on: let it pass"
         assert self.let_end_out, "the agent swallowed TrajectoryEnd: let it pass, the session knows the outcome"
         assert self.num_open_nurseries == 0, "the agent left a nursery open: tasks of it may still run"
 
 
 class WatchedSession:
-    """A session that counts what is asked of it after its end."""
+    """A session that counts calls after its end."""
 
     def __init__(self, session: Any, watch: SessionWatch) -> None:
         self._session, self._watch = session, watch
@@ -161,7 +163,7 @@ class WatchedSession:
 
 
 def watched(agent: type[AgentLoop], watch: SessionWatch) -> type[AgentLoop]:
-    """Return the agent as a class whose run is watched."""
+    """Return a subclass of the agent whose `run` is watched."""
 
     async def run(self: Any, task: Task, session: Any) -> None:
         nurseries = len(trio.lowlevel.current_task().child_nurseries)
@@ -175,7 +177,7 @@ def watched(agent: type[AgentLoop], watch: SessionWatch) -> type[AgentLoop]:
 
 
 def probe_tool(answer: ToolResult | Exception) -> type[Tool]:
-    """Return the tool `probe`, whose calls give `answer`, or raise it."""
+    """Return the tool `probe`, whose calls return `answer`, or raise it if it is an exception."""
 
     class Probe(Tool):
         name: ClassVar[str] = "probe"

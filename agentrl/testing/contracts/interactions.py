@@ -27,10 +27,11 @@ class InteractionContract:
     """Subclass it as `class TestMyPartner(InteractionContract)`, with at least `interaction` and `says`.
 
     interaction: a class, a registered name, or `file.py:Class`.
-    says: what the assistant says, turn by turn, in a typical conversation; the partner may be done earlier.
-    config: its `agent.interaction_config`; interaction_kwargs: what a row passes to `start`.
-    bad_kwargs: rows that `start` must refuse, each by an error of the user's (DataError, PluginError, ConfigError).
-    is_deterministic: whether the same words get the same replies in every trajectory.
+    says: the assistant's turns in a typical conversation; the partner may be done earlier.
+    config: the partner's options, as in `agent.interaction_config`.
+    interaction_kwargs: arguments that a row passes to `start`.
+    bad_kwargs: arguments that `start` must reject with a UserError (DataError, PluginError, ConfigError).
+    is_deterministic: whether the same turns get the same replies in every attempt.
     """
 
     interaction: ClassVar[type[Interaction] | str]
@@ -52,7 +53,7 @@ class InteractionContract:
         check_number(score, "the final score")
 
     def test_odd_words_are_answered(self) -> None:
-        """Whatever a model says, the partner has an answer: nothing is raised."""
+        """The partner replies to any text of a model and never raises."""
         for name, text in ODD_TEXTS.items():
             try:
                 replies, score = self._conversation([text, text])
@@ -72,7 +73,7 @@ class InteractionContract:
         check_reply(self._live(main))
 
     def test_state_belongs_to_one_trajectory(self) -> None:
-        """Two conversations at the same time: each gets the replies that it gets alone."""
+        """Two concurrent conversations each get the same replies as alone."""
         alone = self._texts(self._conversation()[0])
         first, second = self._new(), self._new()
 
@@ -188,7 +189,10 @@ class InteractionContract:
         return [(reply.text, reply.is_done) if self.is_deterministic else ("", False) for reply in replies]
 
     def _recorded(self, behaviour: Any = None) -> tuple[type[Interaction], list[str]]:
-        """Return the interaction as a class that writes down what is done with it; `behaviour` replaces its replies."""
+        """Return a subclass of the interaction that logs its calls, and the log.
+
+        `behaviour` replaces its replies.
+        """
         base, log = self._class(), []
 
         async def start(partner: Any, **kwargs: Any) -> None:
@@ -232,7 +236,7 @@ async def _hang(partner: Interaction, messages: Sequence[Message]) -> Interactio
 
 
 async def _replies(partner: Interaction, says: Sequence[str]) -> list[InteractionReply]:
-    """Talk until the partner is done, or nothing is left to say."""
+    """Talk until the partner is done or all texts are used."""
     messages, replies = [Message("user", "What is the answer?")], []
     for text in says:
         messages.append(Message("assistant", text))
@@ -244,7 +248,9 @@ async def _replies(partner: Interaction, says: Sequence[str]) -> list[Interactio
 
 
 def check_reply(reply: Any) -> None:
-    """Assert that a reply has text, says whether it is done, has a finite reward and finite metrics, and text for a state if any."""
+    """Assert the types of a reply's fields: text, is_done, finite reward and metrics, and a text or None as
+    state.
+    """
     assert isinstance(reply, InteractionReply), f"`respond` returned {type(reply).__name__}; return agentrl.plugins.InteractionReply"
     assert isinstance(reply.text, str), f"the reply's text is {reply.text!r}"
     assert isinstance(reply.is_done, bool), f"is_done is {reply.is_done!r}"

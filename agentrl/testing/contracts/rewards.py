@@ -21,7 +21,10 @@ from agentrl.types import SCORED_OUTCOMES, Message, Outcome, Task
 
 @dataclass(frozen=True, slots=True)
 class RewardExample:
-    """One finished attempt: what the assistant said, turn by turn, on a row with `ground_truth`; `value` is what it deserves."""
+    """One finished attempt: the assistant's turns on a row with `ground_truth`.
+
+    `value` is the expected reward.
+    """
 
     says: str | Sequence[str]
     value: float | None
@@ -42,9 +45,10 @@ class RewardContract:
     """Subclass it as `class TestMyReward(RewardContract)`, with at least `reward` and `examples`.
 
     reward: a class, a registered name, or `file.py:Class`; of any scope.
-    examples: attempts with the reward they deserve (for a TurnReward: that of the last turn; of a group or batch: each alone).
-    config: its `reward.reward_config`.
-    bad_rows: fields of a Task (ground_truth, extra_info) without which it cannot score: `check` must raise DataError.
+    examples: attempts with their expected reward (for a TurnReward: of the last turn; for a group or batch:
+        scored alone).
+    config: the reward's options, as in `reward.reward_config`.
+    bad_rows: fields of a Task (ground_truth, extra_info) that cannot be scored: `check` must raise DataError.
     """
 
     reward: ClassVar[type[AnyReward] | str]
@@ -74,13 +78,16 @@ class RewardContract:
         assert first == [*again, *again], f"the examples got {first}, and then {again}"
 
     def test_attempts_at_once_do_not_disturb_each_other(self) -> None:
-        """One instance scores many attempts at the same time, unless it runs in a process of its own."""
+        """One instance can score many attempts concurrently, unless it runs in its own process."""
         if self._new().runs_in != "process":
             examples = [*self.examples] * 4
             assert self._values(examples, at_once=True) == self._values(examples)
 
     def test_odd_answers_are_scored(self) -> None:
-        """Whatever a model says, the reward has a number (or does not apply): what it raises would be an infrastructure failure."""
+        """Any text of a model gets a number or None.
+
+        An exception would count as an infrastructure failure.
+        """
         for name, text in ODD_TEXTS.items():
             example = dataclasses.replace(self.examples[0], says=text)
             try:
@@ -109,7 +116,7 @@ class RewardContract:
     def test_in_the_loop_it_lies_on_tokens_that_the_policy_sampled(self) -> None:
         cls = self._class()
         example = self.examples[0]
-        if len(example.turns) != 1 or issubclass(cls, BatchReward):  # the learner computes those of a batch
+        if len(example.turns) != 1 or issubclass(cls, BatchReward):  # `play` computes no batch rewards
             return
         trajectory = play(
             example.turns,
@@ -133,7 +140,9 @@ class RewardContract:
         return self._class()(dict(self.config))
 
     def _values(self, examples: Sequence[RewardExample], *, at_once: bool = False) -> list[float | None]:
-        """Return what one instance gives to each example, one after the other or all at the same time."""
+        """Return the rewards that one instance gives to the examples, one after the other or concurrently
+        (`at_once`).
+        """
         reward: Any = self._new()
         attempts = [attempt_of(example) for example in examples]
         is_shared = isinstance(reward, GroupReward | BatchReward)
@@ -153,7 +162,9 @@ class RewardContract:
 
 
 def value_of(returned: Any, reward: AnyReward, attempt: Attempted) -> float | None:
-    """Return the reward of an attempt (of its last turn), after checking the form of what `score` returned."""
+    """Check the types of what `score` returned and return the attempt's reward (for a TurnReward: of the last
+    turn).
+    """
     if isinstance(reward, TurnReward):
         values = list(returned)
         assert len(values) == attempt.num_turns, f"{len(values)} values for {attempt.num_turns} turns"
@@ -172,7 +183,7 @@ def value_of(returned: Any, reward: AnyReward, attempt: Attempted) -> float | No
 
 
 def task_of(example: RewardExample) -> Task:
-    """Return the row of an example."""
+    """Return the task of an example."""
     return Task(
         task_id="testing:0",
         data_source=DATA_SOURCE,
@@ -184,7 +195,7 @@ def task_of(example: RewardExample) -> Task:
 
 
 def attempt_of(example: RewardExample) -> Attempted:
-    """Return the finished attempt of an example; between the turns a user asks again."""
+    """Return the finished attempt of an example, with a user message between the turns."""
     task = task_of(example)
     response = [message for text in example.turns for message in (Message("assistant", text), Message("user", "Go on."))][:-1]
     num_tokens = sum(len(text) for text in example.turns)

@@ -1,4 +1,4 @@
-"""Running a plugin's methods as the loop does, but alone: under the runtime it asks for, with a deadline."""
+"""Runs a plugin's methods without the rollout loop, under the plugin's runtime and with a deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.plugins import Registry, Runtime
 T = TypeVar("T")
 
 DEADLINE_S = 30.0
-"""Of every step of a contract: generous, because it only ends what hangs."""
+"""Deadline of every step of a contract. It is generous, because it only stops plugins that hang."""
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -30,7 +30,7 @@ ODD_TEXTS = {
     "digits": "#### -1,234.5e6789 %d {} 7" + "7" * 400,
     "huge": "lorem ipsum 42 " * 20_000,
 }
-"""What a model may say: nothing a plugin does with it may break."""
+"""Unusual texts that a model may produce. No plugin may break on them."""
 
 
 def run(runtime: Runtime, main: Callable[[], Awaitable[T]]) -> T:
@@ -55,7 +55,7 @@ def run(runtime: Runtime, main: Callable[[], Awaitable[T]]) -> T:
 
 
 async def side_by_side(runtime: Runtime, *functions: Callable[[], Awaitable[T]]) -> list[T]:
-    """Run the functions at the same time, and return their results in order."""
+    """Run the functions concurrently and return their results in order."""
     if runtime == "asyncio":
         return list(await asyncio.gather(*(function() for function in functions)))
     results: dict[int, T] = {}
@@ -70,7 +70,10 @@ async def side_by_side(runtime: Runtime, *functions: Callable[[], Awaitable[T]])
 
 
 async def cancelled_at_first_wait(runtime: Runtime, function: Callable[[], Awaitable[Any]]) -> None:
-    """Begin `function()`, cancel it where it waits for the first time, and assert that it ended by that; it may also just return."""
+    """Cancel `function()` at its first wait and assert that it ends without an error.
+
+    It may also return normally.
+    """
     if runtime == "trio":
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -85,17 +88,19 @@ async def cancelled_at_first_wait(runtime: Runtime, function: Callable[[], Await
 
 
 def left_tasks() -> set[asyncio.Task[Any]]:
-    """Return the asyncio tasks that run beside the current one."""
+    """Return the running asyncio tasks except the current one."""
     return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
 
 
 def plugin_class(registry: Registry[Any], plugin: Any) -> type[Any]:
-    """Return the class behind what a contract names: a class, a typed function, a registered name or a reference."""
+    """Return the class of the plugin under test, given as a class, a typed function, a registered name or a
+    reference.
+    """
     return registry.get(plugin) if isinstance(plugin, str) else registry.add(plugin)
 
 
 def check_name(registry: Registry[Any], cls: type[Any]) -> None:
-    """Assert that the plugin's name can stand in a config, and that its class accepts no config."""
+    """Assert that the plugin's name can be used in a config and is the one it is registered under."""
     name = getattr(cls, "name", None)
     assert isinstance(name, str), f"{cls.__name__} has no class attribute `name`"
     assert NAME.fullmatch(name), f"name {name!r}: use 1 to 64 letters, digits, _ . or -"
@@ -114,7 +119,7 @@ def check_number(value: Any, what: str) -> None:
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> None:
-    """Assert that metrics are finite numbers under text names."""
+    """Assert that metrics have text names and finite values."""
     for key, value in metrics.items():
         assert isinstance(key, str), f"metric {key!r} has no text as its name"
         assert isinstance(value, (int, float)), f"metric {key!r} is {value!r}, no number"

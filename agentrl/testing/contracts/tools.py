@@ -29,16 +29,17 @@ from agentrl.types import Outcome, Trajectory
 Arguments = Mapping[str, Any]
 
 ODD_VALUES: tuple[Any, ...] = ({"odd": []}, [{}], None, "odd", -1.5)
-"""Of every JSON type: at least one of them fits no schema that asks for a type."""
+"""Values of various JSON types. Any schema that requires a type rejects at least one of them."""
 
 
 class ToolContract:
     """Subclass it as `class TestMyTool(ToolContract)`, with at least `tool` and `valid_calls`.
 
     tool: a class, a typed function, a registered name, or `file.py:Class`.
-    valid_calls: arguments of calls that work, in an order in which one trajectory may make them.
-    config: its `agent.tool_config`; create_kwargs: what a row passes to `start`.
-    is_deterministic: whether the same calls get the same answers in every trajectory.
+    valid_calls: arguments of calls that succeed, in an order in which one attempt can make them.
+    config: the tool's options, as in `agent.tool_config`.
+    create_kwargs: arguments that a row passes to `start`.
+    is_deterministic: whether the same calls get the same answers in every attempt.
     """
 
     tool: ClassVar[type[Tool] | Callable[..., Any] | str]
@@ -95,7 +96,7 @@ class ToolContract:
             check_result(result)
 
     def test_state_belongs_to_one_trajectory(self) -> None:
-        """Two trajectories at the same time: each gets the answers that it gets alone."""
+        """Two concurrent attempts each get the same answers as alone."""
         alone = self._texts(self._answers())
 
         async def one(tool: Tool) -> list[ToolResult]:
@@ -129,7 +130,7 @@ class ToolContract:
         assert log == ["start", "close"]
 
     def test_it_can_be_cancelled_and_closed(self) -> None:
-        """A deadline passes within a call: the call ends where it waits, and `close` works afterwards."""
+        """If a deadline passes during a call, the call ends at its next wait, and `close` still works."""
 
         async def main(tool: Tool) -> None:
             await cancelled_at_first_wait(tool.runtime, functools.partial(tool.call, self.valid_calls[0]))
@@ -223,7 +224,7 @@ class ToolContract:
         return [Call(self._class().name, dict(arguments)) for arguments in self.valid_calls]
 
     def _recorded(self, behaviour: Callable[[Tool, Arguments], Awaitable[ToolResult]] | None = None) -> tuple[type[Tool], list[str]]:
-        """Return the tool as a class that writes down what is done with it; `behaviour` replaces its calls."""
+        """Return a subclass of the tool that logs its calls, and the log. `behaviour` replaces its calls."""
         base, log = self._class(), []
 
         async def start(tool: Any, **kwargs: Any) -> None:
@@ -250,7 +251,7 @@ class ToolContract:
         )
 
     def _wrong_calls(self) -> list[Arguments]:
-        """Return arguments that the schema refuses: a property missing, or of a wrong type, or one too many."""
+        """Return arguments that the schema rejects: a missing property, a wrong type, or an extra property."""
         example, schema = dict(self.valid_calls[0]), dict(self._class().parameters)
         candidates: list[Arguments] = [{k: v for k, v in example.items() if k != name} for name in example]
         candidates += [{**example, name: odd} for name in example for odd in ODD_VALUES]
@@ -261,7 +262,7 @@ class ToolContract:
 
 
 def vars_of(cls: type, attribute: str) -> Any:
-    """Return a class attribute as it was written: a function stays a function, it does not become a method."""
+    """Return a class attribute without binding: a function stays a function and does not become a method."""
     for base in cls.__mro__:
         if attribute in vars(base):
             value = vars(base)[attribute]
@@ -274,7 +275,9 @@ def is_valid(arguments: Arguments, schema: Mapping[str, Any]) -> bool:
 
 
 def check_result(result: Any) -> None:
-    """Assert that a call gave a ToolResult with text, a finite reward, finite metrics, and a state that is text if there is one."""
+    """Assert that a call returned a ToolResult with text, finite reward and metrics, and a text or None as
+    state.
+    """
     assert isinstance(result, ToolResult), f"`call` returned {type(result).__name__}; return agentrl.plugins.ToolResult"
     assert isinstance(result.text, str), f"the result's text is {result.text!r}"
     assert result.state is None or isinstance(result.state, str), f"the result's state is {result.state!r}"
