@@ -22,7 +22,9 @@ from agentrl.plugins.sources import locate
 
 
 def read_entries(path: str, key: str, *, option: str) -> list[dict[str, Any]]:
-    """Return the list under `key` of a YAML file, with interpolations resolved; each entry has a `class_name`.
+    """Return the list under `key` of a YAML file, with interpolations resolved.
+
+    Each entry has a `class_name`.
 
     Raises:
         PluginError: the file does not exist, is not valid YAML, or has another structure.

@@ -96,7 +96,10 @@ class _Connection:
         self._state = h11.Connection(h11.SERVER)
 
     async def read_request(self) -> HttpRequest | None:
-        """Return the next request; None if the client left, timed out, was refused, or does not speak HTTP."""
+        """Return the next request.
+
+        None if the client left, timed out, was refused, or does not speak HTTP.
+        """
         with trio.move_on_after(IDLE_TIMEOUT_S):
             try:
                 return await self._read_request()

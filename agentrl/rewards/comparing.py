@@ -1,5 +1,6 @@
-"""Equality of parsed expressions: numbers to 110 of 150 digits, expressions with variables at fixed points.
+"""Equality of parsed expressions.
 
+Rational numbers are compared exactly, others to 110 digits, and expressions with variables at fixed points.
 Everything else is compared structurally. Nothing is simplified: expressions that differ will differ at the
 first point, and those that agree at all points are the same.
 """

@@ -90,7 +90,9 @@ _IN_ANGLES = re.compile(r"<\s?([$€£]?[-+]?[0-9][0-9,.]{0,40}%?)\s?>")
 
 
 def plain(text: str) -> str:
-    """Return `text` without LaTeX, Markdown, HTML and GSM8K's calculator marks (<<9*2=18>>); digits become 0 to 9.
+    """Return `text` without LaTeX, Markdown, HTML and GSM8K's calculator marks (<<9*2=18>>).
+
+    Digits become 0 to 9.
 
     Roots become √, functions ƒ. Struck-out Markdown is removed. LaTeX commands without a text form remain.
     """

@@ -14,7 +14,10 @@ RELATIVE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`answer`: its canonical text, the same for equal answers (for majority votes); None: nothing was found."""
+    """`answer`: its canonical text, the same for equal answers (for majority votes).
+
+    None: nothing was found.
+    """
 
     answer: str | None
     is_right: bool

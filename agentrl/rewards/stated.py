@@ -248,7 +248,10 @@ def _states_too_much(stated: str) -> bool:
 
 
 def without_first_thoughts(text: str) -> str:
-    """Return the text after the last second thought ("wait", "actually"); the whole text if no number follows it."""
+    """Return the text after the last second thought ("wait", "actually").
+
+    The whole text if no number follows it.
+    """
     cut = max((found.end() for found in _SECOND_THOUGHT.finditer(text)), default=0)
     return text[cut:] if cut and has_number(plain(text[cut:])) else text
 
@@ -286,7 +289,10 @@ def _are_several(line: str) -> bool:
 
 
 def _concluded(sentence: str) -> Fraction | None:
-    """Return the number after a sentence's last equals sign, else its last one; None if cut off or not worked out."""
+    """Return the number after a sentence's last equals sign, else its last one.
+
+    None if cut off or not worked out.
+    """
     sentence = _what_is_meant(sentence)
     found = numbers_in(sentence)
     if not found:
@@ -439,7 +445,10 @@ def _without_reason(line: str) -> str:
 
 
 def _result(line: str, found: Sequence[Found], start: int, joints: tuple[re.Pattern[str], ...]) -> Fraction | None:
-    """Return number `start`, or the result of the sum that begins there; None if it has none, or beside `joints`."""
+    """Return number `start`, or the result of the sum that begins there.
+
+    None if it has none, or beside `joints`.
+    """
     end = _end_of_sum(line, found, start)
     if end is None or _is_joined(line, found, start, joints) or _is_joined(line, found, end + 1, joints):
         return None

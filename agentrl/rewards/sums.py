@@ -142,7 +142,10 @@ def _tokens(line: str) -> list[_Token]:
 
 
 def _sign(found: re.Match[str]) -> str | None:
-    """Return the sign of a token between numbers; None for spaces and currency symbols, which mean nothing."""
+    """Return the sign of a token between numbers.
+
+    None for spaces and currency symbols, which mean nothing.
+    """
     if found["equals"]:
         return "≈" if found["equals"] == "≈" else "="
     if found["operator"]:

@@ -302,7 +302,10 @@ def _modules(names: list[str]) -> dict[str, Any]:
 
 
 def _restore(old: Any, new: Any) -> None:
-    """Update lists, dicts and sets in place to the state that the program left; their elements stay the same."""
+    """Update lists, dicts and sets in place to the state that the program left.
+
+    Their elements stay the same.
+    """
     if type(old) is not type(new):
         return
     if type(old) is list:

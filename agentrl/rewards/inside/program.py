@@ -86,7 +86,10 @@ class Objects:
 
 
 class Program:
-    """Loads the program and answers requests. cpu_s, wall_s: limits of one call; beyond them the process dies."""
+    """Loads the program and answers requests.
+
+    cpu_s, wall_s: limits of one call; beyond them the process dies.
+    """
 
     def __init__(self, reads: int, writes: int, *, cpu_s: float, wall_s: float) -> None:
         self._lines = open(reads, "rb")  # noqa: SIM115 - open as long as the process lives

@@ -31,7 +31,10 @@ class ProcessWatch:
     def __init__(
         self, request: ExecutionRequest, root: int, *, outputs: tuple[int, int], status: int, host: int, num_oom_kills: Callable[[], int]
     ) -> None:
-        """`num_oom_kills`: returns how many of its processes the OOM killer ended; the others must end too."""
+        """`num_oom_kills`: returns how many of its processes the OOM killer ended.
+
+        The others must end too.
+        """
         self._request = request
         self._root = root
         self._outputs = outputs

@@ -63,7 +63,10 @@ class Undo:
 
     @torch.no_grad()
     def swap(self, target: Tensor, new: Tensor) -> None:
-        """Exchange the values of `target` and `new`, which have one dtype; `new` then keeps the old values."""
+        """Exchange the values of `target` and `new`, which have one dtype.
+
+        `new` then keeps the old values.
+        """
         old = target.clone()
         target.copy_(new)
         self._steps.append((target, None, new.copy_(old)))
