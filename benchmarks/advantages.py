@@ -1,4 +1,4 @@
-"""Advantages and PPO loss of 64 trajectories in 8,192 columns, on one thread: ours on action tokens, verl's on the padded batch.
+"""Time of advantages and PPO loss, on one thread: ours on action tokens, verl's on padded [64, 8192] arrays.
 
 Both sides get the same multi-turn rewards, values and masks, in one run. verl runs in its own environment
 (`--peers`) and is reported as missing without one. GAE is whitened, as always in verl. The loss is the mean

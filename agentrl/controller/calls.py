@@ -46,7 +46,10 @@ def _ours(cause: object) -> AgentRLError | None:
 
 
 def _creation_cause(error: RayActorError, who: str) -> AgentRLError | None:
-    """Return the error of an actor's constructor, a foreign one as InfrastructureError; None if it is not."""
+    """Return the error that an actor's constructor raised, or None.
+
+    A foreign one is an InfrastructureError.
+    """
     inner: BaseException | None = error
     while inner is not None:
         cause = getattr(inner, "cause", None)

@@ -162,7 +162,7 @@ def _resolved(config: Config) -> Config:
 
 
 def _check_training(config: Config, plugins: Plugins, chat: Chat) -> None:
-    """Check training data and chat template before the start-up, which the replay buffer would end late."""
+    """Check training data and chat template early: the replay buffer would refuse them after the start-up."""
     check = TaskCheck(RewardTable(config.reward, plugins).check, plugins)
     num_rows = check_training_data(config, plugins=plugins, chat=chat, check_reward=check)
     planned_steps(config.trainer, num_tasks=num_rows, groups_per_step=config.buffer.groups_per_step)

@@ -83,7 +83,7 @@ class Ranks:
 def recovering(run: Run) -> Iterator[None]:
     """Catch the loss of a learner rank within the block and restore the newest checkpoint.
 
-    The rest of the block is skipped: the caller repeats it.
+    The rest of the block is skipped. The training loop then repeats its block from the restored step.
 
     Raises:
         LearnerError: `learner.max_restarts` is used up; or no rank was lost, so a restart would not help.

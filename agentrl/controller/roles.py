@@ -152,7 +152,7 @@ def _launch_critic(config: Config, seats: Sequence[Seat], *, num_steps: int, dum
 
 
 def open_local_roles(config: Config, *, num_steps: int, dump_folder: str) -> Roles:
-    """Return the roles with one rank each, in this process, for a replay, a test or a debugger; see `start_roles`."""
+    """Return the roles with one rank each in this process: for replays, tests and debuggers."""
     learner = open_local_learner(learner_spec(config, total_updates=_policy_updates(config, num_steps), dump_folder=dump_folder))
     if not config.has_critic:
         return Roles(learner, None, _reward_kl(config))

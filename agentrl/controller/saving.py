@@ -68,8 +68,8 @@ class CheckpointWriter:
         return pending.result()
 
     def give_up(self) -> Checkpoint | None:
-        """After a loss of ranks: wait for the pending write; return the newest complete checkpoint, or
-        None."""
+        """Return the newest complete checkpoint after a loss of ranks, or None; wait for a pending write
+        first."""
         with suppress(AgentRLError):  # the write failed with the ranks, or it completed and is the newest
             self.finish()
         return self._newest

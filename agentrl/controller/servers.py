@@ -1,6 +1,4 @@
-"""`ServerFleet`: the inference servers of a run.
-
-A Ray actor starts and supervises each, or it is attached by URL.
+"""`ServerFleet`: the inference servers of a run, each supervised by a Ray actor or attached by URL.
 
 A *guest* is a server that joined during the run. Losing a guest is reported and the run continues; losing any
 other server for good ends the run. If a supervisor is lost, for example with its machine, a guest is started

@@ -70,8 +70,9 @@ def train(config: Config) -> RunResult:
 
 
 def train_step(run: Run, config: Config) -> None:
-    """Take one batch, learn from it, publish."""
+    """Take one batch, train on it, publish."""
     groups = run.take()
+    # before `publish` replaces it: lags count from the weights that train on the batch
     learned_by = run.lineage
     with run.memory_for_learner(), run.traced():
         updates = learn(run.roles, groups, config, step=run.step, lags=learned_by.lags, timer=run.timer)
@@ -108,7 +109,7 @@ def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, l
             critic_updates = begin_critic_updates(roles, minibatches, config)
             if step < config.critic.warmup_steps:
                 return [*beside, *(update.wait() for update in critic_updates)]
-    # The proximal policy is that before the step's first update, for all of its minibatches and epochs.
+    # All minibatches are scored before the first update: the proximal policy is fixed for the whole step.
     with timer("score"):
         packed = [pack_for(learner, m, config.learner) for m in minibatches]
         scored = [learner.run(Learner.score, microbatches) for microbatches in packed]
