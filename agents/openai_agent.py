@@ -15,8 +15,7 @@ variables of `env`. Of this process's variables it has only those in `pass_env` 
 needs, so it does not see the keys of servers and trackers.
 
 A function may return rewards: a number, or a dictionary of name -> number. None and texts are not rewards;
-the policy's
-answers are recorded when they are sampled.
+the policy's answers are recorded when they are sampled.
 """
 
 from __future__ import annotations

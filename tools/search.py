@@ -1,8 +1,7 @@
 """A search tool on a local corpus: BM25 over a Parquet file with the columns `id`, `title` and `text`.
 
 Source of the ranking: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond",
-in Lucene's
-variant (library bm25s).
+in Lucene's variant (library bm25s).
 """
 
 from __future__ import annotations

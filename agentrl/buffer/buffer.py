@@ -124,8 +124,7 @@ class ReplayBuffer:
         Returns [] after `timeout_s` seconds, or at once if the buffer is closed or `owner` was released.
 
         `held`: the groups that the owner knows it holds. Groups leased to it that are missing from `held` are
-            returned
-        again, because the answer that leased them was lost. None: the owner knows all its groups.
+        returned again, because the answer that leased them was lost. None: the owner knows all its groups.
         """
         with self._changed:
             lost = [] if held is None else [group_id for group_id in self._ledger.held_by(owner) if group_id not in held]

@@ -2,9 +2,8 @@
 `records`).
 
 Why SQLite: it is in the standard library, a transaction takes about ten microseconds, and another process can
-read while
-one writes (`agentrl audit`). Writes survive the death of any process; with `is_synced` they also survive a
-power loss.
+read while one writes (`agentrl audit`). Writes survive the death of any process; with `is_synced` they also
+survive a power loss.
 Damage is detected: every record has a checksum (`checksums`), which is verified before use.
 """
 

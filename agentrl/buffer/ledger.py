@@ -10,12 +10,10 @@ of batches taken and published:
     consumption   a ready group with a token that lags by more than S is dropped, never taken
 
 Admission makes stale drops rare: taken in order, a leased group is consumed at most S batches later. With S =
-0 nothing
-is leased between a take and its publish.
+0 nothing is leased between a take and its publish.
 
 A batch that does not wait for stragglers makes groups leased S versions ago too stale. A batch that waits for
-them
-drops none: admission allows at most B groups of that age, so they all fit into the batch.
+them drops none: admission allows at most B groups of that age, so they all fit into the batch.
 
 When weights are restored, the batches learned since then are undone (`roll_back`), and lag is counted along
 the tree of versions (`Lineage`).
@@ -152,8 +150,7 @@ class Ledger(GroupStates):
         """Record a finished trajectory. The group becomes ready when its last member arrives.
 
         The curriculum observes the group at that moment, before it can be dropped as stale or without
-            variance: such a
-        group is equally informative about its task.
+        variance: such a group is equally informative about its task.
 
         Args:
             versions: versions of the action tokens, or one version for all of them (NO_VERSION: no action
@@ -203,8 +200,7 @@ class Ledger(GroupStates):
         group.
 
         The group is dropped, with two exceptions: another owner plays a copy of it, or the sampler in_order
-            keeps its place
-        (it is queued again, up to MAX_LEASES_IN_ORDER leases).
+        keeps its place (it is queued again, up to MAX_LEASES_IN_ORDER leases).
         """
         if self._held(owner, group_id) is None:
             return False

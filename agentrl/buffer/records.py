@@ -162,8 +162,7 @@ class Records:
         """Raise CheckpointError if the journal lacks acknowledged writes.
 
         This is not checked after a reboot: with `buffer.journal_sync=process`, a power loss legitimately
-            loses writes that
-        were not on the disk yet.
+        loses writes that were not on the disk yet.
         """
         if answered is not None and head.num_writes < answered[0] and answered[1] == boot_id():
             raise damaged(

@@ -3,8 +3,7 @@
 A plugin's exception passes through wrappers, event loops, threads and processes. Its place is the innermost
 frame in user
 code: a file that belongs neither to agentrl, nor to the standard library, nor to an installed package. If
-there is no such
-frame (a built-in plugin failed), the place is in that plugin.
+there is no such frame (a built-in plugin failed), the place is in that plugin.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ def contained(*cancellation: type[BaseException]) -> Iterator[None]:
     """Convert any BaseException that is not an Exception to PluginQuit.
 
     Two kinds pass, alone or extracted from an exception group: `cancellation`, the types with which the event
-        loop cancels
-    a task, and a KeyboardInterrupt raised by a signal.
+    loop cancels a task, and a KeyboardInterrupt raised by a signal.
     """
     try:
         yield

@@ -1,8 +1,7 @@
 """The plugin registry: finds plugins by name.
 
 A plugin is named in one of three ways:
-    `name`                      registered by a file or module of `agent.plugins`, or else by an entry point
-    in
+    `name`                      registered by a file or module of `agent.plugins`, or by an entry point in
                                 `agentrl.agents | agentrl.tools | agentrl.interactions | agentrl.rewards`
     `path/to/file.py:Class`     a class in a user's file
     `package.module:Class`      a class in any importable module

@@ -1,11 +1,9 @@
 """Prefix affinity: chooses the server of each attempt. Load is measured in tokens still to be computed.
 
 1. An attempt stays on the server that has its prefix cached.
-2. A new attempt goes to the server that last received the same first prompt, which the members of a group
-share. The
-   exception: the load of that server exceeds the least load by more than MAX_IMBALANCE times the mean load,
-       plus the
-   prompt tokens that the cache saves.
+2. A new attempt goes to the server that last received the same first prompt (the members of a group share
+   it), unless that server is too busy: its load exceeds the least load by more than MAX_IMBALANCE times the
+   mean load, plus the prompt tokens that the cache saves.
 3. Otherwise it goes to the server with the least load.
 """
 
@@ -137,9 +135,8 @@ class Work:
     """Prompt tokens that servers computed, and how many of them were computed again.
 
     redone_tokens: computed again because the generation was interrupted, the attempt moved to another server,
-        or an update
-    emptied the cache. A server without a prefix cache recomputes every turn; that counts as prefilled, not as
-    redone.
+    or an update emptied the cache. A server without a prefix cache recomputes every turn; that counts as
+    prefilled, not as redone.
     """
 
     prefilled_tokens: int = 0

@@ -4,9 +4,8 @@ anchors.
 The state before a turn is the sequence of states that tools and the partner reported since the line's
 previous turn (`ToolResult.state`, `InteractionReply.state`). If none was reported, the state is the messages
 shown since then: their roles, names and contents; before the first turn, that is the prompt. Call ids are
-excluded, because the model may make
-them up. Tokens are excluded, because a template that edits the history shows the same messages with other
-tokens.
+excluded, because the model may make them up. Tokens are excluded, because a template that edits the history
+shows the same messages with other tokens.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ class AsyncioHost:
     once.
 
     `grace_s`: seconds that a cancelled call may take to unwind before it is abandoned. Needed for code that
-        blocks the loop
-    or swallows its cancellation.
+    blocks the loop or swallows its cancellation.
     """
 
     def __init__(self, *, grace_s: float = 5.0) -> None:

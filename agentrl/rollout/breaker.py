@@ -12,15 +12,14 @@ class CircuitBreaker:
 
     closed: calls are allowed. `max_failures` failures in a row open the breaker.
     open: no call is allowed for `pause_s`. Then one call is allowed, the probe. Its success closes the
-        breaker; its failure
-    opens it again.
+    breaker; its failure opens it again.
 
     The pause doubles, up to `max_pause_s` (None: always `pause_s`), each time the breaker opens again before
     a call other than a probe succeeds. `is_open`: start open, so that the first call is a probe.
 
     A call reports its result with the ticket from `begin`. The result is ignored if the breaker opened or
-    closed after the
-    call began: calls that hang in a dead service fail one by one, long after the breaker opened.
+    closed after the call began: calls that hang in a dead service fail one by one, long after the breaker
+    opened.
     """
 
     def __init__(self, *, max_failures: int, pause_s: float, max_pause_s: float | None = None, is_open: bool = False) -> None:

@@ -38,9 +38,8 @@ class ConversationLine:
     """A conversation and its recorded tokens.
 
     Invariant: recorded tokens and messages always agree, because context is recorded only together with the
-        turn sampled
-    after it. A segment never begins with an action token and always ends with one. If the template edits the
-    history, the line continues in a new segment.
+    turn sampled after it. A segment never begins with an action token and always ends with one. If the
+    template edits the history, the line continues in a new segment.
     """
 
     def __init__(self, conversation: Conversation, recorder: TrajectoryRecorder, *, task_id: str) -> None:

@@ -70,9 +70,8 @@ class AgentLoopManager:
     groups once.
 
     A lease ends in one of two ways: each member is added or left out, or the group is dropped with the
-        outcome that ended
-    it (see `outcomes`). A greedy attempt is the last member. It is retried and scored like the others, but
-    never left out.
+    outcome that ended it (see `outcomes`). A greedy attempt is the last member. It is retried and scored like
+    the others, but never left out.
     """
 
     def __init__(

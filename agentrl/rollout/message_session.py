@@ -1,9 +1,8 @@
 """The session for models that return messages instead of tokens: same tools, partners, limits and rewards.
 
 Such servers only report token counts, so the trajectory holds placeholders: `token_ids` UNKNOWN_TOKEN,
-`behavior_logprobs`
-NaN, `versions` NO_VERSION. Counts, turns and reward positions are right, but the trajectory cannot be trained
-on.
+`behavior_logprobs` NaN, `versions` NO_VERSION. Counts, turns and reward positions are right, but the
+trajectory cannot be trained on.
 """
 
 from __future__ import annotations

@@ -166,8 +166,7 @@ def reward_event(trajectory: Trajectory, name: str, value: float, *, turn: int |
     """Return a reward on the last action token of assistant turn `turn` (None: the turn sampled last).
 
     This is not always the last action token in the arrays: with several segments, the segment that began last
-        may not be
-    the one sampled last.
+    may not be the one sampled last.
     """
     where = trajectory.turn_ids == (trajectory.turn_ids.max(initial=CONTEXT_TURN) if turn is None else turn)
     where &= trajectory.action_mask

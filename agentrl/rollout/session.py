@@ -37,8 +37,7 @@ class TrajectorySession:
     """Implements `agentrl.plugins.Session`.
 
     Invariant: recorded tokens and messages always agree. A block of context that exceeds the budget is not
-        appended at
-    all, and messages that no prompt has shown yet are not part of the trajectory.
+    appended at all, and messages that no prompt has shown yet are not part of the trajectory.
     """
 
     def __init__(

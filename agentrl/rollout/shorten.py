@@ -31,9 +31,8 @@ def shorten(text: str, max_tokens: int, codec: TextCodec, *, keep: Keep = "ends"
     """Return `text` cut to at most `max_tokens` tokens, with a notice at the cut.
 
     `keep` chooses what remains: an exact prefix ("head"), an exact suffix ("tail"), or both ("ends"). The
-        notice says how
-    many tokens were cut ("about" if a huge text was not fully tokenized). A budget too small for the notice
-    omits it.
+    notice says how many tokens were cut ("about" if a huge text was not fully tokenized). A budget too small
+    for the notice omits it.
     """
     if len(text) < max_tokens and text.isascii():  # a token of plain text is at least one character
         return text
