@@ -22,6 +22,7 @@ from machine import ROOT, write_result
 
 PLUGINS = ("agents", "tools", "interactions")
 """Folders at the root that are packages of `agentrl`."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SHORT_LINES = 60
 TAKE_THE_WHOLE = {"agentrl.controller.train", "agentrl.controller.run", "agentrl.controller.placement", "agentrl.controller.start"}
 """Modules, besides those of `agentrl.config`, that may take the whole config."""
@@ -142,9 +143,7 @@ def measure(modules: Mapping[str, Module]) -> dict[str, object]:
         for found in classes(module):
             if not found.name.startswith("_"):
                 named[found.name].append(module.name)
-    methods = [
-        (m, c, f) for m in modules.values() for c in classes(m) for f in c.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    methods = [(m, c, f) for m in modules.values() for c in classes(m) for f in c.body if isinstance(f, FUNCTIONS)]
     plugins = tuple(f"agentrl.{name}" for name in (*PLUGINS, "rewards"))
     return {
         "files": len(modules),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.config.algorithm import CRITIC_ADVANTAGES
 from agentrl.config.explain import Arithmetic, explain, find_warnings
 from agentrl.config.schema import Config
 
@@ -137,6 +138,7 @@ def test_what_bounds_the_ratio_is_said(algorithm: dict[str, Any], part: str) -> 
         ({"algorithm": {"kl": {"off_policy_ratio": True}}}, "algorithm.kl.off_policy_ratio has no effect"),
         ({"eval": {"n": 4}}, "greedy attempts"),
         ({"rollout": {"greedy_baseline": "always"}}, "grpo: it compares nothing with it"),
+        ({"algorithm": {"lam": 0.9}}, "algorithm.lam=0.9 has no effect with algorithm.advantage=grpo"),
         ({"algorithm": {"step_weight": 2.0}}, "step_weight=2.0 has no effect with algorithm.advantage=grpo"),
         ({"eval": {"top_p": 0.9}}, "no effect on greedy validation"),
         ({"trainer": {"test_freq": 5}}, "nothing to validate on"),
@@ -182,7 +184,9 @@ def test_bounds_hold_whatever_the_sizes(groups: int, size: int, ranks: int, mini
 
 
 def test_an_estimator_is_warned_of_no_key_that_it_reads() -> None:
-    for algorithm in ({"advantage": "turn_group", "gamma": 0.9}, {"advantage": "own.py:estimator", "lam": 0.9, "step_weight": 0.1}):
+    with_critic = [{"advantage": name, "gamma": 0.9, "lam": 0.9, "bootstrap_truncated": True} for name in CRITIC_ADVANTAGES]
+    others = [{"advantage": "turn_group", "gamma": 0.9}, {"advantage": "own.py:estimator", "lam": 0.9, "step_weight": 0.1}]
+    for algorithm in (*with_critic, *others):
         assert not list(find_warnings(config(algorithm=algorithm)))
 
 

@@ -287,8 +287,8 @@ def _learner_warnings(config: Config) -> Iterator[str]:
 
 READERS: Mapping[str, tuple[str, ...]] = {
     "gamma": ("reinforce_plus_plus", "turn_group", "gigpo", *CRITIC_ADVANTAGES),
-    "lam": (),
-    "bootstrap_truncated": (),
+    "lam": CRITIC_ADVANTAGES,
+    "bootstrap_truncated": CRITIC_ADVANTAGES,
     "step_weight": ("gigpo",),
     "passk_k": ("pass_at_k",),
     "solved_reward": ("pass_at_k",),

@@ -49,10 +49,6 @@ def choose_attention(requested: str, *, device: str, dtype: str, shares_rows: bo
     Raises:
         ConfigError: flash attention is requested but not installed, or does not support the device or dtype.
     """
-    from transformers import AttentionInterface
-
-    # Not compiled: its shapes are those of the segments, so every packing would compile another graph.
-    AttentionInterface.register(SEGMENT_SDPA, torch.compiler.disable(segment_sdpa))
     if shares_prefixes or shares_rows:
         return SEGMENT_SDPA
     has_flash = importlib.util.find_spec("flash_attn") is not None
@@ -63,6 +59,14 @@ def choose_attention(requested: str, *, device: str, dtype: str, shares_rows: bo
     if device == "cpu":
         return SEGMENT_SDPA
     return _FLASH if has_flash and dtype != "float32" else "flex_attention"
+
+
+def register_attention() -> None:
+    """Let transformers know `segment_sdpa`; before a model is made."""
+    from transformers import AttentionInterface
+
+    # Not compiled: its shapes are those of each segment, which would be a graph of its own for every packing.
+    AttentionInterface.register(SEGMENT_SDPA, torch.compiler.disable(segment_sdpa))
 
 
 def _check_flash(device: str, dtype: str, *, is_installed: bool) -> None:

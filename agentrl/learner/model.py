@@ -26,7 +26,7 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError
 from agentrl.learner import sharding
 from agentrl.learner.architecture import check_dtype, check_policy, check_value_head, find_own_head
-from agentrl.learner.attention import choose_attention
+from agentrl.learner.attention import choose_attention, register_attention
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.layout import check_layout
 from agentrl.learner.linear_kernels import use_linear_kernels
@@ -175,6 +175,7 @@ def load_module(
     """
     if model.external_lib is not None:
         import_source(model.external_lib)
+    register_attention()
     if from_scratch is not None and from_scratch.architecture != "none":
         return _new_model(model, from_scratch, attention, dtype, has_score_head=has_score_head)
     return _load_model(model, attention, dtype, has_score_head=has_score_head)

@@ -18,7 +18,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.reward_model import RewardModelConfig
 from agentrl.errors import ConfigError
 from agentrl.learner import sharding
-from agentrl.learner.attention import attention_parity, choose_attention
+from agentrl.learner.attention import attention_parity, choose_attention, register_attention
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.model import Policy, as_policy
 from agentrl.learner.ranks import Device, join_ranks, leave_ranks
@@ -96,6 +96,7 @@ def load_classifier(model: ModelConfig, attention: str) -> PreTrainedModel:
         PluginError: `model.external_lib` cannot be imported.
     """
     kind = find_classifier(model)
+    register_attention()
     options = {"dtype": getattr(torch, model.dtype), "attn_implementation": attention, "trust_remote_code": model.trust_remote_code}
     module: PreTrainedModel
     try:
