@@ -41,7 +41,7 @@ class Outcome(enum.StrEnum):
     TURN_LIMIT = "turn_limit"  # the model wanted another turn
     TIMEOUT = "timeout"  # the trajectory's deadline passed
     TOOL_ERROR = "tool_error"  # a tool's or an interaction's infrastructure failed
-    MODEL_ERROR = "model_error"  # no server answered
+    MODEL_ERROR = "model_error"  # the inference servers failed
     REWARD_ERROR = "reward_error"  # the reward could not be computed
     ABORTED = "aborted"  # the agent loop itself raised, or the run was stopped
 
@@ -340,7 +340,7 @@ class BufferCounts:
     ready: int
     consumed: int
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> groups
-    discarded: Mapping[str, int] = field(default_factory=dict)  # reason -> single trajectories (late, owner_lost, retried)
+    discarded: Mapping[str, int] = field(default_factory=dict)  # reason -> single trajectories (late, outrun, ...)
 
     @property
     def is_balanced(self) -> bool:

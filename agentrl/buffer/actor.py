@@ -153,7 +153,7 @@ class BufferActor:
             self.open()
 
     def open(self) -> BufferPlan:
-        """Read and check the training data.
+        """Read and check the training data, and open the buffer. Idempotent.
 
         Raises:
             UserError: the data, or something that a dataset row refers to, is wrong.

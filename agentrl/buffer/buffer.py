@@ -234,9 +234,9 @@ class ReplayBuffer:
         """Wait for `num_groups` ready groups within the staleness bound, then consume them for `step` (None:
         the next).
 
-        The sampler chooses the groups and their order. Returns an Arrow IPC stream, ordered by group and
-        member. Returns None after `timeout_s` seconds, or at once if the buffer is closed. Taking a step
-        again returns the same batch, until its trajectories are forgotten.
+        The sampler chooses the groups and their order. Returns an Arrow IPC stream in which the trajectories
+        of a group are adjacent and ordered by member. Returns None after `timeout_s` seconds, or at once if
+        the buffer is closed. A step that was taken but not published returns the same batch again.
         """
         with self._changed:
             groups = self._wait("take", lambda: self._take(num_groups, step), timeout_s)
@@ -307,7 +307,7 @@ class ReplayBuffer:
     def _let_go(self) -> None:
         """Forget trajectories of the batch just published if no rollback could make their groups ready again.
 
-        A rollback restores at most the newest checkpoint, so the lag is measured from its version.
+        A rollback goes back to the newest checkpoint, so the lag is measured from that checkpoint's version.
         """
         ledger = self._ledger
         restored = ledger.lineage.copy()

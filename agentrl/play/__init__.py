@@ -1,1 +1,1 @@
-"""One conversation, played through the real loop and shown (`agentrl play`)."""
+"""Plays one attempt through the real loop and shows it (`agentrl play`)."""

@@ -46,7 +46,7 @@ class Reference:
         return self.source.endswith(".py")
 
     def load(self) -> Any:
-        """Return the object.
+        """Import the module and return the attribute.
 
         Raises:
             PluginError: the file, the module or the attribute does not exist, or the import fails.

@@ -18,8 +18,7 @@ def model_limits(model: ModelConfig, chat: Chat) -> tuple[int | None, int | None
     """Return the model's vocabulary size and its context in tokens, from its `config.json`.
 
     The size is None if the tokenizer has no ids beyond it, so that no check is needed. The context is None if
-    it is
-    unknown: the servers run elsewhere, and only the tokenizer is available here.
+    it is unknown: the servers run elsewhere, and only the tokenizer is available here.
     """
     vocab_size, context_tokens = num_ids_of(model), _text_model(model).get("max_position_embeddings")
     has_foreign_ids = vocab_size is not None and vocab_size < chat.vocab_size

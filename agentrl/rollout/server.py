@@ -15,8 +15,7 @@ from agentrl.types import Generation, SamplingParams
 DRAIN_PAUSE_S = 0.5
 MAX_DRAIN_PAUSE_S = 30.0
 """A drained server is probed after DRAIN_PAUSE_S. The pause doubles each time a probe succeeds but the next
-generation
-fails: a server that fails immediately always has the least load, so it would attract all requests."""
+generation fails: a server that fails immediately always has the least load and would attract all requests."""
 QUESTION_TIMEOUT_S = 10.0
 """Deadline of a request that a server should answer immediately: its state, or one token."""
 LEAVE_GRACE_S = 2.0

@@ -1,7 +1,8 @@
 """Metrics, waiting times and rewards collected during one attempt.
 
 `Trajectory.metrics` of every attempt (numbers; seconds end in `_s`):
-    num_turns, num_tool_calls, num_tool_errors (calls answered with an error), num_interruptions (generations continued),
+    num_turns, num_tool_calls, num_tool_errors (calls answered with an error),
+    num_interruptions (how often a generation was interrupted and continued),
     num_tool_retries, num_tool_timeouts, num_tool_failures, num_cut_outputs (see Toolbox; absent when 0),
     num_forks (segments after the first, because the context was edited),
     generate_s, tool_s, interaction_s (waiting for servers, tools, the partner), reward_s (scoring),

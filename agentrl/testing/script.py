@@ -67,7 +67,9 @@ class ScriptedModel:
         version: policy version that the sampled tokens carry.
         latency_s: how long each turn takes; `math.inf` never answers.
 
-    `requests` are the pairs (prompt ids, generation) in the order in which they were answered, `params` how each was to be sampled.
+    Attributes:
+        requests: (prompt ids, generation) of each request, in the order of the answers.
+        params: sampling parameters of each request, in the same order.
     """
 
     def __init__(self, chat: Chat, script: Script, *, version: int = 0, latency_s: float = 0.0) -> None:
