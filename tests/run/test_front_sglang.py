@@ -88,7 +88,7 @@ def test_it_trains_through_the_router_and_keeps_it_told(world, front):
     run.wait_until(lambda: world.num_steps(folder) >= 3, timeout_s=300)
     before = front.workers()
     assert len(before) == 2
-    assert front.num_generations() > 50
+    assert front.num_generations() >= 3 * 4 * 2, "each attempt of three steps generates at least once"
 
     run.kill_one("agentrl.serving.embedded")
     run.wait_until(lambda: "was restarted and gets version" in run.output(), timeout_s=300)
