@@ -1,7 +1,6 @@
 """Asynchronous GRPO with off-policy correction, complete in one file and one process, without a framework.
 
-Read it from `main` upwards. `agentrl` distributes this loop over servers, rollout actors, a buffer and
-sharded ranks:
+Read it from `main` upwards. `agentrl` distributes this loop over servers, rollout actors, a buffer and sharded ranks:
 
     sample    OLDER versions of the policy sample the attempts of a step, as in asynchronous training
     group     attempts at the same task are compared with each other: GRPO's advantages
@@ -14,8 +13,7 @@ The loss has three policies: `behavior` sampled the token, `proximal` starts the
     ratio  = policy / proximal     with gradient, clipped: limits how far one step moves (PPO)
     weight = proximal / behavior   without gradient, truncated: corrects old samples (decoupled PPO, TIS)
 
-`python examples/one_process.py` takes a minute on one core. tests/test_one_process.py checks that agentrl's
-learner computes the same losses and gradients.
+It takes a minute on one core. tests/test_one_process.py checks that agentrl's learner computes the same losses and gradients.
 """
 
 from __future__ import annotations
@@ -59,10 +57,7 @@ class Settings:
 
 @dataclass
 class Attempt:
-    """An attempt at a task.
-
-    The lists have one entry per token; `mask` is True for tokens that the policy sampled.
-    """
+    """An attempt at a task. The lists have one entry per token; `mask` is True for tokens that the policy sampled."""
 
     task: dict[str, Any]
     group: int
@@ -83,10 +78,7 @@ class Attempt:
 
 
 def reply(task: dict[str, Any], turn: str) -> str | None:
-    """Return the environment's reply to a turn; None ends the attempt.
-
-    `?12*34` calls the calculator. For some tasks a wrong answer gets a second chance.
-    """
+    """Return the environment's reply to a turn (`?12*34` calls the calculator); None ends the attempt."""
     product = re.fullmatch(r"\?(\d+)\*(\d+)", turn)
     if task["kind"] == "tool" and product:
         return str(int(product[1]) * int(product[2]))
@@ -96,10 +88,7 @@ def reply(task: dict[str, Any], turn: str) -> str | None:
 
 
 def play(versions: deque[tuple[int, PreTrainedModel]], tasks: list[dict[str, Any]], group_size: int, s: Settings) -> list[Attempt]:
-    """Play all tasks at once.
-
-    The weights change during an attempt: each turn is sampled by the next version.
-    """
+    """Play all tasks at once. The weights change during an attempt: each turn is sampled by the next version."""
     playing = attempts = [Attempt(task, group) for group, task in enumerate(tasks) for _ in range(group_size)]
     for attempt in attempts:
         attempt.add_text(attempt.task["question"])
@@ -117,10 +106,7 @@ def play(versions: deque[tuple[int, PreTrainedModel]], tasks: list[dict[str, Any
 
 @torch.no_grad()
 def write_turn(policy: PreTrainedModel, version: int, attempts: list[Attempt], s: Settings) -> None:
-    """Sample a turn in each attempt.
-
-    Each token records its log-probability and version, for the correction.
-    """
+    """Sample a turn in each attempt. Each token records its log-probability and version, for the correction."""
     writing = attempts
     for attempt in attempts:
         attempt.turn = ""
@@ -163,10 +149,7 @@ def log_probabilities(policy: PreTrainedModel, tokens_NT: Tensor, temperature: f
 
 
 def token_losses(policy: Tensor, proximal: Tensor, behavior: Tensor, advantages: Tensor, s: Settings) -> Tensor:
-    """Return the loss per token, f[N, T]: truncated weight * PPO's clipped loss with dual clip.
-
-    policy, proximal, behavior: log-probabilities, f[N, T]. advantages: f[N, 1].
-    """
+    """Return losses f[N, T], truncated weight * PPO's loss with dual clip, of log-probabilities f[N, T] and advantages f[N, 1]."""
     ratio = torch.exp((policy - proximal).clamp(-20, 20))
     loss = torch.maximum(-ratio * advantages, -ratio.clamp(1 - s.clip, 1 + s.clip) * advantages)
     # Dual clip: with a negative advantage and a large ratio, the loss would have no bound.
@@ -197,10 +180,7 @@ def learn(policy: PreTrainedModel, optimizer: torch.optim.Optimizer, attempts: l
 
 
 def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[list[tuple[str, bool]]]]:
-    """Return training tasks, validation tasks, and a teacher's conversations.
-
-    A conversation is a list of (text, whether the policy writes it). The teacher is often wrong.
-    """
+    """Return training tasks, validation tasks, and a teacher's conversations of (text, whether the policy writes it)."""
 
     def task(row: dict[str, Any]) -> dict[str, Any]:
         expression, kind = row["extra_info"]["expression"], row["extra_info"]["kind"]

@@ -17,12 +17,12 @@ import pytest
 
 READ = """
 import json, sys
-from agentrl.data.originals import Source, open_originals, read_originals
+from agentrl.data.originals import OriginalSource, open_originals, read_originals
 from agentrl.errors import DataError
 
 def read(source):
     try:
-        return [[row.split, row.index, row.raw["n"]] for row in read_originals(open_originals(Source(**source)))]
+        return [[row.split, row.index, row.raw["n"]] for row in read_originals(open_originals(OriginalSource(**source)))]
     except DataError as error:
         return str(error)
 

@@ -214,11 +214,11 @@ def test_a_full_disk_changes_nothing(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from agentrl.buffer.events import Event, Kind
+from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 for number in range(10_000_000):
-    events = [Event(Kind.LEASED, number, "a"), Event(Kind.ADDED, number, "a", 0, versions=(number,))]
+    events = [Event(EventKind.LEASED, number, "a"), Event(EventKind.ADDED, number, "a", 0, versions=(number,))]
     journal.append(events, {(number, "a", 0): b"x" * 2000})
     print(number, flush=True)
 """

@@ -40,7 +40,7 @@ class Counter:
     def largest(self, items):
         return max(items)
 
-    @dispatch("dp", join="kept")
+    @dispatch("dp", join="remote")
     def square(self, items):
         return [(self.rank, item * item) for item in items]
 
