@@ -204,8 +204,8 @@ def _signature(kind: str, name: str) -> str:
 
 
 def _of_bind(error: TypeError) -> str:
-    """Return the error of `Signature.bind` as a verb phrase."""
-    text = str(error)
+    """Return the error of `Signature.bind` as a verb phrase, the same for all versions of Python."""
+    text = str(error).replace(" keyword-only ", " ")
     return (
         f"gets {text[4:]}" if text.startswith("got ") else f"lacks {text.removeprefix('missing ')}" if text.startswith("missing") else text
     )
