@@ -139,6 +139,8 @@ def test_a_request_of_a_run_that_is_over_is_not_done_by_the_next(run_dir):
     ControlDesk(run_dir)
     (run_dir / "control/requests/1.json").write_text('{"verb": "start"}')
     ControlDesk(run_dir).serve(lambda request: pytest.fail("it was for another run"))
+    assert not (run_dir / "control/requests/1.json").exists()
+    assert not (run_dir / "control/answers/1.json").exists()
 
 
 def test_the_table_shows_every_server_with_its_state_and_what_it_says(run_dir):
