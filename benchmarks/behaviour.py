@@ -1,0 +1,167 @@
+"""What the program does on fixed seeds, as digests: two commits behave alike if this script writes the same for both.
+
+It makes the quickstart's data and policy, trains 10 on-policy steps with one attempt at a time (the order of
+arrival decides nothing then), replays them, evaluates greedily, and collects the texts of `--help` and the
+config reference.
+
+Usage: python benchmarks/behaviour.py --out docs/results/behaviour.json [--folder runs/bench/behaviour]
+       [--replay-of RUN]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from machine import ROOT, write_result
+
+STEPS = 10
+TIMEOUT_S = 900
+SMALL = [
+    "buffer.max_staleness=0",
+    "buffer.groups_per_step=4",
+    "rollout.group_size=4",
+    "rollout.max_concurrent_trajectories=1",
+    f"trainer.steps={STEPS}",
+    f"trainer.save_freq={STEPS}",
+    "trainer.test_freq=-1",
+    "trainer.val_before_train=false",
+    "data.val_files=[]",
+    "tracking.baselines={}",
+]
+OF_TIME = ("time", "perf", "idle", "seconds", "tokens_per", "mfu", "memory", "overhead", "timing", "host", "driver", "_s", "loop_gap")
+"""A metric whose name contains one of these depends on the machine."""
+COLUMNS = ("group_id", "member", "token_ids", "action_mask", "versions", "behavior_logprobs", "outcome", "learned_by")
+
+
+def agentrl(*arguments: str) -> str:
+    """Run the command in the root of the project and return what it prints."""
+    command = [str(Path(sys.executable).with_name("agentrl")), *arguments]
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def digest(value: object) -> str:
+    data = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True, default=str).encode()
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def weights(folder: Path) -> str:
+    """Return the digest of a policy's weights."""
+    return digest(b"".join(file.read_bytes() for file in sorted(folder.glob("*.safetensors"))))
+
+
+def metrics(run: Path) -> dict[str, object]:
+    """Return the last step's metrics that do not depend on the machine."""
+    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
+    return {name: value for name, value in sorted(last.items()) if not any(part in name for part in OF_TIME)}
+
+
+def trajectories(run: Path) -> list[str]:
+    """Return a digest of each step's trajectories."""
+    files = sorted((run / "trajectories").glob("*.parquet"))
+    present = [name for name in COLUMNS if name in pq.read_schema(files[0]).names]
+    return [digest(pq.read_table(file, columns=present).to_pydict()) for file in files]
+
+
+def journal(run: Path) -> list[str]:
+    """Return the names of the journal's tables with their numbers of rows."""
+    with sqlite3.connect(f"file:{run / 'ledger.sqlite'}?mode=ro", uri=True) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+        return [f"{name} {connection.execute(f'SELECT count(*) FROM {name}').fetchone()[0]}" for name in tables]
+
+
+def commands(app: object, *path: str) -> Iterator[tuple[str, ...]]:
+    for name, command in getattr(app, "commands", {}).items():
+        yield (*path, name)
+        yield from commands(command, *path, name)
+
+
+def help_texts() -> dict[str, str]:
+    from typer.main import get_command
+
+    from agentrl.cli import app
+
+    return {" ".join(names): agentrl(*names, "--help") for names in [(), *commands(get_command(app))]}
+
+
+def prepare(folder: Path) -> None:
+    """Write the quickstart's data and make its policy."""
+    agentrl("data", "arithmetic", str(folder / "data"))
+    outputs = [f"trainer.output={folder / 'policy'}", f"trainer.untrained_output={folder / 'untrained'}"]
+    agentrl("sft", "configs/quickstart_sft.yaml", f"data.train_files=[{folder / 'data' / 'sft.parquet'}]", *outputs)
+
+
+def train(folder: Path) -> dict[str, object]:
+    """Train STEPS steps in `folder/run`."""
+    files = [f"data.train_files=[{folder / 'data' / 'train.parquet'}]", f"model.path={folder / 'policy'}"]
+    agentrl("train", "configs/quickstart.yaml", *SMALL, *files, f"trainer.run_dir={folder / 'run'}")
+    run = folder / "run"
+    return {
+        "metrics": metrics(run),
+        "weights": weights(run / "policy"),
+        "trajectories": trajectories(run),
+        "journal": journal(run),
+        "audit": agentrl("audit", str(run)).splitlines()[-1],
+    }
+
+
+def evaluate(folder: Path) -> dict[str, object]:
+    out = folder / "eval"
+    limit = ["rollout.max_concurrent_trajectories=1", f"model.path={folder / 'policy'}"]
+    agentrl(
+        "eval",
+        "configs/quickstart.yaml",
+        *limit,
+        "--on",
+        str(folder / "data" / "val.parquet"),
+        "--greedy",
+        "--rows",
+        "24",
+        "--out",
+        str(out),
+    )
+    return json.loads((out / "results.json").read_text())["overall"]
+
+
+def behave(folder: Path, replay_of: Path) -> dict[str, object]:
+    texts = help_texts()
+    prepare(folder)
+    trained = train(folder)
+    agentrl("replay", str(replay_of), "--out", str(folder / "replay"))
+    return {
+        "imitation": weights(folder / "policy"),
+        "training": trained,
+        "replay": weights(folder / "replay" / "policy"),
+        "evaluation": evaluate(folder),
+        "config_reference": digest((ROOT / "docs" / "config.md").read_text()),
+        "help": {name: digest(text) for name, text in texts.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench" / "behaviour")
+    parser.add_argument("--replay-of", type=Path, help="the run of another commit; default: the one that is trained here")
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.folder, ignore_errors=True)
+    result = behave(arguments.folder.resolve(), (arguments.replay_of or arguments.folder / "run").resolve())
+    print(json.dumps(result, indent=1))
+    write_result(arguments.out, result)
+
+
+if __name__ == "__main__":
+    main()
