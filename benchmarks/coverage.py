@@ -23,8 +23,8 @@ import numpy as np
 from machine import facts
 from scipy import optimize, special
 
-from agentrl.evaluation.intervals import share_interval
-from agentrl.evaluation.statistics import pass_at
+from agentrl.figures.intervals import share_interval
+from agentrl.figures.statistics import pass_at
 
 ROOT = Path(__file__).parent.parent
 RATES = (0.1, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9)

@@ -24,7 +24,7 @@ PLUGINS = ("agents", "tools", "interactions")
 """Folders at the root that are packages of `agentrl`."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SHORT_LINES = 60
-TAKE_THE_WHOLE = {"agentrl.controller.train", "agentrl.controller.run", "agentrl.controller.placement", "agentrl.controller.start"}
+TAKE_THE_WHOLE = {"agentrl.controller.train", "agentrl.controller.run", "agentrl.controller.start"}
 """Modules, besides those of `agentrl.config`, that may take the whole config."""
 
 

@@ -40,9 +40,9 @@ from soak_samples import Sample, Verdict, draw, judge, look_at_buffer, look_at_r
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
-from agentrl.controller.buffer_client import BufferClient
-from agentrl.controller.cluster import ray_session
 from agentrl.data.trajectories import decode, from_ipc
+from agentrl.fleet.buffer_client import BufferClient
+from agentrl.fleet.cluster import ray_session
 from agentrl.rollout.actor import RolloutActor
 from agentrl.sglang.client import SGLangClient
 

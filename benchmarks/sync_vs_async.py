@@ -37,8 +37,8 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.compose import load_config
 from agentrl.config.schema import Config
-from agentrl.controller.placement import open_run
 from agentrl.controller.run import Run
+from agentrl.controller.start import open_run
 from agentrl.types import Group
 
 GROUPS_PER_STEP = 16

@@ -14,8 +14,8 @@ import time
 
 from agentrl.config.compose import load_config
 from agentrl.config.schema import Config
-from agentrl.controller.placement import open_run
 from agentrl.controller.run import Run
+from agentrl.controller.start import open_run
 from agentrl.controller.train import train_step
 
 POLL_S = 0.02

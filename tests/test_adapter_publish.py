@@ -18,9 +18,9 @@ from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, SGLangServerConfig, WeightsConfig
 from agentrl.config.schema import Config
-from agentrl.controller.adapter import confirm_adapter, resolve_adapter
 from agentrl.controller.learner import LearnerWeights
 from agentrl.errors import ConfigError, RequestRefused
+from agentrl.fleet.adapter import confirm_adapter, resolve_adapter
 from agentrl.learner.learner import LearnerSpec
 from agentrl.rollout.router import Router
 from agentrl.serving.launch import EmbeddedServer, SGLangServer

@@ -12,8 +12,8 @@ import pytest
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
-from agentrl.controller.audit import audit_run
 from agentrl.data.trajectories import decode, encode, from_ipc, read_parquet, to_ipc, write_parquet
+from agentrl.offline.audit import audit_run
 from agentrl.types import NO_VERSION, Lease, Message, Outcome, RewardEvent, Task, Trajectory
 
 STALENESS = 1

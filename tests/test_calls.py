@@ -5,9 +5,9 @@ import ray
 import trio
 
 from agentrl.config.cluster import ClusterConfig
-from agentrl.controller.calls import get, in_trio
-from agentrl.controller.cluster import ray_session
 from agentrl.errors import InfrastructureError, ServerError
+from agentrl.fleet.calls import get, in_trio
+from agentrl.fleet.cluster import ray_session
 
 
 def raising(error: BaseException):

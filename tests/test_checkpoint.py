@@ -14,8 +14,8 @@ from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint, put_aside, read_checkpoint, tidy
 from agentrl.controller.roles import Roles
-from agentrl.controller.run_dir import write_atomically
 from agentrl.controller.saving import CheckpointWriter, metric_of
+from agentrl.data.atomic_files import write_atomically
 from agentrl.errors import CheckpointError, ConfigError, LearnerError
 from agentrl.workers.workers import LocalWorker
 

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.config.compose import load_config
 from agentrl.config.fields import iter_keys
-from agentrl.config.importing.docs import insert
-from agentrl.config.importing.source import WrittenConfig, read_source
-from agentrl.config.importing.translate import Translation, translate
-from agentrl.config.importing.values import NOT_TAKEN, VALUES
 from agentrl.config.schema import Config
-from agentrl.config.verl_keys import KEPT, MEANINGLESS
-from agentrl.config.verl_renamed import RENAMED
 from agentrl.errors import ConfigError
+from agentrl.verl.importing.docs import insert
+from agentrl.verl.importing.source import WrittenConfig, read_source
+from agentrl.verl.importing.translate import Translation, translate
+from agentrl.verl.importing.values import NOT_TAKEN, VALUES
+from agentrl.verl.keys import KEPT, MEANINGLESS
+from agentrl.verl.renamed import RENAMED
 
 KEYS = dict(line.split() for line in (Path(__file__).parent / "verl_keys.txt").read_text().splitlines())
 """Every key of ppo_trainer in verl 0.5.0, 0.6.1 and 0.7.1, and the kind of its default; link: it follows another key."""

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from agentrl.cli import app
 from agentrl.config.compose import load_config, load_sft_config
-from agentrl.config.importing.launches import source_of
-from agentrl.config.importing.script import launch_of, read_launch
-from agentrl.config.importing.shell import Shell
-from agentrl.config.importing.source import WrittenConfig
-from agentrl.config.importing.supervised_defaults import OF_COLUMNS
-from agentrl.config.importing.translate import translate
 from agentrl.errors import ConfigError
+from agentrl.verl.importing.launches import source_of
+from agentrl.verl.importing.script import launch_of, read_launch
+from agentrl.verl.importing.shell import Shell
+from agentrl.verl.importing.source import WrittenConfig
+from agentrl.verl.importing.supervised_defaults import OF_COLUMNS
+from agentrl.verl.importing.translate import translate
 
 PLAIN = """\
 #!/usr/bin/env bash

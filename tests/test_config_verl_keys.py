@@ -11,9 +11,9 @@ from agentrl.config.compose import load_config, load_sft_config
 from agentrl.config.fields import iter_keys, iter_sections
 from agentrl.config.schema import Config
 from agentrl.config.supervised import SFTConfig
-from agentrl.config.verl_keys import MEANINGLESS, answer, targets
-from agentrl.config.verl_renamed import RENAMED, RENAMED_IN_SFT
 from agentrl.errors import ConfigError
+from agentrl.verl.keys import MEANINGLESS, answer, targets
+from agentrl.verl.renamed import RENAMED, RENAMED_IN_SFT
 
 KNOWN = {".".join(key) for key, _ in iter_keys(Config)}
 SECTIONS = {".".join(key) for key, _ in iter_sections(Config)}

@@ -15,11 +15,11 @@ from agentrl.cli import data_app
 from agentrl.config.data import DataConfig
 from agentrl.config.reward import REWARD_PRESETS
 from agentrl.config.supervised import RMDataConfig
-from agentrl.controller.supervised_data import read_pairs
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import DataError, PluginError, UserError
+from agentrl.offline.supervised_data import read_pairs
 from agentrl.plugins import load_plugins
 from agentrl.rewards.code_cases import read_cases
 from agentrl.rewards.select import reward_of

@@ -23,7 +23,7 @@ NAMES = WAITS | {function.partition(".")[2] for function in FUNCTIONS}
 ALLOWED = {
     "agentrl/adapters/mcp.py:mcp_tools": "opening, listing and closing each have a deadline, by start_timeout_s",
     "agentrl/controller/assess.py:begin_critic_updates": "a Handle: CallDeadlines bounds it",
-    "agentrl/controller/compare.py:_console": "rich's capture: it waits for nothing",
+    "agentrl/offline/compare_corrections.py:_console": "rich's capture: it waits for nothing",
     "agentrl/controller/saving.py:CheckpointWriter.finish": "the ranks' calls in it are bounded by CallDeadlines",
     "agentrl/controller/train.py:learn": "a Handle: CallDeadlines bounds it",
     "agentrl/learner/sending.py:BucketSender._settle": "the process group has a time-out",

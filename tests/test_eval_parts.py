@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from agentrl.cli.evaluation import default_folder, load_base
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, DataError
-from agentrl.evaluation.commands import default_folder, load_base
 from agentrl.evaluation.concurrency import START, Concurrency
 from agentrl.evaluation.data_sets import resolve_files
 from agentrl.evaluation.model_place import read_place

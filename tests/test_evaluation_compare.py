@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 from agentrl.cli import app
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import DataError
-from agentrl.evaluation.attempts import EvaluatedAttempt
-from agentrl.evaluation.compare import compare
-from agentrl.evaluation.paired import sign_flip_test
+from agentrl.figures.attempts import EvaluatedAttempt
+from agentrl.figures.compare import compare
+from agentrl.figures.paired import sign_flip_test
 from agentrl.types import Outcome, RewardEvent, Trajectory
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from agentrl.evaluation.intervals import difference_interval, mean_interval, midp_interval, share_interval
-from agentrl.evaluation.statistics import pass_at
+from agentrl.figures.intervals import difference_interval, mean_interval, midp_interval, share_interval
+from agentrl.figures.statistics import pass_at
 
 NUM_EVALUATIONS = 2000
 

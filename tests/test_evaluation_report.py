@@ -18,7 +18,7 @@ from agentrl.evaluation.contamination import find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
 from agentrl.evaluation.evidence import ExampleKind, gather
 from agentrl.evaluation.report import write_report
-from agentrl.evaluation.thresholds import parse_threshold
+from agentrl.figures.thresholds import parse_threshold
 from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall, Trajectory
 
 N = 8

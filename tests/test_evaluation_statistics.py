@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.evaluation.statistics import MAX_VOTERS, best_of, majority_at, pass_at
+from agentrl.figures.statistics import MAX_VOTERS, best_of, majority_at, pass_at
 
 Tries = list[tuple[str | None, float, float]]
 """(answer, accuracy, reward) of each attempt at one problem."""

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import DataError
-from agentrl.evaluation.attempts import EvaluatedAttempt, attempt_of, attempts_of, read_attempts
-from agentrl.evaluation.summary import FEW, OVERALL, SourceSummary, summarise
+from agentrl.figures.attempts import EvaluatedAttempt, attempt_of, attempts_of, read_attempts
+from agentrl.figures.summary import FEW, OVERALL, SourceSummary, summarise
 from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall, Trajectory
 
 

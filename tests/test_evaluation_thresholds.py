@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.evaluation.attempts import EvaluatedAttempt
-from agentrl.evaluation.summary import summarise
-from agentrl.evaluation.thresholds import Threshold, failed_thresholds, parse_threshold, refuse_unknown
+from agentrl.figures.attempts import EvaluatedAttempt
+from agentrl.figures.summary import summarise
+from agentrl.figures.thresholds import Threshold, failed_thresholds, parse_threshold, refuse_unknown
 
 
 def attempts(source: str, right: dict[str, int], n: int = 4) -> list[EvaluatedAttempt]:

@@ -21,9 +21,7 @@ from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import save_checkpoint
-from agentrl.controller.export import export_checkpoint
 from agentrl.controller.saving import CheckpointWriter
-from agentrl.controller.supervised_data import pair_sample
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
 from agentrl.http.client import HttpClient
 from agentrl.learner import weights
@@ -31,6 +29,8 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
+from agentrl.offline.export import export_checkpoint
+from agentrl.offline.supervised_data import pair_sample
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams, TensorSpec

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES
-from agentrl.controller.cluster import object_store_bytes
+from agentrl.fleet.cluster import object_store_bytes
 from agentrl.granted import Granted, granted
 
 GIB = 1 << 30

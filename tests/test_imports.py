@@ -17,18 +17,21 @@ ROOT = Path(__file__).parent.parent
 ROWS = [
     {"types", "errors", "granted", "guard", "heap", "loopback", "ports", "terminal_text"},
     {"config", "plugins", "tracking", "http", "sandbox", "workers"},
-    {"data", "chat", "sglang", "algorithms", "rewards", "adapters"},
-    {"rollout", "serving", "buffer", "learner", "weights"},
-    {"evaluation", "testing"},
-    {"controller", "play", "scaffold"},
+    {"data", "chat", "sglang", "algorithms", "rewards", "verl"},
+    {"rollout", "serving", "buffer", "learner", "weights", "adapters", "figures"},
+    {"evaluation", "testing", "fleet"},
+    {"controller"},
+    {"offline"},
     {"cli"},
 ]
+MAY_IMPORT_VERL = {"agentrl.adapters.catalog", "agentrl.cli.config_import", "agentrl.cli.configs"}
+"""Modules outside of `agentrl.verl` that may import it: nothing else depends on what only translates."""
 PLUGINS = {"agents", "tools", "interactions"}
 ALLOWED_TO_PLUGINS = {"types", "errors", "plugins", "http", "sandbox", "rewards"}
 
-WITH_TORCH = {"algorithms", "learner", "serving", "controller"}
+WITH_TORCH = {"algorithms", "learner", "serving", "controller", "offline"}
 TORCH_FILES = {"agentrl/sglang/process_group.py"}
-WITH_RAY = {"workers", "controller", "cli"}
+WITH_RAY = {"workers", "fleet", "controller", "offline", "cli"}
 IMPORTERS = {"import_module", "importlib.import_module", "__import__"}
 HEAVY = {"torch", "transformers", "ray"}
 
@@ -100,6 +103,11 @@ def test_imports_point_to_lower_rows(module: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("module", [m for m in SOURCES if part_of(m) != "verl" and m not in MAY_IMPORT_VERL])
+def test_nothing_depends_on_the_translation_of_verl(module: str) -> None:
+    assert [name for _, name in imports(module, SOURCES[module]) if part_of(name) == "verl" and name.startswith("agentrl.")] == []
+
+
 @pytest.mark.parametrize("module", SOURCES)
 def test_heavy_packages_are_imported_only_where_they_belong(module: str) -> None:
     path = SOURCES[module]
@@ -160,15 +168,15 @@ for module in {light!r}:
 
 def test_the_controller_loads_no_model_code() -> None:
     """It names what ranks do without doing it: transformers and peft take seconds of the start of every run."""
-    code = "import sys, agentrl.controller.placement; print(sorted({'transformers', 'peft', 'scipy.special'} & set(sys.modules)))"
+    code = "import sys, agentrl.controller.start; print(sorted({'transformers', 'peft', 'scipy.special'} & set(sys.modules)))"
     assert run_fresh(code) == "[]"
 
 
 PICTURES = {
-    "agentrl.tracking.report",
-    "agentrl.tracking.report_panels",
-    "agentrl.evaluation.report_picture",
-    "agentrl.controller.compare_picture",
+    "agentrl.figures.run_picture",
+    "agentrl.figures.run_panels",
+    "agentrl.figures.evaluation_picture",
+    "agentrl.figures.corrections_picture",
 }
 """Modules that load matplotlib, for a second."""
 

@@ -18,8 +18,8 @@ from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.records import FORMAT, Records
 from agentrl.config.schema import Config
-from agentrl.controller.audit import audit_run
 from agentrl.errors import CheckpointError, JournalError
+from agentrl.offline.audit import audit_run
 
 NUM_FLIPS = 2000
 """In all, a part of it in the fast sample."""

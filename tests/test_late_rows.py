@@ -12,10 +12,10 @@ from ray.exceptions import RayTaskError
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.config.data import DataConfig
-from agentrl.controller.calls import translate
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import DataError, InfrastructureError
+from agentrl.fleet.calls import translate
 
 ROW = {"data_source": "s", "prompt": [{"role": "user", "content": "?"}]}
 

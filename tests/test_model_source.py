@@ -15,11 +15,11 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 from agentrl.config.supervised import SFTConfig
-from agentrl.controller.placement import open_run
-from agentrl.controller.shipping import user_files
-from agentrl.controller.supervised import model_with_tokenizer
+from agentrl.controller.start import open_run
 from agentrl.data.model_source import find_tokenizer, resolve_model
 from agentrl.errors import ConfigError
+from agentrl.fleet.user_files import user_files
+from agentrl.offline.supervised import model_with_tokenizer
 from agentrl.plugins.sources import import_source
 from agentrl.serving.launch import launcher
 

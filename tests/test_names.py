@@ -15,7 +15,7 @@ def test_no_public_class_name_stands_for_two_things() -> None:
     places = defaultdict(set)
     for path in [file for folder in ("agentrl", *PLUGINS) for file in (ROOT / folder).rglob("*.py")]:
         parts = path.relative_to(ROOT).parts
-        if set(parts) & {*PLUGINS, "verl_shim"} and parts[:2] != ("agentrl", "plugins"):
+        if set(parts) & {*PLUGINS, "shim"} and parts[:2] != ("agentrl", "plugins"):
             continue
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

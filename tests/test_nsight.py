@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from agentrl.config.profiler import NsightConfig
 from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig
-from agentrl.controller.nsight import check_nsight, recorded
 from agentrl.errors import ConfigError
+from agentrl.fleet.nsight import check_nsight, recorded
 from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import dispatch
 from agentrl.workers.group import WorkerGroup

@@ -14,8 +14,8 @@ from agentrl.config.explain_placement import placement_lines
 from agentrl.config.placement import PlacementConfig
 from agentrl.config.schema import Config
 from agentrl.config.supervised import SFTConfig
-from agentrl.controller.seats import reserve_seats
 from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.fleet.seats import reserve_seats
 from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import dispatch
 from agentrl.workers.group import WorkerGroup

@@ -14,10 +14,10 @@ from agentrl.cli import app
 from agentrl.config.compose import load_config
 from agentrl.data.arithmetic import write_arithmetic
 from agentrl.errors import ConfigError, ServerError
-from agentrl.play.models import read_script, read_typed
-from agentrl.play.play import play_row
-from agentrl.play.show import ACTION_STYLE, coloured_tokens, show, stretches
 from agentrl.testing import Call, Raw, Says
+from agentrl.testing.play.models import read_script, read_typed
+from agentrl.testing.play.play import play_row
+from agentrl.testing.play.show import ACTION_STYLE, coloured_tokens, show, stretches
 from agentrl.types import Outcome
 
 CONFIG = """

@@ -10,8 +10,8 @@ RUN = """
 import os, signal, sys, time
 import ray
 from agentrl.config.cluster import ClusterConfig
-from agentrl.controller.cluster import ray_session
-from agentrl.controller.ray_processes import local_processes
+from agentrl.fleet.cluster import ray_session
+from agentrl.fleet.ray_processes import local_processes
 
 with ray_session(ClusterConfig(num_cpus=1)):
     @ray.remote

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from agentrl.controller.readiness import StartUp
 from agentrl.errors import ServerError
+from agentrl.fleet.readiness import StartUp
 from agentrl.workers.starting import Readiness, wait_until_all_ready
 
 

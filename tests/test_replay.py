@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.config.schema import Config
 from agentrl.config.tracking import AlarmsConfig
-from agentrl.controller.compare import COLUMNS, CORRECTIONS, variants
-from agentrl.controller.replay import load_replay_config, replay
-from agentrl.controller.stored import StoredSteps
 from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
 from agentrl.errors import ConfigError, DataError
+from agentrl.offline.compare_corrections import COLUMNS, CORRECTIONS, variants
+from agentrl.offline.replay import load_replay_config, replay
+from agentrl.offline.stored_steps import StoredSteps
 from agentrl.tracking.alarms import rules_from
 from agentrl.tracking.metrics import read_metrics
 from agentrl.types import Outcome, RewardEvent, Trajectory

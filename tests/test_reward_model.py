@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig, ModelFromScratchConfig
-from agentrl.controller.supervised_data import pair_sample
 from agentrl.errors import ConfigError
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import filler, pack
 from agentrl.learner.preference import bradley_terry
 from agentrl.learner.reward_model import score_segments
 from agentrl.learner.score_head import ScoreHead, attach_score_head
+from agentrl.offline.supervised_data import pair_sample
 from learner_parts import lone_learner, tiny_sizes
 
 VOCABULARY = 61

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli import app
-from agentrl.controller.run_report import ReportRefresher, report_run
 from agentrl.errors import CheckpointError, DataError
+from agentrl.figures.run_report import ReportRefresher, report_run
 from agentrl.tracking.metrics import StepRecord
 
 BUFFER = {"buffer/drawn": 44.0, "buffer/consumed": 30.0, "buffer/leased": 6.0, "buffer/ready": 4.0, "buffer/queued": 0.0}

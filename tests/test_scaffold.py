@@ -17,7 +17,7 @@ from agentrl.config.compose import load_config
 from agentrl.errors import PluginError
 from agentrl.plugins import load_plugins
 from agentrl.plugins.listing import format_plugins, list_plugins
-from agentrl.scaffold.scaffold import KINDS, write_plugin
+from agentrl.testing.scaffold import KINDS, write_plugin
 
 run = CliRunner().invoke
 

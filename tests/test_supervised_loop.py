@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from agentrl.config.supervised import SFTConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint
-from agentrl.controller.supervised import Loop, Order, SupervisedJob, SupervisedProgress
-from agentrl.controller.supervised_data import Examples
 from agentrl.learner.batch import Sample
+from agentrl.offline.supervised import Loop, Order, SupervisedJob, SupervisedProgress
+from agentrl.offline.supervised_data import Examples
 from agentrl.tracking.console import QuietConsole
 from agentrl.tracking.metrics import MetricsFile, read_metrics
 from agentrl.tracking.tracker import Trackers

@@ -18,11 +18,11 @@ from safetensors.numpy import load_file, save_file
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
-from agentrl.controller.supervised_data import pair_sample
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
+from agentrl.offline.supervised_data import pair_sample
 from learner_parts import reserved_ports, tiny_sizes
 
 VOCABULARY = 61

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import CheckpointError, InfrastructureError
+from agentrl.figures.trajectory_metrics import summarise_trajectories
 from agentrl.tracking.metrics import MetricsFile, StepRecord, read_metrics
-from agentrl.tracking.summary import summarise_trajectories
 from agentrl.tracking.timer import PhaseTimer
 from agentrl.types import SCORED_OUTCOMES, Message, Outcome, RewardEvent, ToolCall, Trajectory
 

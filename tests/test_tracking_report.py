@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from agentrl.errors import CheckpointError
+from agentrl.figures.run_panels import draw_outcomes
+from agentrl.figures.run_picture import draw_figure, draw_report
+from agentrl.figures.series import Series, smooth
 from agentrl.tracking.metrics import MetricsFile, StepRecord
-from agentrl.tracking.report import draw_figure, draw_report
-from agentrl.tracking.report_panels import draw_outcomes
-from agentrl.tracking.series import Series, smooth
 
 
 def run_of(folder: Path, *records: StepRecord) -> Path:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from agentrl.config.tracking import AlarmsConfig
-from agentrl.controller.run_dir import write_atomically
+from agentrl.data.atomic_files import write_atomically
 from agentrl.errors import DiskError
 from agentrl.tracking.alarms import Alarms, rules_from
 from agentrl.tracking.console import PlainConsole, QuietConsole

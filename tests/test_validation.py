@@ -12,12 +12,12 @@ from agentrl.config.evaluation import EvalConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.saving import metric_of
-from agentrl.controller.shipping import user_files
 from agentrl.controller.validation import Validation, of_version
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.evaluation.attempts import attempt_of
-from agentrl.evaluation.summary import summarise
-from agentrl.evaluation.validation_figures import figures, shown_ks
+from agentrl.figures.attempts import attempt_of
+from agentrl.figures.summary import summarise
+from agentrl.figures.validation import figures, shown_ks
+from agentrl.fleet.user_files import user_files
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.types import Lease, Message, Outcome, RewardEvent, Task, Trajectory

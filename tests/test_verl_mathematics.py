@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from agentrl.algorithms.aggregation import UpdateCounts
-from agentrl.config.importing.source import read_source
-from agentrl.config.importing.translate import translate
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import Config
 from agentrl.learner.batch import Sample, ScoredMicrobatch
@@ -22,6 +20,8 @@ from agentrl.learner.correction import Corrector
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
+from agentrl.verl.importing.source import read_source
+from agentrl.verl.importing.translate import translate
 from learner_parts import reserved_port
 
 ACTOR = "actor_rollout_ref.actor"

@@ -17,15 +17,15 @@ import pytest
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
-from agentrl.controller.buffer_client import BufferClient
-from agentrl.controller.calls import get
-from agentrl.controller.cluster import ray_session
 from agentrl.controller.findings import Parts
 from agentrl.controller.phases import Phases
-from agentrl.controller.rollouts import RolloutFleet
-from agentrl.controller.servers import ServerFleet
 from agentrl.controller.watchdog import WatchedRun
 from agentrl.data.arithmetic import write_arithmetic
+from agentrl.fleet.buffer_client import BufferClient
+from agentrl.fleet.calls import get
+from agentrl.fleet.cluster import ray_session
+from agentrl.fleet.rollouts import RolloutFleet
+from agentrl.fleet.servers import ServerFleet
 from agentrl.tracking.watchdog import Watchdog
 
 PLUGIN = """

@@ -2,11 +2,11 @@
 
 import pytest
 
-from agentrl.adapters.verl_source import read_entries
 from agentrl.config.compose import load_config
-from agentrl.config.importing.source import read_source
 from agentrl.errors import ConfigError, PluginError
-from agentrl.play.models import read_script
+from agentrl.testing.play.models import read_script
+from agentrl.verl.importing.source import read_source
+from agentrl.verl.source import read_entries
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)

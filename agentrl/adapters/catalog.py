@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from agentrl.adapters.verl_interactions import verl_interactions
-from agentrl.adapters.verl_tools import verl_function_tools, verl_tools
 from agentrl.config.agent import AgentConfig
 from agentrl.config.schema import Config
 from agentrl.errors import PluginError, concerning
 from agentrl.plugins import Plugins, Registry, Tool, load_plugins
 from agentrl.plugins.sources import function_reference
+from agentrl.verl.interactions import verl_interactions
+from agentrl.verl.tools import verl_function_tools, verl_tools
 
 
 def open_plugins(agent: AgentConfig) -> Plugins:

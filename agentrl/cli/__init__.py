@@ -15,15 +15,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import agentrl
-from agentrl.cli import configs, models, pages, plugins, runs, training
+from agentrl.cli import configs, data, evaluation, models, pages, plugins, runs, training
+from agentrl.cli.compare import compare
+from agentrl.cli.config_import import import_config
 from agentrl.cli.disk import full_disk
 from agentrl.cli.options import Debug, show_tracebacks
-from agentrl.config.importing.cli import import_config
-from agentrl.data import commands as data
+from agentrl.cli.score import score
 from agentrl.errors import AgentRLError, UserError
-from agentrl.evaluation import commands as evaluation
-from agentrl.evaluation.compare_cli import compare
-from agentrl.evaluation.score_cli import score
 
 TRAIN, LOOK, EVALUATE, EXTEND, SERVE, READ = (
     "Train",

@@ -22,7 +22,7 @@ def new(
 ) -> None:
     """Write a plugin to begin with: its file, a test that passes, and how to name it in a config."""
     show_tracebacks(debug)
-    from agentrl.scaffold.scaffold import write_plugin
+    from agentrl.testing.scaffold import write_plugin
 
     written = write_plugin(kind, name, out)
     typer.echo(f"wrote {written.file} and {written.test}\n\nTry it (`pip install pytest` brings pytest):\n\npytest {written.test}\n")
@@ -60,8 +60,8 @@ def play(
     """Play one conversation through the real loop: transcript, tokens by mask, tools, rewards. Needs no Ray. Ends with 1 if it fails."""
     show_tracebacks(debug)
     from agentrl.config.compose import load_config
-    from agentrl.play.play import play_row
-    from agentrl.play.show import show
+    from agentrl.testing.play.play import play_row
+    from agentrl.testing.play.show import show
     from agentrl.tracking.terminal import VisibleConsole
     from agentrl.types import SCORED_OUTCOMES
 

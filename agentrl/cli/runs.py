@@ -22,7 +22,7 @@ def report(
 ) -> None:
     """Draw `report.png` and write `summary.md` anew from the files of a run. Needs no Ray and no GPU."""
     show_tracebacks(debug)
-    from agentrl.controller.run_report import report_run
+    from agentrl.figures.run_report import report_run
 
     for path in report_run(folder):
         typer.echo(f"wrote {path}")
@@ -35,7 +35,7 @@ def audit(
 ) -> None:
     """Prove what became of every group: follow the run's journal, and compare it with what else the run wrote. Ends with 1 if it fails."""
     show_tracebacks(debug)
-    from agentrl.controller.audit import audit_run
+    from agentrl.offline.audit import audit_run
 
     found = audit_run(folder)
     typer.echo(found.to_json() if as_json else "\n".join(found.lines()))
@@ -56,7 +56,7 @@ def export(
 ) -> None:
     """Write the policy of a checkpoint in Hugging Face format, as transformers and SGLang load it. Needs no Ray and no GPU."""
     show_tracebacks(debug)
-    from agentrl.controller.export import export_checkpoint
+    from agentrl.offline.export import export_checkpoint
 
     export_checkpoint(checkpoint, out, adapter_only=adapter, base=base, trusts_code=trust)
     typer.echo(f"wrote {out}")
@@ -69,8 +69,8 @@ def servers_list(
 ) -> None:
     """List the servers: state, version, tokens that agents wait for (prompt and what may still be sampled), restarts."""
     show_tracebacks(debug)
-    from agentrl.controller.control import read_servers
-    from agentrl.controller.server_table import format_servers
+    from agentrl.fleet.control import read_servers
+    from agentrl.fleet.server_table import format_servers
 
     table = read_servers(run)
     typer.echo(table.model_dump_json(indent=1) if as_json else format_servers(table))
@@ -85,7 +85,7 @@ def servers_add(
 ) -> None:
     """Let a server join: it gets the current weights, is checked, and then serves."""
     show_tracebacks(debug)
-    from agentrl.controller.control import ControlRequest, ask
+    from agentrl.fleet.control import ControlRequest, ask
 
     if start == (url is not None):
         raise UserError("name the URL of a running server, or use --start; one of the two")
@@ -102,6 +102,6 @@ def servers_drain(
 ) -> None:
     """Let a server go: its trajectories go on elsewhere from what they have. One that the run started ends, another is left as it is."""
     show_tracebacks(debug)
-    from agentrl.controller.control import ControlRequest, ask
+    from agentrl.fleet.control import ControlRequest, ask
 
     typer.echo(ask(run, ControlRequest(verb="drain", server=server), timeout_s=timeout_s))

@@ -35,7 +35,7 @@ def sft(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -
     from agentrl.config.compose import load_sft_config
 
     checked = load_sft_config(config, overrides or [])
-    from agentrl.controller.sft import supervise
+    from agentrl.offline.sft import supervise
 
     with _resumable():
         supervise(checked)
@@ -47,7 +47,7 @@ def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) ->
     from agentrl.config.compose import load_rm_config
 
     checked = load_rm_config(config, overrides or [])
-    from agentrl.controller.reward_model import train_reward_model
+    from agentrl.offline.reward_model import train_reward_model
 
     with _resumable():
         train_reward_model(checked)
@@ -64,8 +64,8 @@ def replay(
 ) -> None:
     """Train the learner alone from stored trajectories: deterministic, without servers and rollouts."""
     show_tracebacks(debug)
-    from agentrl.controller.replay import load_replay_config
-    from agentrl.controller.replay import replay as run
+    from agentrl.offline.replay import load_replay_config
+    from agentrl.offline.replay import replay as run
 
     run(folder, load_replay_config(folder, overrides or [], file=config, out=out), last_step=last_step, report=report)
 

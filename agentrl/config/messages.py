@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,9 +13,9 @@ from pydantic import ValidationError
 from agentrl.config.fields import Key, iter_keys, iter_sections
 from agentrl.config.origins import Origins
 from agentrl.config.section import Section
-from agentrl.config.verl_keys import answer
 
 MAX_SHOWN_CHARACTERS = 80
+FOREIGN_KEYS = "agentrl.foreign_keys"
 
 RIGHT: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     # pydantic's error type -> description of a valid value
@@ -52,13 +53,23 @@ def describe_unknown(schema: type[Section], key: Key, value: Any, origins: Origi
     lines = []
     for leaf in _leaves(key, value):
         name = ".".join(leaf)
-        verl = answer(name, {*known, *sections})
-        if verl is not None:
-            lines.append(f"{name} is a key of verl; {verl} ({origins.find(leaf)})")
+        for framework, answer in _foreign_answers(name, {*known, *sections}):
+            lines.append(f"{name} is a key of {framework}; {answer} ({origins.find(leaf)})")
     if lines:
         return lines
     name = ".".join(key)
     return [f"unknown key {name}; {_suggest(name, known, sections)} ({origins.find(key)})"]
+
+
+def _foreign_answers(name: str, known: Container[str]) -> Iterator[tuple[str, str]]:
+    """Yield (framework, what its key is here) for each framework that knows the key.
+
+    Frameworks register a function of the name and the schema's keys in the entry-point group FOREIGN_KEYS.
+    """
+    for entry in entry_points(group=FOREIGN_KEYS):
+        answer = entry.load()(name, known)
+        if answer is not None:
+            yield entry.name, answer
 
 
 def _leaves(key: Key, value: Any) -> list[Key]:

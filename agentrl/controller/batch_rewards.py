@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentrl.config.schema import Config
-from agentrl.controller.calls import in_trio
 from agentrl.errors import LearnerError
+from agentrl.fleet.calls import in_trio
 from agentrl.plugins import Plugins
 from agentrl.plugins.blame import failure_of
 from agentrl.rewards.reward_model import Ask, RewardModel

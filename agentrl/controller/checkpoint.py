@@ -23,7 +23,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from agentrl.config.trainer import TrainerConfig
-from agentrl.controller.run_dir import write_atomically
+from agentrl.data.atomic_files import write_atomically
 from agentrl.errors import CheckpointError, ConfigError, DiskError
 
 FORMAT = 2

@@ -13,10 +13,10 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from agentrl.controller.calls import translate
 from agentrl.controller.phases import Phases
-from agentrl.controller.rollouts import RolloutFleet
-from agentrl.controller.servers import ServerFleet
+from agentrl.fleet.calls import translate
+from agentrl.fleet.rollouts import RolloutFleet
+from agentrl.fleet.servers import ServerFleet
 from agentrl.rollout.scopes import LiveScopes, stack_of
 from agentrl.rollout.server_loads import ask_loads
 from agentrl.sglang.client import SGLangClient

@@ -10,17 +10,18 @@ from dataclasses import asdict
 from functools import partial
 
 from agentrl.config.schema import Config
-from agentrl.controller.run_dir import RunDir, write_atomically
-from agentrl.controller.run_report import ReportRefresher, closing_of
+from agentrl.controller.run_dir import RunDir
+from agentrl.data.atomic_files import write_atomically
 from agentrl.data.failures import FailureBook
 from agentrl.data.trajectories import encode, write_parquet
+from agentrl.figures.run_report import ReportRefresher, closing_of
+from agentrl.figures.trajectory_metrics import summarise_trajectories
 from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.tracking.closing import write_summary
 from agentrl.tracking.console import validation_text
 from agentrl.tracking.metrics import read_metrics
-from agentrl.tracking.summary import summarise_trajectories
 from agentrl.tracking.timer import PhaseTimer
 from agentrl.tracking.tracker import open_trackers
 from agentrl.types import BufferCounts, Group, Lags, SendTimes
@@ -200,7 +201,7 @@ class Observer:
             self.unwritten.attempt("report.png", self._draw_report)
 
     def _draw_report(self) -> None:
-        from agentrl.tracking.report import draw_report  # matplotlib takes a second to load
+        from agentrl.figures.run_picture import draw_report  # matplotlib takes a second to load
 
         self.say(f"curves: {draw_report(self._dir.root, max_staleness=self._config.buffer.max_staleness)}")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from agentrl.algorithms.reward_kl import adapt_coefficient
 from agentrl.config.algorithm import KLConfig
-from agentrl.controller.run_dir import write_atomically
+from agentrl.data.atomic_files import write_atomically
 from agentrl.errors import CheckpointError
 
 FILE = "reward_kl.json"

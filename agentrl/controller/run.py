@@ -15,25 +15,25 @@ from agentrl.buffer.lineage import Lineage
 from agentrl.config.buffer import BufferConfig
 from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
-from agentrl.controller.buffer_client import BufferClient
 from agentrl.controller.checkpoint import Checkpoint
-from agentrl.controller.colocated import Colocation
 from agentrl.controller.credit import group_trajectories
-from agentrl.controller.elastic import ElasticServers
 from agentrl.controller.failed_share import FailedShare
 from agentrl.controller.observe import Observer
 from agentrl.controller.phases import Phases
-from agentrl.controller.publishing import Publishing
-from agentrl.controller.recovery import Ranks, recovering
+from agentrl.controller.publish import Publishing
+from agentrl.controller.recover import Ranks, recovering
 from agentrl.controller.result import RunResult
 from agentrl.controller.roles import Roles
-from agentrl.controller.rollouts import RolloutFleet
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter, metric_of
-from agentrl.controller.servers import ServerFleet
 from agentrl.controller.validation import Validation
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import CheckpointError, InfrastructureError, RewardError
+from agentrl.fleet.buffer_client import BufferClient
+from agentrl.fleet.colocated import Colocation
+from agentrl.fleet.elastic import ElasticServers
+from agentrl.fleet.rollouts import RolloutFleet
+from agentrl.fleet.servers import ServerFleet
 from agentrl.learner.learner import Learner
 from agentrl.plugins.blame import failure_of
 from agentrl.rollout.loop_gaps import without_gaps

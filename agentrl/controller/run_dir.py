@@ -25,7 +25,8 @@ from agentrl.config.compose import dump_config
 from agentrl.config.rollout import WeightsConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
-from agentrl.errors import ConfigError, DiskError
+from agentrl.data.atomic_files import write_atomically
+from agentrl.errors import ConfigError
 from agentrl.tracking.unwritten import AppendedFile
 
 
@@ -115,21 +116,3 @@ class RunDir:
 def run_folder(trainer: TrainerConfig) -> Path:
     """Return the folder of the run that `trainer` names."""
     return Path(trainer.run_dir) if trainer.run_dir else Path("runs") / trainer.project_name / trainer.experiment_name
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` atomically: a reader or a crash sees either the old file or the new one.
-
-    Raises:
-        DiskError: the disk is full or read-only; the old file is untouched.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DiskError(f"{path} could not be written: {error.strerror}") from error

@@ -25,10 +25,10 @@ from agentrl.config.schema import Config
 from agentrl.controller.assess import assess, begin_critic_updates, settle
 from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, split_minibatches, with_reward
 from agentrl.controller.learner import pack_for
-from agentrl.controller.placement import open_run
 from agentrl.controller.result import RunResult
 from agentrl.controller.roles import Roles
 from agentrl.controller.run import Run
+from agentrl.controller.start import open_run
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import budget_metrics
 from agentrl.types import Group, Lags

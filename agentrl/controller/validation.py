@@ -19,13 +19,13 @@ from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.examine import examined
 from agentrl.data.dataset import Dataset
 from agentrl.data.trajectories import encode, write_parquet
-from agentrl.evaluation.attempts import attempt_of
-from agentrl.evaluation.summary import summarise
-from agentrl.evaluation.validation_figures import figures
+from agentrl.figures.attempts import attempt_of
+from agentrl.figures.summary import summarise
+from agentrl.figures.trajectory_metrics import summarise_trajectories
+from agentrl.figures.validation import figures
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.tracking.attempts import FailedAttempt
-from agentrl.tracking.summary import summarise_trajectories
 from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Outcome, Trajectory
 
 if TYPE_CHECKING:

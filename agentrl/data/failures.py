@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.data.whole import appearing_whole
+from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import CheckpointError
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.failures import FailureTally

@@ -7,12 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.data.atomic_files import appearing_whole
 from agentrl.data.files import open_rows
 from agentrl.data.pass_rates import first_user_text
 from agentrl.data.prepare import Written
 from agentrl.data.rows import RowPlace
 from agentrl.data.selection import Candidate, Selection, normalise, select
-from agentrl.data.whole import appearing_whole
 from agentrl.errors import DataError
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import DTypeLike, NDArray
 
-from agentrl.data.whole import appearing_whole
+from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import DataError
 from agentrl.types import Failure, Message, Outcome, PluginId, RewardEvent, ToolCall, Trajectory
 

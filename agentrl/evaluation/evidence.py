@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.evaluation.attempts import EvaluatedAttempt, attempt_of
 from agentrl.evaluation.contamination import Question
-from agentrl.evaluation.summary import Estimate, is_right, share
+from agentrl.figures.attempts import EvaluatedAttempt, attempt_of
+from agentrl.figures.summary import Estimate, is_right, share
 from agentrl.tracking.redact import redact
 from agentrl.types import Message, Trajectory
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.config.schema import Config
-from agentrl.data.whole import appearing_whole
+from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import ConfigError, DataError
 from agentrl.evaluation.batches import batches
 from agentrl.evaluation.model_place import Say

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from agentrl.evaluation.attempts import attempt_of
 from agentrl.evaluation.concurrency import Concurrency
+from agentrl.figures.attempts import attempt_of
 from agentrl.tracking.progress import duration
 from agentrl.types import SCORED_OUTCOMES, Trajectory
 

@@ -5,7 +5,7 @@ results.json
     format         version of this layout, raised when a key changes its meaning
     run            what was run: model, servers, data_sets, sampling, started, seconds,
                    agentrl {version, commit}, config
-    summary        sources [...] and overall, see `agentrl.evaluation.summary.SourceSummary`;
+    summary        sources [...] and overall, see `agentrl.figures.summary.SourceSummary`;
                    each figure {value, low, high}
     readings       source -> {strict, flexible}: accuracy of answers in the requested form, and in any form
     failures       reason -> number of attempts
@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from agentrl.data.whole import appearing_whole
+from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import InfrastructureError
 from agentrl.evaluation.contamination import ContaminationNote
 from agentrl.evaluation.description import RunDescription
 from agentrl.evaluation.evidence import Evidence
 from agentrl.evaluation.report_text import markdown
-from agentrl.evaluation.summary import EvalSummary, summarise
-from agentrl.evaluation.thresholds import Threshold, failed_thresholds
+from agentrl.figures.summary import EvalSummary, summarise
+from agentrl.figures.thresholds import Threshold, failed_thresholds
 
 FORMAT = 1
 RESULTS, TEXT, PICTURE = "results.json", "report.md", "report.png"
@@ -63,7 +63,7 @@ def write_report(
         InfrastructureError: a file cannot be written.
     """
     # Imported here because matplotlib takes about a second to load.
-    from agentrl.evaluation.report_picture import draw_picture
+    from agentrl.figures.evaluation_picture import draw_picture
 
     summary = summarise(evidence.attempts)
     failed = failed_thresholds(thresholds, summary)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from agentrl.data.atomic_files import appearing_whole
 from agentrl.data.trajectories import SCHEMA, encode
-from agentrl.data.whole import appearing_whole
-from agentrl.evaluation.attempts import ATTEMPTS
 from agentrl.evaluation.batch_scores import with_batch_rewards
 from agentrl.evaluation.batches import batches
 from agentrl.evaluation.contamination import ContaminationNote, find_overlap
@@ -19,7 +18,8 @@ from agentrl.evaluation.description import DataSetLine, RunDescription, package_
 from agentrl.evaluation.evidence import Evidence
 from agentrl.evaluation.report import Report, write_report
 from agentrl.evaluation.run import Prepared
-from agentrl.evaluation.thresholds import Threshold
+from agentrl.figures.attempts import ATTEMPTS
+from agentrl.figures.thresholds import Threshold
 from agentrl.types import Trajectory
 
 PRODUCERS = b"agentrl.producers"

@@ -20,10 +20,10 @@ import trio
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.config.schema import Config
-from agentrl.data.whole import appearing_whole
+from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
-from agentrl.evaluation.attempts import EvaluatedAttempt
 from agentrl.evaluation.responses import ResponseFile, StoredRow
+from agentrl.figures.attempts import EvaluatedAttempt
 from agentrl.plugins.blame import failure_of
 from agentrl.plugins.rewards import RewardResult
 from agentrl.plugins.sources import Reference

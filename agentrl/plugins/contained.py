@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SIGNAL_HANDLERS = ("trio.", "agentrl.controller.cluster")
+SIGNAL_HANDLERS = ("trio.", "agentrl.fleet.cluster")
 """Modules with signal handlers that raise KeyboardInterrupt."""
 
 

@@ -11,10 +11,10 @@ import trio
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
+from agentrl.figures.trajectory_metrics import is_correct, summarise_trajectories
 from agentrl.plugins import AgentLoop, Attempted, GroupReward, Reward, RewardResult
 from agentrl.rollout.actor import validating
 from agentrl.rollout.player_stack import Validating
-from agentrl.tracking.summary import is_correct, summarise_trajectories
 from agentrl.types import Failure, Lease, Outcome
 
 SAMPLING = EvalConfig(temperature=1.0)

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
-from agentrl.controller.cluster import ray_session
 from agentrl.data.arithmetic import write_arithmetic
+from agentrl.fleet.cluster import ray_session
 
 CONFIG = """
 data:

@@ -9,11 +9,11 @@ import pytest
 import agentrl
 from agentrl.config.buffer import BufferConfig
 from agentrl.controller.credit import group_trajectories
-from agentrl.controller.replay import load_replay_config, replay
 from agentrl.controller.run import check_variance
-from agentrl.controller.stored import StoredSteps
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import InfrastructureError
+from agentrl.offline.replay import load_replay_config, replay
+from agentrl.offline.stored_steps import StoredSteps
 from agentrl.tracking.metrics import read_metrics
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -10,9 +10,9 @@ import pytest
 from agentrl.tools.calculator import Calculator
 
 import agentrl
-from agentrl.controller import servers
 from agentrl.data.arithmetic import write_arithmetic
 from agentrl.data.trajectories import decode, read_parquet
+from agentrl.fleet import servers
 from agentrl.rollout.limits import key_of_started
 from agentrl.types import NO_VERSION, SCORED_OUTCOMES, Outcome
 

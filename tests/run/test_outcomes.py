@@ -6,8 +6,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import agentrl
-from agentrl.controller.replay import load_replay_config, replay
-from agentrl.controller.stored import StoredSteps
+from agentrl.offline.replay import load_replay_config, replay
+from agentrl.offline.stored_steps import StoredSteps
 from agentrl.types import SCORED_OUTCOMES, Outcome
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint, tidy
-from agentrl.controller.replay import load_replay_config, replay
+from agentrl.offline.replay import load_replay_config, replay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

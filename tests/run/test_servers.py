@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from agentrl.cli import app
 from agentrl.config.rollout import EmbeddedServerConfig
-from agentrl.controller.control import ControlRequest, ask, read_servers
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import ConfigError
+from agentrl.fleet.control import ControlRequest, ask, read_servers
 from agentrl.serving.health import generates
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor

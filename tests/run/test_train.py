@@ -4,9 +4,9 @@ import json
 from collections import Counter
 
 import agentrl
-from agentrl.controller.replay import load_replay_config, replay
-from agentrl.controller.run_report import report_run
 from agentrl.data.trajectories import decode, read_parquet
+from agentrl.figures.run_report import report_run
+from agentrl.offline.replay import load_replay_config, replay
 from agentrl.types import SCORED_OUTCOMES
 
 

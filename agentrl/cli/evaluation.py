@@ -1,0 +1,251 @@
+"""`agentrl eval` and `agentrl generate`: their options, and their output at the end."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agentrl.errors import InfrastructureError
+
+if TYPE_CHECKING:
+    from agentrl.config.schema import Config
+    from agentrl.evaluation.report import Report
+    from agentrl.evaluation.run import EvaluationRequest
+
+WIDTH = 132
+"""Width of the table, in characters, if there is no terminal that defines it."""
+DEFAULT_CONFIG = "eval"
+"""The packaged config, used if the command line names none."""
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG.yaml] [KEY=VALUE]...", help="Config of a run, or none; and overrides, as in `agentrl train`."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|HUB_ID|URL[,URL...]",
+        help="The model, for which servers are started (rollout.backend); or running servers: URLs of SGLang's protocol, or, ending in "
+        "/v1, of OpenAI's. Default: what the config says.",
+    ),
+]
+N = Annotated[int | None, typer.Option("--n", min=1, help="Attempts per problem (eval.n).")]
+Agent = Annotated[str | None, typer.Option(help="Agent that plays all rows; default: each row's own, else agent.default.")]
+Tools = Annotated[str | None, typer.Option(metavar="NAME[,NAME...]", help="Tools that are offered (agent.tools).")]
+Templates = Annotated[
+    list[str] | None,
+    typer.Option("--template", metavar="[DATA_SET=]NAME", help="Prompt template around the questions, of all data sets or of one."),
+]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Always the most likely token (eval.temperature=0).")]
+Temperature = Annotated[float | None, typer.Option(min=0, help="eval.temperature")]
+TopP = Annotated[float | None, typer.Option("--top-p", min=0, max=1, help="eval.top_p")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="eval.top_k; -1: off.")]
+MinP = Annotated[float | None, typer.Option("--min-p", min=0, max=1, help="eval.min_p")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Tokens per attempt (eval.max_response_tokens).")]
+MaxTurnTokens = Annotated[int | None, typer.Option("--max-turn-tokens", min=1, help="Tokens per turn (eval.max_turn_tokens).")]
+Rows = Annotated[int | None, typer.Option("--rows", min=1, help="Only the first so many rows of each data set.")]
+ServedModel = Annotated[
+    str | None, typer.Option("--served-model", help="Name of the model at an OpenAI-compatible URL; default: its only one.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+def evaluate(
+    arguments: Arguments = None,
+    model: Model = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE[,...]", help="Benchmarks (gsm8k, aime_2024, aime_2025, math_500) and files; default: data.val_files."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; default: runs/eval/MODEL.")] = None,
+    n: N = None,
+    agent: Agent = None,
+    tools: Tools = None,
+    template: Templates = None,
+    greedy: Greedy = False,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    max_tokens: MaxTokens = None,
+    max_turn_tokens: MaxTurnTokens = None,
+    rows: Rows = None,
+    served_model: ServedModel = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the benchmarks' original files; default: $AGENTRL_DATA, else the Hugging Face hub.")
+    ] = None,
+    trained_on: Annotated[
+        str | None,
+        typer.Option(metavar="FILE[,...]", help="Training files to look for the questions in; default: data.train_files of CONFIG."),
+    ] = None,
+    fail_below: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SOURCE[.FIGURE]=VALUE", help="Exit with code 3 when a figure is lower, such as gsm8k=0.5, gsm8k.pass@8=0.7."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Evaluate a model: the agents, tools, interactions and rewards of training, and figures with their intervals.
+
+    Every finished attempt is kept at once: the same command resumes, and repeats nothing that was finished (docs/evaluation.md).
+    """
+    _show_tracebacks(debug)
+    sampling = {
+        "n": n,
+        "temperature": 0.0 if greedy else temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "max_response_tokens": max_tokens,
+        "max_turn_tokens": max_turn_tokens,
+    }
+    config, is_named = load_base(arguments or [], sampling, tools=tools, templates=template or [])
+    from agentrl.evaluation.run import EvaluationRequest
+
+    request = EvaluationRequest(
+        config,
+        model,
+        tuple(_split(on)) or config.data.val_files,
+        out or default_folder(model or config.model.path or config.rollout.urls[:1]),
+        agent=agent,
+        served_model=served_model,
+        data_dir=data_dir,
+        max_rows=rows,
+    )
+    files = _split(trained_on) or [file for file in config.data.train_files if is_named and Path(file).is_file()]
+    report = _evaluated(request, files, fail_below or [])
+    _show(report)
+    if report.failed_thresholds:
+        from agentrl.figures.thresholds import EXIT_BELOW
+
+        sys.exit(EXIT_BELOW)
+
+
+def generate(
+    source: Annotated[str, typer.Option("--in", metavar="IN.parquet", help="Rows in verl's schema; its columns are kept.")],
+    out: Annotated[Path, typer.Option(metavar="OUT.parquet", help="The rows with the column of responses.")],
+    arguments: Arguments = None,
+    model: Model = None,
+    n: N = None,
+    agent: Agent = None,
+    tools: Tools = None,
+    template: Templates = None,
+    greedy: Greedy = False,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    max_tokens: MaxTokens = None,
+    max_turn_tokens: MaxTurnTokens = None,
+    rows: Rows = None,
+    served_model: ServedModel = None,
+    response_key: Annotated[str, typer.Option(help="Column that is written.")] = "responses",
+    debug: Debug = False,
+) -> None:
+    """Generate n responses for each row, without scoring them: `agentrl score` reads what is written.
+
+    Attempts are kept in OUT.parquet.attempts as soon as they are finished: the same command resumes.
+    """
+    _show_tracebacks(debug)
+    sampling = {
+        "n": n,
+        "temperature": 0.0 if greedy else temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "max_response_tokens": max_tokens,
+        "max_turn_tokens": max_turn_tokens,
+    }
+    config, _ = load_base(arguments or [], sampling, tools=tools, templates=template or [])
+    from agentrl.evaluation.generate import generate as run
+    from agentrl.evaluation.run import EvaluationRequest
+
+    request = EvaluationRequest(config, model, (source,), out.parent, agent=agent, served_model=served_model, max_rows=rows)
+    num_failed = run(request, out, response_key=response_key, say=_say)
+    typer.echo(f"wrote {out}")
+    if num_failed:
+        raise InfrastructureError(f"{num_failed} responses failed and are null; the same command tries them again")
+
+
+def load_base(arguments: Sequence[str], sampling: Mapping[str, Any], *, tools: str | None, templates: Sequence[str]) -> tuple[Config, bool]:
+    """Return the config that results from arguments and options, and whether a file was named.
+
+    Raises:
+        ConfigError: the config is invalid, or a template or value is unknown.
+    """
+    from agentrl.config.compose import load_config
+
+    is_named = bool(arguments) and "=" not in arguments[0] and not arguments[0].startswith("~")
+    file, overrides = (arguments[0], arguments[1:]) if is_named else (DEFAULT_CONFIG, arguments)
+    options = [f"eval.{name}={value}" for name, value in sampling.items() if value is not None]
+    if tools is not None:
+        options.append(f"agent.tools=[{tools}]")
+    config = load_config(file, [*overrides, *options])
+    named = {data_set or "*": name for data_set, _, name in (text.rpartition("=") for text in templates)}
+    sampling_config = config.eval.model_copy(update={"templates": {**config.eval.templates, **named}})
+    return config.model_copy(update={"eval": sampling_config}), is_named
+
+
+def default_folder(model: str | Sequence[str]) -> Path:
+    """Return the default results folder, named after the
+    last part of the model's path or its first address.
+    """
+    name = model if isinstance(model, str) else next(iter(model), "")
+    name = name.partition(",")[0].rstrip("/")
+    name = name.partition("://")[2] if "://" in name else Path(name).name
+    return Path("runs") / "eval" / (re.sub(r"[^\w.-]+", "_", name) or "model")
+
+
+def _evaluated(request: EvaluationRequest, training_files: Sequence[str], fail_below: Sequence[str]) -> Report:
+    from agentrl.evaluation.contamination import refuse_unreadable
+    from agentrl.evaluation.results import write_results
+    from agentrl.evaluation.run import play_missing, prepare
+    from agentrl.figures.thresholds import parse_threshold, refuse_unknown
+
+    thresholds = [parse_threshold(text) for text in fail_below]
+    refuse_unreadable(training_files, prompt_key=request.config.data.prompt_key)
+    started, began = datetime.datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
+    with prepare(request, say=_say) as prepared:
+        refuse_unknown(thresholds, sorted({problem.task.data_source for problem in prepared.problems}), n=prepared.config.eval.n)
+        play_missing(prepared, say=_say)
+        return write_results(
+            prepared, started=started, seconds=time.monotonic() - began, training_files=training_files, thresholds=thresholds
+        )
+
+
+def _show(report: Report) -> None:
+    from rich.console import Console
+
+    from agentrl.evaluation.report import TEXT
+    from agentrl.figures.table import summary_table
+
+    console = Console()
+    (console if console.is_terminal else Console(width=WIDTH)).print(summary_table(report.summary))
+    for source in report.summary.sources:
+        for warning in source.warnings:
+            typer.echo(f"{source.name}: {warning}")
+    for line in report.failed_thresholds:
+        typer.echo(f"below its threshold: {line}", err=True)
+    typer.echo(f"report: {report.folder / TEXT}")
+
+
+def _split(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _show_tracebacks(debug: bool) -> None:
+    if debug:
+        os.environ["AGENTRL_DEBUG"] = "1"

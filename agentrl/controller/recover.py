@@ -1,0 +1,117 @@
+"""Recovery from a lost learner rank: all ranks restart from the newest checkpoint.
+
+Rollout actors, servers and buffer keep running.
+
+stop        the surviving ranks: they wait for the lost one in a collective, or soon will
+launch      all ranks, in the same seats; they load the newest complete checkpoint, or keep initial weights
+go back     to the checkpoint's step: the buffer takes back what later steps consumed; metrics are cut there
+publish     the weights as a new version; it also resumes servers that a broken publish left paused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from agentrl.controller.checkpoint import Checkpoint, read_checkpoint
+from agentrl.controller.roles import Roles
+from agentrl.errors import LearnerError, RankLost
+from agentrl.fleet.readiness import StartUp
+from agentrl.workers.starting import Starting, wait_until_all_ready
+
+if TYPE_CHECKING:
+    from agentrl.controller.run import Run
+
+
+class Ranks:
+    """The ranks of all roles, and the function that launches them again."""
+
+    def __init__(self, launch: Callable[[], Roles], *, max_restarts: int) -> None:
+        """Launch the ranks. launch: starts all ranks without waiting for them."""
+        self._launch = launch
+        self._max_restarts = max_restarts
+        self.num_restarts = 0
+        self.roles = launch()
+
+    def bring_up(self, others: Sequence[Starting], checkpoint: Checkpoint | None, *, start_up: StartUp, say: Callable[[str], None]) -> None:
+        """Wait until the ranks and all `others` are ready, and load the checkpoint.
+
+        If a rank is lost meanwhile, all ranks restart.
+
+        Raises:
+            AgentRLError: a part does not start, or `learner.max_restarts` is used up.
+        """
+        while True:
+            ranks = self.roles.ranks
+            start_up.add(*ranks)
+            try:
+                wait_until_all_ready([*ranks, *others], table=start_up.line)
+                if checkpoint is not None:
+                    self.roles.load(checkpoint.learner)
+            except RankLost as lost:
+                if not self.roles.is_lost:
+                    raise
+                say(f"{lost}; all ranks start again ({self.count_restart(lost)})")
+                start_up.remove(*ranks)
+                self.stop()
+                self.start_again()
+            else:
+                return
+
+    def count_restart(self, cause: LearnerError) -> str:
+        """Count a restart because of `cause`; return "restart i of n" for the log.
+
+        Raises:
+            LearnerError: `learner.max_restarts` is used up.
+        """
+        if self.num_restarts == self._max_restarts:
+            raise LearnerError(f"{cause}, and learner.max_restarts={self._max_restarts} is used up") from cause
+        self.num_restarts += 1
+        return f"restart {self.num_restarts} of {self._max_restarts}"
+
+    def start_again(self) -> None:
+        """Launch all ranks again in the same seats. The old ranks must be stopped."""
+        self.roles = self._launch()
+
+    def stop(self) -> None:
+        """End all ranks, dead ones included."""
+        self.roles.stop()
+
+
+@contextmanager
+def recovering(run: Run) -> Iterator[None]:
+    """Catch the loss of a learner rank within the block and restore the newest checkpoint.
+
+    The rest of the block is skipped. The training loop then repeats its block from the restored step.
+
+    Raises:
+        LearnerError: `learner.max_restarts` is used up; or no rank was lost, so a restart would not help.
+    """
+    try:
+        yield
+    except LearnerError as error:
+        lost: LearnerError | None = error
+        while lost is not None:
+            lost = _recover(run, lost)
+
+
+def _recover(run: Run, cause: LearnerError) -> LearnerError | None:
+    """Restart all ranks and reset the run. Returns the error if a rank is lost meanwhile, else None."""
+    if not run.roles.is_lost:
+        raise cause
+    run.ranks.stop()  # at once: survivors in a collective would wait for learner.collective_timeout_s
+    which = run.ranks.count_restart(cause)
+    checkpoint = run.checkpoints.give_up()
+    begin = "the initial weights" if checkpoint is None else checkpoint.folder.name
+    run.observer.say(f"{cause}; all ranks start again from {begin} ({which})")
+    try:
+        with run.timer("recover"):
+            run.ranks.start_again()
+            wait_until_all_ready(run.roles.ranks)
+            if checkpoint is not None:
+                run.roles.load(read_checkpoint(checkpoint.folder).learner)
+            run.go_back(0 if checkpoint is None else checkpoint.step)
+    except LearnerError as error:
+        return error
+    return None

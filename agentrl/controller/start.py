@@ -1,0 +1,223 @@
+"""Start all processes of a run, and stop them at the end.
+
+User errors are checked first; then all start in parallel.
+
+driver
+ ├─ BufferActor        no GPU        ledger, journal, place in the data
+ ├─ RolloutActor x R   no GPU        agent loops on trio
+ ├─ WorkerHost x W     as placed     FSDP ranks, each around one worker
+ └─ ServerActor x S    as placed     starts and watches one server process; attached URLs are watched by threads of the driver
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from agentrl.adapters.catalog import named_plugins
+from agentrl.algorithms.advantages import find_estimator
+from agentrl.algorithms.logprob_kernels import check_kernels
+from agentrl.buffer.actor import BufferPlan, TaskCheck, planned_steps
+from agentrl.chat.chat import Chat
+from agentrl.config.schema import Config
+from agentrl.controller.baselines import check_baselines
+from agentrl.controller.batch_rewards import BatchRewards
+from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, tidy
+from agentrl.controller.conversations import Conversations
+from agentrl.controller.observe import Observer
+from agentrl.controller.recover import Ranks
+from agentrl.controller.reward_role import launch_reward_role, resolve_reward_model
+from agentrl.controller.roles import check_critic, launch_roles
+from agentrl.controller.run import Run
+from agentrl.controller.run_dir import RunDir
+from agentrl.controller.saving import CheckpointWriter
+from agentrl.controller.validation import Validation
+from agentrl.controller.watchdog import watching
+from agentrl.data.build import build_dataset, check_training_data
+from agentrl.data.model_source import resolve_model
+from agentrl.errors import ConfigError, concerning
+from agentrl.fleet.adapter import confirm_adapter, resolve_adapter
+from agentrl.fleet.buffer_client import BufferClient
+from agentrl.fleet.cluster import ending_at_the_second_interrupt, interruptible, ray_session
+from agentrl.fleet.nsight import check_nsight, recorded
+from agentrl.fleet.readiness import StartUp
+from agentrl.fleet.rollouts import RolloutFleet
+from agentrl.fleet.seats import reserve_seats
+from agentrl.fleet.servers import ServerFleet
+from agentrl.fleet.user_files import check_files, user_files
+from agentrl.learner.architecture import check_dtype, check_policy
+from agentrl.learner.layout import check_folder
+from agentrl.learner.linear_kernels import check_linear_kernels
+from agentrl.learner.policy_loss import bind_policy_loss
+from agentrl.plugins import Plugins
+from agentrl.rewards.select import RewardTable
+from agentrl.workers.starting import Starting
+
+
+@contextmanager
+def open_run(config: Config) -> Iterator[Run]:
+    """Yield a run whose processes are ready. All of them are stopped afterwards, also after an error.
+
+    Raises:
+        UserError: the config, data or a plugin is wrong; raised before any process starts where possible.
+        InfrastructureError: a process did not start; the message names it.
+    """
+    given, config = config, _resolved(config)
+    plugins = named_plugins(config)
+    chat = Chat.of(config.model)
+    _check_training(config, plugins, chat)
+    with ExitStack() as stack, ending_at_the_second_interrupt():
+        run_dir = RunDir.open(given)
+        stack.callback(run_dir.close)
+        tidy(run_dir.checkpoints)
+        checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
+        batch_rewards = _open_batch_rewards(config, plugins)
+        conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
+        if checkpoint is None:  # a resumed run does not play the baselines
+            check_baselines(config)
+        own = config.of_validation
+        validation_rewards = batch_rewards if own is config else BatchRewards(own, plugins)
+        validation = _open_validation(own, run_dir, plugins, chat, validation_rewards)
+        observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
+        stack.callback(observer.close)
+        stack.enter_context(interruptible())
+        started = time.monotonic()
+        observer.say("starting Ray, servers, learner and rollout actors ...")
+        observer.say(stack.enter_context(ray_session(config.cluster, user_files(config))))
+        seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
+        seats = recorded(seats, config.profiler.nsight, run_dir.root / "nsight")
+
+        servers = ServerFleet.launch(config, seats.get("servers", ()), run_dir=run_dir.root, say=observer.say)
+        stack.callback(servers.close)
+        start_up = stack.enter_context(StartUp(observer.say))
+        start_up.add(servers)
+        config = confirm_adapter(config, given, servers)
+        buffer = _launch_buffer(config, run_dir, checkpoint, observer)
+        rollouts = RolloutFleet(config, buffer, key_of=servers.key_of)
+        stack.callback(rollouts.close)
+        start_up.add(rollouts)
+        starting: list[Starting] = [rollouts, servers]
+        if conversations is not None:
+            reward_role = launch_reward_role(config, conversations, seats["reward_model"])
+            stack.callback(reward_role.stop)
+            for rewards in (batch_rewards, validation_rewards):
+                rewards.connect(reward_role.score)
+            start_up.add(reward_role.ranks)
+            starting.append(reward_role.ranks)
+        with start_up.step("replay buffer"):
+            # before the learner: an error in the data ends the run here, and lr schedules need total_steps
+            plan = _open_buffer(buffer, observer)
+        launch = partial(launch_roles, config, seats, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
+        ranks = Ranks(launch, max_restarts=config.learner.max_restarts)
+        checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer, newest=checkpoint)
+        # Callbacks run in reverse: the ranks stop first, so an interrupted run does not wait for its last
+        # save.
+        stack.callback(checkpoints.close)
+        stack.callback(ranks.stop)
+        ranks.bring_up(starting, checkpoint, start_up=start_up, say=observer.say)
+        if checkpoint is not None:
+            observer.say(f"resumed from {checkpoint.folder.name}")
+        if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
+            observer.say(aside)
+        buffer.resume(checkpoint.step if checkpoint else 0, checkpoint.buffer_state() if checkpoint else None)
+        observer.unwritten.attempt("readiness.txt", partial(start_up.finish, run_dir.root / "readiness.txt"))
+        observer.say(f"ready after {time.monotonic() - started:.1f} s: {_readiness(config, plan)}")
+        run = Run(
+            config,
+            run_dir,
+            buffer=buffer,
+            ranks=ranks,
+            servers=servers,
+            rollouts=rollouts,
+            validation=validation,
+            batch_rewards=batch_rewards,
+            observer=observer,
+            checkpoint=checkpoint,
+            checkpoints=checkpoints,
+            total_steps=plan.total_steps,
+        )
+        with watching(run):
+            yield run
+
+
+def _resolved(config: Config) -> Config:
+    """Return the config with its models resolved, after all checks that need no process."""
+    check_files(config)
+    config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
+    config = resolve_adapter(config)
+    check_nsight(config.profiler.nsight)
+    with concerning("algorithm.advantage"):
+        find_estimator(config.algorithm.advantage)
+    with concerning("algorithm.policy_loss"):
+        bind_policy_loss(config.algorithm)
+    check_policy(config.model)
+    check_dtype(config.model)
+    check_folder(config.model, config.learner)
+    check_kernels(config.learner.logprob_kernels, device=config.placement.device_of("actor"))
+    check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
+    check_critic(config)
+    return config
+
+
+def _check_training(config: Config, plugins: Plugins, chat: Chat) -> None:
+    """Check training data and chat template early: the replay buffer would refuse them after the start-up."""
+    check = TaskCheck(RewardTable(config.reward, plugins).check, plugins)
+    num_rows = check_training_data(config, plugins=plugins, chat=chat, check_reward=check)
+    planned_steps(config.trainer, num_tasks=num_rows, groups_per_step=config.buffer.groups_per_step)
+
+
+def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: BatchRewards) -> Validation | None:
+    """Return the validation, None without `data.val_files`. `config` and `rewards`: those of validation."""
+    if not config.data.val_files:
+        return None
+    dataset = build_dataset(
+        config,
+        config.data.val_files,
+        plugins=plugins,
+        chat=chat,
+        shuffle=False,
+        max_rows=config.data.max_val_rows,
+        check_reward=RewardTable(config.reward, plugins).check,
+    )
+    folder = run_dir.validation_data if config.trainer.keep_trajectories else None
+    return Validation(dataset, config.eval, rewards=rewards, folder=folder, num_examine=config.reward.num_examine)
+
+
+def _open_batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
+    rewards = BatchRewards(config, plugins)
+    if rewards.is_any and config.needs_early_rewards:
+        raise ConfigError(f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward of scope batch scores later")
+    return rewards
+
+
+def _launch_buffer(config: Config, run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer) -> BufferClient:
+    """Start the replay buffer with the journal in the run folder.
+
+    A run that does not resume, or resumes from another folder's checkpoint, starts a new journal.
+    """
+    is_own = checkpoint is None or checkpoint.is_in(run_dir.checkpoints)
+    is_new = config.trainer.resume_mode == "disable" or not is_own
+    return BufferClient.launch(config, str(run_dir.root.resolve()), is_new=is_new, say=observer.say)
+
+
+def _open_buffer(buffer: BufferClient, observer: Observer) -> BufferPlan:
+    plan = buffer.open()
+    observer.set_total_steps(plan.total_steps)
+    for line in (plan.template_note, *plan.sandboxes):
+        if line is not None:
+            observer.say(line)
+    return plan
+
+
+def _readiness(config: Config, plan: BufferPlan) -> str:
+    report = plan.report
+    rollout = config.rollout
+    counts = {"attached": len(rollout.urls), rollout.backend: rollout.num_started}
+    servers = " and ".join(f"{count} {name}" for name, count in counts.items() if count)
+    skipped = f" ({report.filtered} over-long prompts filtered, {report.truncated} cut)" if report.filtered or report.truncated else ""
+    return (
+        f"{servers} server(s), {config.learner.world_size} learner rank(s), {config.rollout.num_actors} rollout actor(s), "
+        f"{plan.num_tasks} tasks{skipped}, {plan.total_steps} steps"
+    )

@@ -1,0 +1,44 @@
+"""Atomic writing of files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl.errors import DiskError
+
+
+@contextmanager
+def appearing_whole(target: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `target`; at the end, rename it to `target`.
+
+    It is removed if an exception is raised. Parent folders are created. An existing `target` stays until it
+    is replaced.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    try:
+        yield partial
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` atomically: a reader or a crash sees either the old file or the new one.
+
+    Raises:
+        DiskError: the disk is full or read-only; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DiskError(f"{path} could not be written: {error.strerror}") from error

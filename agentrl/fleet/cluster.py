@@ -1,0 +1,186 @@
+"""Ray's lifetime within a run, and signal handlers that end the run cleanly."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn
+
+import ray
+
+from agentrl import heap
+from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES, ClusterConfig
+from agentrl.errors import InfrastructureError
+from agentrl.fleet.ray_processes import watching_ray
+from agentrl.fleet.user_files import shipped
+from agentrl.granted import Granted, granted
+from agentrl.workers.folder import in_drivers_folder
+
+SHARED_MEMORY = "/dev/shm"
+INTERRUPTED_STATUS = 130
+SAME_INTERRUPT_S = 1.0
+"""Interrupts within this time count as one: launchers forward a Ctrl-C that also reached this process."""
+NODES_TIMEOUT_S = 1200.0
+"""A cloud needs minutes to start a machine."""
+NODES_POLL_S = 1.0
+OBJECT_STORE_SHARE = 0.3
+"""Share of the memory, as Ray chooses it by default."""
+
+
+@contextmanager
+def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterator[str]:
+    """Start Ray on this machine, or join the cluster at `cluster.address`; end or leave it afterwards.
+
+    Yields a one-line summary of its resources. `user_files` are shipped to all workers on all machines, where
+    `agentrl.plugins.locate` finds them. If Ray is already initialized in this process, it is used as it is,
+    without these files, and not shut down.
+
+    Raises:
+        InfrastructureError: Ray does not start, nothing answers at the address, or fewer than
+            `cluster.num_nodes` nodes joined in time.
+    """
+    # Ray's workers read these at import: no usage reports; CUDA_VISIBLE_DEVICES is kept without GPUs.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in heap.FEW.items():
+        os.environ.setdefault(name, value)
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        try:
+            with shipped(user_files) as runtime_env, _keeping_signals():
+                _start(config, runtime_env)
+        except Exception as error:  # boundary: Ray raises any type, a bare Exception if its processes start slowly
+            where = (
+                f"no Ray cluster answers at cluster.address={config.address!r}" if config.address else "Ray does not start on this machine"
+            )
+            raise InfrastructureError(f"{where}: {str(error).strip().splitlines()[0]}") from error
+    try:
+        with watching_ray():
+            _wait_for_nodes(config.num_nodes or 0)
+            yield _in_words(config)
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _start(config: ClusterConfig, runtime_env: dict[str, Any] | None) -> None:
+    # "local": else Ray would join a cluster of RAY_ADDRESS or an earlier `ray start`
+    if config.address is None:
+        where = {"address": "local", "runtime_env": runtime_env} | _resources(config, granted())
+    else:
+        where = {"address": config.address, "runtime_env": in_drivers_folder(runtime_env)}
+    ray.init(**where, log_to_driver=False, logging_level=logging.ERROR, namespace="agentrl")
+
+
+def _resources(config: ClusterConfig, grant: Granted) -> dict[str, Any]:
+    """Return the resources of a local Ray, as arguments of `ray.init`."""
+    free_bytes = shutil.disk_usage(SHARED_MEMORY).free
+    return {
+        "num_cpus": config.num_cpus or grant.num_cpus,
+        "object_store_memory": config.object_store_bytes or object_store_bytes(grant, free_bytes),
+        "include_dashboard": False,
+    }
+
+
+def object_store_bytes(grant: Granted, free_bytes: int) -> int | None:
+    """Return the size of the object store in bytes; None: Ray's default is right.
+
+    Ray's default counts the machine's memory, which is wrong if a container or job is granted less.
+
+    Args:
+        free_bytes: free bytes of the shared memory of the store; Ray refuses to start with a larger store.
+    """
+    if grant.memory_bytes >= grant.machine_memory_bytes:
+        return None
+    return max(MIN_OBJECT_STORE_BYTES, min(int(OBJECT_STORE_SHARE * grant.memory_bytes), int(0.95 * free_bytes)))
+
+
+def _wait_for_nodes(num_nodes: int) -> None:
+    deadline = time.monotonic() + NODES_TIMEOUT_S
+    while (found := sum(node["Alive"] for node in ray.nodes())) < num_nodes:
+        if time.monotonic() > deadline:
+            raise InfrastructureError(f"{found} of cluster.num_nodes={num_nodes} nodes joined the cluster within {NODES_TIMEOUT_S:g} s")
+        time.sleep(NODES_POLL_S)
+
+
+def _in_words(config: ClusterConfig) -> str:
+    if config.address is not None:
+        amounts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        cpus, gpus = (sum(held.get(kind, 0.0) for held in amounts) for kind in ("CPU", "GPU"))
+        return f"Ray at {config.address}: {len(amounts)} node(s), {cpus:g} CPUs, {gpus:g} GPUs"
+    grant, num_cpus = granted(), int(ray.cluster_resources().get("CPU", 0))
+    source = "cluster.num_cpus" if config.num_cpus is not None else grant.cpu_source
+    why = "" if num_cpus == grant.machine_cpus else f" (of {grant.machine_cpus}; {source})"
+    return f"Ray: {num_cpus} CPUs{why}"
+
+
+@contextmanager
+def _keeping_signals() -> Iterator[None]:
+    """Restore the previous signal handlers after the block.
+
+    Ray's start replaces the handler of SIGTERM by one that exits at once.
+    """
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in kept.items():
+            if callable(handler):
+                signal.signal(number, handler)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Make SIGTERM raise KeyboardInterrupt in the main thread, as Ctrl-C does, so that everything is closed.
+
+    After the first interrupt, `ending_at_the_second_interrupt` handles the next.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = {signal.SIGINT: signal.getsignal(signal.SIGINT), signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def ending_at_the_second_interrupt() -> Iterator[None]:
+    """Exit this process at once on a second interrupt, while the first one is still closing everything.
+
+    Ray's processes, and with them servers and ranks, end by themselves when this process is gone.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if threading.current_thread() is threading.main_thread():
+            interrupted = time.monotonic()
+
+            def heed(_signal: int, _frame: FrameType | None) -> None:
+                if time.monotonic() - interrupted > SAME_INTERRUPT_S:
+                    _end_at_once()
+
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, heed)
+        raise
+
+
+def _end_at_once() -> NoReturn:
+    text = b"interrupted twice: ended at once; the newest whole checkpoint is untouched, the same command resumes\n"
+    if os.isatty(1):
+        text = b"\x1b[?25h" + text  # a display may have hidden the cursor
+    with suppress(OSError):
+        os.write(2, text)
+    os._exit(INTERRUPTED_STATUS)

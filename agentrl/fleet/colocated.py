@@ -1,0 +1,71 @@
+"""Servers on the learner's GPUs (`rollout.colocated`): they free their memory while the learner trains.
+
+pause            requests in flight return their partial output; the router has no servers, so it waits
+release          the servers free weights and KV cache
+learn
+resume           the servers allocate their memory again but stay paused: their weights are old or undefined
+publish          sends weights into the new memory and ends the pause; the router continues
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from agentrl.errors import LearnerError
+from agentrl.fleet.calls import in_trio
+from agentrl.fleet.rollouts import RolloutFleet
+from agentrl.fleet.servers import ServerFleet
+from agentrl.sglang.client import SGLangClient
+from agentrl.weights.attempt import for_each
+
+TIMEOUT_S = 60.0
+"""A server that has not freed or allocated its memory by then is restarted."""
+
+
+class Colocation:
+    """Passes GPU memory back and forth between learner and servers."""
+
+    def __init__(self, servers: ServerFleet, rollouts: RolloutFleet, *, say: Callable[[str], None]) -> None:
+        self._servers = servers
+        self._rollouts = rollouts
+        self._say = say
+
+    @contextmanager
+    def lend(self, *, version: int) -> Iterator[None]:
+        """Free the servers' memory within the block.
+
+        A publish must follow: only it lets them sample again.
+        """
+        lending = self._each(self._servers.urls, _pause)
+        self._rollouts.set_servers([], version=version)
+        lending = self._each(lending, SGLangClient.release_memory)
+        try:
+            yield
+        except LearnerError:  # the ranks restart and publish, for which the servers need their memory
+            self._each(lending, SGLangClient.resume_memory)
+            raise
+        self._each(lending, SGLangClient.resume_memory)
+
+    def _each(self, urls: Sequence[str], verb: Callable[[SGLangClient], Awaitable[None]]) -> list[str]:
+        """Call `verb` on all servers concurrently.
+
+        Restart those that fail, and return the URLs of the others.
+        """
+        failed: dict[str, str] = in_trio(_try_each, self._servers.clients(urls), verb)
+        for url, why in failed.items():
+            self._say(f"server {url} does not share its memory: {why}; it is restarted")
+            self._servers.restart(url)
+        return [url for url in urls if url not in failed]
+
+
+async def _pause(client: SGLangClient) -> None:
+    await client.pause("abort")
+
+
+async def _try_each(clients: Sequence[SGLangClient], verb: Callable[[SGLangClient], Awaitable[None]]) -> dict[str, str]:
+    try:
+        return await for_each(clients, verb, timeout_s=TIMEOUT_S, limit="the time to share memory")
+    finally:
+        for client in clients:
+            await client.aclose()

@@ -1,0 +1,187 @@
+"""Control of a live run from another shell, by files in the run folder.
+
+```
+control/requests/ID.json  {"verb": "attach" | "start" | "drain", "server": URL or name}; removed by the driver
+control/answers/ID.json   {"is_done": true | false, "message": one line}; removed by the asker
+control/servers.json      the run's servers, as the driver last saw them
+```
+
+The driver reads requests between buffer polls. All files are JSON and validated when read. Access control is
+the permissions of the run folder; no port is open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agentrl.data.atomic_files import write_atomically
+from agentrl.errors import ConfigError, InfrastructureError, UserError
+from agentrl.fleet.servers import ServerLine
+
+POLL_S = 0.2
+SHOW_INTERVAL_S = 5.0
+"""servers.json is written on every change of state; changes in token counts alone are written this often."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ControlRequest(_Message):
+    """A request to a run. `server`: the URL to attach to, or the URL or name of the server to drain."""
+
+    verb: Literal["attach", "start", "drain"]
+    server: str = ""
+
+
+class Answer(_Message):
+    """The result of a request."""
+
+    is_done: bool
+    message: str
+
+
+class ShownServer(_Message):
+    """A server in servers.json.
+
+    outstanding_tokens: of the requests in flight, their prompt and the tokens that they may still sample.
+    """
+
+    name: str
+    url: str
+    origin: str
+    kind: str
+    state: str
+    restarts: int
+    message: str
+    outstanding_tokens: int
+
+
+class ServerTable(_Message):
+    """The content of servers.json. version: of the ready servers. time: seconds since the epoch."""
+
+    time: float
+    version: int
+    servers: tuple[ShownServer, ...]
+
+
+M = TypeVar("M", bound=_Message)
+
+
+class ControlDesk:
+    """The driver's side: answers requests and writes servers.json."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "control"
+        self._requests = self._folder / "requests"
+        self._answers = self._folder / "answers"
+        self._shown: tuple[object, float] = (None, 0.0)
+        for folder in (self._requests, self._answers):
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.glob("*.json"):  # left by an earlier run that ended before it read them
+                old.unlink()
+
+    def serve(self, act: Callable[[ControlRequest], str]) -> None:
+        """Answer all pending requests with the text that `act` returns, or with its UserError."""
+        for file in sorted(self._requests.glob("*.json")):
+            text = file.read_text()
+            try:
+                # before acting: a request that crashes the run must not crash the next run, too
+                file.unlink()
+            except OSError:  # the disk is read-only: the request would be repeated on every poll
+                return
+            answer = self._answer(text, act)
+            with suppress(InfrastructureError):  # the disk is full: the asker times out
+                write_atomically(self._answers / file.name, answer.model_dump_json())
+
+    @staticmethod
+    def _answer(text: str, act: Callable[[ControlRequest], str]) -> Answer:
+        try:
+            return Answer(is_done=True, message=act(ControlRequest.model_validate_json(text)))
+        except ValidationError as error:
+            return Answer(is_done=False, message=f"this is no request: {error.errors()[0]['msg']}")
+        except UserError as error:
+            return Answer(is_done=False, message=str(error))
+
+    def show(self, lines: Sequence[ServerLine], *, version: int, outstanding_tokens: Callable[[], Mapping[str, int]]) -> None:
+        """Write the table of servers if it has changed, or if SHOW_INTERVAL_S has passed."""
+        state, now = (tuple(lines), version), time.monotonic()
+        if state == self._shown[0] and now - self._shown[1] < SHOW_INTERVAL_S:
+            return
+        self._shown = (state, now)
+        tokens = outstanding_tokens()
+        servers = tuple(ShownServer(**asdict(line), outstanding_tokens=tokens.get(line.url, 0)) for line in lines)
+        table = ServerTable(time=time.time(), version=version, servers=servers)
+        # the disk is full: readers see by its `time` that the table is stale
+        with suppress(InfrastructureError):
+            write_atomically(self._folder / "servers.json", table.model_dump_json(indent=1))
+
+
+def ask(run_dir: Path, request: ControlRequest, *, timeout_s: float) -> str:
+    """Ask the run in `run_dir` and return its answer.
+
+    Raises:
+        ConfigError: no run is active there, the run ended meanwhile, or it refuses the request.
+        InfrastructureError: the run did not answer in time (the request is withdrawn), or the answer is
+            unreadable.
+    """
+    refuse_idle(run_dir)
+    name = f"{time.time_ns()}-{uuid.uuid4().hex}.json"
+    asked, answered = run_dir / "control" / "requests" / name, run_dir / "control" / "answers" / name
+    write_atomically(asked, request.model_dump_json())
+    deadline = time.monotonic() + timeout_s
+    while not answered.exists():
+        if time.monotonic() > deadline:
+            asked.unlink(missing_ok=True)
+            raise InfrastructureError(
+                f"the run did not answer within {timeout_s:g} s (it does between steps, and while it waits for a batch)"
+            )
+        refuse_idle(run_dir)
+        time.sleep(POLL_S)
+    answer = _read(answered, Answer)
+    answered.unlink()
+    if not answer.is_done:
+        raise ConfigError(answer.message)
+    return answer.message
+
+
+def read_servers(run_dir: Path) -> ServerTable:
+    """Return the servers of the run in `run_dir`.
+
+    Raises ConfigError if it is not active, or still starting.
+    """
+    refuse_idle(run_dir)
+    file = run_dir / "control" / "servers.json"
+    if not file.exists():
+        raise ConfigError(f"the run in {str(run_dir)!r} is still starting")
+    return _read(file, ServerTable)
+
+
+def refuse_idle(run_dir: Path) -> None:
+    """Raise ConfigError if no run is active in `run_dir`. An active run holds the lock of its folder."""
+    lock = run_dir / ".lock"
+    if not lock.exists():
+        raise ConfigError(f"{str(run_dir)!r} is no folder of a run")
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return
+    raise ConfigError(f"no run goes on in {str(run_dir)!r}")
+
+
+def _read(file: Path, kind: type[M]) -> M:
+    try:
+        return kind.model_validate(json.loads(file.read_text()))
+    except (ValidationError, json.JSONDecodeError) as error:
+        raise InfrastructureError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error

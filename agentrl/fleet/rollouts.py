@@ -1,0 +1,239 @@
+"""`RolloutFleet`: starts the rollout actors of a run, sends them servers and versions, replaces dead ones."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import ObjectLostError, RayActorError, RayError
+
+from agentrl.config.schema import Config
+from agentrl.data.trajectories import decode, from_ipc
+from agentrl.errors import AgentRLError, InfrastructureError
+from agentrl.fleet.buffer_client import BufferClient
+from agentrl.fleet.calls import get, in_trio, translate
+from agentrl.rollout.actor import RolloutActor
+from agentrl.rollout.attempt_log import AttemptReport
+from agentrl.rollout.limits import server_key
+from agentrl.sglang.front import Front
+from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
+from agentrl.types import Lease, Trajectory
+from agentrl.workers.starting import Readiness, num_done
+
+CALL_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 600.0
+"""Loading tokenizer and plugins takes seconds, or longer on a small machine where all parts start at once."""
+
+
+@dataclass
+class _Member:
+    """One incarnation of a rollout actor.
+
+    `owner` is unique per incarnation, so a dead actor's leases are found.
+    """
+
+    owner: str
+    actor: ActorHandle
+    running: ObjectRef | None = None
+    counts: AttemptCounts = field(default_factory=AttemptCounts)  # its last report
+    position: int = 0  # how many of its failures were already read
+
+
+class RolloutFleet:
+    """All rollout actors of a run. The constructor launches them; `wait_until_ready` waits for them.
+
+    `key_of` returns the API key of the server at a URL.
+    """
+
+    def __init__(self, config: Config, buffer: BufferClient, *, key_of: Callable[[str], str | None]) -> None:
+        self._config = config
+        self._buffer = buffer
+        self._key_of = key_of
+        self._restarts_left = config.rollout.max_actor_restarts * config.rollout.num_actors
+        self._keys: dict[str, str | None] = {}  # URL -> API key of the servers that the actors use
+        self._version = -1
+        front_url = config.rollout.front_url
+        self._front = None if front_url is None else Front(front_url, api_key=server_key(config.rollout.api_key_env))
+        self._is_running = False
+        self._attempts = AttemptCounts()
+        self._members = [self._new_member(index) for index in range(config.rollout.num_actors)]
+        self._starting = [member.actor.stats.remote() for member in self._members]
+        self._deadline = time.monotonic() + START_TIMEOUT_S
+
+    @property
+    def starting(self) -> Mapping[ObjectRef, float]:
+        """The actors that are still starting, each with its deadline (monotonic clock, in seconds)."""
+        return dict.fromkeys(self._starting, self._deadline)
+
+    @property
+    def readiness(self) -> Readiness:
+        return Readiness("rollout actors", len(self._members) - len(self._starting) + num_done(self._starting), len(self._members))
+
+    @property
+    def actors(self) -> dict[str, ActorHandle]:
+        """The actors by owner, the name in their leases.
+
+        Other threads may read it: it copies the list first.
+        """
+        return {member.owner: member.actor for member in list(self._members)}
+
+    def wait_until_ready(self) -> None:
+        """Wait until every actor has its tokenizer and plugins.
+
+        Raises:
+            UserError: the tokenizer or a plugin is missing or wrong.
+            InfrastructureError: an actor died, or did not start in time.
+        """
+        get(self._starting, timeout_s=max(0.0, self._deadline - time.monotonic()), who="a rollout actor")
+        self._starting = []
+
+    def _new_member(self, index: int) -> _Member:
+        owner = f"rollout-{index}-{uuid.uuid4().hex[:8]}"
+        options = RolloutActor.options(num_cpus=0, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]  # ray's stubs
+        actor = options.remote(owner, self._config, self._buffer.actor)
+        return _Member(owner, actor)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers that the actors use."""
+        return tuple(self._keys)
+
+    def set_servers(self, urls: Sequence[str], *, version: int) -> None:
+        """Send all actors their servers and the minimum version that a server must have.
+
+        A router in front of the servers (`rollout.front_url`) is updated first.
+
+        Raises:
+            ConfigError: the router in front has servers of somebody else.
+            ServerError: the router does not answer, or refuses a server of this run.
+        """
+        keys = {url: self._key_of(url) for url in urls}
+        if self._front is not None and urls:
+            in_trio(self._front.put_behind, keys)
+        self._keys, self._version = keys, version
+        for member in self._members:
+            with suppress(InfrastructureError):  # heal() replaces a dead actor and sends its servers then
+                get(member.actor.set_servers.remote(self._keys, self._version), timeout_s=CALL_TIMEOUT_S, who=member.owner)
+
+    def run(self) -> None:
+        """Start playing training tasks."""
+        self._is_running = True
+        for member in self._members:
+            member.running = member.actor.run.remote()
+
+    def heal(self, say: Callable[[str], None]) -> int:
+        """Replace the actors that died and return their leases to the buffer; return how many died.
+
+        Raises:
+            InfrastructureError: an actor raised (a bug or a broken plugin), or the restarts are used up.
+        """
+        dead = [index for index, member in enumerate(self._members) if self._is_dead(member)]
+        for index in dead:
+            self._replace(index, say)
+        return len(dead)
+
+    def _is_dead(self, member: _Member) -> bool:
+        if member.running is None:
+            return False
+        done, _ = ray.wait([member.running], timeout=0)
+        if not done:
+            return False
+        try:
+            ray.get(member.running, timeout=CALL_TIMEOUT_S)
+        except RayActorError:
+            return True
+        except RayError as error:
+            raise translate(error, who=f"rollout actor {member.owner}", timeout_s=CALL_TIMEOUT_S) from error
+        raise InfrastructureError(f"rollout actor {member.owner} stopped by itself")
+
+    def _replace(self, index: int, say: Callable[[str], None]) -> None:
+        old = self._members[index]
+        if self._restarts_left == 0:
+            raise InfrastructureError(f"rollout actor {old.owner} died and rollout.max_actor_restarts is used up")
+        self._restarts_left -= 1
+        # an unreachable actor may still play; its leases are free only after it is killed
+        ray.kill(old.actor)
+        released = self._buffer.release(old.owner)
+        new = self._new_member(index)
+        with suppress(InfrastructureError):  # it died while starting: the next heal() replaces it
+            get(new.actor.set_servers.remote(self._keys, self._version), timeout_s=CALL_TIMEOUT_S * 3, who=new.owner)
+        if self._is_running:
+            new.running = new.actor.run.remote()
+        self._members[index] = new
+        say(f"rollout actor {old.owner} died; {released} groups are leased again, {new.owner} takes over")
+
+    def start_play(self, leases: Sequence[Lease]) -> dict[ObjectRef, list[Lease]]:
+        """Start playing `leases` for validation, spread over the actors.
+
+        Returns the leases behind each pending result; `collect` reads a result.
+        """
+        shares = [list(leases[i :: len(self._members)]) for i in range(len(self._members))]
+        return {m.actor.play.remote(share): share for m, share in zip(self._members, shares, strict=True) if share}
+
+    @staticmethod
+    def collect(result: ObjectRef) -> list[Trajectory] | None:
+        """Return the trajectories of a finished result; None if the actor died.
+
+        Raises:
+            AgentRLError: the actor raised an error.
+        """
+        try:
+            played: bytes = ray.get(result, timeout=CALL_TIMEOUT_S)
+        except (RayActorError, ObjectLostError):  # the actor died, or its node with the stored result
+            return None
+        except RayError as error:
+            raise translate(error, who="a rollout actor", timeout_s=CALL_TIMEOUT_S) from error
+        return decode(from_ipc(played))
+
+    def stats(self) -> dict[str, float]:
+        """Return the sums of all actors' counters; an actor that does not answer is left out."""
+        total: dict[str, float] = {}
+        for member in self._members:
+            with suppress(InfrastructureError):
+                for name, value in get(member.actor.stats.remote(), timeout_s=CALL_TIMEOUT_S, who=member.owner).items():
+                    total[name] = total.get(name, 0.0) + value
+        return total
+
+    def attempts(self) -> tuple[AttemptCounts, list[FailedAttempt]]:
+        """Return counts of how training attempts ended, and the failures since the last call.
+
+        The counts cover the whole run, replaced actors included.
+        """
+        failed: list[FailedAttempt] = []
+        for member in self._members:
+            # `position` stays, so the next call asks for the same failures
+            with suppress(InfrastructureError):
+                report: AttemptReport = get(member.actor.attempts.remote(member.position), timeout_s=CALL_TIMEOUT_S, who=member.owner)
+                self._attempts += report.counts - member.counts
+                member.counts, member.position = report.counts, report.position
+                failed += report.failed
+        return self._attempts, failed
+
+    def outstanding_tokens(self) -> dict[str, int]:
+        """Return the tokens of requests in flight by server URL, summed over the actors that answer."""
+        total: dict[str, int] = {}
+        for member in self._members:
+            with suppress(InfrastructureError):
+                for url, tokens in get(member.actor.outstanding_tokens.remote(), timeout_s=CALL_TIMEOUT_S, who=member.owner).items():
+                    total[url] = total.get(url, 0) + tokens
+        return total
+
+    def close(self) -> None:
+        """Stop playing and end the actors.
+
+        Actors that are still starting are killed without a stop: they play nothing.
+        """
+        if self._front is not None:
+            with suppress(AgentRLError):  # the router may be gone
+                in_trio(self._front.leave)
+        with suppress(AgentRLError):
+            if not self._starting:
+                get([m.actor.stop.remote() for m in self._members], timeout_s=CALL_TIMEOUT_S, who="a rollout actor")
+        for member in self._members:
+            ray.kill(member.actor)

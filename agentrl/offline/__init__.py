@@ -1,0 +1,1 @@
+"""Jobs without rollouts: imitation, reward models, replay, comparison of corrections, export, audit."""

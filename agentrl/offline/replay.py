@@ -1,0 +1,210 @@
+"""Replay: train the learner on a run's stored trajectories, deterministically, without servers or rollouts.
+
+The steps are split into the same minibatches and microbatches in the same order. With the run's own config,
+on a CPU, the weights equal the run's bit for bit. With another config, all differences come from the config.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config.compose import load_config
+from agentrl.config.placement import Role
+from agentrl.config.schema import Config
+from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, save_checkpoint
+from agentrl.controller.observe import Observer
+from agentrl.controller.roles import Roles, open_local_roles, start_roles
+from agentrl.controller.run_dir import RunDir
+from agentrl.controller.train import learn
+from agentrl.data.atomic_files import write_atomically
+from agentrl.data.model_source import resolve_model
+from agentrl.errors import ConfigError
+from agentrl.fleet.cluster import interruptible, ray_session
+from agentrl.fleet.seats import reserve_seats
+from agentrl.fleet.user_files import rank_files
+from agentrl.learner.learner import Learner
+from agentrl.offline.compare_corrections import CorrectionsReport
+from agentrl.offline.stored_steps import StoredSteps
+from agentrl.workers.workers import Workers
+
+_ROLES: tuple[Role, ...] = ("actor", "critic")
+"""The roles that a replay starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """The result of a replay.
+
+    weights: sha256 over the names and checksums of all published weights.
+    report: the table of corrections, None if not requested.
+    """
+
+    run_dir: Path
+    model_path: Path
+    step: int
+    weights: str
+    report: Path | None = None
+
+
+def load_replay_config(folder: Path, overrides: Sequence[str] = (), *, file: Path | None = None, out: Path | None = None) -> Config:
+    """Read the config of a run and adapt it for a replay.
+
+    Args:
+        folder: of the run or of its trajectories; its own config.yaml is read, else that of the folder above.
+        file: read this config instead.
+        out: folder of the replay; None: `replay` in `folder`.
+
+    Raises:
+        ConfigError: there is no config, or a key or value is wrong.
+    """
+    found = [place / "config.yaml" for place in (folder, folder.parent) if (place / "config.yaml").is_file()]
+    source = file or (found[0] if found else None)
+    if source is None:
+        raise ConfigError(f"neither {str(folder)!r} nor the folder above holds a config.yaml; name one by --config")
+    own = {
+        "trainer.run_dir": json.dumps(str(out or folder / "replay")),
+        "trainer.resume_mode": "auto",  # of the replay; the run's own resume_mode does not apply
+        "trainer.logger": "[console]",
+        "trainer.keep_trajectories": "false",
+    }
+    return load_config(str(source), [*(f"{key}={value}" for key, value in own.items()), *overrides])
+
+
+def replay(folder: Path, config: Config, *, last_step: int | None = None, report: bool = False) -> ReplayResult:
+    """Train on the stored steps in `folder` as the run did.
+
+    Resumes a stopped replay in the same `trainer.run_dir`.
+
+    Args:
+        last_step: stop after this step, with a checkpoint; None: after the last stored step.
+        report: also compare corrections on every step, before training on it.
+
+    Raises:
+        UserError: config or trajectories are wrong.
+        InfrastructureError: a learner rank was lost, or a file cannot be written.
+    """
+    stored = StoredSteps.find(_trajectories(folder, config))
+    with ExitStack() as stack:
+        run_dir = RunDir.open(config)
+        stack.callback(run_dir.close)
+        checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
+        observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
+        stack.callback(observer.close)
+        stack.enter_context(interruptible())
+        located = config.model_copy(update={"model": resolve_model(config.model)})
+        roles = stack.enter_context(_open_roles(located, run_dir, num_steps=stored.num_steps))
+        if checkpoint is not None:
+            roles.load(checkpoint.learner)
+            observer.say(f"resumed from {checkpoint.folder.name}")
+        run = _Replay(config, stored, roles, observer, run_dir, checkpoint)
+        if report:
+            run.report = CorrectionsReport(config, run_dir.root, resumed_at=run.step)
+            if checkpoint is not None and config.trainer.resume_mode == "auto" and run.report.is_empty:
+                raise ConfigError(
+                    f"{run_dir.root} holds a replay up to step {run.step} without comparisons; for them, name another folder by --out, "
+                    "or begin again by trainer.resume_mode=disable"
+                )
+        if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
+            observer.say(aside)
+        return run.to(min(last_step or stored.num_steps, stored.num_steps, config.trainer.steps or stored.num_steps))
+
+
+class _Replay:
+    """A replay in progress; `step` counts the batches learned so far."""
+
+    def __init__(
+        self,
+        config: Config,
+        stored: StoredSteps,
+        roles: Roles,
+        observer: Observer,
+        run_dir: RunDir,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.step = checkpoint.step if checkpoint else 0
+        self.report: CorrectionsReport | None = None
+        self._config = config
+        self._stored = stored
+        self._roles = roles
+        self._observer = observer
+        self._dir = run_dir
+
+    def to(self, last: int) -> ReplayResult:
+        self._observer.set_total_steps(last)
+        self._observer.begin_steps()
+        while self.step < last:
+            self._learn_one()
+            frequency = self._config.trainer.save_freq
+            if self.step == last or (frequency > 0 and self.step % frequency == 0):
+                self._save()
+        return self._finish()
+
+    def _learn_one(self) -> None:
+        with self._observer.timer("take"):
+            batch = self._stored.read(self.step + 1)
+        if self.report is not None:
+            with self._observer.timer("compare"):
+                self.report.observe(self._roles, batch)
+        lags = batch.lineage.lags
+        updates = learn(self._roles, batch.groups, self._config, step=self.step, lags=lags, timer=self._observer.timer)
+        self.step = batch.step
+        self._observer.step(
+            self.step,
+            learned_by=batch.learned_by,
+            lags=lags,
+            version=batch.learned_by + 1,
+            groups=batch.groups,
+            updates=updates,
+            rollout_stats={},
+            buffer_stats={},
+        )
+
+    def _save(self) -> None:
+        with self._observer.timer("save"):
+            save_checkpoint(
+                self._dir.checkpoints,
+                step=self.step,
+                version=self.step,
+                save_learner=self._roles.save,
+                buffer_state=b"",  # the step alone is a replay's position in the data
+                keep_last=self._config.trainer.keep_last,
+            )
+
+    def _finish(self) -> ReplayResult:
+        policy = self._dir.root / "policy"
+        self._roles.learner.run(Learner.export, str(policy))
+        weights = _digest(self._roles.learner)
+        write_atomically(self._dir.root / "result.json", json.dumps({"step": self.step, "weights_sha256": weights}, indent=1))
+        self._observer.say(f"replayed {self.step} steps; weights sha256 {weights}")
+        table = self.report.finish(self._observer.say) if self.report is not None else None
+        return ReplayResult(self._dir.root, policy, self.step, weights, table)
+
+
+def _trajectories(folder: Path, config: Config) -> Path:
+    """Return the folder with the run's trajectories: `folder`, or `trainer.rollout_data_dir`."""
+    elsewhere = config.trainer.rollout_data_dir
+    return Path(elsewhere) if elsewhere and not (folder / "trajectories").is_dir() else folder
+
+
+@contextmanager
+def _open_roles(config: Config, run_dir: RunDir, *, num_steps: int) -> Iterator[Roles]:
+    """Yield the roles: in this process for a single rank, else as Ray actors."""
+    num_steps, dump_folder = config.trainer.steps or num_steps, str(run_dir.root / "non_finite")
+    with ExitStack() as stack:
+        if config.learner.world_size > 1:
+            stack.enter_context(ray_session(config.cluster, rank_files(config)))
+            seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks, roles=_ROLES))
+            roles = start_roles(config, seats, num_steps=num_steps, dump_folder=dump_folder)
+        else:
+            roles = open_local_roles(config, num_steps=num_steps, dump_folder=dump_folder)
+        stack.callback(roles.stop)
+        yield roles
+
+
+def _digest(learner: Workers[Learner]) -> str:
+    return hashlib.sha256(json.dumps(sorted(learner.run(Learner.checksums).items())).encode()).hexdigest()

@@ -1,0 +1,56 @@
+"""Trains a reward model, a sequence classifier, on preference pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.adapters.catalog import agent_plugins
+from agentrl.chat.chat import Chat
+from agentrl.chat.template import read_json
+from agentrl.config.model import ModelConfig
+from agentrl.config.supervised import RMConfig
+from agentrl.errors import ConfigError
+from agentrl.fleet.user_files import check_files
+from agentrl.learner.score_head import ScoreHead
+from agentrl.offline.supervised import SupervisedJob, model_with_tokenizer, run_job
+from agentrl.offline.supervised_data import Examples, read_pairs
+
+_PADDING = ("pad_token", "unk_token", "bos_token", "eos_token")
+
+
+def train_reward_model(config: RMConfig) -> Path:
+    """Train on the pairs of `data.train_files` and return the folder of the model. Resumes a stopped run.
+
+    Raises:
+        UserError: a wrong key, a malformed pair, or no token that can serve as padding.
+    """
+    check_files(config)
+    plugins = agent_plugins(config.agent)
+    model = model_with_tokenizer(config)
+    chat = Chat.of(model)
+    data = config.data
+    train = read_pairs(data.train_files, data, chat, plugins)
+    validation = read_pairs(data.val_files, data, chat, plugins) if data.val_files else None
+    head = ScoreHead(find_padding(model, chat, train))
+    return run_job(SupervisedJob("rm", "pair", config, model, train, validation, head))
+
+
+def find_padding(model: ModelConfig, chat: Chat, examples: Examples) -> int:
+    """Return the id of the exported model's padding token: the first special token that ends no sequence.
+
+    A sequence classifier of transformers reads its score at the last token that is not padding. If padding
+    were the end-of-turn token, as in many tokenizers, every score would be read one token too early.
+
+    Raises:
+        ConfigError: all special tokens of the tokenizer end a conversation.
+    """
+    ends = {int(sample.token_ids[end - 1]) for sample in examples.samples for end in (*sample.segment_starts[1:], sample.num_tokens)}
+    folder = Path(model.tokenizer_path or model.path)
+    named = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
+    for name in _PADDING:
+        token = named.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        ids = chat.encode(text) if text else []
+        if len(ids) == 1 and ids[0] not in ends:
+            return ids[0]
+    raise ConfigError(f"the tokenizer of {folder} has no token to pad with but the one that ends a turn; set pad_token in its config")

@@ -1,1 +1,0 @@
-"""Templates for new plugins (`agentrl new`)."""

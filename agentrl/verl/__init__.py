@@ -1,0 +1,1 @@
+"""Everything that reads what was written for verl: configs, keys, tools, interactions."""

@@ -1,0 +1,112 @@
+"""Obstacles: settings with which an imported training would not run here, or would not do the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from agentrl.config.model_kind import find_obstacles
+from agentrl.verl.importing.rules_model import pool_of_servers
+from agentrl.verl.importing.source import WrittenConfig
+
+SHARDED = "the learner shards by FSDP2 over all of its ranks and has nothing like it"
+PARALLEL: Mapping[str, tuple[str, str]] = {
+    # suffix of a key of the learner's engine -> its name, and the alternative here
+    "tensor_model_parallel_size": ("tensor parallelism of Megatron", f"{SHARDED}; learner.tensor_parallel splits Llama and Qwen"),
+    "pipeline_model_parallel_size": ("pipeline parallelism", SHARDED),
+    "virtual_pipeline_model_parallel_size": ("pipeline parallelism", SHARDED),
+    "context_parallel_size": ("context parallelism", f"{SHARDED}; learner.sequence_parallel splits long sequences"),
+    "expert_model_parallel_size": ("expert parallelism", "mixtures of experts are refused"),
+    "expert_tensor_parallel_size": ("expert parallelism", "mixtures of experts are refused"),
+    "expert_parallel_size": ("expert parallelism", "mixtures of experts are refused"),
+}
+ENGINES = re.compile(r"(actor_rollout_ref\.(actor|model)|critic|engine|model_engine)(\.|$)")
+SWITCHES: Mapping[str, str] = {
+    # switch -> the missing feature
+    "algorithm.use_pf_ppo": "trajectories are not reweighted by their reward",
+    "distillation.enabled": "there is no teacher model",
+    "actor_rollout_ref.model.mtp.enable": "heads for several tokens are neither trained nor used",
+    "actor_rollout_ref.actor.qat.enable": "weights are not trained for quantized serving",
+    "actor_rollout_ref.actor.fsdp_config.qat.enable": "weights are not trained for quantized serving",
+    "model.mtp.enable": "heads for several tokens are neither trained nor used",
+}
+MEDIA = {"data.image_key": "images", "data.video_key": "videos", "data.audio_key": "audios"}
+"""Keys for columns other than text, with verl's defaults."""
+MODELS = ("actor_rollout_ref.model.path", "critic.model.path", "model.path", "model.partial_pretrain")
+LOW_PRECISION = re.compile(r"(fp8|int8|int4|w8a8|awq|gptq|nvfp4|mxfp4)", re.IGNORECASE)
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A key of verl, or another obstacle, and the reason."""
+
+    what: str
+    reason: str
+
+
+def find_all(source: WrittenConfig) -> Iterator[Obstacle]:
+    """Yield everything that would not run here unchanged, or would train something else."""
+    yield from (Obstacle("the config", text) for text in source.missing)
+    yield from _models(source)
+    yield from _media(source)
+    yield from _parallel(source)
+    yield from _servers(source)
+    yield from _low_precision(source)
+    yield from (Obstacle(_shown(source, key), why) for key, why in SWITCHES.items() if source.get(key))
+    if source.get("actor_rollout_ref.actor.use_kl_loss") and source.get("algorithm.use_kl_in_reward"):
+        yield Obstacle("use_kl_loss and use_kl_in_reward", "there is one KL here, in the loss or in the reward")
+
+
+def _shown(source: WrittenConfig, key: str) -> str:
+    return f"{key} = {source.get(key)}"
+
+
+def _models(source: WrittenConfig) -> Iterator[Obstacle]:
+    for key in MODELS:
+        if source.has(key):
+            for what in find_obstacles(str(source.get(key))):
+                yield Obstacle(_shown(source, key), f"this is {what}")
+
+
+def _media(source: WrittenConfig) -> Iterator[Obstacle]:
+    written = [key for key in MEDIA if source.has(key)]
+    if len(written) > 1 and all(source.get(key) == MEDIA[key] for key in written):
+        return  # a complete config of verl, which always names the media columns that rows may have
+    yield from (Obstacle(_shown(source, key), "rows with images, video or sound are refused") for key in written)
+
+
+def _parallel(source: WrittenConfig) -> Iterator[Obstacle]:
+    for key in source.written:
+        name = key.rpartition(".")[2]
+        if name in PARALLEL and ENGINES.match(key) and _above_one(source.get(key)):
+            what, instead = PARALLEL[name]
+            yield Obstacle(_shown(source, key), f"no {what}: {instead}")
+
+
+def _servers(source: WrittenConfig) -> Iterator[Obstacle]:
+    tensor, pipeline, experts = (
+        f"{ROLLOUT}.{name}" for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
+    )
+    is_apart = pool_of_servers(source) is not None
+    for key in (tensor, pipeline):
+        if not is_apart and _above_one(source.get(key)):
+            why = "servers on the learner's GPUs have one GPU each, so the model must fit on one"
+            yield Obstacle(_shown(source, key), f"{why}; larger servers need a pool of their own (placement.roles.servers)")
+    if _above_one(source.get(experts)):
+        yield Obstacle(_shown(source, experts), "no expert parallelism: mixtures of experts are refused")
+
+
+def _low_precision(source: WrittenConfig) -> Iterator[Obstacle]:
+    """Yield settings for low-precision weights: switches with such names, and values of dtypes."""
+    for key, value in source.written.items():
+        name = key.rpartition(".")[2]
+        is_switch = bool(LOW_PRECISION.search(name)) and value not in (None, False, 0, "null", "none", "false")
+        is_value = ("dtype" in name or name == "quantization") and isinstance(value, str) and bool(LOW_PRECISION.search(value))
+        if (is_switch or is_value) and not key.startswith(("trainer.", "data.")):
+            yield Obstacle(_shown(source, key), "weights are trained, published and served in bfloat16 or float32, and never quantized")
+
+
+def _above_one(value: object) -> bool:
+    return isinstance(value, (int, float)) and value > 1

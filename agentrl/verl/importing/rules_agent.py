@@ -1,0 +1,147 @@
+"""Translation rules for agents, rewards and validation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agentrl.verl.importing.findings import Dropped, Finding, Setting
+from agentrl.verl.importing.source import WrittenConfig
+from agentrl.verl.importing.values import VALUES
+
+ROLLOUT = "actor_rollout_ref.rollout"
+TURNS = f"{ROLLOUT}.multi_turn"
+AGENTS = ("single_turn_agent", "tool_agent")
+"""Agent loops of verl that exist here under the same names."""
+OVERLONG = (
+    *("custom_reward_function.overlong_buffer", "reward_model.overlong_buffer"),
+    *("reward_model.reward_kwargs.overlong_buffer_cfg", "reward.reward_kwargs.overlong_buffer_cfg"),
+)
+"""Keys of the buffer for DAPO's length penalty, in different versions of verl."""
+SCORE_OPTIONS = ("reward_model.reward_kwargs", "reward.reward_kwargs", "reward_model")
+"""Sections in which forks of verl have options of its own scoring functions."""
+OFFERS = tuple(f"{TURNS}.{name}" for name in ("tool_config_path", "function_tool_path", "interaction_config_path"))
+"""Keys that lead to conversations with several turns."""
+CUSTOM = ("custom_reward_function", "reward.custom_reward_function")
+
+
+def agents(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the agent of rows that name none, and its limit of turns."""
+    loop, enable = f"{ROLLOUT}.agent.default_agent_loop", f"{TURNS}.enable"
+    if source.has(loop) and source.get(loop) in AGENTS:
+        yield Setting("agent.default", source.get(loop), (loop,))
+    elif source.has(loop):
+        why = f"{source.get(loop)} is a class of yours; write it as a plugin (`agentrl new agent NAME`), name it in agent.default"
+        yield Dropped(loop, why, is_decisive=True)
+    elif source.get(enable) and source.has(f"{TURNS}.tool_config_path"):
+        yield Setting("agent.default", "tool_agent", (enable,), "a row's agent_name goes before it")
+    bounds = [key for key in (f"{TURNS}.max_assistant_turns", f"{TURNS}.max_turns") if source.has(key)]
+    yield from (Setting("agent.max_turns", source.get(key), (key,)) for key in bounds)
+    if source.get(enable) or any(map(source.has, OFFERS)):
+        if not bounds:
+            yield Dropped(f"{TURNS}.max_assistant_turns", "any number of turns there; the default of agent.max_turns stands")
+        calls, length = f"{TURNS}.max_parallel_calls", f"{TURNS}.max_tool_response_length"
+        if not source.has(calls):
+            yield Setting("agent.max_tool_calls_per_turn", 1, (calls,))
+        if not source.has(length):
+            yield Setting("agent.max_tool_output_tokens", VALUES[length](256), (length,), "256 characters there")
+
+
+def validation(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate validation sampling; verl's `do_sample: false` is a temperature of 0 here."""
+    section = f"{ROLLOUT}.val_kwargs"
+    sample = f"{section}.do_sample"
+    if source.has(sample) and not source.get(sample):
+        yield Setting("eval.temperature", 0.0, (sample,))
+        for name in ("temperature", "top_p", "top_k"):
+            if source.has(f"{section}.{name}"):
+                yield Dropped(f"{section}.{name}", "do_sample is false: validation is greedy")
+    elif source.has(sample):
+        yield Setting("eval.temperature", source.get(f"{section}.temperature") or 0.0, (sample, f"{section}.temperature"))
+
+
+def rewards(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate reward functions and verl's reward managers."""
+    section = next((name for name in CUSTOM if source.has(f"{name}.path")), None)
+    if section is not None:
+        yield Setting("reward.custom_function.path", source.get(f"{section}.path"), (f"{section}.path",))
+        if source.has(f"{section}.name"):
+            yield Setting("reward.custom_function.name", source.get(f"{section}.name"), (f"{section}.name",))
+        kwargs = source.below(f"{section}.reward_kwargs")
+        if kwargs:
+            yield Setting("reward.custom_function.kwargs", kwargs, tuple(f"{section}.reward_kwargs.{name}" for name in kwargs))
+    else:
+        names = (f"{name}.name" for name in CUSTOM)
+        yield from (Dropped(name, "without a path: rewards are chosen by data_source, as in verl") for name in names if source.has(name))
+    for key in ("reward_model.reward_manager", "reward.reward_manager.name"):
+        if source.has(key):
+            yield from _manager(key, source.get(key), has_function=section is not None)
+    yield from _scores(source)
+    yield from _length_penalty(source)
+    yield from _reward_model(source)
+
+
+def _manager(key: str, name: str, *, has_function: bool) -> Iterator[Finding]:
+    if name == "batch" and has_function:
+        yield Setting("reward.custom_function.scope", "batch", (key,), "called with lists, once per batch")
+    elif name == "prime" and has_function:
+        yield Setting("reward.custom_function.runs_in", "process", (key,))
+    elif name in ("naive", "dapo", "prime", "batch"):
+        yield Dropped(key, "nothing to set: each reward is called for its row as soon as the attempt ends (docs/rewards.md)")
+    else:
+        why = f"{name} is a class of yours; a reward says itself whether it sees an attempt, a group or a batch (docs/rewards.md)"
+        yield Dropped(key, why, is_decisive=True)
+
+
+def _scores(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate options of verl's scoring functions to options of the corresponding rewards."""
+    for section in SCORE_OPTIONS:
+        options: dict[str, Any] = {}
+        form, method, score = (f"{section}.{name}" for name in ("format_score", "method", "score"))
+        if source.has(form):
+            options["format_score"] = source.get(form)
+        if source.get(method) in ("strict", "flexible"):
+            options["strict"] = source.get(method) == "strict"
+        if options:
+            old = tuple(key for key in (form, method) if source.has(key))
+            yield Setting("reward.reward_config.gsm8k", options, old, "of rows of gsm8k")
+        if source.has(form):
+            yield Setting("reward.reward_config.math", {"format_score": source.get(form)}, (form,), "of rows of math")
+        if source.has(score) and source.get(score) != 1:
+            yield Dropped(score, "a right answer earns 1; scale it by reward.weight", is_decisive=True)
+        elif source.has(score):
+            yield Dropped(score, "a right answer earns 1, here too")
+
+
+def _length_penalty(source: WrittenConfig) -> Iterator[Finding]:
+    for section in OVERLONG:
+        options = source.below(section)
+        keys = tuple(f"{section}.{name}" for name in options)
+        if options.get("enable"):
+            term: dict[str, Any] = {"weight": options.get("penalty_factor") or 1.0}
+            if options.get("len"):
+                term["config"] = {"buffer_tokens": options["len"]}
+            yield Setting("reward.terms.length_penalty", term, keys)
+        else:
+            yield from (Dropped(key, "without effect in verl: the overlong buffer is off") for key in keys)
+
+
+def _reward_model(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the reward model.
+
+    In verl, its score replaces that of the function. Here it is a term, and the row's own reward has weight
+    0.
+    """
+    for enable, path in (
+        ("reward_model.enable", "reward_model.model.path"),
+        ("reward.reward_model.enable", "reward.reward_model.model_path"),
+    ):
+        if source.get(enable) and source.has(path):
+            yield Setting("reward_model.model.path", source.get(path), (path, enable))
+            yield Setting("reward.terms.reward_model", {"weight": 1.0}, (enable,), "the term that asks it")
+            yield Setting("reward.weight", 0.0, (enable,), "the row's own reward is reported, and not learned from")
+        elif source.has(path):
+            yield Dropped(path, "without effect in verl: no reward model is enabled")
+
+
+RULES = (agents, validation, rewards)

@@ -1,0 +1,320 @@
+"""Translation rules for advantages, losses, KL and off-policy correction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agentrl.config.algorithm import ADVANTAGES, GROUP_ADVANTAGES, POLICY_LOSSES, SEQUENCE_LOSSES
+from agentrl.errors import ConfigError
+from agentrl.verl.importing.findings import Dropped, Finding, Setting
+from agentrl.verl.importing.rules_data import ACTOR
+from agentrl.verl.importing.source import WrittenConfig
+
+ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
+LOSSES = {"vanilla": "ppo_clip", "geo_mean": "gmpo"}
+AGGREGATIONS = {
+    "token-mean": "token_mean",
+    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-mean": "sequence_mean_token_mean",
+    "seq-mean-token-sum-norm": "constant",
+}
+LOSS_KL = {
+    **dict.fromkeys(("low_var_kl", "k3"), "k3"),
+    **dict.fromkeys(("low_var_kl+", "k3+"), "k3_k2grad"),
+    # `+`: the gradient of k2, whatever the value
+    **dict.fromkeys(("mse", "k2", "mse+", "k2+", "kl+", "k1+", "abs+"), "k2"),
+    "abs": "abs",
+}
+REWARD_KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+LEVELS = {"token": "token", "seq_sum": "sequence_sum", "seq_mean": "sequence_mean", "seq_max": "sequence_max"}
+RATIO_LEVELS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
+"""Levels of verl up to 0.6, where a stage is a ratio within bounds."""
+
+
+MEANS_OF_SEQUENCES = (*SEQUENCE_LOSSES, "sapo")
+"""Losses whose loss_agg_mode verl ignores."""
+SIDES = {"low": "algorithm.clip_low", "high": "algorithm.clip_high"}
+BOUNDS = {
+    "gspo": SIDES,
+    "gmpo": SIDES,
+    "cispo": SIDES,
+    "clip_cov": SIDES,
+    "ppo_clip": {**SIDES, "dual": "algorithm.dual_clip"},
+    "dppo_tv": {"low": "algorithm.dppo_tv.delta_low", "high": "algorithm.dppo_tv.delta_high", "dual": "algorithm.dppo_tv.cap"},
+}
+"""Loss -> the targets of clip_ratio_low, clip_ratio_high and clip_ratio_c."""
+
+CORRECTION = "algorithm.rollout_correction"
+LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+OLD_CAP = f"{ACTOR}.tis_imp_ratio_cap"
+"""Key of verl 0.5."""
+REUSED = "async_training.use_rollout_log_probs"
+
+
+ROLLOUT_N = "actor_rollout_ref.rollout.n"
+
+
+def advantages(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the advantage estimator.
+
+    GRPO without division by the standard deviation is a separate estimator here.
+    """
+    key, by_std = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
+    name = ESTIMATORS.get(source.get(key), source.get(key))
+    if name == "grpo" and not source.get(by_std):
+        yield Setting("algorithm.advantage", "dr_grpo", (key, by_std))
+    elif name in ADVANTAGES:
+        note = "of whole attempts; verl takes rewards-to-go, another number where turns earn rewards" if name == "remax" else ""
+        yield Setting("algorithm.advantage", name, (key,), note)
+    else:
+        why = f"there is no {name}; choose algorithm.advantage among {', '.join(ADVANTAGES)}, or write your own"
+        yield Dropped(key, why, is_decisive=True)
+    # An unknown estimator is replaced by the default, which compares attempts too
+    compares = name in GROUP_ADVANTAGES or name not in ADVANTAGES
+    if compares and source.get(ROLLOUT_N) == 1:
+        yield Setting("algorithm.singleton", "raw", (key, ROLLOUT_N), "verl learns from the reward of a group of one as it is")
+    if name == "gae":
+        yield Setting("algorithm.whiten", True, (key,), "verl whitens the advantages of gae in any case")
+
+
+def losses(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the policy loss and the aggregation of token losses."""
+    aggregation, (loss, keys) = f"{ACTOR}.loss_agg_mode", _loss(source)
+    if _is_bypass(source) and source.has(LOSS_MODE):
+        yield Dropped(LOSS_MODE, "in bypass mode verl computes rollout_correction.loss_type instead, ppo_clip where that is not set")
+    if loss in POLICY_LOSSES:
+        note = "without rollout_is verl's reinforce has no ratio" if loss == "gpg" and _is_bypass(source) else ""
+        yield Setting("algorithm.policy_loss", loss, keys, note)
+    else:
+        why = f"there is no {loss}; choose algorithm.policy_loss among {', '.join(POLICY_LOSSES)}, or write your own"
+        yield Dropped(keys[0], why, is_decisive=True)
+    how = AGGREGATIONS.get(source.get(aggregation))
+    if loss in MEANS_OF_SEQUENCES and how != "sequence_mean_token_mean":
+        note = f"verl's {source.get(keys[0])} is a mean over sequences, whatever loss_agg_mode says"
+        yield Setting("algorithm.aggregation", "sequence_mean_token_mean", (aggregation, *keys), note)
+    elif how is not None:
+        note = "verl up to 0.7 leaves out the number of sequences: there the learning rate grows with it" if how == "constant" else ""
+        yield Setting("algorithm.aggregation", how, (aggregation,), note)
+    else:
+        yield Dropped(aggregation, f"{source.get(aggregation)} is unknown; there is: {', '.join(AGGREGATIONS)}")
+
+
+def _is_bypass(source: WrittenConfig) -> bool:
+    return bool(source.get(f"{CORRECTION}.bypass_mode"))
+
+
+def _loss(source: WrittenConfig) -> tuple[str, tuple[str, ...]]:
+    """Return the name of the loss (ours, if it exists) and the keys of verl that set it.
+
+    They differ in bypass mode.
+    """
+    if not _is_bypass(source):
+        name = source.get(LOSS_MODE)
+        return LOSSES.get(name, name), (LOSS_MODE,)
+    kind, old_kind, weight = (f"{CORRECTION}.{name}" for name in ("loss_type", "use_policy_gradient", "rollout_is"))
+    if source.get(kind) != "reinforce" and not source.get(old_kind):
+        name = source.get(kind) or "ppo_clip"
+        return LOSSES.get(name, name), (kind,)
+    keys = (old_kind,) if source.get(old_kind) else (kind,)
+    return ("reinforce" if source.has(weight) else "gpg"), keys
+
+
+def clips(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the bounds of the ratio. Some losses use them as bounds of something else, or not at all.
+
+    verl's own config sets both sides to 0.2, so its `clip_ratio` is used only if a script sets a side to
+    null.
+    """
+    both, dual, loss = f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_c", _loss(source)[0]
+    targets = BOUNDS.get(loss, {} if loss in POLICY_LOSSES else BOUNDS["ppo_clip"])
+    is_used = False
+    for side in ("low", "high"):
+        key = f"{both}_{side}"
+        is_null = key in source.written and not source.has(key)
+        used, value = (both, source.get(both)) if is_null else (key, source.get(key))
+        is_used |= is_null
+        if side in targets:
+            yield _bound_of_side(targets[side], value, used)
+        elif source.has(used):
+            yield Dropped(used, f"{loss} bounds no ratio by it")
+    if source.has(both) and not is_used:
+        yield Dropped(both, "without effect in verl, whose clip_ratio_low and clip_ratio_high are 0.2 unless set; write algorithm.clip_low")
+    if "dual" in targets:
+        yield Setting(targets["dual"], source.get(dual), (dual,))
+    elif loss == "clip_cov":
+        yield Setting("algorithm.dual_clip", None, (LOSS_MODE, *([dual] if source.has(dual) else [])), "verl's clip_cov has no such bound")
+    elif source.has(dual):
+        yield Dropped(dual, f"{loss} has no such bound")
+
+
+def _bound_of_side(target: str, value: float, key: str) -> Setting:
+    is_none = target == "algorithm.clip_low" and value > 1
+    return Setting(target, 1.0, (key,), "a ratio is never below 0") if is_none else Setting(target, value, (key,))
+
+
+def selections(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the selection of tokens by kl_cov, for which verl has its own defaults."""
+    if _loss(source)[0] == "kl_cov":
+        for name, ours in (("kl_cov_ratio", "share"), ("ppo_kl_coef", "coefficient")):
+            key = f"{ACTOR}.policy_loss.{name}"
+            yield Setting(f"algorithm.kl_cov.{ours}", source.get(key), (key,))
+
+
+def divergences(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the KL.
+
+    There is only one here, in the loss or in the reward; verl's two switches decide its place.
+    """
+    in_loss, in_reward = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
+    of_loss = (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type")
+    of_reward = ("algorithm.kl_penalty", *(f"algorithm.kl_ctrl.{name}" for name in ("type", "kl_coef", "horizon", "target_kl")))
+    if source.get(in_loss):
+        is_weighed = source.has(f"{CORRECTION}.rollout_is") and not _is_bypass(source)
+        note = "it has the importance weights of the policy term, which verl gives to that alone" if is_weighed else ""
+        yield Setting("algorithm.kl.coefficient", source.get(of_loss[0]), (of_loss[0], in_loss), note)
+        yield from _estimator(source, of_loss[1], LOSS_KL, why="its gradient has the expectation zero")
+        unused, why = (in_reward, *of_reward), "there is one KL here, and the one of the loss was taken"
+    elif source.get(in_reward):
+        yield Setting("algorithm.kl.coefficient", source.get("algorithm.kl_ctrl.kl_coef"), ("algorithm.kl_ctrl.kl_coef", in_reward))
+        yield Setting("algorithm.kl.place", "reward", (in_reward,))
+        yield from _estimator(source, of_reward[0], REWARD_KL, why="it is unknown")
+        if source.get("algorithm.kl_ctrl.type") == "adaptive":
+            kind = ("algorithm.kl_ctrl.type",)
+            yield Setting("algorithm.kl.target", source.get("algorithm.kl_ctrl.target_kl"), ("algorithm.kl_ctrl.target_kl", *kind))
+            yield Setting("algorithm.kl.horizon", source.get("algorithm.kl_ctrl.horizon"), ("algorithm.kl_ctrl.horizon", *kind))
+            unused, why = of_loss, "the KL is in the reward"
+        else:
+            unused, why = (*of_loss, *of_reward[1:2], *of_reward[3:]), "the KL is in the reward, with a fixed coefficient"
+    else:
+        yield Setting("algorithm.kl.coefficient", 0.0, (in_loss, in_reward))
+        unused, why = (*of_loss, *of_reward), "without effect in verl: use_kl_loss and use_kl_in_reward are off"
+    yield from (Dropped(key, why) for key in unused if source.has(key))
+
+
+def _estimator(source: WrittenConfig, key: str, known: dict[str, str], *, why: str) -> Iterator[Finding]:
+    name = source.get(key)
+    if name in known:
+        yield Setting("algorithm.kl.estimator", known[name], (key,))
+    else:
+        yield Dropped(key, f"{name} is not taken over: {why}; there is: {', '.join(known)}")
+
+
+def corrections(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate importance weights and rejection stages.
+
+    Up to verl 0.6, they are keys of `algorithm` itself.
+    """
+    section = CORRECTION if source.below(CORRECTION) else "algorithm"
+    mode, stage, normalize = (f"{section}.{name}" for name in ("bypass_mode", "rollout_rs", "rollout_is_batch_normalize"))
+    if source.get(mode):
+        yield Setting("algorithm.mode", "bypass", (mode,))
+        yield from _weights_in_bypass(source, section)
+        if source.get(normalize):
+            yield Dropped(normalize, "the weights follow the policy within the step, and their mean over an update is not known before it")
+    elif source.get(REUSED):
+        for key in (f"{section}.rollout_is", stage, normalize):
+            if source.get(key):
+                yield Dropped(key, f"with {REUSED} verl compares the server's log-probabilities with themselves")
+        yield Setting("algorithm.mode", "bypass", (REUSED,))
+        return
+    else:
+        if source.has(mode):
+            yield Dropped(mode, "false: algorithm.mode is chosen by what else is set")
+        yield from _weights(source, section)
+        if source.get(normalize):
+            note = "over the accepted tokens or sequences of an update; verl: all of the step"
+            yield Setting("algorithm.correction.self_normalize", True, (normalize,), note)
+            yield Setting("algorithm.mode", "decoupled", (normalize,))
+    if source.get(stage):
+        yield from _stages(source, stage)
+        yield Setting("algorithm.mode", "bypass" if source.get(mode) else "decoupled", (stage,))
+
+
+def _weights(source: WrittenConfig, section: str) -> Iterator[Finding]:
+    """Translate the weights proximal / behavior. verl applies none unless a script asks for them."""
+    weight, level, threshold = (f"{section}.{name}" for name in ("rollout_is", "rollout_is_level", "rollout_is_threshold"))
+    if source.get(weight):
+        name, keys = source.get(weight), [weight]
+        if name is True:  # verl up to 0.6
+            name = source.get(level) or "token"
+            keys += [level] if source.has(level) else []
+        note = "verl takes the geometric mean of bounded weights" if _loss(source)[0] == "gmpo" and name == "token" else ""
+        yield Setting("algorithm.correction.weight", "geometric" if note else name, tuple(keys), note)
+        yield from _cap(threshold, source.get(threshold) or 2.0, "algorithm.correction")
+        yield Setting("algorithm.mode", "decoupled", (weight,))
+    elif (source.get(OLD_CAP) or 0) > 0:
+        yield Setting("algorithm.correction.weight", "token", (OLD_CAP,))
+        yield Setting("algorithm.correction.cap", source.get(OLD_CAP), (OLD_CAP,))
+        yield Setting("algorithm.mode", "decoupled", (OLD_CAP,))
+    else:
+        yield Setting("algorithm.correction.weight", "none", (weight,), "as verl; token is our default, and corrects for stale data")
+        if source.has(threshold):
+            yield Dropped(threshold, "without rollout_is verl applies no weight")
+
+
+def _weights_in_bypass(source: WrittenConfig, section: str) -> Iterator[Finding]:
+    """Translate the weights policy / behavior, which belong to the loss itself."""
+    weight, threshold = f"{section}.rollout_is", f"{section}.rollout_is_threshold"
+    loss = _loss(source)[0]
+    if loss == "reinforce":
+        yield Setting("algorithm.reinforce.weight", source.get(weight), (weight,))
+        yield from _cap(threshold, source.get(threshold) or 2.0, "algorithm.reinforce")
+        return
+    for key in (weight, threshold):
+        if source.has(key):
+            yield Dropped(key, f"in bypass mode verl applies no weight with {'reinforce without rollout_is' if loss == 'gpg' else loss}")
+
+
+def _cap(key: str, value: Any, target: str) -> Iterator[Finding]:
+    """Translate a bound 2.0, or a band "0.5_2.0", outside of which weights are 0."""
+    *floor, cap = _bounds(key, str(value))
+    yield Setting(f"{target}.cap", cap, (key,))
+    if floor:
+        yield Setting(f"{target}.floor", floor[0], (key,))
+        yield Setting(f"{target}.outside", "mask", (key,))
+
+
+def _bounds(key: str, text: str) -> list[float]:
+    """Parse "2.0" or "0.5_2.0".
+
+    Raises:
+        ConfigError: the text has another form, or a bound is not above 0.
+    """
+    try:
+        bounds = [float(part) for part in text.split("_")]
+    except ValueError:
+        bounds = []
+    if not 1 <= len(bounds) <= 2 or min(bounds) <= 0:
+        raise ConfigError(f"{key}={text}: must be a number above 0, or a lower and an upper one as in 0.5_2.0")
+    return bounds
+
+
+def _stages(source: WrittenConfig, key: str) -> Iterator[Finding]:
+    bounds, floor = f"{key}_threshold", f"{key}_threshold_lower"
+    names = [name.strip() for name in str(source.get(key)).split(",")]
+    texts = [text.strip() for text in str(source.get(bounds)).split(",")]
+    if len(texts) not in (1, len(names)):
+        raise ConfigError(f"{bounds}={source.get(bounds)}: must be one for all of {key}={source.get(key)}, or one for each")
+    for name, text in zip(names, texts * len(names) if len(texts) == 1 else texts, strict=True):
+        stage = _stage(name, _bounds(bounds, text), source.get(floor))
+        if stage is None:
+            yield Dropped(key, f"{name} is unknown; stages are {', '.join(f'{each}_k1' for each in LEVELS)}, k2 and k3 too")
+        else:
+            old = (key, bounds, *((floor,) if source.has(floor) else ()))
+            yield Setting(f"algorithm.correction.reject.{name}", stage, old)
+
+
+def _stage(name: str, bounds: list[float], floor: float | None) -> dict[str, Any] | None:
+    level, _, statistic = name.rpartition("_")
+    upper = bounds[-1]
+    lower = bounds[0] if len(bounds) == 2 else floor or 1 / upper
+    if name in RATIO_LEVELS:
+        return {"level": RATIO_LEVELS[name], "lower": lower, "upper": upper}
+    if level in LEVELS and statistic == "k1":
+        # verl's k1 is log(behavior / proximal), so its bounds are those of the inverse of our ratio.
+        return {"level": LEVELS[level], "lower": 1 / upper, "upper": 1 / lower}
+    return {"level": LEVELS[level], "statistic": statistic, "upper": upper} if level in LEVELS else None
+
+
+RULES = (advantages, losses, clips, selections, divergences, corrections)

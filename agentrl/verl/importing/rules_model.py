@@ -1,0 +1,151 @@
+"""Translation rules for the model, the servers, and their GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentrl.verl.importing.findings import Dropped, Finding, Setting
+from agentrl.verl.importing.rules_data import ACTOR
+from agentrl.verl.importing.source import WrittenConfig
+from agentrl.verl.importing.values import as_list
+
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+BACKENDS = {"sglang": "sglang", "sglang_async": "sglang", "vllm": "sglang", "trtllm": "sglang", "hf": "embedded"}
+SERVER_ARGUMENTS = {
+    # verl's key of the rollout -> SGLang's argument
+    "gpu_memory_utilization": "mem_fraction_static",
+    "max_num_seqs": "max_running_requests",
+    "max_num_batched_tokens": "chunked_prefill_size",
+    "max_model_len": "context_length",
+    "expert_parallel_size": "ep_size",
+    "pipeline_model_parallel_size": "pp_size",
+    "quantization": "quantization",
+    "scheduling_policy": "schedule_policy",
+}
+SWITCHES = {"enforce_eager": (True, "disable_cuda_graph"), "enable_prefix_caching": (False, "disable_radix_cache")}
+"""verl's key -> the value for which SGLang needs an argument, and this argument."""
+
+
+def dtypes(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the dtype of computing and serving.
+
+    Master weights are separate in both projects, and always float32 here.
+    """
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16", "float": "float32"}
+    own = f"{ACTOR}.fsdp_config.dtype"
+    key = own if source.has(own) else f"{ROLLOUT}.dtype"
+    yield Setting("model.dtype", names.get(source.get(key), source.get(key)), (key,), "of computing and serving")
+
+
+def adapters(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the LoRA adapter, whose other keys are dropped at rank 0."""
+    sections = ((MODEL, "model.lora", ""), (f"{MODEL}.lora", "model.lora", "lora."), ("critic.model", "critic.model.lora", ""))
+    for section, ours, nested in sections:
+        prefix = "" if nested else "lora_"
+        rank, alpha, targets = f"{section}.{prefix}rank", f"{section}.{prefix}alpha", f"{section}.target_modules"
+        if not source.has(rank) or source.get(rank) <= 0:
+            off = "without effect in verl: the rank of the adapter is 0"
+            yield from (Setting(f"{ours}.rank", 0, (key,)) for key in (rank,) if source.has(key))
+            yield from (Dropped(key, off) for key in (alpha, targets) if source.has(key))
+            continue
+        yield Setting(f"{ours}.rank", source.get(rank), (rank,))
+        yield Setting(f"{ours}.alpha", source.get(alpha) or 16, (alpha,))
+        if source.has(targets):
+            names = source.get(targets)
+            yield Setting(f"{ours}.target_modules", [] if names == "all-linear" else as_list(names), (targets,))
+
+
+def offload(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate offloading: two switches in verl, one choice here."""
+    section = f"{ACTOR}.fsdp_config"
+    parameters, optimizer = (f"{section}.param_offload", f"{section}.offload_policy"), f"{section}.optimizer_offload"
+    written = tuple(key for key in (*parameters, optimizer) if source.has(key))
+    choice = "parameters" if any(map(source.get, parameters)) else "optimizer" if source.get(optimizer) else "none"
+    if written:
+        yield Setting("learner.offload", choice, written)
+
+
+def servers(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the inference engine and its arguments to those of SGLang."""
+    name = f"{ROLLOUT}.name"
+    backend = BACKENDS.get(source.get(name) or "sglang")
+    if backend is None:
+        yield Dropped(name, f"{source.get(name)} is no engine here; there is: sglang, and embedded for machines without it")
+    else:
+        yield Setting("rollout.backend", backend, (name,), "" if source.get(name) == backend else f"{source.get(name) or 'default'} there")
+    for key, argument in SERVER_ARGUMENTS.items():
+        old = f"{ROLLOUT}.{key}"
+        if source.has(old) and backend == "embedded":
+            yield Dropped(old, "an argument of SGLang; the embedded server has rollout.embedded")
+        elif source.has(old) and not (key.endswith("parallel_size") and source.get(old) == 1):
+            yield Setting(f"rollout.sglang.args.{argument}", source.get(old), (old,))
+        elif source.has(old):
+            yield Dropped(old, "1 is SGLang's own default")
+    for key, (needed, argument) in SWITCHES.items():
+        old = f"{ROLLOUT}.{key}"
+        if source.has(old) and source.get(old) is needed and backend != "embedded":
+            yield Setting(f"rollout.sglang.args.{argument}", True, (old,))
+        elif source.has(old):
+            yield Dropped(old, f"{str(source.get(old)).lower()} is what servers do by themselves")
+    for argument, value in source.below(f"{ROLLOUT}.engine_kwargs.sglang").items():
+        if value is not None:
+            yield Setting(f"rollout.sglang.args.{argument}", value, (f"{ROLLOUT}.engine_kwargs.sglang.{argument}",))
+
+
+def places(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate GPUs to pools of nodes.
+
+    verl's synchronous trainer places learner and servers on the same GPUs.
+    """
+    sizes = ("trainer.nnodes", "trainer.n_gpus_per_node")
+    nodes, gpus = (int(source.get(key)) for key in sizes)
+    yield Setting("learner.world_size", nodes * gpus, sizes)
+    if source.get("trainer.device") == "cpu":
+        yield Setting("placement.pools", {}, ("trainer.device", *sizes), "ranks compute on CPUs")
+        return
+    pool = {"nodes": nodes, "gpus_per_node": gpus}
+    section = pool_of_servers(source)
+    if section is None:
+        yield from _shared(source, pool, sizes)
+    else:
+        yield from _apart(source, pool, sizes, section)
+    if source.has("trainer.device"):
+        yield Dropped("trainer.device", "GPUs are those of placement.pools")
+
+
+def pool_of_servers(source: WrittenConfig) -> str | None:
+    """Return the section of verl that gives servers their own GPUs; None if they share the learner's."""
+    return next((name for name in ("rollout", ROLLOUT) if source.get(f"{name}.nnodes")), None)
+
+
+def _shared(source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...]) -> Iterator[Finding]:
+    yield Setting("placement.pools", {"main": pool}, sizes)
+    yield Setting("rollout.num_servers", pool["nodes"] * pool["gpus_per_node"], sizes, "one per GPU")
+    yield Setting("rollout.colocated", True, ("actor_rollout_ref.hybrid_engine",), "servers stand on the learner's GPUs, as in verl")
+    width = f"{ROLLOUT}.tensor_model_parallel_size"
+    if source.has(width) and source.get(width) > 1:
+        why = "servers on the learner's GPUs have one GPU each; larger ones need a pool of their own (placement.roles.servers)"
+        yield Dropped(width, why)
+    elif source.has(width):
+        yield Dropped(width, "1 is SGLang's own default")
+    if pool["nodes"] > 1:
+        yield Setting("cluster.address", "auto", sizes[:1], "several nodes are a running Ray cluster")
+
+
+def _apart(source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...], section: str) -> Iterator[Finding]:
+    keys = (f"{section}.nnodes", f"{section}.n_gpus_per_node")
+    serving = {"nodes": int(source.get(keys[0])), "gpus_per_node": int(source.get(keys[1]) or pool["gpus_per_node"])}
+    width_key, stages_key = f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.pipeline_model_parallel_size"
+    width, stages = int(source.get(width_key)), int(source.get(stages_key) or 1)
+    yield Setting("placement.pools", {"learning": pool, "serving": serving}, (*sizes, *keys))
+    yield Setting("placement.roles", {"actor": "learning", "servers": "serving"}, keys)
+    num_servers = max(1, serving["nodes"] * serving["gpus_per_node"] // (width * stages))
+    yield Setting("rollout.num_servers", num_servers, (*keys, width_key))
+    if width > 1:
+        yield Setting("rollout.sglang.args.tp_size", width, (width_key,))
+    if max(pool["nodes"], serving["nodes"]) > 1:
+        yield Setting("cluster.address", "auto", (sizes[0], keys[0]), "several nodes are a running Ray cluster")
+
+
+RULES = (dtypes, adapters, offload, servers, places)
