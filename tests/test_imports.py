@@ -17,8 +17,9 @@ ROOT = Path(__file__).parent.parent
 ROWS = [
     {"types", "errors", "granted", "guard", "heap", "loopback", "ports", "terminal_text"},
     {"config", "plugins", "tracking", "http", "sandbox", "workers"},
-    {"data", "chat", "sglang", "algorithms", "rewards", "verl"},
-    {"rollout", "serving", "buffer", "learner", "weights", "adapters", "figures"},
+    {"verl"},
+    {"data", "chat", "sglang", "algorithms", "rewards", "adapters"},
+    {"rollout", "serving", "buffer", "learner", "weights", "figures"},
     {"evaluation", "testing", "fleet"},
     {"controller"},
     {"offline"},
