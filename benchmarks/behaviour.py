@@ -133,7 +133,7 @@ def evaluate(folder: Path) -> dict[str, object]:
         "--out",
         str(out),
     )
-    return json.loads((out / "results.json").read_text())["overall"]
+    return json.loads((out / "results.json").read_text())["summary"]
 
 
 def behave(folder: Path, replay_of: Path) -> dict[str, object]:
