@@ -22,7 +22,7 @@ setup: $(STAMP) ## create .venv and install everything into it
 
 # torch goes first and alone, so that pip takes the build meant for this machine; the rest follows the tested versions. Last come
 # packages that tests read files of and never import: without what they depend on.
-$(STAMP): pyproject.toml constraints.txt tests/chat_templates/packages.txt
+$(STAMP): pyproject.toml constraints.txt tests/chat/templates/packages.txt
 	@echo "setup: creating $(VENV) and installing (a few minutes the first time)"
 	@test -x $(BIN)/python || { \
 		for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt tests/chat_templates/packages.txt
 		$$found -m venv $(VENV); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/chat_templates/packages.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/chat/templates/packages.txt
 	@touch $@
 	@echo "setup: done"
 
@@ -82,7 +82,7 @@ docs: setup ## write docs/config.md from the schema, and the tables of verl's ke
 	$(BIN)/python -m agentrl.verl.importing.docs
 
 templates: setup ## write the table of chat templates in docs/templates.md
-	$(BIN)/python tests/chat_templates/trl_templates.py
+	$(BIN)/python tests/chat/templates/trl_templates.py
 
 mutants: setup ## change one thing at a time in the code that decides what is trained, and see which changes no test notices (ARGS="--sample 300 --seed 0")
 	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)

@@ -13,7 +13,7 @@ The loss has three policies: `behavior` sampled the token, `proximal` starts the
     ratio  = policy / proximal     with gradient, clipped: limits how far one step moves (PPO)
     weight = proximal / behavior   without gradient, truncated: corrects old samples (decoupled PPO, TIS)
 
-It takes a minute on one core. tests/test_one_process.py checks that agentrl's learner computes the same losses and gradients.
+It takes a minute on one core. tests/learner/test_one_process.py checks that agentrl's learner computes the same losses and gradients.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def play(
     """Play one conversation through the real loop: transcript, tokens by mask, tools, rewards. Needs no Ray. Ends with 1 if it fails."""
     show_tracebacks(debug)
     from agentrl.config.compose import load_config
-    from agentrl.testing.play.play import play_row
-    from agentrl.testing.play.show import show
+    from agentrl.testing.one_row.play import play_row
+    from agentrl.testing.one_row.show import show
     from agentrl.tracking.terminal import VisibleConsole
     from agentrl.types import SCORED_OUTCOMES
 

@@ -1,7 +1,8 @@
 """Testing of plugins: a scripted model in the real loop, pytest fixtures, and contracts that every plugin
 must meet.
 
-from agentrl.testing import call, play
+from agentrl.testing import call
+from agentrl.testing import play
 trajectory = play(tools=[MyTool], turns=[call("my_tool", x=1), "done"])
 """
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from agentrl.errors import RequestRefused
 from agentrl.sglang.process_group import tensor_checksum
 from agentrl.types import SamplingParams, TensorSpec
-from learner_parts import reserved_port
+from parts.learner import reserved_port
 
 PROMPT = [5, 17, 42]
 GREEDY = SamplingParams(10, temperature=0.0)

@@ -13,7 +13,7 @@ from agentrl.errors import RequestRefused, ServerError
 from agentrl.rollout.router import Router
 from agentrl.sglang.client import PROBE_RID, SGLangClient
 from agentrl.types import SamplingParams
-from raw_http import read_request, reply
+from parts.raw_http import read_request, reply
 
 PIECE = 4
 TOTAL = 8

@@ -289,7 +289,8 @@ def test_an_exception_passes_as_it_is_and_a_closed_coroutine_ends():
 INTERRUPTED = """
 import trio
 from agentrl.plugins import Tool, ToolResult
-from agentrl.testing import call, play
+from agentrl.testing import call
+from agentrl.testing import play
 
 class Busy(Tool):
     name, description, parameters, runtime = "busy", "is busy", {"type": "object"}, "trio"

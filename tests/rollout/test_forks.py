@@ -21,7 +21,7 @@ from agentrl.learner.packing import pack
 from agentrl.plugins import AgentLoop
 from agentrl.types import Group, Outcome
 
-SOURCE = (Path(__file__).parents[1] / "chat_templates" / "thinking.jinja").read_text()
+SOURCE = (Path(__file__).parents[1] / "chat" / "templates" / "thinking.jinja").read_text()
 THOUGHT = "<think>\nhm\n</think>\n\n"
 
 

@@ -21,7 +21,7 @@ from agentrl.rollout.gateway import MAX_BODY_BYTES
 from agentrl.rollout.openai_messages import RequestError, read_request
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.types import NO_VERSION, Generation, Message, Outcome
-from cpu_time import cpu_s
+from parts.cpu_time import cpu_s
 
 CALCULATOR = {
     "type": "function",

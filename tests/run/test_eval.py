@@ -25,8 +25,8 @@ from agentrl.evaluation.results import PRODUCERS
 from agentrl.http.server import HttpRequest, HttpResponse, serve_http
 from agentrl.rollout.openai_messages import ChatReply, read_request, write_models, write_reply
 from agentrl.types import Message, ToolCall
-from learner_parts import reserved_port
-from stored_attempts import stored_keys
+from parts.learner import reserved_port
+from parts.stored_attempts import stored_keys
 
 NUM_ROWS = 9
 
@@ -164,7 +164,7 @@ from pathlib import Path
 
 from agentrl.plugins import AgentLoop, Tool, ToolResult
 from agentrl.types import ToolCall
-from learner_parts import reserved_port
+from parts.learner import reserved_port
 
 
 class Sleeper(Tool):

@@ -9,9 +9,9 @@ import pytest
 
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.serving.supervisor import Supervisor
+from parts.stored_attempts import stored_keys
 from sglang_cpu.environment import built_python
 from sglang_cpu.server import sglang_on_cpu
-from stored_attempts import stored_keys
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 NUM_ROWS = 9

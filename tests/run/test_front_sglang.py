@@ -12,7 +12,7 @@ from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.front import Front
-from learner_parts import reserved_port
+from parts.learner import reserved_port
 from sglang_cpu.environment import built_python
 
 pytestmark = pytest.mark.sglang

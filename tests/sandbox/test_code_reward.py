@@ -17,7 +17,7 @@ from agentrl.rewards.code_tests import Call, join_setups, read_call, read_suite
 from agentrl.rewards.inside import plain
 from agentrl.sandbox import Sandbox
 from agentrl.types import Message, Outcome, Task
-from cpu_time import cpu_s
+from parts.cpu_time import cpu_s
 
 SUM = {"inputs": ["1 2", "3 4\n", "10 -3"], "outputs": ["3", "7\n", "7 "]}
 DOUBLE = {"fn_name": "double", "inputs": [[1], [2], [[1, 2]]], "outputs": [2, 4, [1, 2, 1, 2]]}

@@ -1,0 +1,255 @@
+"""The buffer's Ray shell: real processes, one of them killed, and counts that still balance."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+import trio
+
+from agentrl.buffer.actor import BufferActor, BufferPlan, TaskCheck, open_journal, planned_steps
+from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.config.agent import AgentConfig
+from agentrl.config.buffer import BufferConfig
+from agentrl.config.curriculum import CurriculumConfig
+from agentrl.config.data import DataConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.rollout import RolloutConfig
+from agentrl.config.schema import Config
+from agentrl.config.trainer import TrainerConfig
+from agentrl.data.dataset import DatasetReport
+from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
+from agentrl.errors import ConfigError, DataError
+from agentrl.rollout.actor import RemoteBuffer
+from agentrl.types import BufferCounts, Lease, Message, Outcome, Task, Trajectory
+
+DEADLINE_S = 60.0
+LONG_POLL_S = 50.0  # a test that waits so long has failed
+
+
+def trajectory(lease: Lease, member: int) -> Trajectory:
+    return Trajectory(
+        group_id=lease.group_id,
+        member=member,
+        task_id=lease.task.task_id,
+        data_source=lease.task.data_source,
+        agent_name=lease.task.agent_name,
+        token_ids=np.array([1, 2], np.int32),
+        action_mask=np.array([False, True]),
+        behavior_logprobs=np.zeros(2, np.float32),
+        versions=np.array([-1, lease.version], np.int32),
+        turn_ids=np.array([-1, 0], np.int16),
+        messages=(*lease.task.messages, Message("assistant", "ok")),
+        rewards=(),
+        outcome=Outcome.COMPLETED,
+    )
+
+
+@ray.remote(num_cpus=0)
+class Player:
+    """Leases groups and plays some of their members."""
+
+    def __init__(self, owner: str, buffer) -> None:
+        self.owner, self.buffer = owner, buffer
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def play(self, limit: int, members: int, timeout_s: float) -> list[int]:
+        leases = ray.get(self.buffer.lease.remote(self.owner, limit, timeout_s))
+        for lease in leases:
+            batch = encode([trajectory(lease, member) for member in range(members)])
+            ray.get(self.buffer.add.remote(self.owner, to_ipc(batch)))
+        return [lease.group_id for lease in leases]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("buffer_actor")
+    write_tiny_tokenizer(path / "tokenizer")
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def config(folder: Path, *, rows: int = 6, ground_truth: str | None = "2", interacts: bool = False, **model) -> Config:
+    path = folder / f"{rows}_{ground_truth}{'_interacts' if interacts else ''}.jsonl"
+    row = {
+        "data_source": "gsm8k",
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "extra_info": {"interaction_kwargs": {"name": "gsm8k"}} if interacts else {},
+    }
+    path.write_text((json.dumps(row) + "\n") * rows)
+    return Config(
+        data=DataConfig(train_files=(str(path),)),
+        model=ModelConfig(path=str(folder), tokenizer_path=str(folder / "tokenizer"), **model),
+        agent=AgentConfig(default="single_turn_agent"),
+        rollout=RolloutConfig(group_size=2),
+        buffer=BufferConfig(groups_per_step=2, max_staleness=0),
+        trainer=TrainerConfig(total_epochs=2),
+    )
+
+
+def call(method, *args):
+    return ray.get(method.remote(*args), timeout=DEADLINE_S)
+
+
+def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(cluster, folder):
+    buffer = BufferActor.remote(config(folder))
+    assert call(buffer.open) == BufferPlan(num_tasks=6, total_steps=6, report=DatasetReport(rows=6, filtered=0, truncated=0))
+    call(buffer.advance, 0)
+    first, second = Player.remote("first", buffer), Player.remote("second", buffer)
+    assert call(first.play, 2, 1, 0.0) == [0, 1]
+
+    # More long polls than the default pool has threads: they must not hold up what they wait for.
+    polls = [buffer.lease.remote("idle", 0, LONG_POLL_S) for _ in range(12)]
+    taken = buffer.take.remote(2, LONG_POLL_S)
+    playing = second.play.remote(2, 2, LONG_POLL_S)
+    os.kill(call(first.pid), signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayActorError):
+        call(first.pid)
+    assert call(buffer.counts).leased == 2  # nobody but the controller may say that an owner is dead
+    assert call(buffer.release, "first") == 2
+
+    assert ray.get(playing, timeout=DEADLINE_S) == [0, 1]
+    batch = decode(from_ipc(ray.get(taken, timeout=DEADLINE_S)))
+    assert [(t.group_id, t.member) for t in batch] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    call(buffer.advance, 1)
+    call(buffer.add, "first", to_ipc(encode(batch[:1])))  # still in flight when its sender died
+    assert call(buffer.counts) == BufferCounts(2, 0, 0, 0, 2, {}, {"owner_lost": 2, "late": 1})
+
+    saved = call(buffer.state)
+    call(buffer.close)
+    assert ray.get(polls, timeout=DEADLINE_S) == [[]] * 12
+    resumed = BufferActor.remote(config(folder))
+    call(resumed.open)
+    call(resumed.resume, 1, saved)
+    call(resumed.advance, 2)
+    assert [lease.group_id for lease in call(resumed.lease, "third", 9, 0.0)] == [2, 3]
+    call(resumed.close)
+    assert call(resumed.take, 2, LONG_POLL_S) is None
+    assert call(resumed.stats)["leased"] == 2
+
+
+def test_a_rollout_actor_hears_which_of_its_groups_are_not_its_own_any_more(cluster, folder):
+    """One that it has shipped whole is no news, and one that it leased again meanwhile is its own."""
+    buffer = BufferActor.remote(config(folder))
+    call(buffer.open)
+    call(buffer.advance, 0)
+
+    async def main() -> list[list[int]]:
+        mine, told = RemoteBuffer("mine", buffer), []
+        leases = await mine.lease(2)
+        assert [lease.group_id for lease in leases] == [0, 1]
+        told.append([*await mine.withdrawn()])
+        await mine.add([trajectory(leases[0], member) for member in range(2)])
+        told.append([*await mine.withdrawn()])
+        call(buffer.drop_group, "mine", 1, "somebody says so")
+        told.append([*await mine.withdrawn()])
+        told.append([*await mine.withdrawn()])
+        assert [lease.group_id for lease in await mine.lease(2)] == [2]
+        told.append([*await mine.withdrawn()])
+        return told
+
+    assert trio.run(main) == [[], [], [1], [], []]
+    call(buffer.close)
+
+
+def test_a_curriculum_draws_rows_by_the_seed_and_travels_with_the_state(cluster, folder):
+    plain = config(folder)
+    weighed = plain.model_copy(update={"data": plain.data.model_copy(update={"curriculum": CurriculumConfig(by_pass_rate=True)})})
+    order = np.random.default_rng([plain.trainer.seed, 0]).permutation(6).tolist()
+    buffer, resumed = BufferActor.remote(weighed), BufferActor.remote(weighed)
+    for actor in (buffer, resumed):
+        call(actor.open)
+    call(buffer.advance, 0)
+    leases = call(buffer.lease, "a", 9, 0.0)
+    assert [(lease.group_id, lease.task.task_id.partition(":")[2]) for lease in leases] == [(row, str(row)) for row in order[:2]]
+    for lease in leases:
+        call(buffer.add, "a", to_ipc(encode([trajectory(lease, member) for member in range(2)])))
+    call(resumed.resume, 0, call(buffer.state))
+    call(resumed.advance, 0)
+    for actor in (buffer, resumed):
+        assert call(actor.take, 2, 0.0) is not None
+        call(actor.advance, 1)
+        assert [lease.group_id for lease in call(actor.lease, "b", 9, 0.0)] == order[2:4]
+    assert call(buffer.curriculum)["never_passed"] == 1.0
+    lineages = [call(actor.lineage) for actor in (buffer, resumed)]
+    assert [(lineage.version, lineage.lag(0)) for lineage in lineages] == [(1, 1), (1, 0)], "the resumed one published what it restored"
+
+
+THINKING = {"chat_template": str(Path(__file__).parents[1] / "chat" / "templates" / "thinking.jinja")}
+
+
+def test_a_template_that_edits_the_history_is_told_at_the_start_or_refused(cluster, folder):
+    assert call(BufferActor.remote(config(folder, **THINKING)).open).template_note is None  # no user speaks again
+    note = call(BufferActor.remote(config(folder, interacts=True, **THINKING)).open).template_note
+    assert "forks when a user speaks again: drops thinking" in note
+    with pytest.raises(ConfigError, match=r"drops .*thinking; set model\.chat_template .* model\.template_edits=fork"):
+        call(BufferActor.remote(config(folder, interacts=True, template_edits="refuse", **THINKING)).open)
+
+
+def test_bad_data_is_the_users_error_with_its_type(cluster, folder):
+    buffer = BufferActor.remote(config(folder, rows=1, ground_truth=None))
+    with pytest.raises(DataError, match=r"1_None\.jsonl: row 0 \(line 1\): .*ground.truth"):
+        call(buffer.open)
+
+
+def test_a_check_of_tasks_remembers_what_any_conversation_will_hold():
+    agents = {
+        "plain": SimpleNamespace(uses_tools=False, template_shows_tools=True),
+        "tools": SimpleNamespace(uses_tools=True, template_shows_tools=True),
+        "own": SimpleNamespace(uses_tools=True, template_shows_tools=False),
+    }
+    checked = []
+    check = TaskCheck(checked.append, SimpleNamespace(agents=agents))
+
+    def seen(agent, *roles, interaction=None):
+        check(Task("t", "s", tuple(Message(role, "x") for role in roles), agent, interaction_kwargs=interaction))
+        return check.has_user_turns, check.shows_tools, check.has_system
+
+    assert seen("plain", "user") == (False, False, False)
+    assert seen("plain", "system", "user") == (False, False, True)
+    assert seen("tools", "user") == (False, True, True)
+    assert seen("plain", "user", interaction={"name": "a"}) == (True, True, True)
+    assert seen("plain", "user") == (True, True, True), "what was seen once"
+    assert len(checked) == 5
+    check = TaskCheck(checked.append, SimpleNamespace(agents=agents))
+    assert seen("own", "user") == (True, False, False)
+
+
+@pytest.mark.parametrize(("promise", "level"), [("machine", 2), ("process", 1)])
+def test_a_journal_is_synced_to_the_disk_as_the_config_says(folder, tmp_path, promise, level):
+    """SQLite's levels: 2 waits for the disk at each transaction, 1 at its checkpoints."""
+    options = config(folder)
+    options = options.model_copy(update={"buffer": options.buffer.model_copy(update={"journal_sync": promise})})
+    for is_new in (True, False):
+        journal = open_journal(tmp_path, options, is_new=is_new)
+        assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
+        journal.close()
+    other = options.model_copy(update={"trainer": TrainerConfig(seed=options.trainer.seed + 1)})
+    journal = open_journal(tmp_path, other, is_new=False)  # of other data: put aside, and begun again
+    assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
+    journal.close()
+
+
+@pytest.mark.parametrize(("steps", "epochs", "planned"), [(None, 1, 3), (None, 3, 9), (7, 1, 7)])
+def test_planned_steps(steps, epochs, planned):
+    assert planned_steps(TrainerConfig(steps=steps, total_epochs=epochs), num_tasks=13, groups_per_step=4) == planned
+
+
+def test_too_few_tasks_for_one_batch():
+    with pytest.raises(DataError, match=r"3 tasks times trainer\.total_epochs=1 fill no batch of buffer\.groups_per_step=4"):
+        planned_steps(TrainerConfig(), num_tasks=3, groups_per_step=4)

@@ -1,0 +1,130 @@
+"""The command line as a stranger meets it: help, version, completion, what is packaged, what is missing."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import agentrl
+from agentrl.cli import app
+from agentrl.cli.pages import page_names
+from agentrl.config.compose import load_config, load_sft_config
+from agentrl.data.prepared import check_prepared
+from agentrl.errors import ConfigError
+from parts.docs_commands import command as problems_of
+from parts.docs_names import read_project
+
+ROOT = Path(__file__).parents[2]
+
+
+def leaves(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield the words of each command that does something, and the command."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield path, command
+        return
+    for name, one in below.items():
+        yield from leaves(one, (*path, name))
+
+
+project = functools.cache(read_project)
+"""Read by the tests that ask for it: it takes seconds, and this file is imported by every process of the tests."""
+COMMANDS = dict(leaves(typer.main.get_command(app)))
+
+
+def run(*words: str, **env: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(words), env={"COLUMNS": "300", **env})
+    return done.exit_code, done.stdout
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, agentrl.cli; print([m for m in sys.modules if m in {'numpy', 'pydantic', 'trio', 'pyarrow', 'hydra', 'torch', 'ray'}])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_version() -> None:
+    assert run("--version") == (0, f"agentrl {agentrl.__version__}\n")
+
+
+def test_commands_come_in_the_order_of_use() -> None:
+    names = [path[0] for path in COMMANDS]
+    assert names[0] == "train"
+    assert names.index("train") < names.index("report") < names.index("eval") < names.index("serve")
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_help_has_an_example_that_could_be_run(path: tuple[str, ...]) -> None:
+    status, text = run(*path, "--help")
+    example = text.rpartition("Example:")[2].strip()
+    assert status == 0
+    assert example.split()[: len(path) + 1] == ["agentrl", *path]
+    assert list(problems_of(example, project())) == []
+
+
+def test_the_table_of_the_readme_names_every_command() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [path for path in COMMANDS if path[0] not in ("data", "servers") and f"`agentrl {' '.join(path)}" not in readme] == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    words = {"COMP_WORDS": "agentrl con", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "agentrl con"}
+    env = {**os.environ, **words, "_AGENTRL_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run([Path(sys.executable).with_name("agentrl")], env=env, capture_output=True, text=True, check=False)
+    assert "config" in done.stdout
+
+
+def test_config_list_names_every_packaged_config_and_says_what_it_is() -> None:
+    status, text = run("config", "list", "--json")
+    found = json.loads(text)
+    files = {path.relative_to(ROOT / "configs").with_suffix("").as_posix() for path in (ROOT / "configs").rglob("*.yaml")}
+    assert status == 0
+    assert {config["name"] for config in found} == files
+    assert {config["name"] for config in found if config["is_whole"]} == {
+        name for name in files if name.rpartition("/")[0] in ("", "recipes")
+    }
+    assert all(config["text"] for config in found)
+    assert all(config["name"] in run("config", "list")[1] for config in found)
+
+
+def test_pages_are_read_without_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert set(page_names()) == pages
+    assert run("docs") == (0, (ROOT / "docs/README.md").read_text() + "\n")
+    assert run("docs", "docs/quickstart.md") == (0, (ROOT / "docs/quickstart.md").read_text() + "\n")
+    done = CliRunner().invoke(app, ["docs", "quickstrat"])
+    assert "no page 'quickstrat' in the documentation; there is: quickstart" in str(done.exception)
+
+
+def test_a_packaged_config_says_which_commands_make_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["train", "quickstart"])
+    first, *commands = str(done.exception).splitlines()
+    assert first == "model.path='runs/quickstart/warm_start' does not exist yet; these commands make what is missing:"
+    assert commands == ["  agentrl data arithmetic runs/quickstart/data", "  agentrl sft quickstart_sft"]
+    assert all(list(problems_of(line, project())) == [] for line in commands)
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=rf"this command makes what is missing:\n{commands[0]}$"):
+        check_prepared(load_sft_config("quickstart_sft"))
+
+
+def test_commands_that_prepare_are_printed_only_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_prepared(load_config("quickstart", ["trainer.prepared_by=[]"]))  # left to the readers of the files
+    for name in ("warm_start/config.json", "data/train.parquet", "data/val.parquet"):
+        file = tmp_path / "runs/quickstart" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    check_prepared(load_config("quickstart"))

@@ -1,0 +1,131 @@
+"""The examples and the code of the documents: they are loaded and used exactly as a reader would."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+import trio
+
+from agentrl.config.agent import AgentConfig
+from agentrl.config.reward import RewardConfig
+from agentrl.plugins import Attempted, Plugins, WrongCall, load_plugins
+from agentrl.rewards.select import RewardTable
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.shared_tools import SharedTools
+from agentrl.rollout.toolbox import Toolbox
+from agentrl.types import Message, Outcome, Task, ToolCall
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "word_length_tool.py"
+
+
+def code_blocks(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory: pytest.TempPathFactory) -> Plugins:
+    """All plugins of docs/tools.md, docs/interactions.md and docs/rewards.md, loaded from files."""
+    folder = tmp_path_factory.mktemp("documented")
+    files = []
+    blocks = [block for page in ("tools", "interactions", "rewards") for block in code_blocks(f"docs/{page}.md")]
+    for index, block in enumerate(block for block in blocks if "\nclass " in block or "\n@tool" in block):
+        files.append(folder / f"plugin_{index}.py")
+        files[-1].write_text(block)
+    return load_plugins(map(str, files))
+
+
+class Characters:
+    """A tokenizer whose tokens are characters."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(map(ord, text))
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+def test_the_example_answers_right_and_wrong_calls_as_the_rollout_makes_them():
+    async def main() -> list[tuple[str, bool]]:
+        with AsyncioHost() as host:
+            shared = SharedTools(load_plugins([str(EXAMPLE)]).tools, AgentConfig(), host=host, codec=Characters())
+            toolbox = Toolbox(["word_length"], shared, tools_kwargs={}, key="t")
+            arguments = ({"word": "trajectory"}, {"word": "two words"}, {})
+            results = await toolbox.answer([ToolCall(str(i), "word_length", given) for i, given in enumerate(arguments)])
+            await toolbox.close()
+            return [(result.text, result.is_error) for result in results]
+
+    right, two_words, no_word = trio.run(main)
+    assert right == ("10", False)
+    assert two_words == ("error: 'two words' is not one word", True)
+    assert no_word[1]
+    assert '"word" is a required property' in no_word[0]
+
+
+def test_the_readme_shows_the_example_as_it_is():
+    (shown,) = code_blocks("README.md")
+    assert shown in EXAMPLE.read_text()
+
+
+def test_the_documented_function(documented):
+    forecast = documented.tools.get("city_weather")()
+    assert forecast.parameters["properties"]["days"]["description"] == "How many days ahead."
+
+    async def main() -> str:
+        with pytest.raises(WrongCall, match="no forecast for 'Rome'; cities: Bern, Oslo"):
+            await forecast.call({"city": "Rome"})
+        return (await forecast.call({"city": "Oslo", "days": 2})).text
+
+    assert trio.run(main) == "[14.0,14.0]"
+
+
+def test_the_documented_tool(documented):
+    tool = documented.tools.get("notebook")({"max_notes": 2})
+
+    async def main() -> list[str]:
+        await tool.start(first_note="one")
+        return [(await tool.call({"note": note})).text for note in ("two", "three")]
+
+    assert asyncio.run(main()) == ["one\ntwo", "error: the notebook is full"]
+
+
+def test_the_documented_interaction(documented):
+    partner = documented.interactions.get("guess_the_number")()
+
+    async def main() -> list[tuple[str, bool]]:
+        await partner.start(number=7)
+        replies = [await partner.respond([Message("assistant", text)]) for text in ("I say 3", "9", "no idea", "7")]
+        return [(reply.text, reply.is_done) for reply in replies]
+
+    assert asyncio.run(main()) == [("Higher.", False), ("Lower.", False), ("Please answer with a number.", False), ("Right.", True)]
+
+
+def test_the_documented_reward_and_agent(documented):
+    task = Task("t", "my_dataset", (Message("user", "2+2?"),), "two_looks_agent", ground_truth="4")
+    reward = documented.rewards.get("exact_answer")()
+    reward.check(task)
+    attempts = [Attempted(task, (*task.messages, Message("assistant", text)), Outcome.COMPLETED, 1, 1, 1, 9) for text in ("4", "5")]
+    assert [reward.score(attempt).value for attempt in attempts] == [1.0, 0.0]
+    assert documented.agents.resolve("two_looks_agent") == "two_looks_agent"
+
+
+def test_the_documented_reward_function(tmp_path):
+    (function,) = [block for block in code_blocks("docs/rewards.md") if block.startswith("def ")]
+    (tmp_path / "mine.py").write_text(function)
+    config = RewardConfig(custom_function={"path": str(tmp_path / "mine.py"), "kwargs": {"bonus": 0.1}})
+    task = Task("t", "any", (Message("user", "2+2?"),), "a", ground_truth="4")
+    attempt = Attempted(task, (*task.messages, Message("assistant", "4")), Outcome.COMPLETED, 1, 1, 1, 9)
+    result = RewardTable(config, load_plugins()).own(task).reward.score(attempt)
+    assert (result.value, result.metrics["accuracy"], result.details) == (1.1, 1.0, {"pred": "4"})
+
+
+def test_the_documented_trial_prints_the_answer(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (trial,) = [block for block in code_blocks("docs/tools.md") if "trio.run(" in block]
+    exec(compile(trial, "docs/tools.md", "exec"), {})
+    schema, answer = capsys.readouterr().out.splitlines()
+    assert "Count the letters of a word." in schema
+    assert answer == "10"

@@ -1,0 +1,291 @@
+"""LoRA: adapters alone are trained, servers see merged weights, the reference is the base; and by any number of ranks."""
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from agentrl.config.algorithm import AlgorithmConfig, KLConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import LoRAConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.errors import CheckpointError, ConfigError
+from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.loss import SupervisedObjective
+from agentrl.learner.packing import pack
+from agentrl.learner.step import count_update
+from agentrl.sglang.process_group import tensor_checksum
+from parts.learner import lone_learner, random_samples, reserved_port, tiny_sizes
+from parts.programs import PROGRAM
+
+VOCABULARY = 61
+SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
+LORA = LoRAConfig(rank=3, alpha=6.0)
+NUM_UPDATES = 3
+TIMEOUT_S = 120.0
+LOGPROB_ATOL = 1e-10
+
+
+def spec(world_size=1, *, lora=LORA, dtype="float32", master_dtype=torch.float64, path="", kl=0.1, checkpointing=False):
+    learner = LearnerConfig(world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2))
+    learner = learner.model_copy(update={"gradient_checkpointing": checkpointing})
+    from_scratch = None if path else ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
+    model = ModelConfig(path=path, lora=lora, dtype=dtype)
+    algorithm = AlgorithmConfig(kl=KLConfig(coefficient=kl))
+    return LearnerSpec(model, learner, algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, master_dtype)
+
+
+@contextmanager
+def learner(**options):
+    with lone_learner(spec(**options)) as one:
+        yield one
+
+
+def shard_of(rank, world_size, max_tokens=30):
+    return pack(random_samples(7, VOCABULARY), max_tokens=max_tokens, world_size=world_size)[rank]
+
+
+def train(one, rank=0, world_size=1, updates=NUM_UPDATES):
+    return [one.update(one.score(shard_of(rank, world_size))) for _ in range(updates)]
+
+
+def adapter(one):
+    return {name: tensor.full_tensor().clone() for name, tensor in one._policy.module.state_dict().items() if ".lora_" in name}
+
+
+def frozen(one):
+    return {name: tensor.full_tensor().clone() for name, tensor in one._policy.module.state_dict().items() if ".lora_" not in name}
+
+
+# ------------------------------------------------------------------------------------------------------------- law
+
+
+def test_merged_weights_compute_what_weights_and_adapters_compute():
+    """The sums that servers get, put in the place of the weights: float64 log-probabilities of the learner's own forward."""
+    with learner() as one:
+        train(one)
+        policy = one._policy
+        unmerged, base = logprobs_of(policy), logprobs_of(policy.without_adapters())
+        assert (base - unmerged).abs().max() > 0.05
+        sums = {name: policy.tensors[name].full_tensor() + adapter.product() for name, adapter in policy.adapters.items()}
+        with torch.no_grad():
+            for name, total in sums.items():
+                policy.tensors[name].to_local().copy_(total)
+        torch.testing.assert_close(logprobs_of(policy.without_adapters()), unmerged, rtol=0, atol=LOGPROB_ATOL)
+
+
+@torch.no_grad()
+def logprobs_of(policy):
+    [microbatch] = shard_of(0, 1, max_tokens=1000)
+    policy.module.eval()
+    positions, targets = torch.tensor(microbatch.predictor_positions), torch.tensor(microbatch.targets)
+    logprobs, _ = policy.score(microbatch, positions, targets, temperature=1.0)
+    policy.reshard()
+    return logprobs
+
+
+def test_the_layer_computes_with_the_merged_weight_to_rounding():
+    with learner() as one:
+        train(one)
+        policy = one._policy
+        name = "model.layers.0.self_attn.q_proj.weight"
+        layer = policy.module.get_submodule(name.removesuffix(".weight"))
+        merged = policy.tensors[name].full_tensor() + policy.adapters[name].product()
+        x = torch.randn(5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        low = policy.adapters[name]
+        down, up = low.down.full_tensor(), low.up.full_tensor()
+        expected = x @ policy.tensors[name].full_tensor().T + (6.0 / 3) * (x @ down.T) @ up.T
+        torch.testing.assert_close(x @ merged.T, expected, rtol=0, atol=1e-12)
+        assert layer.scaling["default"] == 2.0
+
+
+def test_only_the_adapter_is_trained_and_the_optimizer_knows_nothing_else():
+    with learner() as one:
+        before, started = frozen(one), adapter(one)
+        metrics = train(one)
+        assert all(m["grad_norm"] > 0 for m in metrics)
+        for name, tensor in frozen(one).items():
+            torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+        assert all(not torch.equal(tensor, started[name]) for name, tensor in adapter(one).items())
+        trained = [p for group in one._stepper.optimizer.param_groups for p in group["params"]]
+        assert len(trained) == len(started) == 2 * 2 * 7  # A and B, two layers, seven linear layers each
+
+
+def test_the_adapter_begins_as_nothing_and_the_reference_is_the_base():
+    with learner() as one:
+        [first] = one.score(shard_of(0, 1, max_tokens=1000))
+        np.testing.assert_array_equal(first.proximal_logprobs, first.ref_logprobs)
+        assert train(one)[0]["kl"] == 0.0
+        [later] = one.score(shard_of(0, 1, max_tokens=1000))
+        np.testing.assert_array_equal(later.ref_logprobs, first.ref_logprobs)
+        assert np.abs(later.proximal_logprobs - first.proximal_logprobs).max() > 0.01
+        assert train(one, updates=1)[0]["kl"] > 0
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_are_those_of_a_plain_model_whose_weights_are_sums(checkpointing):
+    """Also through recomputed layers, whose inputs need no gradient of their own."""
+    with learner(kl=0.0, checkpointing=checkpointing) as one:
+        train(one)
+        policy = one._policy
+        policy.module.train()
+        [microbatch] = pack(random_samples(1, VOCABULARY), max_tokens=1000, world_size=1)[0]
+        SupervisedObjective().part(policy, microbatch, count_update([microbatch])).loss.backward()
+
+        plain = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES), dtype=torch.float64, attn_implementation="eager")
+        pairs = {name: (low.down.full_tensor().detach(), low.up.full_tensor().detach()) for name, low in policy.adapters.items()}
+        leaves = {name: (down.requires_grad_(), up.requires_grad_()) for name, (down, up) in pairs.items()}
+        weights = {name: tensor.full_tensor().detach() for name, tensor in policy.tensors.items()}
+        weights |= {name: weights[name] + 2.0 * up @ down for name, (down, up) in leaves.items()}
+        logits = functional_call(plain, weights, (torch.tensor(microbatch.token_ids[None]),)).logits[0]
+        cross_entropy(logits[torch.tensor(microbatch.predictor_positions)], torch.tensor(microbatch.targets)).backward()
+
+        for name, (down, up) in leaves.items():
+            low = policy.adapters[name]
+            torch.testing.assert_close(low.down.grad.full_tensor(), down.grad, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(low.up.grad.full_tensor(), up.grad, rtol=1e-4, atol=1e-7)
+            assert policy.tensors[name].grad is None
+
+
+# --------------------------------------------------------------------------------------------------------- publish
+
+
+def test_what_is_published_has_the_names_of_the_base(tmp_path):
+    with learner(master_dtype=torch.float32) as one:
+        train(one)
+        specs = one.tensor_specs()
+        plain = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES))
+        assert [(s.name, s.shape) for s in specs] == [(n, tuple(t.shape)) for n, t in plain.named_parameters()]
+        one.export(str(tmp_path / "policy"))
+        written = load_file(tmp_path / "policy" / "model.safetensors")
+        assert {name: tensor_checksum(torch.tensor(tensor)) for name, tensor in written.items()} == one.checksums()
+        [microbatch] = shard_of(0, 1, max_tokens=1000)
+        [scored] = one.score([microbatch])
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", attn_implementation="eager")
+        first = int(microbatch.segment_lengths[0])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(loaded(torch.tensor(microbatch.token_ids[None, :first])).logits[0] / 0.8, -1)
+        own = microbatch.predictor_positions < first
+        expected = logprobs[torch.tensor(microbatch.predictor_positions[own]), torch.tensor(microbatch.targets[own])]
+        np.testing.assert_allclose(scored.proximal_logprobs[own], expected.numpy(), atol=2e-5)
+
+
+def test_frozen_weights_are_kept_in_the_dtype_of_the_model_and_the_adapter_in_float32():
+    with learner(dtype="bfloat16", master_dtype=torch.float32, kl=0.0) as one:
+        train(one, updates=1)
+        assert {t.dtype for t in frozen(one).values()} == {torch.bfloat16}
+        assert {t.dtype for t in adapter(one).values()} == {torch.float32}
+        assert {s.dtype for s in one.tensor_specs()} == {"bfloat16"}
+
+
+# ----------------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_where_it_was(tmp_path):
+    with learner() as one:
+        train(one, updates=2)
+        one.save(str(tmp_path / "state"))
+        uninterrupted = train(one, updates=2)
+        final = adapter(one)
+        metadata = torch.distributed.checkpoint.FileSystemReader(str(tmp_path / "state")).read_metadata()
+        assert all(".lora_" in name for name in metadata.state_dict_metadata if name.startswith("model."))
+    with learner() as one:
+        one.load(str(tmp_path / "state"))
+        assert train(one, updates=2) == uninterrupted
+        for name, tensor in adapter(one).items():
+            torch.testing.assert_close(tensor, final[name], rtol=0, atol=0)
+
+
+def test_a_checkpoint_of_another_rank_of_the_adapter_is_refused(tmp_path):
+    with learner() as one:
+        one.save(str(tmp_path / "state"))
+    with learner(lora=LoRAConfig(rank=5)) as one:
+        with pytest.raises(CheckpointError, match="could not be read"):
+            one.load(str(tmp_path / "state"))
+
+
+# ---------------------------------------------------------------------------------------------------------- config
+
+
+def test_names_of_no_layer_are_refused():
+    with pytest.raises(ConfigError, match=r"model\.lora\.target_modules=\['q_projection'\] does not fit"):
+        with learner(lora=LoRAConfig(rank=2, target_modules=("q_projection",))):
+            pass
+
+
+@pytest.mark.parametrize(("name", "why"), [("embed_tokens", "no linear layer"), ("lm_head", "tied")])
+def test_layers_that_cannot_be_merged_are_refused(name, why):
+    with pytest.raises(ConfigError, match=why):
+        with learner(lora=LoRAConfig(rank=2, target_modules=(name,))):
+            pass
+
+
+def test_only_the_named_layers_get_an_adapter():
+    with learner(lora=LoRAConfig(rank=2, target_modules=("q_proj", "v_proj"))) as one:
+        assert sorted(one._policy.adapters) == [f"model.layers.{i}.self_attn.{kind}_proj.weight" for i in (0, 1) for kind in "qv"]
+
+
+# ----------------------------------------------------------------------------------------------------------- ranks
+
+
+def play(rank, world_size, port, folder):
+    with ExitStack() as stack:
+        one = Learner(spec(world_size), rank=rank, address="127.0.0.1", port=port)
+        stack.callback(one.close)
+        facts = train(one, rank, world_size)
+        weights = {name: one._policy.full_tensor(name).numpy() for name in one._policy.tensors}
+        one.save(str(folder / "state"))
+        one.export_adapter(str(folder / "published"))
+        checksums = one.adapter_checksums()
+        tensors = {name: tensor.numpy() for name, tensor in adapter(one).items()}
+    if rank == 0:
+        save_file(weights, str(folder / "weights.safetensors"))
+        save_file(tensors, str(folder / "adapter.safetensors"))
+        (folder / "facts.json").write_text(json.dumps(facts))
+        published = load_file(folder / "published/adapter_model.safetensors")
+        assert {name: tensor_checksum(torch.tensor(tensor)) for name, tensor in published.items()} == checksums
+
+
+def test_two_ranks_learn_as_one(tmp_path):
+    one_rank, two_ranks = tmp_path / "one", tmp_path / "two"
+    for folder in (one_rank, two_ranks):
+        folder.mkdir()
+    play(0, 1, reserved_port(), one_rank)
+    port = str(reserved_port())
+    ranks = [subprocess.Popen([*PROGRAM, __file__, str(two_ranks), port, str(r)], stderr=subprocess.PIPE, text=True) for r in range(2)]
+    try:
+        errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], errors
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    one, two = (json.loads((folder / "facts.json").read_text()) for folder in (one_rank, two_ranks))
+    for mine, other in zip(one, two, strict=True):
+        assert other == pytest.approx(mine, rel=1e-9, abs=1e-11)
+    for name in ("weights", "adapter"):
+        ours, theirs = (load_file(folder / f"{name}.safetensors") for folder in (one_rank, two_ranks))
+        for key in ours:
+            np.testing.assert_allclose(theirs[key], ours[key], atol=1e-6 if name == "weights" else 1e-10, err_msg=key)
+    ours, theirs = (load_file(folder / "published/adapter_model.safetensors") for folder in (one_rank, two_ranks))
+    assert len(ours) == 2 * 2 * 7  # A and B, two layers, seven linear layers each
+    for key in ours:
+        np.testing.assert_allclose(theirs[key], ours[key], atol=1e-6, err_msg=key)
+    with learner() as resumed:  # one rank goes on from the checkpoint of two
+        resumed.load(str(two_ranks / "state"))
+        ours = {name: tensor.numpy() for name, tensor in adapter(resumed).items()}
+    for key, tensor in load_file(two_ranks / "adapter.safetensors").items():
+        np.testing.assert_array_equal(ours[key], tensor)
+
+
+if __name__ == "__main__":
+    folder, port, rank = sys.argv[1:]
+    play(int(rank), 2, int(port), Path(folder))

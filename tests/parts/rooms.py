@@ -1,0 +1,16 @@
+"""Which part of the program belongs to which row of docs/architecture.md."""
+
+ROWS = [
+    {"types", "errors", "granted", "guard", "heap", "loopback", "ports", "terminal_text"},
+    {"config", "plugins", "tracking", "http", "sandbox", "workers"},
+    {"verl"},
+    {"data", "chat", "sglang", "algorithms", "rewards", "adapters"},
+    {"rollout", "serving", "buffer", "learner", "weights", "figures"},
+    {"evaluation", "testing", "fleet"},
+    {"controller"},
+    {"offline"},
+    {"cli"},
+]
+MAY_IMPORT_VERL = {"agentrl.adapters.catalog", "agentrl.cli.config_import", "agentrl.cli.configs"}
+"""Modules outside of `agentrl.verl` that may import it: nothing else depends on what only translates."""
+PLUGINS = {"agents", "tools", "interactions"}

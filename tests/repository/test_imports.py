@@ -1,0 +1,191 @@
+"""Who may import whom (docs/architecture.md), read from every source file and seen in a fresh process."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parts.rooms import MAY_IMPORT_VERL, PLUGINS, ROWS
+
+ROOT = Path(__file__).parents[2]
+
+ALLOWED_TO_PLUGINS = {"types", "errors", "plugins", "http", "sandbox", "rewards"}
+
+WITH_TORCH = {"algorithms", "learner", "serving", "controller", "offline"}
+TORCH_FILES = {"agentrl/sglang/process_group.py"}
+WITH_RAY = {"workers", "fleet", "controller", "offline", "cli"}
+IMPORTERS = {"import_module", "importlib.import_module", "__import__"}
+HEAVY = {"torch", "transformers", "ray"}
+
+
+def sources() -> dict[str, Path]:
+    """Return every module of the package by its dotted name; the plugin folders stand at the root."""
+    found = {}
+    for folder, name in [("agentrl", "agentrl"), *((p, f"agentrl.{p}") for p in sorted(PLUGINS))]:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = [*name.split("."), *path.relative_to(ROOT / folder).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+SOURCES = sources()
+
+
+def imports(module: str, path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted name) of every import of a file: also inside functions, and by `import_module` of a literal."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTERS and isinstance(node.args[0], ast.Constant):
+            yield node.lineno, str(node.args[0].value)
+
+
+def part_of(module: str) -> str:
+    """Return the part a module belongs to: `agentrl.rollout.session` -> `rollout`; the package itself is ''."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def row_of(part: str) -> int:
+    return next(i for i, row in enumerate(ROWS) if part in row)
+
+
+def may_import(importer: str, imported: str) -> bool:
+    if importer == imported or imported == "":
+        return True
+    if importer in PLUGINS:
+        return imported in ALLOWED_TO_PLUGINS
+    return imported not in PLUGINS and row_of(imported) < row_of(importer)
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_every_module_belongs_to_a_row(module: str) -> None:
+    part = part_of(module)
+    assert part in {"", *PLUGINS, *set().union(*ROWS)}, f"{module}: give {part!r} a row in docs/architecture.md and here"
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_point_to_lower_rows(module: str) -> None:
+    path = SOURCES[module]
+    part = part_of(module)
+    if part == "":  # the package's own face: `agentrl.train` and friends are looked up on use
+        return
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for line, name in imports(module, path)
+        if name.split(".")[0] == "agentrl" and not may_import(part, part_of(name))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", [m for m in SOURCES if part_of(m) != "verl" and m not in MAY_IMPORT_VERL])
+def test_nothing_depends_on_the_translation_of_verl(module: str) -> None:
+    assert [name for _, name in imports(module, SOURCES[module]) if part_of(name) == "verl" and name.startswith("agentrl.")] == []
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_heavy_packages_are_imported_only_where_they_belong(module: str) -> None:
+    path = SOURCES[module]
+    part, file = part_of(module), str(path.relative_to(ROOT))
+    is_torch_allowed = part in WITH_TORCH or file in TORCH_FILES
+    is_ray_allowed = part in WITH_RAY or path.name == "actor.py"
+    for line, name in imports(module, path):
+        top = name.split(".")[0]
+        assert top not in {"torch", "transformers"} or is_torch_allowed, f"{file}:{line} imports {name}"
+        assert top != "ray" or is_ray_allowed, f"{file}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("module", [m for m in SOURCES if part_of(m) in ROWS[0]])
+def test_the_carriers_need_only_numpy(module: str) -> None:
+    outside = {name.split(".")[0] for _, name in imports(module, SOURCES[module])} - set(sys.stdlib_module_names) - {"agentrl"}
+    assert outside <= {"numpy"}
+
+
+def run_fresh(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT / "tests",
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def test_importing_the_package_is_cheap() -> None:
+    seconds, loaded = run_fresh(
+        "import sys, time; start = time.process_time(); import agentrl; spent = time.process_time() - start;"
+        f"print(spent, sorted({HEAVY!r} & set(sys.modules)))"
+    ).split(" ", 1)
+    assert float(seconds) < 1.0
+    assert loaded == "[]"
+
+
+def test_light_parts_load_nothing_heavy() -> None:
+    light = [
+        module
+        for module, path in SOURCES.items()
+        if part_of(module) not in {*WITH_TORCH, *WITH_RAY} and path.name != "actor.py" and str(path.relative_to(ROOT)) not in TORCH_FILES
+    ]
+    code = f"""
+import importlib, sys
+for module in {light!r}:
+    importlib.import_module(module)
+    heavy = {HEAVY!r} & set(sys.modules)
+    if heavy:
+        print(module, "loads", sorted(heavy))
+        break
+"""
+    assert run_fresh(code) == ""
+
+
+def test_the_controller_loads_no_model_code() -> None:
+    """It names what ranks do without doing it: transformers and peft take seconds of the start of every run."""
+    code = "import sys, agentrl.controller.start; print(sorted({'transformers', 'peft', 'scipy.special'} & set(sys.modules)))"
+    assert run_fresh(code) == "[]"
+
+
+PICTURES = {
+    "agentrl.figures.run_picture",
+    "agentrl.figures.run_panels",
+    "agentrl.figures.evaluation_picture",
+    "agentrl.figures.corrections_picture",
+}
+"""Modules that load matplotlib, for a second."""
+
+
+def test_pictures_are_loaded_only_when_they_are_drawn() -> None:
+    for module, path in SOURCES.items():
+        at_the_top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {name for node in at_the_top for name in imported_names(node)}
+        loads = {name for name in names if name.split(".")[0] == "matplotlib" or name in PICTURES}
+        assert not loads or module in PICTURES, f"{module} loads {sorted(loads)}: import it in the function that draws"
+
+
+def imported_names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    for alias in node.names:
+        yield alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
+    if isinstance(node, ast.ImportFrom):
+        yield str(node.module)
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    packages = {module for module, path in SOURCES.items() if path.name == "__init__.py"}
+    assert packages <= set(listed), f"add to tool.setuptools.packages: {sorted(packages - set(listed))}"
