@@ -1,6 +1,6 @@
 """What the program does on fixed seeds, as digests: two commits behave alike if this script writes the same for both.
 
-It makes the quickstart's data and policy, trains 10 on-policy steps with one attempt at a time (the order of
+It makes the quickstart's data and policy, trains on-policy with one attempt at a time (the order of
 arrival decides nothing then), replays them, evaluates greedily, and collects the texts of `--help` and the
 config reference.
 
@@ -24,15 +24,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from machine import ROOT, write_result
 
-STEPS = 10
 TIMEOUT_S = 900
 SMALL = [
     "buffer.max_staleness=0",
     "buffer.groups_per_step=4",
     "rollout.group_size=4",
     "rollout.max_concurrent_trajectories=1",
-    f"trainer.steps={STEPS}",
-    f"trainer.save_freq={STEPS}",
     "trainer.test_freq=-1",
     "trainer.val_before_train=false",
     "data.val_files=[]",
@@ -97,16 +94,22 @@ def help_texts() -> dict[str, str]:
     return {" ".join(names): agentrl(*names, "--help") for names in [(), *commands(get_command(app))]}
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, updates: int) -> None:
     """Write the quickstart's data and make its policy."""
     agentrl("data", "arithmetic", str(folder / "data"))
     outputs = [f"trainer.output={folder / 'policy'}", f"trainer.untrained_output={folder / 'untrained'}"]
+    outputs.append(f"trainer.steps={updates}")
     agentrl("sft", "configs/quickstart_sft.yaml", f"data.train_files=[{folder / 'data' / 'sft.parquet'}]", *outputs)
 
 
-def train(folder: Path) -> dict[str, object]:
-    """Train STEPS steps in `folder/run`."""
-    files = [f"data.train_files=[{folder / 'data' / 'train.parquet'}]", f"model.path={folder / 'policy'}"]
+def train(folder: Path, steps: int) -> dict[str, object]:
+    """Train `steps` steps in `folder/run`."""
+    files = [
+        f"data.train_files=[{folder / 'data' / 'train.parquet'}]",
+        f"model.path={folder / 'policy'}",
+        f"trainer.steps={steps}",
+        f"trainer.save_freq={steps}",
+    ]
     agentrl("train", "configs/quickstart.yaml", *SMALL, *files, f"trainer.run_dir={folder / 'run'}")
     run = folder / "run"
     return {
@@ -136,10 +139,10 @@ def evaluate(folder: Path) -> dict[str, object]:
     return json.loads((out / "results.json").read_text())["summary"]
 
 
-def behave(folder: Path, replay_of: Path) -> dict[str, object]:
+def behave(folder: Path, replay_of: Path, *, updates: int, steps: int) -> dict[str, object]:
     texts = help_texts()
-    prepare(folder)
-    trained = train(folder)
+    prepare(folder, updates)
+    trained = train(folder, steps)
     agentrl("replay", str(replay_of), "--out", str(folder / "replay"))
     return {
         "imitation": weights(folder / "policy"),
@@ -156,9 +159,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench" / "behaviour")
     parser.add_argument("--replay-of", type=Path, help="the run of another commit; default: the one that is trained here")
+    parser.add_argument("--updates", type=int, default=350, help="of the imitation")
+    parser.add_argument("--steps", type=int, default=10, help="of the training")
     arguments = parser.parse_args()
     shutil.rmtree(arguments.folder, ignore_errors=True)
-    result = behave(arguments.folder.resolve(), (arguments.replay_of or arguments.folder / "run").resolve())
+    result = behave(
+        arguments.folder.resolve(),
+        (arguments.replay_of or arguments.folder / "run").resolve(),
+        updates=arguments.updates,
+        steps=arguments.steps,
+    )
     print(json.dumps(result, indent=1))
     write_result(arguments.out, result)
 

@@ -44,7 +44,7 @@ def agentrl_model(agentrl_chat: Chat) -> Callable[..., ScriptedModel]:
 @pytest.fixture
 def play(agentrl_chat: Chat) -> Callable[..., Trajectory]:
     """Return `agentrl.testing.play` with the project's own `agentrl_chat`."""
-    from agentrl.testing import play_with
+    from agentrl.testing import play as play_with
 
     def play_here(turns: Script, **options: Any) -> Trajectory:
         return play_with(turns, **{"chat": agentrl_chat, **options})

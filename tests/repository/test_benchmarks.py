@@ -19,6 +19,7 @@ QUICK_RUN = "trainer.steps=2 data.max_val_rows=8 buffer.groups_per_step=2 rollou
 
 SHORT: dict[str, str] = {
     "advantages": "--out {out} --peers {none}",
+    "behaviour": "--updates 20 --steps 2 --folder {runs} --out {out}",
     "coverage": "--evaluations 20 --problems 30 --out {out}",
     "gpu_step": "--tokens 256 --microbatch-tokens 256 --warmups 1 --repeats 1 --out {out}",
     "house": "--out {out}",
