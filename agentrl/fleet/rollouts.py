@@ -21,7 +21,7 @@ from agentrl.fleet.calls import get, in_trio, translate
 from agentrl.rollout.actor import RolloutActor
 from agentrl.rollout.attempt_log import AttemptReport
 from agentrl.rollout.limits import server_key
-from agentrl.sglang.front import Front
+from agentrl.sglang.router import SGLangRouter
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.types import Lease, Trajectory
 from agentrl.workers.starting import Readiness, num_done
@@ -59,7 +59,7 @@ class RolloutFleet:
         self._keys: dict[str, str | None] = {}  # URL -> API key of the servers that the actors use
         self._version = -1
         front_url = config.rollout.front_url
-        self._front = None if front_url is None else Front(front_url, api_key=server_key(config.rollout.api_key_env))
+        self._router = None if front_url is None else SGLangRouter(front_url, api_key=server_key(config.rollout.api_key_env))
         self._is_running = False
         self._attempts = AttemptCounts()
         self._members = [self._new_member(index) for index in range(config.rollout.num_actors)]
@@ -114,8 +114,8 @@ class RolloutFleet:
             ServerError: the router does not answer, or refuses a server of this run.
         """
         keys = {url: self._key_of(url) for url in urls}
-        if self._front is not None and urls:
-            in_trio(self._front.put_behind, keys)
+        if self._router is not None and urls:
+            in_trio(self._router.set_servers, keys)
         self._keys, self._version = keys, version
         for member in self._members:
             with suppress(InfrastructureError):  # heal() replaces a dead actor and sends its servers then
@@ -229,9 +229,9 @@ class RolloutFleet:
 
         Actors that are still starting are killed without a stop: they play nothing.
         """
-        if self._front is not None:
+        if self._router is not None:
             with suppress(AgentRLError):  # the router may be gone
-                in_trio(self._front.leave)
+                in_trio(self._router.remove_servers)
         with suppress(AgentRLError):
             if not self._starting:
                 get([m.actor.stop.remote() for m in self._members], timeout_s=CALL_TIMEOUT_S, who="a rollout actor")

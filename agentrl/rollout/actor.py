@@ -37,8 +37,8 @@ from agentrl.rollout.scopes import LiveScopes
 from agentrl.rollout.session import PromptLimits
 from agentrl.rollout.shipment import TrajectorySink
 from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.front import FrontClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
+from agentrl.sglang.router import SGLangRouterClient
 from agentrl.types import Lease, Trajectory
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ class RolloutWorker:
             return SGLangClient(url, api_key=self._keys.get(url), **options)
 
         self._front_url = config.rollout.front_url
-        behind = partial(FrontClient, behind=lambda: tuple(self._keys), connect=connect, api_key=named_key, **options)
+        behind = partial(SGLangRouterClient, behind=lambda: tuple(self._keys), connect=connect, api_key=named_key, **options)
         self._router = Router(
             connect if self._front_url is None else behind,
             vocab_size=vocab_size,

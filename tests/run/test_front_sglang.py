@@ -11,7 +11,7 @@ import trio
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.front import Front
+from agentrl.sglang.router import SGLangRouter
 from parts.learner import reserved_port
 from sglang_cpu.environment import built_python
 
@@ -114,7 +114,7 @@ def foreign(world, tmp_path):
 
 @pytest.mark.timeout(600)
 def test_a_router_with_somebody_elses_server_is_refused(world, front, foreign):
-    trio.run(Front(front.url, api_key=None).put_behind, {foreign: None})
+    trio.run(SGLangRouter(front.url, api_key=None).set_servers, {foreign: None})
     assert front.workers() == {foreign}
     run = start(world, world.folder / "foreign", front, "trainer.steps=1")
     assert run.wait(300) == 2, run.output()

@@ -25,8 +25,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
 from agentrl.errors import InfrastructureError
+from agentrl.serving.embedded.admission import AdmissionMiddleware, json_response
 from agentrl.serving.embedded.bodies import BadRequest, flag_of, integer_of, list_of, read_body, seconds_of, text_of, version_of
-from agentrl.serving.embedded.door import Door, json_response
 from agentrl.serving.embedded.engine import EngineError, NotFinite
 from agentrl.serving.embedded.groups import WrongState
 from agentrl.serving.embedded.requests import RequestLimits, parse_generate
@@ -306,7 +306,7 @@ def build_app(app: App, *, api_key: str | None, is_on_loopback: bool, lifespan: 
             ClientDisconnect: _disconnected_early,
         },
     )
-    return Door(starlette, api_key, is_on_loopback=is_on_loopback)
+    return AdmissionMiddleware(starlette, api_key, is_on_loopback=is_on_loopback)
 
 
 async def _unless_disconnected(request: Request, work: Sequence[asyncio.Future[Result]]) -> list[Result] | None:

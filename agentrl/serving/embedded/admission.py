@@ -14,7 +14,7 @@ from agentrl.http.admission import refusal_of
 _OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
-class Door:
+class AdmissionMiddleware:
     """ASGI middleware: refuses requests from web pages (403, 415) or without the key (401) unread."""
 
     def __init__(self, app: ASGIApp, api_key: str | None, *, is_on_loopback: bool) -> None:

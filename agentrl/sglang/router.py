@@ -23,7 +23,7 @@ REGISTER_TIMEOUT_S = 120.0
 """The router probes a server for some seconds before it reports it as healthy."""
 
 
-class FrontClient(SGLangClient):
+class SGLangRouterClient(SGLangClient):
     """Generates through the router at `url`.
 
     Calls that the router does not forward go to the servers behind it.
@@ -93,7 +93,7 @@ class FrontClient(SGLangClient):
         return [self._clients[url] for url in urls]
 
 
-class Front:
+class SGLangRouter:
     """The driver's control of a run's router: which servers are behind it."""
 
     def __init__(self, url: str, *, api_key: str | None) -> None:
@@ -101,7 +101,7 @@ class Front:
         self._api_key = api_key
         self._own: set[str] = set()
 
-    async def put_behind(self, keys: Mapping[str, str | None]) -> None:
+    async def set_servers(self, keys: Mapping[str, str | None]) -> None:
         """Make these servers the only ones behind the router; return once it reports all of them as healthy.
 
         Args:
@@ -113,11 +113,11 @@ class Front:
         """
         try:
             with trio.fail_after(REGISTER_TIMEOUT_S):
-                await self._talk(lambda http: self._put_behind(http, {url.rstrip("/"): key for url, key in keys.items()}))
+                await self._talk(lambda http: self._set_servers(http, {url.rstrip("/"): key for url, key in keys.items()}))
         except trio.TooSlowError:
             raise ServerError(f"{self.url} did not call {', '.join(keys)} healthy within {REGISTER_TIMEOUT_S:g} s") from None
 
-    async def leave(self) -> None:
+    async def remove_servers(self) -> None:
         """Remove this run's servers from the router; raise ServerError if it does not answer."""
 
         async def remove(http: HttpClient) -> None:
@@ -128,7 +128,7 @@ class Front:
         with trio.move_on_after(REGISTER_TIMEOUT_S):
             await self._talk(remove)
 
-    async def _put_behind(self, http: HttpClient, urls: Mapping[str, str | None]) -> None:
+    async def _set_servers(self, http: HttpClient, urls: Mapping[str, str | None]) -> None:
         workers = await self._workers(http)
         foreign = [worker["url"] for worker in workers if worker["url"] not in {*urls, *self._own}]
         if foreign:
