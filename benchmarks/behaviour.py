@@ -1,8 +1,8 @@
 """What the program does on fixed seeds, as digests: two commits behave alike if this script writes the same for both.
 
-It makes the quickstart's data and policy, trains on-policy with one attempt at a time (the order of
-arrival decides nothing then), replays them, evaluates greedily, and collects the texts of `--help` and the
-config reference.
+It makes the quickstart's data and policy, trains on-policy, replays a run (`--replay-of`: one of another commit),
+evaluates greedily, and collects the texts of `--help` and the config reference. Of the training, whose servers
+draw without a seed, it records the names of metrics and columns, and the journal's tables.
 
 Usage: python benchmarks/behaviour.py --out docs/results/behaviour.json [--folder runs/bench/behaviour]
        [--replay-of RUN]
@@ -35,9 +35,6 @@ SMALL = [
     "data.val_files=[]",
     "tracking.baselines={}",
 ]
-OF_TIME = ("time", "perf", "idle", "seconds", "tokens_per", "mfu", "memory", "overhead", "timing", "host", "driver", "_s", "loop_gap")
-"""A metric whose name contains one of these depends on the machine."""
-COLUMNS = ("group_id", "member", "token_ids", "action_mask", "versions", "behavior_logprobs", "outcome", "learned_by")
 
 
 def agentrl(*arguments: str) -> str:
@@ -60,24 +57,20 @@ def weights(folder: Path) -> str:
     return digest(b"".join(file.read_bytes() for file in sorted(folder.glob("*.safetensors"))))
 
 
-def metrics(run: Path) -> dict[str, object]:
-    """Return the last step's metrics that do not depend on the machine."""
-    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
-    return {name: value for name, value in sorted(last.items()) if not any(part in name for part in OF_TIME)}
+def metrics(run: Path) -> list[str]:
+    """Return the names of all metrics of steps."""
+    return sorted({name for line in (run / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)})
 
 
-def trajectories(run: Path) -> list[str]:
-    """Return a digest of each step's trajectories."""
-    files = sorted((run / "trajectories").glob("*.parquet"))
-    present = [name for name in COLUMNS if name in pq.read_schema(files[0]).names]
-    return [digest(pq.read_table(file, columns=present).to_pydict()) for file in files]
+def columns(run: Path) -> list[str]:
+    """Return the columns of the stored trajectories with their types."""
+    return [f"{field.name}: {field.type}" for field in pq.read_schema(next((run / "trajectories").glob("*.parquet")))]
 
 
 def journal(run: Path) -> list[str]:
-    """Return the names of the journal's tables with their numbers of rows."""
+    """Return the statements that made the journal's tables."""
     with sqlite3.connect(f"file:{run / 'ledger.sqlite'}?mode=ro", uri=True) as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-        return [f"{name} {connection.execute(f'SELECT count(*) FROM {name}').fetchone()[0]}" for name in tables]
+        return sorted(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))
 
 
 def commands(app: object, *path: str) -> Iterator[tuple[str, ...]]:
@@ -114,8 +107,7 @@ def train(folder: Path, steps: int) -> dict[str, object]:
     run = folder / "run"
     return {
         "metrics": metrics(run),
-        "weights": weights(run / "policy"),
-        "trajectories": trajectories(run),
+        "trajectories": columns(run),
         "journal": journal(run),
         "audit": agentrl("audit", str(run)).splitlines()[-1],
     }

@@ -35,7 +35,6 @@ OTHERS = {
         "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
     },
     "the reader's": {"compute_score(data_source, solution_str, ground_truth, extra_info)"},
-    "an object of which only a remote handle has the method": {"learner.run(Learner.update, minibatch)"},
     "what a log line shows": {"LocalWorker(judge)"},
 }
 """Names that pages may use although the project has no such thing, by whose they are."""
