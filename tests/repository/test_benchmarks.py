@@ -22,6 +22,7 @@ SHORT: dict[str, str] = {
     "behaviour": "--updates 20 --steps 2 --folder {runs} --out {out}",
     "coverage": "--evaluations 20 --problems 30 --out {out}",
     "gpu_step": "--tokens 256 --microbatch-tokens 256 --warmups 1 --repeats 1 --out {out}",
+    "hops": "--out {out}",
     "house": "--out {out}",
     "in_flight": "--in-flight 50 --servers 1 --seconds 4 --seconds-per-token 0.005 --mean-tokens 20 --prompts 50,150 --out {out}",
     "lag": f"--rows on_policy --seeds 0 --steps 2 --eval-n 1 --out {{out}} --runs {{runs}} {QUICK_RUN}",
