@@ -1,8 +1,8 @@
 """The functions between a row and its gradient, seen in a real run of one step.
 
-A run of the quickstart's config (on a policy that has learned nothing) is started with functions at the ends of the way wrapped (MILESTONES). Each
-records the functions of agentrl on the stack when it is first called, in whatever process that is. The union of
-these stacks is what a reader opens to follow one trajectory; every process in it is entered over one border.
+A run of the quickstart's config, on a policy that has learned nothing, is started with the functions of MILESTONES
+wrapped. Each records the functions of agentrl on the stack when it is first called, in whatever process. The union
+of these stacks is what a reader opens to follow one trajectory, plus one border per further process.
 
 Usage: python benchmarks/hops.py [--out docs/results/hops.json]
 """
