@@ -34,7 +34,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from agentrl.chat.chat import Chat
-from agentrl.http.open_files import raise_open_files
+from agentrl.rollout.open_files import raise_open_files
 
 TIMEOUT_S = 60.0
 MAX_CONNECTIONS = 65_536

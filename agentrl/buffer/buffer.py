@@ -28,8 +28,7 @@ from agentrl.buffer.ledger import NO_VARIANCE, Admission, Ledger
 from agentrl.buffer.lineage import Lineage
 from agentrl.buffer.rows import Rows
 from agentrl.buffer.samplers import ReadyGroup
-from agentrl.data.accuracy import accuracies, scored_rewards
-from agentrl.data.trajectories import SCHEMA, from_ipc, sampled_versions, to_ipc
+from agentrl.data.trajectories import SCHEMA, accuracies, from_ipc, sampled_versions, scored_rewards, to_ipc
 from agentrl.errors import CheckpointError, DataError
 from agentrl.types import BufferCounts, HeldLease, Lease, Task
 

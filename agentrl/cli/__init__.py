@@ -17,7 +17,6 @@ import typer
 import agentrl
 from agentrl.cli import configs, data, evaluation, models, pages, plugins, runs, training
 from agentrl.cli.compare import compare
-from agentrl.cli.config_import import import_config
 from agentrl.cli.disk import full_disk
 from agentrl.cli.options import Debug, show_tracebacks
 from agentrl.cli.score import score
@@ -103,7 +102,7 @@ _add_group(config_app, "config", EXTEND)
 _add(config_app, "list", configs.config_list, "agentrl config list")
 _add(config_app, "explain", configs.config_explain, "agentrl config explain configs/quickstart.yaml buffer.max_staleness=0")
 _add(config_app, "show", configs.config_show, "agentrl config show recipes/gsm8k_grpo")
-_add(config_app, "import", import_config, "agentrl config import ppo_trainer.yaml --out run.yaml")
+_add(config_app, "import", configs.config_import, "agentrl config import ppo_trainer.yaml --out run.yaml")
 _add(app, "new", plugins.new, "agentrl new tool word_count --out my_plugins", panel=EXTEND)
 _add(app, "plugins", plugins.plugins, "agentrl plugins configs/quickstart.yaml", panel=EXTEND)
 _add(app, "play", plugins.play, "agentrl play configs/quickstart.yaml --row 0", panel=EXTEND)

@@ -197,7 +197,7 @@ def data_filter(
 ) -> None:
     """Keep some rows of a file: without duplicates, or of a band of difficulty."""
     options.set_debug(debug)
-    from agentrl.data.filter import filter_rows
+    from agentrl.data.prepare import filter_rows
 
     if out.suffix != ".parquet":
         raise UserError(f"{str(out)!r} must end in .parquet")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
-from agentrl.config.explain_placement import placement_lines
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model_kind import find_obstacles
+from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.schema import Config
 
 LABEL_WIDTH = 26
@@ -335,3 +335,19 @@ def _validation_warnings(config: Config) -> Iterator[str]:
         yield "data.val_files are never played: set trainer.test_freq, which also validates at the end, or trainer.val_before_train"
     if trainer.save_freq == -1 and trainer.steps is not None and trainer.steps >= 100:
         yield f"trainer.save_freq=-1: a crash in {trainer.steps} steps loses everything"
+
+
+def placement_lines(placement: PlacementConfig, num_ranks: Mapping[Role, int]) -> Iterator[tuple[str, str]]:
+    """Yield a line per pool: its nodes, and the number of
+    ranks of each role with the GPU share of one rank.
+    """
+    layout = placement.layout(num_ranks)
+    for name, pool in placement.pools_in_use.items():
+        nodes = f"{pool.nodes} node{'s' * (pool.nodes > 1)}, " if name in layout.reservations else ""
+        size = f"{nodes}{pool.gpus_per_node} GPU{'s' * (pool.gpus_per_node > 1)} each" if pool.gpus_per_node else f"{nodes}no GPU"
+        members = [
+            f"{len(spots)} x {role}" + (f" at {spots[0].num_gpus:g} GPU" if spots[0].num_gpus else "")
+            for role, spots in layout.spots.items()
+            if spots[0].pool == name
+        ]
+        yield f"pool {name}", f"{size}: {', '.join(members)}"

@@ -21,8 +21,7 @@ from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rule
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.tracking.closing import write_summary
 from agentrl.tracking.console import validation_text
-from agentrl.tracking.metrics import read_metrics
-from agentrl.tracking.timer import PhaseTimer
+from agentrl.tracking.metrics import PhaseTimer, read_metrics
 from agentrl.tracking.tracker import open_trackers
 from agentrl.types import BufferCounts, Group, Lags, SendTimes
 

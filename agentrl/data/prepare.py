@@ -1,4 +1,4 @@
-"""Convert public data sets to Parquet files in the row schema of `agentrl.data.rows`, one file per split."""
+"""Convert public data sets to Parquet files in the row schema of `agentrl.data.rows`, one file per split; filter the rows of a file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from agentrl.data.atomic_files import appearing_whole
 from agentrl.data.benchmarks import FOLDER_VARIABLE
 from agentrl.data.code_problems import read_code
-from agentrl.data.files import write_rows
+from agentrl.data.files import open_rows, write_rows
 from agentrl.data.instructions import AIME_INSTRUCTION, CODE_INSTRUCTION, GSM8K_INSTRUCTION, MATH_INSTRUCTION, with_tools
 from agentrl.data.originals import SPLITS, DataFile, OriginalSource, open_originals, read_originals
+from agentrl.data.pass_rates import first_user_text
 from agentrl.data.problems import Columns, Problem, ProblemReader, read_aime, read_gsm8k, read_math
-from agentrl.data.rows import AgentChoice
+from agentrl.data.rows import AgentChoice, RowPlace
 from agentrl.data.selection import Candidate, Selection, normalise, select, splits_of
 from agentrl.data.task_rows import RowStyle, task_row, task_schema
 from agentrl.errors import DataError
@@ -230,3 +233,38 @@ def write_aime(out_dir: str | Path, source_dir: str | Path) -> dict[str, int]:
             0 to 999.
     """
     return dict(write_data_set("aime", out_dir, OriginalSource(source_dir), styles=choose_styles("aime")).rows)
+
+
+def filter_rows(file: Path, out: Path, selection: Selection) -> Written:
+    """Write the rows of `file` that `selection` keeps to `out`, atomically, with all columns and their types.
+
+    Raises:
+        DataError: a row has no prompt of chat messages, or no row is left. Nothing was written.
+    """
+    rows = open_rows(str(file))
+    candidates = [
+        _candidate(raw, RowPlace(str(file), file.stem, index, rows.line(index))) for index, raw in enumerate(rows.rows(len(rows)))
+    ]
+    kept, notes = select(candidates, selection)
+    if file.suffix == ".parquet":
+        places = {id(candidate): index for index, candidate in enumerate(candidates)}
+        table = pq.read_table(file).take([places[id(candidate)] for candidate in kept])
+    else:
+        try:
+            table = pa.Table.from_pylist([dict(candidate.row) for candidate in kept])
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{file}: its rows do not fit into columns of one type each: {error}") from error
+    with appearing_whole(out) as partial:
+        pq.write_table(table, partial, compression="zstd")
+    return Written({out.stem: len(kept)}, tuple(notes))
+
+
+def _candidate(raw: dict, place: RowPlace) -> Candidate:
+    prompt = raw.get("prompt")
+    if not isinstance(prompt, list) or not all(isinstance(message, dict) and "role" in message for message in prompt):
+        raise place.error("prompt", f"must be a list of {{role, content}}, is {str(prompt)[:80]!r}")
+    question = (raw.get("extra_info") or {}).get("question")
+    text = normalise(question if isinstance(question, str) else first_user_text(prompt))
+    answer = str((raw.get("reward_model") or {}).get("ground_truth"))
+    # The whole file counts as train: held-out splits would be exempt from the difficulty filter.
+    return Candidate(raw, "train", question=text, identity=text, answer=answer)

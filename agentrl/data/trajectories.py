@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import DataError
-from agentrl.types import Failure, Message, Outcome, PluginId, RewardEvent, ToolCall, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Failure, Message, Outcome, PluginId, RewardEvent, ToolCall, Trajectory
 
 FORMAT = b"3"
 """Version of this schema, in its metadata; raised when a column changes its meaning."""
@@ -316,3 +316,29 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def accuracies(batch: pa.RecordBatch) -> list[float | None]:
+    """Return the accuracy of each trajectory in [0, 1].
+
+    It is the accuracy that the task's reward reports, else 1.0 for a positive reward. None: the attempt
+    failed, was greedy (sampled differently), or its reported accuracy is not in [0, 1].
+    """
+    columns = (batch.column(name).to_pylist() for name in ("outcome", "is_greedy", "metrics"))
+    return [
+        None if is_greedy or outcome not in SCORED_OUTCOMES else _share(dict(metrics).get("accuracy", float(reward > 0)))
+        for outcome, is_greedy, metrics, reward in zip(*columns, reward_sums(batch).tolist(), strict=True)
+    ]
+
+
+def scored_rewards(batch: pa.RecordBatch) -> NDArray[np.float64]:
+    """Return the rewards of the M trajectories that did not fail, f64[M].
+
+    A failure has no reward; it is not a reward of 0.
+    """
+    is_scored = np.array([outcome in SCORED_OUTCOMES for outcome in batch.column("outcome").to_pylist()], dtype=bool)
+    return reward_sums(batch)[is_scored]
+
+
+def _share(accuracy: float) -> float | None:
+    return accuracy if 0.0 <= accuracy <= 1.0 else None

@@ -1,4 +1,7 @@
-"""Write the results of an evaluation: the Parquet file of all attempts, and the report."""
+"""Write the results of an evaluation: the Parquet file of all attempts, and the report.
+
+Rewards of scope batch are added first: an evaluation is one batch, scored when all of its attempts are finished.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import pyarrow.parquet as pq
 
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.data.trajectories import SCHEMA, encode
-from agentrl.evaluation.batch_scores import with_batch_rewards
 from agentrl.evaluation.batches import batches
 from agentrl.evaluation.contamination import ContaminationNote, find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
@@ -20,7 +22,11 @@ from agentrl.evaluation.report import Report, write_report
 from agentrl.evaluation.run import Prepared
 from agentrl.figures.attempts import ATTEMPTS
 from agentrl.figures.thresholds import Threshold
-from agentrl.types import Trajectory
+from agentrl.rewards.select import RewardTable
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.scoring import Scorer
+from agentrl.rollout.trio_run import in_trio
+from agentrl.types import SCORED_OUTCOMES, Task, Trajectory
 
 PRODUCERS = b"agentrl.producers"
 """Metadata key of the file: data set -> producer of its attempts (see `producer_of`), as JSON."""
@@ -83,3 +89,34 @@ def _servers(prepared: Prepared) -> str:
         return f"{count} {prepared.config.rollout.backend} server{'s' if count > 1 else ''}"
     speaks = "OpenAI's chat completions" if prepared.place.kind == "openai" else "SGLang's protocol"
     return f"running servers, asked by {speaks}: {', '.join(prepared.place.urls)}"
+
+
+def with_batch_rewards(prepared: Prepared) -> Iterable[Trajectory]:
+    """Return the finished attempts in their order, with rewards of scope batch added.
+
+    Failed attempts are unchanged.
+
+    Raises:
+        RewardError: such a reward raised or timed out. The attempts are kept, and the next run calls the
+            reward again.
+    """
+    table = RewardTable(prepared.config.reward, prepared.plugins)
+    if not table.may_score("batch"):
+        return prepared.finished()
+    attempts = list(prepared.finished())
+    rows = [row for row, attempt in enumerate(attempts) if attempt.outcome in SCORED_OUTCOMES]
+    tasks = [prepared.problems[attempts[row].group_id].task for row in rows]
+    scored = in_trio(_score, prepared, table, tasks, [attempts[row] for row in rows]) if rows else []
+    for row, attempt in zip(rows, scored, strict=True):
+        attempts[row] = attempt
+    return attempts
+
+
+async def _score(prepared: Prepared, table: RewardTable, tasks: Sequence[Task], attempts: Sequence[Trajectory]) -> list[Trajectory]:
+    config = prepared.config
+    with AsyncioHost() as host:
+        scorer = Scorer(config.reward, table, host=host, max_response_tokens=config.agent.max_response_tokens)
+        try:
+            return await scorer.score_batch(tasks, attempts)
+        finally:
+            await scorer.aclose()

@@ -37,9 +37,8 @@ from agentrl.evaluation.play import AttemptPlayer, Counts
 from agentrl.evaluation.progress import EvalProgress
 from agentrl.evaluation.standstill import WatchedEvaluation
 from agentrl.evaluation.store import AttemptStore
-from agentrl.evaluation.unscored import without_rewards
 from agentrl.plugins import Plugins
-from agentrl.rewards.select import RewardTable
+from agentrl.rewards.select import RewardTable, without_rewards
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.limits import model_limits, num_ids_of
 from agentrl.rollout.loop_gaps import LoopGaps

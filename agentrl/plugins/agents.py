@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
+from agentrl.errors import DataError
 from agentrl.plugins.interactions import InteractionReply
 from agentrl.plugins.tools import ToolResult
 from agentrl.types import JsonObject, Message, Task, ToolCall, Turn
@@ -125,3 +126,25 @@ class AgentLoop(ABC):
     @abstractmethod
     async def run(self, task: Task, session: Session) -> None:
         """Play the attempt and return when it is done; the session records everything. Runs under trio."""
+
+
+def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the tools offered in `task`: the configured ones, then the row's own, without
+    duplicates.
+
+    A row can select a subset with a list of names in `extra_info.tool_selection`. An agent with `uses_tools =
+    False` is offered none.
+
+    Raises:
+        DataError: the row selects a tool that is not offered.
+    """
+    if not agent.uses_tools:
+        return ()
+    offered = tuple(dict.fromkeys((*configured, *task.tools_kwargs)))
+    chosen = task.extra_info.get("tool_selection")
+    if not chosen:
+        return offered
+    for name in chosen:
+        if name not in offered:
+            raise DataError(f"{task.task_id}: tool_selection: {name!r} is not offered; offered: {', '.join(offered) or 'none'}")
+    return tuple(dict.fromkeys(chosen))

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from agentrl.errors import DataError
-from agentrl.types import JsonObject, Task
-
-if TYPE_CHECKING:
-    from agentrl.plugins.agents import AgentLoop
+from agentrl.types import JsonObject
 
 Runtime = Literal["asyncio", "trio"]
 
@@ -98,25 +94,3 @@ def not_run(problem: str, parameters: JsonObject | None = None) -> ToolResult:
     if parameters is not None:
         problem += f"; expected arguments: {json.dumps(dict(parameters), ensure_ascii=False, separators=(',', ':'))}"
     return ToolResult(f"not run: {problem}", is_error=True)
-
-
-def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the tools offered in `task`: the configured ones, then the row's own, without
-    duplicates.
-
-    A row can select a subset with a list of names in `extra_info.tool_selection`. An agent with `uses_tools =
-    False` is offered none.
-
-    Raises:
-        DataError: the row selects a tool that is not offered.
-    """
-    if not agent.uses_tools:
-        return ()
-    offered = tuple(dict.fromkeys((*configured, *task.tools_kwargs)))
-    chosen = task.extra_info.get("tool_selection")
-    if not chosen:
-        return offered
-    for name in chosen:
-        if name not in offered:
-            raise DataError(f"{task.task_id}: tool_selection: {name!r} is not offered; offered: {', '.join(offered) or 'none'}")
-    return tuple(dict.fromkeys(chosen))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from agentrl.config.reward import REWARD_PRESETS, RewardConfig
 from agentrl.errors import AgentRLError, ConfigError, DataError, PluginError, concerning
-from agentrl.plugins import Plugins
-from agentrl.plugins.rewards import AnyReward, Scope
+from agentrl.plugins import Attempted, Plugins, Reward, RewardResult
+from agentrl.plugins.rewards import AnyReward, RunsIn, Scope
 from agentrl.plugins.sources import function_reference
 from agentrl.rewards.calls import Term
 from agentrl.rewards.custom import load_function
@@ -172,3 +172,19 @@ def reward_of(data_source: str, sources: Mapping[str, str]) -> str | None:
         return sources[data_source]
     matching = [pattern for pattern in sources if "*" in pattern and fnmatchcase(data_source, pattern)]
     return sources[max(matching, key=len)] if matching else None
+
+
+class Unscored(Reward):
+    """A reward that is always 0 and is never used."""
+
+    name: ClassVar[str] = "unscored"
+    runs_in: RunsIn = "inline"
+
+    def score(self, attempt: Attempted) -> RewardResult:
+        return RewardResult(0.0)
+
+
+def without_rewards(plugins: Plugins, data_sources: Iterable[str]) -> RewardConfig:
+    """Return a reward config with which rows of these sources are played but not scored."""
+    plugins.rewards.add(Unscored)
+    return RewardConfig(sources=dict.fromkeys(data_sources, Unscored.name))

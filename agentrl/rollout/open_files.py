@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+
 from agentrl.errors import ConfigError
-from agentrl.http.open_files import raise_open_files
 
 OTHER_FILES = 256
 """Open files of a rollout actor except server connections: Ray, libraries, pipes of sandboxes, rewards and
@@ -24,3 +25,16 @@ def allow_trajectories(num_trajectories: int) -> None:
             f"and a process on this machine may have {limit} (the hard limit, `ulimit -Hn`): raise it, or play at most "
             f"{max(0, limit - OTHER_FILES)} per actor, in more actors (rollout.num_actors)"
         )
+
+
+def raise_open_files(wanted: int) -> int:
+    """Raise this process's soft limit to `wanted` if it is lower, at most to the hard limit.
+
+    Return the new limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= reachable:
+        return wanted if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
+    return reachable

@@ -21,8 +21,9 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
-from agentrl.plugins import AgentLoop, Attempted, Interaction, Plugins, Registry, Reward, RewardResult, Tool
+from agentrl.plugins import AgentLoop, Interaction, Plugins, Registry, Tool
 from agentrl.plugins.rewards import AnyReward
+from agentrl.rewards.select import Unscored
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.player_stack import Validating
@@ -37,15 +38,6 @@ DATA_SOURCE = "testing"
 MAX_PROMPT_TOKENS = 8192
 AGENT_DEFAULTS: Mapping[str, Any] = {"max_response_tokens": 8192}
 """Default budgets. They are large, because a byte-level tokenizer needs many tokens."""
-
-
-class NoReward(Reward):
-    """The default reward of tests: always 0."""
-
-    name = "unscored"
-
-    def score(self, attempt: Attempted) -> RewardResult:
-        return RewardResult(0.0)
 
 
 @functools.cache
@@ -124,7 +116,7 @@ def play(
     tools: Sequence[type[Tool] | Callable[..., Any] | str] = (),
     interaction: type[Interaction] | str | None = None,
     interaction_kwargs: Mapping[str, Any] | None = None,
-    reward: type[AnyReward] | str = NoReward,
+    reward: type[AnyReward] | str = Unscored,
     prompt: str | Sequence[Message] = "What is the answer?",
     ground_truth: Any = None,
     extra_info: Mapping[str, Any] | None = None,

@@ -9,13 +9,14 @@ import math
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import wandb
 
 from agentrl.errors import ConfigError
 from agentrl.tracking.metrics import StepRecord
-from agentrl.tracking.tracker import WandbMode
+
+Mode = Literal["online", "offline", "disabled"]
 
 INIT_TIMEOUT_S = 60
 FINISH_TIMEOUT_S = 600.0
@@ -25,7 +26,7 @@ FINISH_TIMEOUT_S = 600.0
 class WandbTracker:
     """One wandb run per run folder: a resumed run continues with the same id, stored in `wandb_id.txt`."""
 
-    def __init__(self, run_dir: Path, *, project: str, experiment: str, mode: WandbMode, config: Mapping[str, Any]) -> None:
+    def __init__(self, run_dir: Path, *, project: str, experiment: str, mode: Mode, config: Mapping[str, Any]) -> None:
         """Start the run.
 
         Raises:

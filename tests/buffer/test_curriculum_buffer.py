@@ -17,11 +17,10 @@ from agentrl.config.compose import load_config
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.explain import explain, find_warnings
 from agentrl.config.schema import Config
-from agentrl.data.accuracy import accuracies
 from agentrl.data.build import check_training_data
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
-from agentrl.data.trajectories import encode, to_ipc
+from agentrl.data.trajectories import accuracies, encode, to_ipc
 from agentrl.errors import CheckpointError, ConfigError, DataError
 from agentrl.plugins import load_plugins
 from agentrl.testing import tiny_chat

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from ray.cluster_utils import Cluster
 
-from agentrl.config.explain_placement import placement_lines
+from agentrl.config.explain import placement_lines
 from agentrl.config.placement import PlacementConfig
 from agentrl.config.schema import Config
 from agentrl.config.supervised import SFTConfig

@@ -324,6 +324,6 @@ def test_gsm8k_of_the_shared_folder(tmp_path: Path):
 
 
 def test_data_needs_no_torch_no_ray_no_transformers():
-    modules = "agentrl.data.build, agentrl.cli.data, agentrl.data.filter, agentrl.data.pairs, agentrl.data.show"
+    modules = "agentrl.data.build, agentrl.cli.data, agentrl.data.prepare, agentrl.data.pairs, agentrl.data.show"
     code = f"import sys, {modules}; print({{'torch', 'ray', 'transformers'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"

@@ -11,6 +11,6 @@ ROWS = [
     {"offline"},
     {"cli"},
 ]
-MAY_IMPORT_VERL = {"agentrl.adapters.catalog", "agentrl.cli.config_import", "agentrl.cli.configs"}
+MAY_IMPORT_VERL = {"agentrl.adapters.catalog", "agentrl.cli.configs"}
 """Modules outside of `agentrl.verl` that may import it: nothing else depends on what only translates."""
 PLUGINS = {"agents", "tools", "interactions"}

@@ -21,6 +21,7 @@ from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig
 from agentrl.errors import RequestRefused
 from agentrl.plugins import AgentLoop, load_plugins
+from agentrl.rewards.select import Unscored
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.router import Router
@@ -29,7 +30,7 @@ from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.testing import tiny_chat
-from agentrl.testing.stage import DATA_SOURCE, NoReward, registered
+from agentrl.testing.stage import DATA_SOURCE, registered
 from agentrl.types import Lease, Message, Outcome, SamplingParams, Task, ToolCall
 
 PROMPT = [5, 17, 42]
@@ -105,7 +106,7 @@ async def play_while_publishing(server, client, mode):
     plugins = load_plugins()
     agent = AgentConfig(tools=("calculator",), max_response_tokens=260, max_turn_tokens=110)
     task = Task("t:0", DATA_SOURCE, (Message("user", "6*7?"),), registered(plugins.agents, CalculatesOnce))
-    reward = RewardConfig(sources={DATA_SOURCE: registered(plugins.rewards, NoReward)})
+    reward = RewardConfig(sources={DATA_SOURCE: registered(plugins.rewards, Unscored)})
     rollout = RolloutConfig(group_size=GROUP_SIZE)
 
     async def publish_often():

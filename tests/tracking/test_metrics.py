@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import CheckpointError, InfrastructureError
 from agentrl.figures.trajectory_metrics import summarise_trajectories
-from agentrl.tracking.metrics import MetricsFile, StepRecord, read_metrics
-from agentrl.tracking.timer import PhaseTimer
+from agentrl.tracking.metrics import MetricsFile, PhaseTimer, StepRecord, read_metrics
 from agentrl.types import SCORED_OUTCOMES, Message, Outcome, RewardEvent, ToolCall, Trajectory
 
 NAMES = st.text("abcdefghij_", min_size=1, max_size=8).map(lambda name: f"rollout/{name}")

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
@@ -30,7 +31,6 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
 from agentrl.config.rollout import EmbeddedServerConfig
-from agentrl.serving.embedded.activations import Activations
 from agentrl.serving.embedded.adapter import AdapterSlot
 from agentrl.serving.embedded.attention import segment_attention
 from agentrl.serving.embedded.sampler import GREEDY, RowSampling, sample
@@ -291,3 +291,33 @@ def _resolve(future: asyncio.Future[None], error: Exception | None) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
+
+
+class Activations:
+    """Watches the outputs of all modules from `start` to `stop`.
+
+    No forward may run while either is called.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self.are_finite = True
+
+    def start(self) -> None:
+        self.are_finite = True
+        self._hooks = [module.register_forward_hook(self._look) for module in self._model.modules()]
+
+    def stop(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _look(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            self.are_finite &= bool(torch.isfinite(tensor.float().square()).all())
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    for part in output if isinstance(output, (tuple, list)) else (output,):
+        if isinstance(part, Tensor) and part.is_floating_point():
+            yield part
