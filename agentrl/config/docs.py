@@ -26,7 +26,8 @@ DEFAULT_FILE = "docs/config.md"
 INTRODUCTION = """\
 # Configuration
 
-Generated from the sections in `agentrl/config/` by `make docs`; do not edit by hand.
+*Reference page: every key of the configuration, to be looked up rather than read.* Generated from the sections in
+`agentrl/config/` by `make docs`; do not edit by hand.
 
 A config file is YAML and holds only what differs from the defaults below. Keys are written in sections
 (`trainer: {steps: 20}`) or on the command line (`agentrl train run.yaml trainer.steps=20`), in
