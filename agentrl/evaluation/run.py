@@ -33,7 +33,7 @@ from agentrl.evaluation.model_place import (
     open_servers,
     read_place,
 )
-from agentrl.evaluation.play import AttemptPlayer, Counts
+from agentrl.evaluation.play import Counts, ProblemPlayer
 from agentrl.evaluation.progress import EvalProgress
 from agentrl.evaluation.standstill import WatchedEvaluation
 from agentrl.evaluation.store import AttemptStore
@@ -218,7 +218,7 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
             tools=SharedTools(plugins.tools, config.agent, host=host, codec=chat),
             session=MessageSession if isinstance(router, MessageModel) else TrajectorySession,
         )
-        attempts = AttemptPlayer(
+        attempts = ProblemPlayer(
             player,
             scorer,
             prepared.store,

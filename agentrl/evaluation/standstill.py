@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agentrl.evaluation.concurrency import Concurrency
 from agentrl.evaluation.model_place import Servers
-from agentrl.evaluation.play import AttemptPlayer
+from agentrl.evaluation.play import ProblemPlayer
 from agentrl.rollout.play_loop import PlayLoop
 from agentrl.rollout.scopes import LiveScopes
 from agentrl.rollout.server_loads import ask_loads
@@ -75,7 +75,7 @@ class WatchedEvaluation:
 
     def __init__(
         self,
-        attempts: AttemptPlayer,
+        attempts: ProblemPlayer,
         concurrency: Concurrency,
         servers: Servers,
         model: Places,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.rollout.recorder import CALLS_OF
@@ -50,30 +51,27 @@ class AttemptLog:
         self._end = 0  # number of failures ever recorded
         self._shared: dict[Failure, Failure] = {}
 
-    def ended(self, trajectory: Trajectory, lease: Lease, became: Became) -> None:
-        """Count an attempt. `became`: what happened to it if it failed."""
+    def ended(self, trajectory: Trajectory, lease: Lease, became: Became | None) -> None:
+        """Count an attempt. `became`: what happened to it; None only if it did not fail."""
         with self._lock:
             self._counts.outcomes[trajectory.outcome] += 1
             self._counts.used.update(plugins_of(trajectory, lease))
             if trajectory.failure is not None:
+                assert became is not None, "a failed attempt is never trained on"
                 shared = trajectory.replace(failure=self._share(trajectory.failure))
                 self._note(FailedAttempt.of(shared, became=became, version=lease.version))
 
-    def went_on(self, trajectory: Trajectory, lease: Lease, survived: list[Failure], *, is_training: bool) -> None:
-        """Record the failures that an attempt survived, and clear `survived`.
-
-        Those of validation are not counted.
-        """
-        if not survived:
+    def survived(self, trajectory: Trajectory, lease: Lease, failures: Sequence[Failure], *, is_training: bool) -> None:
+        """Record the failures that an attempt survived. Those of validation are not counted."""
+        if not failures:
             return
         with self._lock:
-            for failure in map(self._share, survived):
+            for failure in map(self._share, failures):
                 record = trajectory.replace(failure=failure, outcome=Outcome.TOOL_ERROR)
                 self._keep(FailedAttempt.of(record, became="went_on", version=lease.version))
             if is_training:
                 last = None if trajectory.failure is None else trajectory.failure.plugin  # counted when the attempt ends
-                self._counts.failed.update({failure.plugin for failure in survived if failure.plugin not in (None, last)})
-        survived.clear()
+                self._counts.failed.update({failure.plugin for failure in failures if failure.plugin not in (None, last)})
 
     def since(self, position: int) -> AttemptReport:
         """Return the report from `position` on, and forget earlier failures, which the driver already has."""

@@ -1,4 +1,4 @@
-"""Interfaces of a session's sampling settings and of its generator."""
+"""Interfaces of a session's sampling settings, and of what yields its turns."""
 
 from __future__ import annotations
 
@@ -55,3 +55,21 @@ class Generator(Protocol):
         """Largest prompt plus answer, in tokens, that every server accepts; None if unknown."""
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str) -> Generation: ...
+
+
+class TurnSource(Protocol):
+    """Asks servers for turns: `Router` for tokens, `MessageModel` for messages."""
+
+    def set_servers(self, urls: Sequence[str], *, version: int) -> None:
+        """Use these servers, once they have weights of at least `version`."""
+
+    async def watch(self) -> None:
+        """Watch the servers until cancelled."""
+
+    def places(self) -> dict[str, str]:
+        """Return the URL of the server that each requested turn waits for, by attempt key."""
+
+    def forget(self, trajectory_key: str) -> None:
+        """Forget an attempt that is over."""
+
+    async def aclose(self) -> None: ...

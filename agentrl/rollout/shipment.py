@@ -4,14 +4,16 @@ occurrence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
 
 from agentrl.rollout.scopes import Scope
 from agentrl.types import Trajectory
+
+T = TypeVar("T")
 
 MAX_SHIPMENT = 64
 """Maximal number of items per batch. Items that arrive while a call is in flight are shipped together."""
@@ -50,13 +52,7 @@ Shipment = Trajectory | DroppedGroup | LeftOut
 
 async def ship(receive: trio.MemoryReceiveChannel[Shipment], sink: TrajectorySink, scopes: Scope) -> None:
     """Consumes shipments in order; unblocked by each; calls the sink, in batches."""
-    async for first in receive:
-        waiting = [first]
-        while len(waiting) < MAX_SHIPMENT:
-            try:
-                waiting.append(receive.receive_nowait())
-            except trio.WouldBlock:
-                break
+    async for waiting in in_batches(receive, most=MAX_SHIPMENT):
         dropped = {item.group_id: item.reason for item in waiting if isinstance(item, DroppedGroup)}
         # Members of a group that is dropped in the same batch need not be shipped.
         kept = [item for item in waiting if item.group_id not in dropped]
@@ -69,3 +65,15 @@ async def ship(receive: trio.MemoryReceiveChannel[Shipment], sink: TrajectorySin
                     await sink.leave_out(item.group_id, item.member, item.reason)
             for group_id, reason in dropped.items():
                 await sink.drop_group(group_id, reason)
+
+
+async def in_batches(receive: trio.MemoryReceiveChannel[T], *, most: int | None = None) -> AsyncIterator[list[T]]:
+    """Wait for an item, and yield it with all others that have arrived, at most `most` together."""
+    async for first in receive:
+        batch = [first]
+        while most is None or len(batch) < most:
+            try:
+                batch.append(receive.receive_nowait())
+            except (trio.WouldBlock, trio.EndOfChannel):
+                break
+        yield batch

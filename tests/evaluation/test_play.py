@@ -17,7 +17,7 @@ from agentrl.errors import InfrastructureError, ServerError
 from agentrl.evaluation.concurrency import Concurrency
 from agentrl.evaluation.data_sets import EvaluationProblem
 from agentrl.evaluation.model_place import RunningServers, Servers
-from agentrl.evaluation.play import MAX_FAILURES_IN_A_ROW, AttemptPlayer, Counts
+from agentrl.evaluation.play import MAX_FAILURES_IN_A_ROW, Counts, ProblemPlayer
 from agentrl.evaluation.progress import EvalProgress
 from agentrl.evaluation.store import AttemptStore
 from agentrl.rollout.recorder import Attempt
@@ -111,7 +111,7 @@ class Scene:
 
     def play(self, servers: Servers = SERVERS) -> Counts:
         with AttemptStore(self._folder / "attempts.sqlite") as store:
-            player = AttemptPlayer(
+            player = ProblemPlayer(
                 self.player,
                 self.scorer,
                 store,

@@ -202,8 +202,8 @@ def test_an_evaluation_that_stands_still_says_what_it_waits_for(world, server, t
     assert f"{server} ready, 0 restarts: 0 turns asked for; 0 running, 0 waiting, " in text
     assert "problem 1 member 0 (sleepy_agent), " in text
     assert "tool sleeper, " in text
-    assert "task AttemptPlayer._play" in text, "the file has trio's own tree"
-    assert "task AttemptPlayer._play" not in said
+    assert "task GroupPlayer._play_member" in text, "the file has trio's own tree"
+    assert "task GroupPlayer._play_member" not in said
     assert results_of(out)["summary"]["overall"]["num_scored"] == 2
 
 

@@ -199,11 +199,10 @@ def test_a_tool_that_fails_while_attempts_go_on_is_counted_once_for_each(is_trai
     log, search = AttemptLog(), PluginId("tool", "search")
     away = Failure("away", search, "OSError", "mine.py:4")
     lease, survived = Lease(0, TASK, 1, 7), [away, away]
-    log.went_on(unplayed(Attempt(0, 0, TASK), Outcome.COMPLETED, away).replace(failure=None), lease, survived, is_training=is_training)
-    assert survived == []
+    log.survived(unplayed(Attempt(0, 0, TASK), Outcome.COMPLETED, away).replace(failure=None), lease, survived, is_training=is_training)
     survived = [away]
     last = unplayed(Attempt(1, 0, TASK), Outcome.TOOL_ERROR, away)
-    log.went_on(last, lease, survived, is_training=is_training)
+    log.survived(last, lease, survived, is_training=is_training)
     log.ended(last, lease, "dropped")
     report = log.since(0)
     assert [f.became for f in report.failed] == ["went_on"] * 3 + ["dropped"]
