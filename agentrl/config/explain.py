@@ -16,7 +16,7 @@ LABEL_WIDTH = 26
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class RunSize:
     """The numbers that follow from a config.
 
     Tokens and microbatches are upper bounds, reached if every trajectory is full.
@@ -33,7 +33,7 @@ class Arithmetic:
     admitted_groups: int
 
     @classmethod
-    def of(cls, config: Config) -> Arithmetic:
+    def of(cls, config: Config) -> RunSize:
         groups, size = config.buffer.groups_per_step, config.rollout.group_size
         longest = config.data.max_prompt_tokens + config.agent.max_response_tokens
         minibatch_groups = _ceil(groups, config.learner.minibatches_per_step)
@@ -57,7 +57,7 @@ def explain(config: Config, *, num_train_rows: int | None = None) -> str:
 
     `num_train_rows` adds the figures that depend on the size of the data.
     """
-    numbers = Arithmetic.of(config)
+    numbers = RunSize.of(config)
     parts = [
         ("One step", _step_lines(config, numbers)),
         ("Asynchrony", _asynchrony_lines(config, numbers)),
@@ -81,7 +81,7 @@ def _count(number: int, noun: str) -> str:
 Lines = list[tuple[str, str]]
 
 
-def _step_lines(config: Config, numbers: Arithmetic) -> Lines:
+def _step_lines(config: Config, numbers: RunSize) -> Lines:
     learner = config.learner
     cut = f"{learner.minibatches_per_step:,} per epoch x {_count(learner.epochs_per_step, 'epoch')}"
     lines = [
@@ -116,7 +116,7 @@ def _data_ranks(learner: LearnerConfig) -> str:
     return f"{_count(learner.dp_size, 'set')} of {learner.num_replicas:,} ranks ({what})"
 
 
-def _asynchrony_lines(config: Config, numbers: Arithmetic) -> Lines:
+def _asynchrony_lines(config: Config, numbers: RunSize) -> Lines:
     staleness = config.buffer.max_staleness
     admitted = numbers.admitted_groups * config.attempts_per_group
     overlap = "rollouts wait while the learner works" if staleness == 0 else "rollouts go on while the learner works"
@@ -242,7 +242,7 @@ def _size(arguments: Mapping[str, object], *names: str) -> int:
 
 
 def _rollout_warnings(config: Config) -> Iterator[str]:
-    rollout, agent, numbers = config.rollout, config.agent, Arithmetic.of(config)
+    rollout, agent, numbers = config.rollout, config.agent, RunSize.of(config)
     if config.attempts_per_group > rollout.max_concurrent_trajectories:
         yield (
             f"a group of {config.attempts_per_group} attempts exceeds "
@@ -269,7 +269,7 @@ def _rollout_warnings(config: Config) -> Iterator[str]:
 
 
 def _learner_warnings(config: Config) -> Iterator[str]:
-    learner, numbers = config.learner, Arithmetic.of(config)
+    learner, numbers = config.learner, RunSize.of(config)
     if learner.microbatch_tokens < numbers.longest_tokens:
         yield (
             f"learner.microbatch_tokens={learner.microbatch_tokens} is smaller than the longest trajectory of {numbers.longest_tokens}:"

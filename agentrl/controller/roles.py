@@ -23,8 +23,7 @@ from agentrl.controller.reward_kl import RewardKL
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import AgentRLError, CheckpointError, ConfigError
 from agentrl.learner.architecture import check_value_head
-from agentrl.learner.critic import Critic, CriticSpec
-from agentrl.learner.critic_worker import CriticWorker
+from agentrl.learner.critic import Critic, CriticSpec, CriticWorker
 from agentrl.learner.layout import check_folder
 from agentrl.learner.learner import Learner
 from agentrl.workers.group import WorkerGroup

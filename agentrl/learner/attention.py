@@ -40,16 +40,16 @@ class Segments:
         self.prefixes = None if prefixes is None else list(prefixes)
 
 
-def choose_attention(requested: str, *, device: str, dtype: str, shares_rows: bool = False, shares_prefixes: bool = False) -> str:
+def choose_attention(requested: str, *, device: str, dtype: str, shares_microbatches: bool = False, shares_prefixes: bool = False) -> str:
     """Resolve `model.attention` for a device type (`cpu`, `cuda`) and a compute dtype (`float32`, ...).
 
-    shares_rows: True with sequence parallelism.
+    shares_microbatches: True with sequence parallelism.
     shares_prefixes: True if several segments may continue one prompt.
 
     Raises:
         ConfigError: flash attention is requested but not installed, or does not support the device or dtype.
     """
-    if shares_prefixes or shares_rows:
+    if shares_prefixes or shares_microbatches:
         return SEGMENT_SDPA
     has_flash = importlib.util.find_spec("flash_attn") is not None
     if requested == _FLASH:
@@ -101,7 +101,7 @@ def packed_arguments(
     has_prefixes = any(segment >= 0 for segment in prefix_segments)
     if attention == SEGMENT_SDPA:
         return {"segments": Segments(segment_lengths, prefix_segments if has_prefixes else None), "sequence_group": sequence_group}
-    assert sequence_group is None, f"{attention} computes whole rows"
+    assert sequence_group is None, f"{attention} computes whole microbatches"
     assert not has_prefixes, f"{attention} knows no segment that continues another"
     if attention == _FLASH:
         starts = torch.tensor([0, *segment_lengths], device=device).cumsum(0, dtype=torch.int32)

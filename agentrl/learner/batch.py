@@ -70,7 +70,7 @@ class Sample:
     def segment_lengths(self) -> NDArray[np.int64]:
         return np.diff([*self.segment_starts, self.num_tokens]).astype(np.int64)
 
-    def rows(self) -> list[Sample]:
+    def segments(self) -> list[Sample]:
         """Return each segment as a sample of its own with the same index."""
         bounds = itertools.pairwise((*self.segment_starts, self.num_tokens))
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -167,10 +167,10 @@ class Microbatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Elsewhere:
-    """The action tokens of a microbatch's sequences that are in other microbatches, on any rank.
+class RestOfSequences:
+    """The E action tokens of a microbatch's sequences that are in other microbatches, on any rank.
 
-    Usually there are none. E is their number.
+    Usually there are none: only a sequence longer than a microbatch is split.
     sequence_ids: i64[E], index in the microbatch's sample_indices.
     accepted, is_selected: bool[E]. weights, advantages, behavior_logprobs: f64[E].
     proximal_logprobs: f64[E]; those of the behavior policy in mode bypass and where nothing was scored.
@@ -195,7 +195,7 @@ class Correction:
     rejected: stage -> tokens rejected. Each stage counts on its own, except M2PO, which sees only what the
     others left.
     log_products: f64[.], log of the product of proximal / behavior over each sequence that is counted here.
-    elsewhere: the same for tokens in other microbatches.
+    rest: the same for tokens in other microbatches.
     """
 
     accepted: NDArray[np.bool_]
@@ -203,7 +203,7 @@ class Correction:
     is_selected: NDArray[np.bool_] | None
     rejected: Mapping[str, int]
     log_products: Floats
-    elsewhere: Elsewhere
+    rest: RestOfSequences
 
 
 @dataclass(frozen=True, slots=True, eq=False)

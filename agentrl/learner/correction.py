@@ -20,9 +20,9 @@ from agentrl.algorithms.log_ratios import off_rounding
 from agentrl.algorithms.rejection import RejectionRule, accepts, second_moment_cut
 from agentrl.algorithms.selection import covariances, fair_keys, largest_first, num_selected, smallest_cut
 from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.learner.batch import Correction, Elsewhere, Floats, Microbatch, Mode
+from agentrl.learner.batch import Correction, Floats, Microbatch, Mode, RestOfSequences
 from agentrl.learner.ranks import add_over_ranks, gather_over_ranks
-from agentrl.learner.spanning import Spanning
+from agentrl.learner.split_sequences import SplitSequences
 
 MAX_LAG = "max_lag"
 M2PO = "m2po"
@@ -64,18 +64,18 @@ class Corrector:
         proximal: f[A] per microbatch, the policy's log-probabilities at the start of the step. None where
         nothing was scored; nothing is corrected then. Only mode decoupled gives weights other than 1.
         """
-        spanning = Spanning.find(microbatches)
-        facts = _find_facts(microbatches, proximal, spanning)
+        split = SplitSequences.find(microbatches)
+        facts = _find_facts(microbatches, proximal, split)
         accepted, rejected = self._reject(facts)
         is_corrected = self._mode == "decoupled" and all(p is not None for p in proximal)
-        weights = self._weigh(facts, accepted, spanning, is_corrected=is_corrected)
+        weights = self._weigh(facts, accepted, split, is_corrected=is_corrected)
         selected = self._select(facts, accepted)
-        elsewhere = _look_elsewhere(facts, spanning, accepted, weights, selected, is_bypass=self._mode == "bypass")
+        rests = _exchange_decisions(facts, split, accepted, weights, selected, is_bypass=self._mode == "bypass")
         dtypes = [m.behavior_logprobs.dtype if p is None else p.dtype for m, p in zip(microbatches, proximal, strict=True)]
-        columns = zip(facts, dtypes, accepted, weights, selected, rejected, elsewhere, strict=True)
+        columns = zip(facts, dtypes, accepted, weights, selected, rejected, rests, strict=True)
         return [
-            Correction(a.numpy(), w.numpy().astype(dtype), s, r, log_products=_products_of(f), elsewhere=e)
-            for f, dtype, a, w, s, r, e in columns
+            Correction(a.numpy(), w.numpy().astype(dtype), s, r, log_products=_products_of(f), rest=rest)
+            for f, dtype, a, w, s, r, rest in columns
         ]
 
     # ----------------------------------------------------------------------------------------------------- rejection
@@ -110,7 +110,7 @@ class Corrector:
 
     # ------------------------------------------------------------------------------------------------------- weights
 
-    def _weigh(self, facts: Sequence[_Facts], accepted: Sequence[Tensor], spanning: Spanning, *, is_corrected: bool) -> list[Tensor]:
+    def _weigh(self, facts: Sequence[_Facts], accepted: Sequence[Tensor], split: SplitSequences, *, is_corrected: bool) -> list[Tensor]:
         config = self._config
         if config.weight == "none" or not is_corrected:
             return [torch.ones_like(f.log_ratios) for f in facts]
@@ -119,7 +119,7 @@ class Corrector:
         if not config.self_normalize:
             return weights
         # A weight shared by a sequence counts once in the mean, whatever the sequence's length.
-        shares = [a.double() for a in accepted] if config.weight == "token" else _shares_of_sequences(facts, accepted, spanning)
+        shares = [a.double() for a in accepted] if config.weight == "token" else _shares_of_sequences(facts, accepted, split)
         weight = sum(float((w * s).sum()) for w, s in zip(weights, shares, strict=True))
         local = {"weight": weight, "count": sum(float(s.sum()) for s in shares)}
         sums = add_over_ranks(local)
@@ -166,25 +166,25 @@ def _select_by_covariance(facts: Sequence[_Facts], accepted: Sequence[Tensor], s
     return [chosen.numpy() for chosen in select(facts, covariance, accepted, int(sums["tokens"]))]
 
 
-def _find_facts(microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None], spanning: Spanning) -> list[_Facts]:
+def _find_facts(microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None], split: SplitSequences) -> list[_Facts]:
     behavior = [torch.tensor(m.behavior_logprobs).double() for m in microbatches]
     logprobs = [b if p is None else torch.tensor(p).double() for b, p in zip(behavior, proximal, strict=True)]
     ratios = [p - b for p, b in zip(logprobs, behavior, strict=True)]
-    elsewhere = spanning.gather([r[:, None] for r in ratios])
-    whole = [torch.cat([r, e[:, 0]]) for r, e in zip(ratios, elsewhere, strict=True)]
-    ids = [torch.tensor(np.concatenate([m.sequence_ids, e])) for m, e in zip(microbatches, spanning.sequence_ids, strict=True)]
+    rest = split.gather([r[:, None] for r in ratios])
+    whole = [torch.cat([r, e[:, 0]]) for r, e in zip(ratios, rest, strict=True)]
+    ids = [torch.tensor(np.concatenate([m.sequence_ids, e])) for m, e in zip(microbatches, split.sequence_ids, strict=True)]
     return [_Facts(*columns) for columns in zip(microbatches, ratios, whole, ids, logprobs, strict=True)]
 
 
-def _look_elsewhere(
+def _exchange_decisions(
     facts: Sequence[_Facts],
-    spanning: Spanning,
+    split: SplitSequences,
     accepted: Sequence[Tensor],
     weights: Sequence[Tensor],
     selected: Sequence[NDArray[np.bool_] | None],
     *,
     is_bypass: bool,
-) -> list[Elsewhere]:
+) -> list[RestOfSequences]:
     """Exchange the decisions about split sequences; return those of the tokens in other microbatches."""
     tables = []
     for f, a, w, s in zip(facts, accepted, weights, selected, strict=True):
@@ -194,17 +194,17 @@ def _look_elsewhere(
         proximal = behavior if is_bypass else f.logprobs
         tables.append(torch.stack([a.double(), is_selected, w, advantages, behavior, proximal], dim=1))
     found = []
-    for ids, table in zip(spanning.sequence_ids, spanning.gather(tables), strict=True):
+    for ids, table in zip(split.sequence_ids, split.gather(tables), strict=True):
         accepted_E, is_selected_E, *others = table.numpy().T
-        found.append(Elsewhere(ids, accepted_E > 0, is_selected_E > 0, *others))
+        found.append(RestOfSequences(ids, accepted_E > 0, is_selected_E > 0, *others))
     return found
 
 
-def _shares_of_sequences(facts: Sequence[_Facts], accepted: Sequence[Tensor], spanning: Spanning) -> list[Tensor]:
+def _shares_of_sequences(facts: Sequence[_Facts], accepted: Sequence[Tensor], split: SplitSequences) -> list[Tensor]:
     """Return f64[A] per microbatch: 1 / number of accepted tokens of the sequence on accepted tokens, else 0."""
     found = []
-    for f, a, elsewhere in zip(facts, accepted, spanning.gather([a.double()[:, None] for a in accepted]), strict=True):
-        whole = torch.cat([a.double(), elsewhere[:, 0]])
+    for f, a, rest in zip(facts, accepted, split.gather([a.double()[:, None] for a in accepted]), strict=True):
+        whole = torch.cat([a.double(), rest[:, 0]])
         counts = torch.zeros(len(f.microbatch.sample_indices), dtype=torch.float64).index_add_(0, f.whole_ids, whole)
         found.append(a.double() / counts.clamp(min=1.0)[f.own(f.whole_ids)])
     return found

@@ -126,8 +126,8 @@ class _Gradients:
             return {"loss": 0.0, "grad_norm": 0.0}, []
         objective = PolicyObjective(algorithm, mode, temperature=self._temperature)
         loss = 0.0
-        for item, elsewhere in zip(items, objective.logprobs_of_split_sequences(self._policy, items), strict=True):
-            part = objective.part(self._policy, item, counts, elsewhere)
+        for item, rest in zip(items, objective.score_rest(self._policy, items), strict=True):
+            part = objective.part(self._policy, item, counts, rest)
             # FSDP averages over ranks, but the parts must be summed (see `Stepper`).
             (part.loss * self._place.mesh.size()).backward()
             loss += float(part.loss.detach())

@@ -21,12 +21,13 @@ from agentrl.learner import checkpoint, weights
 from agentrl.learner.architecture import find_own_head
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch
-from agentrl.learner.loss import LossPart, LossTokens
+from agentrl.learner.loss_part import LossPart, LossTokens
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
-from agentrl.learner.ranks import Device, RankPlace
+from agentrl.learner.ranks import Device, RankPlace, join_ranks
 from agentrl.learner.reward_model import scores_at
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead
+from agentrl.learner.split_sequences import whole_loss_ids
 from agentrl.learner.step import Stepper, count_update
 from agentrl.workers.dispatch import dispatch
 
@@ -75,7 +76,7 @@ class ValueObjective:
         values = scores_at(critic, microbatch, microbatch.predictor_positions[microbatch.loss_mask])
         returns = tokens.select(microbatch.returns, values)
         found = value_loss(values, tokens.select(microbatch.values, values), returns, cliprange=self._cliprange)
-        scales = token_scales(self._aggregation, tokens.whole_ids(), counts, dtype=values.dtype)[: len(values)]
+        scales = token_scales(self._aggregation, whole_loss_ids(microbatch).to(values.device), counts, dtype=values.dtype)[: len(values)]
         loss = (scales * found.losses_A).sum()
         sums = {"loss": loss, "clip": found.is_clipped_A.sum(), "value_mean": values.sum(), **value_moments(values, returns)}
         return LossPart(loss, sums, {})
@@ -166,6 +167,13 @@ class Critic:
     def load(self, folder: str) -> None:
         """Read what was saved; the world size may differ."""
         checkpoint.load(self._model, self._stepper, self._place, Path(folder))
+
+
+class CriticWorker(Critic):
+    """A rank in its own process. The ranks join at address:port, in a process group separate from the policy's."""
+
+    def __init__(self, spec: CriticSpec, *, rank: int, address: str, port: int) -> None:
+        super().__init__(spec, join_ranks(spec.learner, rank=rank, address=address, port=port, on=spec.device))
 
 
 def _build(spec: CriticSpec, place: RankPlace) -> Policy:

@@ -26,7 +26,7 @@ def check_layout(config: PretrainedConfig, model: ModelConfig, learner: LearnerC
     if learner.sequence_parallel > 1 and model.attention not in ("auto", SEGMENT_SDPA):
         raise ConfigError(
             f"learner.sequence_parallel={learner.sequence_parallel} has an attention of its own, and model.attention={model.attention} "
-            "computes whole rows; use model.attention=auto"
+            "computes whole microbatches; use model.attention=auto"
         )
     if learner.tensor_parallel > 1 and model.lora.rank > 0:
         raise ConfigError(

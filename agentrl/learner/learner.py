@@ -22,15 +22,13 @@ from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch
 from agentrl.learner.changes import WrittenWeights
 from agentrl.learner.correction import Corrector
 from agentrl.learner.counterfactual import Counterfactual, compare
-from agentrl.learner.evaluation_loss import Objective, measure
-from agentrl.learner.loss import PolicyObjective, SupervisedObjective
+from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
-from agentrl.learner.preference import PreferenceObjective
 from agentrl.learner.ranks import Device, RankPlace, join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
-from agentrl.learner.sending import BucketSender
 from agentrl.learner.step import Stepper, count_update
+from agentrl.learner.supervised_loss import Objective, PreferenceObjective, SupervisedObjective, measure
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.workers.dispatch import dispatch
@@ -92,7 +90,7 @@ class Learner:
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
         self._supervised: Objective = SupervisedObjective() if spec.score_head is None else PreferenceObjective()
         self._weights_group: ProcessGroup | None = None
-        self._sender: BucketSender | None = None
+        self._sender: weights.BucketSender | None = None
         self._written = WrittenWeights(self._policy, self._place, spec.model)
         self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
         torch.manual_seed(spec.seed + 1 + rank)  # different dropout on each rank
@@ -147,9 +145,9 @@ class Learner:
         self._policy.module.train()
         counts = count_update(minibatch)
         with self._meter.phase("update", num_tokens=_count_tokens([scored.microbatch for scored in minibatch])):
-            elsewhere = self._objective.logprobs_of_split_sequences(self._policy, minibatch)
+            rest = self._objective.score_rest(self._policy, minibatch)
             return self._stepper.run(
-                minibatch, lambda index: self._objective.part(self._policy, minibatch[index], counts, elsewhere[index]), counts
+                minibatch, lambda index: self._objective.part(self._policy, minibatch[index], counts, rest[index]), counts
             )
 
     @dispatch("dp")
@@ -274,7 +272,7 @@ class Learner:
         """Gather the named weights and start sending them, concatenated in this order, to all servers."""
         assert not self._place.is_first or self._weights_group is not None, "send_bucket before join_weights_group"
         if self._sender is None:
-            self._sender = BucketSender(self._policy, self._weights_group)
+            self._sender = weights.BucketSender(self._policy, self._weights_group)
         self._sender.send(names)
 
     @dispatch("rank0")
@@ -356,9 +354,7 @@ class Learner:
     @torch.no_grad()
     def _logprobs(self, policy: Policy, microbatch: Microbatch) -> Floats:
         policy.module.eval()
-        positions = torch.tensor(microbatch.predictor_positions, device=policy.device)
-        targets = torch.tensor(microbatch.targets, device=policy.device)
-        logprobs, _ = policy.score(microbatch, positions, targets, temperature=self._spec.temperature)
+        logprobs = policy.score_actions(microbatch, temperature=self._spec.temperature)
         policy.reshard()
         return np.asarray(logprobs.cpu().numpy())
 

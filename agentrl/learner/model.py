@@ -28,10 +28,10 @@ from agentrl.learner import sharding
 from agentrl.learner.architecture import check_dtype, check_policy, check_value_head, find_own_head
 from agentrl.learner.attention import choose_attention, register_attention
 from agentrl.learner.batch import Microbatch
+from agentrl.learner.forward_input import ForwardInput
 from agentrl.learner.layout import check_layout
 from agentrl.learner.linear_kernels import use_linear_kernels
 from agentrl.learner.lora import LowRank, add_adapter, gather, low_ranks, published_name, switched_off
-from agentrl.learner.packed_row import PackedRow
 from agentrl.learner.ranks import RankPlace
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
@@ -72,15 +72,21 @@ class Policy:
         positions_A: i64[A], where the targets are predicted. Logits are computed for these positions only,
         one chunk at a time (see `answer_scores`).
         """
-        row = self.row(microbatch, positions_A)
-        request = ScoreRequest(row.positions, row.own(targets_A), temperature)
+        given = self.forward_input(microbatch, positions_A)
+        request = ScoreRequest(given.positions, given.own(targets_A), temperature)
         with nullcontext() if self.uses_adapters else switched_off(self.module):
-            logprobs, entropies = self.module(score=request, **row.arguments)
-        return row.join(logprobs), row.join(entropies)
+            logprobs, entropies = self.module(score=request, **given.arguments)
+        return given.join(logprobs), given.join(entropies)
 
-    def row(self, microbatch: Microbatch, positions_P: Tensor) -> PackedRow:
+    def score_actions(self, microbatch: Microbatch, *, temperature: float) -> Tensor:
+        """Return the log-probabilities of all action tokens of a microbatch, f[A], with gradient."""
+        positions = torch.tensor(microbatch.predictor_positions, device=self.device)
+        targets = torch.tensor(microbatch.targets, device=self.device)
+        return self.score(microbatch, positions, targets, temperature=temperature)[0]
+
+    def forward_input(self, microbatch: Microbatch, positions_P: Tensor) -> ForwardInput:
         """Return the input of this rank's forward; `positions_P` (i64[P]) are read from the output."""
-        return PackedRow.of(microbatch, positions_P, attention=self.attention, device=self.device, group=self.sequence_group)
+        return ForwardInput.of(microbatch, positions_P, attention=self.attention, device=self.device, group=self.sequence_group)
 
     def reshard(self) -> None:
         """Free gathered weights after a forward without backward; the next step would make them stale."""
@@ -123,7 +129,7 @@ def build_policy(
         model.attention,
         device=place.device.type,
         dtype=model.dtype,
-        shares_rows=place.sequence_group is not None,
+        shares_microbatches=place.sequence_group is not None,
         shares_prefixes=learner.shared_prefix,
     )
     published_dtype = getattr(torch, model.dtype)

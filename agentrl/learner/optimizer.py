@@ -1,9 +1,10 @@
-"""AdamW, its schedule, and the global gradient norm over FSDP shards."""
+"""AdamW, its schedule, offloading of its state, and the global gradient norm over FSDP shards."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,25 @@ _DECAY = {
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+@contextmanager
+def state_at_hand(optimizer: torch.optim.Optimizer, device: torch.device, *, is_offloaded: bool) -> Iterator[None]:
+    """Keep the optimizer's state on `device` inside the block and, if offloaded, on the CPU afterwards."""
+    if not is_offloaded:
+        yield
+        return
+    move_state(optimizer, device)
+    yield
+    move_state(optimizer, torch.device("cpu"))
+
+
+def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Move the state of every parameter, in place. Scalars such as step counters are not moved."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim > 0:
+                state[name] = value.to(device)
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

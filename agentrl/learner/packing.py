@@ -78,12 +78,12 @@ def budget_metrics(microbatches: Sequence[Microbatch], *, max_tokens: int) -> di
 
 
 def _cut(sample: Sample, max_tokens: int) -> list[SequencePart]:
-    rows = [sample] if sample.num_tokens <= max_tokens else sample.rows()
-    ends = np.cumsum([row.action_mask.sum() for row in rows])
-    first_with_actions = int(np.searchsorted(ends, 1))  # len(rows) if there are no action tokens
+    parts = [sample] if sample.num_tokens <= max_tokens else sample.segments()
+    ends = np.cumsum([part.action_mask.sum() for part in parts])
+    first_with_actions = int(np.searchsorted(ends, 1))  # len(parts) if there are no action tokens
     starts = [0, *ends.tolist()]
     length = int(sample.loss_mask.sum())
-    return [SequencePart(row, starts[i], len(rows) > 1, i == first_with_actions, length) for i, row in enumerate(rows)]
+    return [SequencePart(part, starts[i], len(parts) > 1, i == first_with_actions, length) for i, part in enumerate(parts)]
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -122,10 +122,10 @@ def _deal(microbatches: Sequence[Microbatch], world_size: int, parity_tokens: fl
     loads = [0.0] * world_size
     ordered = sorted(microbatches, key=lambda m: -segment_cost(m.segment_lengths, m.prefix_segments, parity_tokens))
     for start in range(0, len(ordered), world_size):
-        row = ordered[start : start + world_size]
-        row += [filler() for _ in range(world_size - len(row))]
+        dealt = ordered[start : start + world_size]
+        dealt += [filler() for _ in range(world_size - len(dealt))]
         # The costliest of this round goes to the rank with the least load so far.
-        for microbatch, rank in zip(row, sorted(range(world_size), key=loads.__getitem__), strict=True):
+        for microbatch, rank in zip(dealt, sorted(range(world_size), key=loads.__getitem__), strict=True):
             shards[rank].append(microbatch)
             loads[rank] += segment_cost(microbatch.segment_lengths, microbatch.prefix_segments, parity_tokens)
     return shards
@@ -136,23 +136,20 @@ def filler() -> Microbatch:
 
     It has two tokens, because torch.compile would specialize a separate graph for a size of one.
     """
-    none = np.zeros(0, np.int64)
-    floats = np.zeros(0, np.float32)
-    zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-    no, nothing = np.zeros(1, np.bool_), np.zeros(0, np.bool_)
-    tokens, positions = np.zeros(2, np.int64), np.arange(2)
-    return Microbatch(tokens, positions, 2 * one, -one, none, none, none, none, nothing, floats, floats, -one, no, no, zero, floats, floats)
+    zeros, never = np.zeros(2, np.float32), np.zeros(2, np.bool_)
+    sample = Sample(-1, np.zeros(2, np.int32), never, never, zeros, zeros, values=zeros, returns=zeros)
+    return _concatenate([Bundle(tuple(_cut(sample, sample.num_tokens)))])
 
 
 def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
     pieces = [p for bundle in bundles for p in bundle.pieces]
-    samples = [p.rows for p in pieces]
+    samples = [p.sample for p in pieces]
     starts = np.cumsum([0, *(bundle.num_tokens for bundle in bundles)])
     # Position of each token of each piece in the microbatch; a shared prompt has one position for several
     # pieces.
-    stands = [start + places for bundle, start in zip(bundles, starts[:-1], strict=True) for places in bundle.places()]
+    positions = [start + places for bundle, start in zip(bundles, starts[:-1], strict=True) for places in bundle.places()]
     token_ids, position_ids = np.zeros((2, starts[-1]), np.int64)
-    for sample, own in zip(samples, stands, strict=True):
+    for sample, own in zip(samples, positions, strict=True):
         token_ids[own] = sample.token_ids
         position_ids[own] = np.concatenate([np.arange(n) for n in sample.segment_lengths])
     mask = np.concatenate([s.action_mask for s in samples])
@@ -166,14 +163,14 @@ def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
         segment_lengths=np.concatenate([bundle.segments[0] for bundle in bundles]),
         prefix_segments=_prefix_segments(bundles),
         # Never -1 or in another piece: the first token of a segment is never an action.
-        predictor_positions=np.concatenate(stands)[actions - 1],
+        predictor_positions=np.concatenate(positions)[actions - 1],
         targets=np.concatenate([s.token_ids for s in samples]).astype(np.int64)[actions],
         sequence_ids=np.repeat(places, [s.num_tokens for s in samples])[actions],
-        action_places=np.concatenate([p.first_place + np.arange(p.rows.action_mask.sum()) for p in pieces]),
+        action_places=np.concatenate([p.first_place + np.arange(p.sample.action_mask.sum()) for p in pieces]),
         loss_mask=np.concatenate([s.loss_mask for s in samples])[actions],
         behavior_logprobs=np.concatenate([s.behavior_logprobs for s in samples])[actions],
         advantages=np.concatenate([s.advantages for s in samples])[actions],
-        sample_indices=np.array([p.rows.index for p in firsts], np.int64),
+        sample_indices=np.array([p.sample.index for p in firsts], np.int64),
         is_split=np.array([p.is_split for p in firsts], np.bool_),
         is_counted=np.array([place in counted for place in range(len(firsts))], np.bool_),
         loss_lengths=np.array([p.loss_length for p in firsts], np.int64),
@@ -205,4 +202,4 @@ def _sequence_places(pieces: Sequence[SequencePart]) -> list[int]:
 
 
 def _sequence_key(piece: SequencePart, position: int) -> tuple[bool, int]:
-    return (True, piece.rows.index) if piece.is_split else (False, position)
+    return (True, piece.sample.index) if piece.is_split else (False, position)

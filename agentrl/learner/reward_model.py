@@ -82,8 +82,8 @@ def score_segments(model: Policy, microbatch: Microbatch) -> Tensor:
 
 def scores_at(model: Policy, microbatch: Microbatch, positions: NDArray[np.int64]) -> Tensor:
     """Return the scalar head's output at `positions` (i64[any], indices into the microbatch's tokens)."""
-    row = model.row(microbatch, torch.tensor(positions, device=model.device))
-    return row.join(model.module(positions_G=row.positions, **row.arguments))
+    given = model.forward_input(microbatch, torch.tensor(positions, device=model.device))
+    return given.join(model.module(positions_G=given.positions, **given.arguments))
 
 
 def load_classifier(model: ModelConfig, attention: str) -> PreTrainedModel:

@@ -31,7 +31,7 @@ _LENGTH_BOUND_ROPES = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowPart:
+class TokenShard:
     """The part [start, start + length) of a microbatch that one rank computes, padded at the end.
 
     is_own: bool[P], True where a position to read is in the part.
@@ -46,16 +46,16 @@ class RowPart:
     group: ProcessGroup
 
     @classmethod
-    def of(cls, positions_P: Tensor, *, num_tokens: int, group: ProcessGroup) -> RowPart:
+    def of(cls, positions_P: Tensor, *, num_tokens: int, group: ProcessGroup) -> TokenShard:
         """Return this rank's part of a microbatch of `num_tokens`, of which `positions_P` (i64[P]) are read."""
         length = -(-num_tokens // group.size())
         start = group.rank() * length
         is_own = (positions_P >= start) & (positions_P < start + length)
         return cls(start, length, length * group.size() - num_tokens, is_own, positions_P[is_own] - start, group)
 
-    def cut(self, row_T: Tensor) -> Tensor:
+    def cut(self, column_T: Tensor) -> Tensor:
         """Return this rank's part of one number per token, i64[T] to i64[t]; padding is 0."""
-        padded = torch.cat([row_T, row_T.new_zeros(self.padding)])
+        padded = torch.cat([column_T, column_T.new_zeros(self.padding)])
         return padded[self.start : self.start + self.length]
 
     def join(self, values: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def check_sequence_parallel(config: PretrainedConfig, size: int) -> None:
     ropes = sorted(_LENGTH_BOUND_ROPES & _rope_types(getattr(config, "rope_parameters", None) or {}))
     if ropes:
         raise ConfigError(
-            f"{name}: rotary embeddings of type {ropes[0]!r} depend on the length of the whole row; use learner.sequence_parallel=1"
+            f"{name}: rotary embeddings of type {ropes[0]!r} depend on the length of the whole microbatch; use learner.sequence_parallel=1"
         )
 
 
@@ -135,23 +135,23 @@ class _Exchange(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, blocks: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return _exchange(rows, group)
+        return _exchange(blocks, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return _exchange(gradients[0], ctx.group), None
 
 
-def _exchange(rows: Tensor, group: ProcessGroup) -> Tensor:
-    received = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(received, rows.contiguous(), group=group)
+def _exchange(blocks: Tensor, group: ProcessGroup) -> Tensor:
+    received = torch.empty_like(blocks, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(received, blocks.contiguous(), group=group)
     return received
 
 
 class _Join(torch.autograd.Function):
-    """Gathers values of which each rank has some (see `RowPart.join`).
+    """Gathers values of which each rank has some (see `TokenShard.join`).
 
     It sums over ranks with zeros elsewhere, which is exact. The backward pass takes each rank's own gradients
     without a collective, because every rank computes the same loss.

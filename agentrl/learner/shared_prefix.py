@@ -20,13 +20,13 @@ from agentrl.learner.batch import Sample
 class SequencePart:
     """A piece: segments of one sequence that are packed together, either all of them or a single one.
 
-    rows: the sample, or the part of it.
+    sample: of the whole sequence, or of a single segment.
     first_place: action tokens of the sequence before this piece.
     is_split, is_counted: see `Microbatch`.
     loss_length: loss tokens of the whole sequence.
     """
 
-    rows: Sample
+    sample: Sample
     first_place: int
     is_split: bool
     is_counted: bool
@@ -42,22 +42,22 @@ class Bundle:
 
     @property
     def num_tokens(self) -> int:
-        return self.prefix + sum(p.rows.num_tokens - self.prefix for p in self.pieces)
+        return self.prefix + sum(p.sample.num_tokens - self.prefix for p in self.pieces)
 
     @property
     def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Lengths of its segments, i64[G], and which segment each one continues, i64[G] (-1: none)."""
         if self.prefix == 0:
-            lengths = np.concatenate([p.rows.segment_lengths for p in self.pieces])
+            lengths = np.concatenate([p.sample.segment_lengths for p in self.pieces])
             return lengths, np.full(len(lengths), -1)
-        lengths = np.array([self.prefix, *(p.rows.num_tokens - self.prefix for p in self.pieces)], np.int64)
+        lengths = np.array([self.prefix, *(p.sample.num_tokens - self.prefix for p in self.pieces)], np.int64)
         return lengths, np.array([-1, *(0 for _ in self.pieces)], np.int64)
 
     def places(self) -> list[NDArray[np.int64]]:
         """Return i64[T] per piece, the positions of its tokens in the bundle."""
         found, start = [], self.prefix
         for piece in self.pieces:
-            own = piece.rows.num_tokens - self.prefix
+            own = piece.sample.num_tokens - self.prefix
             found.append(np.concatenate([np.arange(self.prefix), np.arange(start, start + own)]))
             start += own
         return found
@@ -73,7 +73,7 @@ def share_prefixes(pieces: Sequence[SequencePart], *, max_tokens: int, world_siz
     by_prompt: dict[bytes, list[SequencePart]] = {}
     alone = []
     for piece in pieces:
-        prompt = _prompt(piece.rows)
+        prompt = _prompt(piece.sample)
         if prompt is None:
             alone.append(Bundle((piece,)))
         else:
@@ -85,29 +85,29 @@ def share_prefixes(pieces: Sequence[SequencePart], *, max_tokens: int, world_siz
 
 
 def _prefix_length(members: Sequence[SequencePart]) -> int:
-    return int(members[0].rows.action_mask.argmax())
+    return int(members[0].sample.action_mask.argmax())
 
 
-def _prompt(rows: Sample) -> NDArray[np.int32] | None:
+def _prompt(sample: Sample) -> NDArray[np.int32] | None:
     """Return the tokens of a single segment before its first action.
 
     None for several segments, or without actions.
     """
-    if len(rows.segment_starts) > 1 or not rows.action_mask.any():
+    if len(sample.segment_starts) > 1 or not sample.action_mask.any():
         return None
-    return rows.token_ids[: int(rows.action_mask.argmax())]
+    return sample.token_ids[: int(sample.action_mask.argmax())]
 
 
 def _fit(members: Sequence[SequencePart], max_tokens: int, least: int) -> list[Bundle]:
     """Distribute pieces of one prompt over as few bundles as fit, at least `least`, with balanced responses."""
     prefix = _prefix_length(members)
-    ordered = sorted(members, key=lambda p: -p.rows.num_tokens)
-    responses = sum(p.rows.num_tokens - prefix for p in members)
+    ordered = sorted(members, key=lambda p: -p.sample.num_tokens)
+    responses = sum(p.sample.num_tokens - prefix for p in members)
     fewest = -(-responses // max(1, max_tokens - prefix))
     for count in range(max(least, fewest), len(members)):
         parts: list[list[SequencePart]] = [[] for _ in range(count)]
         for piece in ordered:
-            min(parts, key=lambda part: sum(p.rows.num_tokens - prefix for p in part)).append(piece)
+            min(parts, key=lambda part: sum(p.sample.num_tokens - prefix for p in part)).append(piece)
         bundles = [_as_bundle(part, prefix) for part in parts]
         if all(b.num_tokens <= max_tokens for b in bundles):
             return bundles

@@ -15,10 +15,9 @@ from torch import Tensor
 from agentrl.algorithms.aggregation import UpdateCounts
 from agentrl.config.learner import OptimizerConfig
 from agentrl.learner.batch import Microbatch, ScoredMicrobatch
-from agentrl.learner.loss import LossPart, finish_metrics
+from agentrl.learner.loss_part import LossPart, finish_metrics
 from agentrl.learner.model import Policy
-from agentrl.learner.offload import state_at_hand
-from agentrl.learner.optimizer import build_optimizer, clip_gradients, gradient_norm, learning_rate, set_learning_rate
+from agentrl.learner.optimizer import build_optimizer, clip_gradients, gradient_norm, learning_rate, set_learning_rate, state_at_hand
 from agentrl.learner.ranks import RankPlace, add_over_ranks, largest_over_ranks
 from agentrl.learner.sharding import hold, is_alone
 

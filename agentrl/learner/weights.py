@@ -1,7 +1,7 @@
-"""Export of the policy: as a Hugging Face folder or as the folder of its adapter, and its checksums.
+"""Weights that leave the ranks: exported to a folder, sent to the servers in buckets, and their checksums.
 
-Every function is a collective of all ranks, because gathering a sharded tensor is one; only rank 0 writes.
-Sending is in `sending.py`.
+Every function is a collective of all ranks, because gathering a sharded tensor is one; only rank 0 writes
+and sends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from agentrl.config.model import ModelConfig
@@ -29,8 +31,8 @@ from agentrl.learner.lora import adapter_tensors, gather, write_adapter
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import RankPlace
 from agentrl.plugins.sources import locate
-from agentrl.sglang.process_group import tensor_bytes, tensor_checksum
-from agentrl.types import TensorSpec
+from agentrl.sglang.process_group import Broadcast, flatten, tensor_bytes, tensor_checksum
+from agentrl.types import SendTimes, TensorSpec
 
 _COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.model", "*.jinja")
 
@@ -278,3 +280,42 @@ def _sync(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+class BucketSender:
+    """Broadcasts buckets from rank 0: while one bucket is sent, the next is gathered.
+
+    At most two are in memory. Other ranks (`group` None) only help to gather.
+    """
+
+    def __init__(self, policy: Policy, group: ProcessGroup | None) -> None:
+        self._policy = policy
+        self._group = group
+        self._travelling: Broadcast | None = None
+        self._gather_s = self._wait_s = 0.0
+
+    def send(self, names: Sequence[str]) -> None:
+        """Gather the named weights into one flat byte buffer and start broadcasting it. A collective.
+
+        Raises:
+            InfrastructureError: the previous bucket did not arrive.
+        """
+        started = time.perf_counter()
+        flat = flatten([self._policy.full_tensor(name) for name in names])
+        self._gather_s += time.perf_counter() - started
+        # The previous bucket was sent while this one was gathered; wait for it only now.
+        self._settle()
+        if self._group is not None:
+            self._travelling = Broadcast(flat, self._group)
+
+    def finish(self) -> SendTimes:
+        """Wait for the last bucket; raise InfrastructureError if it did not arrive."""
+        self._settle()
+        return SendTimes(self._gather_s, self._wait_s)
+
+    def _settle(self) -> None:
+        travelling, self._travelling = self._travelling, None
+        if travelling is not None:
+            started = time.perf_counter()
+            travelling.wait()
+            self._wait_s += time.perf_counter() - started

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config.algorithm import CRITIC_ADVANTAGES
-from agentrl.config.explain import Arithmetic, explain, find_warnings
+from agentrl.config.explain import RunSize, explain, find_warnings
 from agentrl.config.schema import Config
 
 
@@ -28,7 +28,7 @@ HAND = config(
 
 
 def test_numbers_by_hand() -> None:
-    numbers = Arithmetic.of(HAND)
+    numbers = RunSize.of(HAND)
     assert numbers.trajectories == 128  # 16 groups of 8
     assert numbers.tokens == 64_000  # 128 x (200 + 300)
     assert numbers.updates == 8  # 4 minibatches x 2 epochs
@@ -163,7 +163,7 @@ sizes = st.integers(1, 40)
 def test_bounds_hold_whatever_the_sizes(groups: int, size: int, ranks: int, minibatches: int, staleness: int, budget: int) -> None:
     """Packing full trajectories one after the other never needs more microbatches than promised."""
     minibatches = min(minibatches, groups)
-    numbers = Arithmetic.of(
+    numbers = RunSize.of(
         config(
             algorithm={"singleton": "raw"},
             rollout={"group_size": size},

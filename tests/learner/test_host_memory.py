@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import ctypes, resource
-from agentrl.learner.host_memory import keep_freed_memory
+from agentrl.learner.ranks import keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 keep_freed_memory()

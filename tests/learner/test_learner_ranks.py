@@ -112,7 +112,7 @@ def play(rank, world_size, ports, folder):
         facts["split"] = [learner.update(shard) for _ in range(2)]
         critic = Critic(critic_spec(world_size), learner.place)
         facts["critic"] = [critic.update(shard_of(VALUED)) for _ in range(NUM_UPDATES)]
-        facts["num_elsewhere"] = sum(len(scored.correction.elsewhere.sequence_ids) for scored in shard)
+        facts["num_rest"] = sum(len(scored.correction.rest.sequence_ids) for scored in shard)
     with ExitStack() as stack:
         learner = start(stack, dump_folder=str(folder / "bad"))
         facts["updates"] = [learner.update(learner.score(shard_of(BATCH))) for _ in range(NUM_UPDATES)]
@@ -230,7 +230,7 @@ def test_two_ranks_learn_as_one(one_rank, two_ranks):
 
 def test_rows_of_a_sequence_on_two_ranks_learn_as_one_sequence(one_rank, two_ranks):
     one, two = facts_of(one_rank), facts_of(two_ranks)
-    assert (one["num_elsewhere"], two["num_elsewhere"] > 0) == (0, True)
+    assert (one["num_rest"], two["num_rest"] > 0) == (0, True)
     assert one["split"][0]["num_sequences"] == len(WIDE)
     for step, other in zip(one["split"], two["split"], strict=True):
         assert other == pytest.approx(step, rel=1e-9, abs=1e-11)

@@ -19,9 +19,9 @@ from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.learner.learner import Learner, LearnerSpec
-from agentrl.learner.loss import SupervisedObjective
 from agentrl.learner.packing import pack
 from agentrl.learner.step import count_update
+from agentrl.learner.supervised_loss import SupervisedObjective
 from agentrl.sglang.process_group import tensor_checksum
 from parts.learner import lone_learner, random_samples, reserved_port, tiny_sizes
 from parts.programs import PROGRAM

@@ -40,7 +40,7 @@ def make_sample(index, length, rng):
 def test_packing_keeps_every_row_and_what_is_known_of_its_tokens(batch, max_tokens, world_size):
     microbatches = [m for shard in pack(batch, max_tokens=max_tokens, world_size=world_size) for m in shard if not m.is_filler]
     packed = [row.tolist() for m in microbatches for row in np.split(m.token_ids, np.cumsum(m.segment_lengths)[:-1])]
-    assert sorted(packed) == sorted(row.token_ids.tolist() for sample in batch for row in sample.rows())
+    assert sorted(packed) == sorted(row.token_ids.tolist() for sample in batch for row in sample.segments())
     for m in microbatches:
         np.testing.assert_array_equal(m.position_ids, np.concatenate([np.arange(n) for n in m.segment_lengths]))
         np.testing.assert_array_equal(m.targets, m.token_ids[m.predictor_positions + 1])
@@ -68,7 +68,7 @@ def test_ranks_have_as_many_microbatches_within_the_budget(batch, max_tokens, wo
     assert len({len(shard) for shard in shards}) == 1
     for microbatch in (m for shard in shards for m in shard):
         assert microbatch.num_tokens <= max_tokens or len(microbatch.segment_lengths) == 1
-    lone = [row.num_tokens for sample in batch for row in sample.rows() if row.num_tokens > max_tokens]
+    lone = [row.num_tokens for sample in batch for row in sample.segments() if row.num_tokens > max_tokens]
     metrics = budget_metrics([m for shard in shards for m in shard], max_tokens=max_tokens)
     assert metrics["microbatches_over_budget"] == len(lone)
     assert metrics["microbatch_tokens_max"] == max(lone) if lone else metrics["microbatch_tokens_max"] <= max_tokens

@@ -16,9 +16,9 @@ from agentrl.config.model import LoRAConfig, ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import filler, pack
-from agentrl.learner.preference import bradley_terry
 from agentrl.learner.reward_model import score_segments
 from agentrl.learner.score_head import ScoreHead, attach_score_head
+from agentrl.learner.supervised_loss import bradley_terry
 from agentrl.offline.supervised_data import pair_sample
 from parts.learner import lone_learner, tiny_sizes
 

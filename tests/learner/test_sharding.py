@@ -18,7 +18,7 @@ from agentrl.config.algorithm import AlgorithmConfig, KLConfig
 from agentrl.config.learner import FSDPConfig, LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.learner import Learner, LearnerSpec
-from agentrl.learner.offload import move_state, state_at_hand
+from agentrl.learner.optimizer import move_state, state_at_hand
 from agentrl.learner.packing import filler, pack
 from parts.learner import random_samples, reserved_port, reserved_ports, tiny_sizes
 from parts.programs import PROGRAM

@@ -17,7 +17,7 @@ ADVANTAGES = (
 LEARNER = (
     "learner/test_learner.py",
     "learner/test_lora.py",
-    "learner/test_spanning.py",
+    "learner/test_split_sequences.py",
     *ALGORITHMS,
     "learner/test_world_sizes.py",
     "learner/test_learner_ranks.py",

@@ -26,7 +26,7 @@ ALLOWED = {
     "agentrl/offline/compare_corrections.py:_console": "rich's capture: it waits for nothing",
     "agentrl/controller/saving.py:CheckpointWriter.finish": "the ranks' calls in it are bounded by CallDeadlines",
     "agentrl/controller/train.py:learn": "a Handle: CallDeadlines bounds it",
-    "agentrl/learner/sending.py:BucketSender._settle": "the process group has a time-out",
+    "agentrl/learner/weights.py:BucketSender._settle": "the process group has a time-out",
     "agentrl/rewards/worker.py:main": "a worker's whole life: it ends with the pipe to its parent",
     "agentrl/sandbox/launcher/main.py:Inside._run_program": "the launcher outside kills it at the program's deadline",
     "agentrl/serving/supervisor.py:Supervisor._wait_until_it_ends": "a server's whole life, which `stop` ends",

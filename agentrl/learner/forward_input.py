@@ -11,26 +11,26 @@ from torch.distributed import ProcessGroup
 
 from agentrl.learner.attention import packed_arguments
 from agentrl.learner.batch import Microbatch
-from agentrl.learner.sequence_parallel import RowPart
+from agentrl.learner.sequence_parallel import TokenShard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedRow:
+class ForwardInput:
     """The forward arguments of this rank, and which of the P positions to read from its output.
 
     arguments: of the model's forward.
     positions: i64[P'], where to read the forward's output; without sequence parallelism all P.
-    part: this rank's part of the microbatch; None without sequence parallelism.
+    shard: this rank's part of the microbatch; None without sequence parallelism.
     """
 
     arguments: dict[str, Any]
     positions: Tensor
-    part: RowPart | None
+    shard: TokenShard | None
 
     @classmethod
     def of(
         cls, microbatch: Microbatch, positions_P: Tensor, *, attention: str, device: torch.device, group: ProcessGroup | None
-    ) -> PackedRow:
+    ) -> ForwardInput:
         """Lay out a microbatch, of which `positions_P` (i64[P], on `device`) are read.
 
         group: the ranks that share the microbatch; None: this rank computes all of it.
@@ -38,12 +38,12 @@ class PackedRow:
         token_ids = torch.tensor(microbatch.token_ids, device=device)
         position_ids = torch.tensor(microbatch.position_ids, device=device)
         lengths = microbatch.segment_lengths.tolist()
-        part = None
+        shard = None
         if group is not None:
-            part = RowPart.of(positions_P, num_tokens=len(token_ids), group=group)
-            token_ids, position_ids, positions_P = part.cut(token_ids), part.cut(position_ids), part.positions
+            shard = TokenShard.of(positions_P, num_tokens=len(token_ids), group=group)
+            token_ids, position_ids, positions_P = shard.cut(token_ids), shard.cut(position_ids), shard.positions
             # The padding is a segment of its own, and its output is never read.
-            lengths += [part.padding] if part.padding else []
+            lengths += [shard.padding] if shard.padding else []
         arguments = {
             "input_ids": token_ids[None],
             "position_ids": position_ids[None],
@@ -54,15 +54,15 @@ class PackedRow:
                 attention, lengths, device=device, sequence_group=group, prefix_segments=microbatch.prefix_segments.tolist()
             ),
         }
-        return cls(arguments, positions_P, part)
+        return cls(arguments, positions_P, shard)
 
     def own(self, column_P: Tensor) -> Tensor:
         """Return this rank's part of `column_P`, one value per position read."""
-        return column_P if self.part is None else column_P[self.part.is_own]
+        return column_P if self.shard is None else column_P[self.shard.is_own]
 
     def join(self, values: Tensor) -> Tensor:
         """Return f[P] with gradient, the values of all positions from those that each rank has read.
 
         A collective if ranks share the microbatch.
         """
-        return values if self.part is None else self.part.join(values)
+        return values if self.shard is None else self.shard.join(values)

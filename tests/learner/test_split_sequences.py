@@ -117,16 +117,16 @@ def test_rejection_and_weights_of_sequences_in_bypass_are_the_same(policy_loss, 
 
 
 def test_dropout_is_the_same_in_both_forwards_of_a_split_sequence():
-    """The forward that looks elsewhere leaves the random state as it was: without split sequences it does not happen."""
+    """The forward over the rest of split sequences leaves the random state as it was: without split sequences it does not happen."""
     algorithm = AlgorithmConfig(policy_loss="gspo", aggregation="sequence_mean_token_mean")
     with learner(algorithm, "bypass") as one:
         [microbatches] = pack(batch(), max_tokens=14, world_size=1)
         items = one.score(microbatches)
         before = torch.get_rng_state()
-        found = one._objective.logprobs_of_split_sequences(one._policy, items)
+        found = one._objective.score_rest(one._policy, items)
         assert torch.equal(torch.get_rng_state(), before)
-        sizes = [len(item.correction.elsewhere.sequence_ids) for item in items]
+        sizes = [len(item.correction.rest.sequence_ids) for item in items]
         assert [len(logprobs) for logprobs in found] == sizes
         assert max(sizes) > 0
         [whole] = pack(batch(), max_tokens=1000, world_size=1)
-        assert one._objective.logprobs_of_split_sequences(one._policy, one.score(whole)) == [None]
+        assert one._objective.score_rest(one._policy, one.score(whole)) == [None]
