@@ -21,18 +21,20 @@ class KLConfig(Section):
     )
     estimator: Literal["k1", "k2", "k3", "abs", "k3_k2grad"] = Field(
         "k3_k2grad",
-        description="k1 is the one for the reward, and refused in the loss, where its expected gradient is zero; in the reward "
-        "k3_k2grad counts as k3.",
+        description="Use k1 in the reward. k1 is refused in the loss, where its expected gradient is zero; "
+        "in the reward, k3_k2grad equals k3.",
     )
     target: float | None = Field(
         None,
         gt=0,
-        description="With place=reward: the coefficient adapts so that the mean KL per action token comes to this, in nats; None: fixed.",
+        description="With place=reward: adapt the coefficient until the mean KL per action token reaches "
+        "this value, in nats; None: fixed coefficient.",
     )
-    horizon: int = Field(10000, ge=1, description="Trajectories in which the adapted coefficient may about double.")
+    horizon: int = Field(10000, ge=1, description="Number of trajectories over which the adapted coefficient can roughly double.")
     off_policy_ratio: bool = Field(
         False,
-        description="Times policy / proximal, so that tokens count as sampled from the current policy; makes the gradient of k3 exact.",
+        description="Multiply by the ratio policy / proximal, as if tokens were sampled from the current "
+        "policy; this makes the gradient of k3 exact.",
     )
 
     @model_validator(mode="after")
@@ -42,7 +44,7 @@ class KLConfig(Section):
         if self.place == "loss" and self.target is not None:
             raise ValueError(f"target={self.target:g} adapts the coefficient of KL in the reward; use place=reward, or leave target out")
         if self.target is not None and self.coefficient == 0:
-            raise ValueError(f"target={self.target:g} multiplies a coefficient of 0; begin with a coefficient above 0, such as 0.01")
+            raise ValueError(f"target={self.target:g} cannot adapt a coefficient of 0; start with a coefficient above 0, such as 0.01")
         return self
 
 
@@ -50,11 +52,13 @@ class ReinforceConfig(Section):
     """The importance weight of policy_loss=reinforce, made of the ratio policy / proximal."""
 
     weight: Literal["token", "sequence", "geometric"] = Field(
-        "token", description="The ratio of the token, its product over the sequence, or its geometric mean there."
+        "token", description="Ratio of the token, its product over the sequence, or its geometric mean over the sequence."
     )
-    cap: float | None = Field(None, gt=0, description="Upper bound of the weight; None: none.")
-    floor: float | None = Field(None, gt=0, description="Lower bound of the weight; None: none.")
-    outside: Literal["truncate", "mask"] = Field("truncate", description="A weight out of bounds is cut to the bound, or 0 (IcePop).")
+    cap: float | None = Field(None, gt=0, description="Upper bound of the weight; None: unbounded.")
+    floor: float | None = Field(None, gt=0, description="Lower bound of the weight; None: unbounded.")
+    outside: Literal["truncate", "mask"] = Field(
+        "truncate", description="A weight outside the bounds is clamped to the bound, or set to 0 (IcePop)."
+    )
 
     @model_validator(mode="after")
     def _has_a_band(self) -> ReinforceConfig:
@@ -66,31 +70,33 @@ class ReinforceConfig(Section):
 class SAPOConfig(Section):
     """Temperatures of the soft gate of policy_loss=sapo."""
 
-    tau_positive: float = Field(1.0, gt=0, description="At positive advantage.")
-    tau_negative: float = Field(1.05, gt=0, description="At negative advantage: larger fades faster.")
+    tau_positive: float = Field(1.0, gt=0, description="Temperature at positive advantage.")
+    tau_negative: float = Field(1.05, gt=0, description="Temperature at negative advantage; a larger value fades faster.")
 
 
 class ClipCovConfig(Section):
     """Which tokens policy_loss=clip_cov leaves out."""
 
-    share: float = Field(2e-4, gt=0, lt=1, description="Of all loss tokens of the update, at least one.")
-    lower: float = Field(1.0, description="Only tokens with a covariance above.")
-    upper: float = Field(5.0, description="Only tokens with a covariance below.")
+    share: float = Field(2e-4, gt=0, lt=1, description="Share of the update's loss tokens to clip, at least one token.")
+    lower: float = Field(1.0, description="Only tokens with a covariance above this value.")
+    upper: float = Field(5.0, description="Only tokens with a covariance below this value.")
 
 
 class KLCovConfig(Section):
     """Which tokens policy_loss=kl_cov holds back."""
 
-    share: float = Field(2e-3, gt=0, lt=1, description="Of all loss tokens of the update, at least one: those of the largest covariance.")
-    coefficient: float = Field(1.0, gt=0, description="Weight of |log ratio| on them.")
+    share: float = Field(
+        2e-3, gt=0, lt=1, description="Share of the update's loss tokens to penalize, at least one: those with the largest covariance."
+    )
+    coefficient: float = Field(1.0, gt=0, description="Weight of |log ratio| on these tokens.")
 
 
 class DPPOConfig(Section):
     """The trust region of policy_loss=dppo_tv, in probability, and the bound of its ratio."""
 
-    delta_low: float = Field(0.2, gt=0, le=1, description="A token may lose so much probability.")
-    delta_high: float = Field(0.2, gt=0, le=1, description="A token may gain so much probability.")
-    cap: float | None = Field(20.0, gt=1, description="Upper bound of the ratio with which a token weighs; None: none.")
+    delta_low: float = Field(0.2, gt=0, le=1, description="Largest decrease of a token's probability.")
+    delta_high: float = Field(0.2, gt=0, le=1, description="Largest increase of a token's probability.")
+    cap: float | None = Field(20.0, gt=1, description="Upper bound of the ratio that weights a token; None: unbounded.")
 
 
 GROUP_ADVANTAGES = (
@@ -118,36 +124,46 @@ class AlgorithmConfig(Section):
 
     advantage: str = Field(
         "grpo",
-        description=f"Advantage estimator: {', '.join(ADVANTAGES)}; your own: `file.py:function`, or an entry point of agentrl.advantages.",
+        description=f"Advantage estimator: {', '.join(ADVANTAGES)}; or your own, as `file.py:function` or an "
+        "entry point of agentrl.advantages.",
     )
     gamma: float = Field(
         1.0, ge=0, le=1, description="Discount per action token (gae, reinforce_plus_plus) or per turn (gae_turn, turn_group, gigpo)."
     )
     lam: float = Field(1.0, ge=0, le=1, description="Lambda of generalized advantage estimation, for estimators with a critic.")
-    bootstrap_truncated: bool = Field(False, description="With a critic: a truncated attempt goes on in value instead of ending at 0.")
-    singleton: Literal["zero", "raw"] = Field(
-        "zero", description="Advantage of a group of one, which has nothing to be compared with: 0, or its reward as it is."
+    bootstrap_truncated: bool = Field(
+        False, description="With a critic: bootstrap a truncated attempt from the value of its end, instead of from 0."
     )
-    passk_k: int = Field(4, ge=1, description="k of pass_at_k: attempts of which one must be solved; at most rollout.group_size.")
-    solved_reward: float = Field(1.0, description="Reward from which an attempt counts as solved, for pass_at_k.")
-    step_weight: float = Field(1.0, ge=0, description="Weight of the step advantage beside that of the episode, for gigpo.")
+    singleton: Literal["zero", "raw"] = Field(
+        "zero", description="Advantage of a group of one attempt, which has no baseline: zero, or raw, the unchanged reward."
+    )
+    passk_k: int = Field(
+        4, ge=1, description="k of pass_at_k: number of attempts of which at least one must be solved; at most rollout.group_size."
+    )
+    solved_reward: float = Field(1.0, description="Lowest reward with which an attempt counts as solved, for pass_at_k.")
+    step_weight: float = Field(1.0, ge=0, description="Weight of the step advantage, added to the episode's advantage, for gigpo.")
     whiten: bool = Field(
-        False, description="Whiten advantages over all action tokens of the batch at last; groups of equal reward then leave 0."
+        False,
+        description="Finally whiten advantages over all action tokens of the batch; groups with equal "
+        "rewards then no longer have advantage 0.",
     )
     policy_loss: str = Field(
         "ppo_clip",
-        description=f"Policy loss: {', '.join(POLICY_LOSSES)}; your own: `file.py:function`, or an entry point of agentrl.policy_losses.",
+        description=f"Policy loss: {', '.join(POLICY_LOSSES)}; or your own, as `file.py:function` or an entry "
+        "point of agentrl.policy_losses.",
     )
-    loss_options: dict[str, Any] = Field({}, description="Keyword arguments of a policy loss of your own.")
+    loss_options: dict[str, Any] = Field({}, description="Keyword arguments of your own policy loss.")
     mode: Literal["auto", "decoupled", "bypass", "on_policy"] = Field(
         "auto",
         description="Where the proximal policy comes from; auto: on_policy when max_staleness=0 and one update per step, else decoupled.",
     )
-    clip_low: float = Field(0.2, gt=0, le=1, description="Lower clip of the ratio, 1 - clip_low (1: none); gmpo: of its log, -clip_low.")
-    clip_high: float = Field(0.2, gt=0, description="Upper clip of the ratio, 1 + clip_high; gmpo: of its log, clip_high.")
-    dual_clip: float | None = Field(3.0, gt=1, description="Bound of the loss at negative advantage, of ppo_clip and clip_cov; None: off.")
+    clip_low: float = Field(
+        0.2, gt=0, le=1, description="The ratio is clipped below at 1 - clip_low (1: no clipping); gmpo: the log-ratio at -clip_low."
+    )
+    clip_high: float = Field(0.2, gt=0, description="The ratio is clipped above at 1 + clip_high; gmpo: the log-ratio at clip_high.")
+    dual_clip: float | None = Field(3.0, gt=1, description="Bound of the loss at negative advantage, for ppo_clip and clip_cov; None: off.")
     aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "constant"] = Field(
-        "token_mean", description="How token losses become one number."
+        "token_mean", description="How token losses are aggregated into one number."
     )
     constant_length: int | None = Field(None, ge=1, description="L_max of aggregation `constant`; None: agent.max_response_tokens.")
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
@@ -168,8 +184,8 @@ class AlgorithmConfig(Section):
     def _fits_the_loss(self) -> AlgorithmConfig:
         if self.policy_loss in SEQUENCE_LOSSES and self.aggregation != "sequence_mean_token_mean":
             raise ValueError(
-                f"policy_loss={self.policy_loss} has one ratio per sequence and aggregation={self.aggregation} would weigh it by length; "
-                "use aggregation=sequence_mean_token_mean"
+                f"policy_loss={self.policy_loss} has one ratio per sequence, and aggregation={self.aggregation} would "
+                "weight it by length; use aggregation=sequence_mean_token_mean"
             )
         if self.loss_options and self.policy_loss in POLICY_LOSSES:
             raise ValueError(f"loss_options are for a policy loss of your own; {self.policy_loss} has its own keys")
@@ -194,4 +210,4 @@ def _known(what: str, name: str, built_in: Sequence[str], *, group: str) -> str:
     installed = sorted(entry.name for entry in entry_points(group=group))
     if name in installed:
         return name
-    raise ValueError(f"there is no {what} {name!r}; use one of {', '.join([*built_in, *installed])}, or file.py:function")
+    raise ValueError(f"unknown {what} {name!r}; use one of {', '.join([*built_in, *installed])}, or file.py:function")

@@ -13,60 +13,68 @@ class BufferConfig(Section):
     """The replay buffer: how much, how old, in which order."""
 
     groups_per_step: int = Field(16, ge=1, description="Groups (tasks) in one batch.")
-    max_staleness: int = Field(1, ge=0, description="No token older than this many versions is trained on; 0: strictly on-policy.")
+    max_staleness: int = Field(1, ge=0, description="Maximum age of a trained token, in versions; 0: strictly on-policy.")
     stragglers: Literal["wait", "drop"] = Field(
         "wait",
-        description="A group in flight that the next publish would make too old. wait: the learner waits for it, and none is dropped as "
-        "stale; drop: it is dropped once complete, and learning goes on, with fewer long attempts than were sampled.",
+        description="What happens to a group in flight that the next publish would make too old. wait: the "
+        "learner waits for it, and no group is dropped as stale; drop: the group is dropped when "
+        "it is complete, and learning continues, but with fewer long attempts than were sampled.",
     )
     sampler: Literal["fifo", "in_order", "freshest", "windowed"] = Field(
         "fifo",
-        description="Which ready groups make a batch. fifo: oldest lease first; in_order: as they were drawn, so that batch k is made of "
-        "the same tasks in every run, and nothing is taken past a group that is still played; freshest: smallest lag first; windowed: "
-        "first finished first, with `oversample` times as many in flight, and what is left over is dropped for its age.",
+        description="Which ready groups form a batch. fifo: oldest lease first; in_order: in the order in "
+        "which they were drawn, so that batch k has the same tasks in every run, and no group "
+        "overtakes one that is still in flight; freshest: smallest lag first; windowed: first "
+        "finished first, with `oversample` times as many groups in flight, and groups left over "
+        "are dropped as stale.",
     )
-    oversample: float = Field(1.0, ge=1, description="With windowed: times as many groups are in flight as the bound on staleness admits.")
+    oversample: float = Field(
+        1.0, ge=1, description="With windowed: factor on the number of groups in flight that the staleness bound admits."
+    )
     lease_timeout_s: float = Field(
         7200.0,
         gt=0,
-        description="A group that a rollout actor has had for so long is given to another, and its attempts end; longer than any may take.",
+        description="Seconds after which a group's lease expires: its attempts are ended and another rollout "
+        "actor plays it. Choose more than any group may take.",
     )
     duplicate_after_s: float | None = Field(
         None,
         gt=0,
-        description="A group that one rollout actor has played for so long goes to another, too, which would have nothing to do; the first "
-        "to finish counts, and the other ends its own. None: never.",
+        description="Seconds after which a group in flight is also given to a second, idle rollout actor; "
+        "the first to finish counts, and the other's attempts are ended. None: never.",
     )
     journal_sync: Literal["process", "machine"] = Field(
         "process",
-        description="What the journal survives at every moment. process: the death of any process (a power loss takes what was not yet "
-        "written, back to the last checkpoint at most); machine: a power loss, too, at the price of a wait for the disk per change.",
+        description="What the journal survives. process: the death of any process (a power loss loses what "
+        "was not yet written, at most back to the last checkpoint); machine: also a power loss, "
+        "at the cost of a disk sync per change.",
     )
     disk_patience_s: float = Field(
         600.0,
         ge=0,
-        description="So long a run waits when the journal, or weights published by disk, cannot be written (a full disk), before it ends; "
-        "it is said at once.",
+        description="Seconds for which a run waits if the journal or the published weights cannot be written "
+        "(a full disk) before it ends; the problem is reported immediately.",
     )
-    stall_timeout_s: float = Field(600.0, gt=0, description="No finished trajectory for so long ends the run with a report.")
+    stall_timeout_s: float = Field(600.0, gt=0, description="Seconds without a finished trajectory after which the run ends with a report.")
     drop_constant_groups: bool = Field(
         False,
-        description="Drop a complete group whose attempts all earned the same, a greedy one included, and lease another in its place "
-        "(dynamic sampling).",
+        description="Drop a complete group whose attempts, including a greedy one, all earned the same "
+        "reward, and lease another group in its place (dynamic sampling).",
     )
     max_constant_batches: int = Field(
         10,
         ge=1,
-        description="With drop_constant_groups: so many batches' worth of them dropped while one batch is waited for ends the run.",
+        description="With drop_constant_groups: the run ends if this many batches' worth of groups are "
+        "dropped while it waits for one batch.",
     )
 
     @model_validator(mode="after")
     def _check(self) -> BufferConfig:
         if self.oversample > 1 and self.sampler != "windowed":
-            raise ValueError(f"oversample={self.oversample:g} belongs to sampler=windowed, and sampler is {self.sampler}")
+            raise ValueError(f"oversample={self.oversample:g} needs sampler=windowed, but sampler={self.sampler}")
         if self.sampler == "windowed" and self.stragglers == "wait":
-            raise ValueError("sampler=windowed drops what is too old; it needs stragglers=drop")
+            raise ValueError("sampler=windowed drops groups that are too old and needs stragglers=drop")
         if self.sampler == "in_order" and (self.stragglers == "drop" or self.drop_constant_groups):
             what = "stragglers=drop" if self.stragglers == "drop" else "drop_constant_groups=true"
-            raise ValueError(f"sampler=in_order makes batch k of the same tasks in every run, and {what} drops some of them")
+            raise ValueError(f"sampler=in_order takes the same tasks for batch k in every run, but {what} drops some of them")
         return self

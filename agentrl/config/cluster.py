@@ -17,21 +17,24 @@ class ClusterConfig(Section):
     """Ray."""
 
     address: str | None = Field(None, description="None: start Ray on this machine; `auto` or an address joins a cluster.")
-    num_nodes: int | None = Field(None, ge=1, description="Wait until a joined cluster has so many nodes; None: those that are there.")
+    num_nodes: int | None = Field(None, ge=1, description="Number of nodes to wait for in a joined cluster; None: do not wait.")
     num_cpus: int | None = Field(
-        None, ge=1, description="CPUs of a started Ray; None: what affinity, control groups and SLURM grant, not what the machine has."
+        None,
+        ge=1,
+        description="CPUs of a Ray that the run starts; None: what CPU affinity, control groups and SLURM grant, not all of the machine's.",
     )
     object_store_bytes: int | None = Field(
         None,
         ge=MIN_OBJECT_STORE_BYTES,
-        description="Size of a started Ray's object store; None: Ray's share of the memory, or that of what is granted if less.",
+        description="Object store size of a Ray that the run starts; None: Ray's default share of the "
+        "machine's memory, or of the granted memory if that is less.",
     )
 
     @model_validator(mode="after")
     def _waits_for_nodes_of_a_cluster(self) -> ClusterConfig:
         if self.num_nodes is not None and self.address is None:
             raise ValueError(
-                f"num_nodes={self.num_nodes}, but a Ray of this machine is started with one; set cluster.address to join a cluster"
+                f"num_nodes={self.num_nodes}, but a Ray started on this machine has one node; set cluster.address to join a cluster"
             )
         return self
 
@@ -47,5 +50,6 @@ def refuse_impossible_layout(placement: PlacementConfig, num_ranks: Mapping[Role
     for name, pool in placement.pools.items():
         if pool.nodes > 1 and cluster.address is None:
             raise ValueError(
-                f"placement.pools.{name}.nodes={pool.nodes}, but a Ray of this machine has one; set cluster.address to join a cluster"
+                f"placement.pools.{name}.nodes={pool.nodes}, but a Ray started on this machine "
+                "has one node; set cluster.address to join a cluster"
             )

@@ -143,7 +143,7 @@ def _existing_file(path: str) -> Path:
     if not file.exists() and not file.is_absolute() and packaged.is_file():
         return packaged.absolute()
     if file.is_dir():
-        raise ConfigError(f"config {path!r} is a folder; name a YAML file in it{_nearest(file, file)}")
+        raise ConfigError(f"config {path!r} is a folder; give a YAML file in it{_nearest(file, file)}")
     if not file.is_file():
         raise ConfigError(f"config file {path!r} does not exist{_nearest(file, file.parent)}")
     if file.suffix != ".yaml":
@@ -169,11 +169,11 @@ def _nearest(file: Path, folder: Path) -> str:
 
 def _yaml_problem(error: yaml.YAMLError, label: str) -> ConfigError:
     if not isinstance(error, yaml.MarkedYAMLError):
-        return ConfigError(f"{label}: not YAML: {error}".splitlines()[0])
+        return ConfigError(f"{label}: invalid YAML: {error}".splitlines()[0])
     mark = error.problem_mark or error.context_mark
     name = label if mark is None or mark.name.startswith("<") else _short(Path(mark.name))
     line = "" if mark is None else f":{mark.line + 1}"
-    return ConfigError(f"{name}{line}: not YAML: {error.problem or error.context}")
+    return ConfigError(f"{name}{line}: invalid YAML: {error.problem or error.context}")
 
 
 def _short(path: Path) -> str:
@@ -207,7 +207,7 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
     """Return the values set by file and overrides, interpolations unresolved, and the origin of each key."""
     try:
         if not isinstance(SourceFile.read(file, label=label).root, yaml.MappingNode | None):
-            raise ConfigError(f"{label}: a config is a mapping of sections, as in `trainer:` and below it `  steps: 20`")
+            raise ConfigError(f"{label}: a config must be a mapping of sections, such as `trainer:` with `  steps: 20` below it")
         _check_picked(file, file.parent, set())
         parsed = [_parse_override(text) for text in overrides]
         with _hydra(file.parent) as loader:
@@ -222,7 +222,7 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
     except yaml.YAMLError as error:
         raise _yaml_problem(error, label) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{label}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise ConfigError(f"{label}: invalid UTF-8: {error.reason} at byte {error.start}") from None
     except PermissionError as error:
         raise ConfigError(f"config file {label!r} cannot be read: {error.strerror}") from None
     # Hydra raises ValueError for a malformed defaults list
@@ -262,7 +262,7 @@ def _parse_override(text: str) -> Override:
             f"override {text!r} cannot be read: {_first_line(error)}; write key=value, lists as [a,b], mappings as {{k:v}}"
         ) from None
     if override.is_sweep_override():
-        raise ConfigError(f"override {text!r} has several values; write a list as key=[a,b], or quote a text that has a comma")
+        raise ConfigError(f"override {text!r} has several values; write a list as key=[a,b], or quote text that contains a comma")
     return override
 
 
@@ -333,4 +333,4 @@ def _first_line(error: Exception) -> str:
     cause = error.__cause__ if str(error).strip() == "" else error
     lines = str(cause).strip().splitlines()
     options = [line.strip() for line in lines if line.startswith("\t") and "provider=" not in line]
-    return lines[0].rstrip(".") + (f"; there is: {', '.join(options)}" if options else "") if lines else type(error).__name__
+    return lines[0].rstrip(".") + (f"; available: {', '.join(options)}" if options else "") if lines else type(error).__name__

@@ -20,8 +20,8 @@ class CriticModelConfig(Section):
 
     path: str | None = Field(
         None,
-        description="Folder or hub id: a causal model gets a value head that begins at 0, a sequence classifier (as `agentrl rm` trains) "
-        "keeps its own; None: model.path.",
+        description="Folder or hub id: a causal model gets a value head initialized to 0, a sequence "
+        "classifier (such as one trained by `agentrl rm`) keeps its head; None: model.path.",
     )
     revision: str | None = Field(None, description="Branch, tag or commit of a hub id; None: its main branch.")
     lora: LoRAConfig = LoRAConfig()
@@ -31,12 +31,12 @@ class CriticConfig(Section):
     """The value model of PPO: its own weights and optimizer; `learner` says how it is spread and packed."""
 
     enabled: bool | None = Field(
-        None, description="None: when algorithm.advantage is gae or gae_turn; true: for an estimator of your own that reads values."
+        None, description="None: enabled if algorithm.advantage is gae or gae_turn; true: for your own estimator that reads values."
     )
     model: CriticModelConfig = CriticModelConfig()
     optimizer: CriticOptimizerConfig = CriticOptimizerConfig()
     cliprange_value: float | None = Field(
-        0.5, gt=0, description="How far a value may go in one step before its loss stops, in the reward's unit; None: plain squared error."
+        0.5, gt=0, description="Clip range of the value per step, in the reward's unit; None: plain squared error."
     )
-    warmup_steps: int = Field(0, ge=0, description="First steps in which the critic alone learns, and the policy stays as it is.")
-    epochs_per_step: int | None = Field(None, ge=1, description="Passes of the critic over the batch; None: learner.epochs_per_step.")
+    warmup_steps: int = Field(0, ge=0, description="Number of first steps in which only the critic learns and the policy does not change.")
+    epochs_per_step: int | None = Field(None, ge=1, description="Passes of the critic over each batch; None: learner.epochs_per_step.")

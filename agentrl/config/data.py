@@ -14,20 +14,20 @@ class DataConfig(Section):
     """Where tasks come from."""
 
     train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to train on, in this order before shuffling.")
-    val_files: tuple[str, ...] = Field((), description="Files to validate on, always whole and in order.")
-    shuffle: bool = Field(True, description="Shuffle the training rows anew for each epoch, by `trainer.seed`.")
+    val_files: tuple[str, ...] = Field((), description="Files to validate on, always completely and in order.")
+    shuffle: bool = Field(True, description="Shuffle the training rows again for each epoch, seeded by `trainer.seed`.")
     curriculum: CurriculumConfig = CurriculumConfig()
-    max_prompt_tokens: int = Field(512, ge=1, description="Longest prompt, tool schemas included.")
+    max_prompt_tokens: int = Field(512, ge=1, description="Maximum prompt length in tokens, including tool schemas.")
     overlong_prompts: Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"] = Field(
-        "filter", description="What happens to a longer prompt; filtered and truncated rows are counted."
+        "filter", description="What to do with a longer prompt; filtered and truncated rows are counted."
     )
     max_train_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
     max_val_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
     check_rows: int = Field(
         2000,
         ge=0,
-        description="Training rows of each file that are checked before anything is started; all others are when the replay buffer opens, "
-        "before the first step.",
+        description="Number of training rows of each file that are checked before anything starts; the other "
+        "rows are checked when the replay buffer opens, before the first step.",
     )
     reader: str | None = Field(
         None, description="`module:function` or `file.py:function` that turns one row (a dict) into a Task; None: the columns below."

@@ -65,7 +65,7 @@ def _further(title: str, config: type[Section], *, known: Sequence[type[Section]
     shared = {section for other in known for _, section in iter_sections(other)}
     same = ", ".join(f"`{'.'.join(key)}`" for key, section in iter_sections(config) if section in shared and len(key) == 1)
     own = [_section(key, section) for key, section in iter_sections(config) if section not in shared]
-    return [title, f"The sections {same} are those above. The others are:\n", *own]
+    return [title, f"The sections {same} are the same as above. The others are:\n", *own]
 
 
 def _section(key: Key, section: type[Section]) -> str:

@@ -15,27 +15,32 @@ class EvalConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
     top_k: int = Field(-1, description="-1: off.")
     min_p: float = Field(0.0, ge=0, le=1, description="0: off.")
-    stop: tuple[str, ...] = Field((), description="A turn ends with the token that completes one of these texts, which it keeps.")
-    ignore_eos: bool = Field(False, description="Only a limit ends a turn, not the model: for measurements of speed.")
-    max_response_tokens: int | None = Field(None, ge=1, description="Tokens per attempt; None: agent.max_response_tokens.")
-    max_turn_tokens: int | None = Field(None, ge=1, description="Tokens sampled per turn; None: agent.max_turn_tokens.")
+    stop: tuple[str, ...] = Field((), description="Stop strings: a turn ends with the token that completes one of them, which is kept.")
+    ignore_eos: bool = Field(
+        False, description="Ignore the end-of-sequence token, so that only a limit ends a turn: for speed measurements."
+    )
+    max_response_tokens: int | None = Field(None, ge=1, description="Maximum tokens per attempt; None: agent.max_response_tokens.")
+    max_turn_tokens: int | None = Field(None, ge=1, description="Maximum tokens sampled per turn; None: agent.max_turn_tokens.")
     templates: dict[str, str] = Field(
         {},
-        description="For `agentrl eval` and `agentrl generate`: data set (`*`: any other) -> the template around its questions, by name "
-        "and version (docs/evaluation.md); none: the rows' prompts as they are.",
+        description="For `agentrl eval` and `agentrl generate`: dataset (`*`: any other) -> template around "
+        "its questions, by name and version (docs/evaluation.md); none: the rows' prompts are "
+        "used unchanged.",
     )
     timeout_s: float = Field(
-        1800.0, gt=0, description="Deadline of one whole validation; attempts that have not ended by then are counted as failed."
+        1800.0, gt=0, description="Deadline of one whole validation; attempts still running then are counted as failed."
     )
     watchdog_s: float | None = Field(
         300.0,
         gt=0,
-        description="For `agentrl eval` and `agentrl generate`: seconds in which no try of an attempt ends, after which they say what they "
-        "wait for, also in watchdog/ of the folder of results; choose more than the slowest attempt takes. None: never.",
+        description="For `agentrl eval` and `agentrl generate`: seconds without a finished attempt after "
+        "which they report what they wait for, also in watchdog/ of the results folder; choose "
+        "more than the slowest attempt takes. None: never.",
     )
     rewards: dict[str, str] = Field(
         {},
-        description="data_source (or a pattern with `*`) -> the reward that validation scores such rows by; other rows keep the reward of "
-        "`reward.sources`. With any entry, `reward.custom_function` scores no validation.",
+        description="data_source (or a pattern with `*`) -> the reward of such rows in validation; other "
+        "rows keep the reward of `reward.sources`. If there is any entry, "
+        "`reward.custom_function` is not used in validation.",
     )
-    tools: tuple[str, ...] | None = Field(None, description="Tools of validation, in place of `agent.tools`; null: the same.")
+    tools: tuple[str, ...] | None = Field(None, description="Tools of validation, instead of `agent.tools`; null: the same.")

@@ -102,7 +102,7 @@ def _step_lines(config: Config, numbers: RunSize) -> Lines:
 def _reward_model(config: Config) -> str:
     own = config.reward_model
     bound = "as many as the model has positions" if own.max_tokens is None else f"at most {own.max_tokens:,}"
-    cut = {"truncate": "longer ones lose their beginning", "skip": "longer ones get no score"}[own.overlong]
+    cut = {"truncate": "longer ones are cut at the beginning", "skip": "longer ones get no score"}[own.overlong]
     return (
         f"{own.model.path} on {_count(own.world_size, 'rank')} ({own.model.dtype}) scores every trajectory, {bound} tokens; {cut}; "
         f"asked by {', '.join(config.asks_reward_model)}"
@@ -221,17 +221,19 @@ def _warnings_of_what_will_not_run(config: Config) -> Iterator[str]:
     arguments = config.rollout.sglang.args
     if arguments.get("quantization"):
         yield (
-            f"rollout.sglang.args.quantization={arguments['quantization']} will not run: published weights are whole numbers of "
-            "model.dtype, which a server cannot put into quantized weights"
+            f"rollout.sglang.args.quantization={arguments['quantization']} will not run: "
+            "published weights are unquantized (model.dtype), and a server cannot load them into "
+            "quantized weights"
         )
     if _size(arguments, "ep_size", "ep") > 1:
-        yield "rollout.sglang.args.ep_size will not run: mixtures of experts are refused"
+        yield "rollout.sglang.args.ep_size will not run: mixtures of experts are not supported"
     needed = _size(arguments, "tp_size", "tp") * _size(arguments, "pp_size", "pp")
     spots = config.placement.layout(config.num_ranks).spots.get("servers", ())
     if spots and 0 < spots[0].num_gpus < needed:
         yield (
-            f"rollout.sglang.args asks for {needed} GPUs per server (tp_size x pp_size), and each has {spots[0].num_gpus:g}: "
-            "it will not run; give the servers a pool of their own, or fewer servers"
+            f"rollout.sglang.args asks for {needed} GPUs per server (tp_size x pp_size), but each "
+            f"has {spots[0].num_gpus:g}: it will not run; give the servers a pool of their own, "
+            "or fewer servers"
         )
 
 
@@ -246,8 +248,8 @@ def _rollout_warnings(config: Config) -> Iterator[str]:
     if config.attempts_per_group > rollout.max_concurrent_trajectories:
         yield (
             f"a group of {config.attempts_per_group} attempts exceeds "
-            f"rollout.max_concurrent_trajectories={rollout.max_concurrent_trajectories}:"
-            " an actor cannot play one group at once, its members wait for each other"
+            f"rollout.max_concurrent_trajectories={rollout.max_concurrent_trajectories}: an actor "
+            "cannot play a whole group at the same time, so its members wait for each other"
         )
     elif numbers.capacity < numbers.trajectories:
         yield (
@@ -272,8 +274,9 @@ def _learner_warnings(config: Config) -> Iterator[str]:
     learner, numbers = config.learner, RunSize.of(config)
     if learner.microbatch_tokens < numbers.longest_tokens:
         yield (
-            f"learner.microbatch_tokens={learner.microbatch_tokens} is smaller than the longest trajectory of {numbers.longest_tokens}:"
-            " such a trajectory is a microbatch of its own, and memory must hold it"
+            f"learner.microbatch_tokens={learner.microbatch_tokens} is smaller than the longest "
+            f"trajectory of {numbers.longest_tokens} tokens: such a trajectory forms a microbatch "
+            "by itself and must fit into memory"
         )
     if config.buffer.groups_per_step % learner.minibatches_per_step:
         yield (
@@ -302,7 +305,10 @@ def _advantage_warnings(config: Config) -> Iterator[str]:
     if algorithm.advantage not in ADVANTAGES:
         return  # a user's own estimator may read any key
     if config.rollout.greedy_baseline == "always" and algorithm.advantage != "remax":
-        yield f"rollout.greedy_baseline=always has no effect with algorithm.advantage={algorithm.advantage}: it compares nothing with it"
+        yield (
+            f"rollout.greedy_baseline=always has no effect with algorithm.advantage={algorithm.advantage}, "
+            "which does not use the greedy reward"
+        )
     for key, readers in READERS.items():
         value = getattr(algorithm, key)
         if value != type(algorithm).model_fields[key].default and algorithm.advantage not in readers:
@@ -318,21 +324,21 @@ def _curriculum_warnings(config: Config, num_train_rows: int | None) -> Iterator
         return
     num_drawn = None if trainer.steps is None else trainer.steps * config.buffer.groups_per_step
     if trainer.total_epochs == 1 if num_drawn is None else num_train_rows is not None and num_drawn <= num_train_rows:
-        yield "data.curriculum.by_pass_rate has no effect in a first epoch, which draws every task once, and the run ends with it"
+        yield "data.curriculum.by_pass_rate has no effect in the first epoch, which draws every task once, and this run has only one"
 
 
 def _validation_warnings(config: Config) -> Iterator[str]:
     sampling, trainer = config.eval, config.trainer
     if sampling.temperature == 0 and sampling.n > 1:
-        yield f"eval.n={sampling.n} greedy attempts (eval.temperature=0) are all the same: set a temperature, or n=1"
+        yield f"eval.n={sampling.n} greedy attempts (eval.temperature=0) are identical: set a temperature, or n=1"
     if sampling.temperature == 0 and (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, -1, 0.0):
         yield "eval.top_p, top_k and min_p have no effect on greedy validation (eval.temperature=0)"
     if trainer.test_freq > 0 and not config.data.val_files:
         yield f"trainer.test_freq={trainer.test_freq} without data.val_files: there is nothing to validate on"
     if trainer.val_only and not config.data.val_files:
-        yield "trainer.val_only without data.val_files: there is nothing to do"
+        yield "trainer.val_only without data.val_files: there is nothing to validate on"
     if config.data.val_files and not (trainer.val_only or trainer.val_before_train or trainer.test_freq > 0):
-        yield "data.val_files are never played: set trainer.test_freq, which also validates at the end, or trainer.val_before_train"
+        yield "data.val_files are never used: set trainer.test_freq, which also validates at the end, or trainer.val_before_train"
     if trainer.save_freq == -1 and trainer.steps is not None and trainer.steps >= 100:
         yield f"trainer.save_freq=-1: a crash in {trainer.steps} steps loses everything"
 

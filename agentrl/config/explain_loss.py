@@ -24,7 +24,7 @@ _LEVELS = {
     "token": "of a token",
     "sequence_sum": "summed over a sequence",
     "sequence_mean": "in the mean of a sequence",
-    "sequence_max": "of the farthest token of a sequence",
+    "sequence_max": "of the most extreme token of a sequence",
 }
 _STATISTICS = {"k1": "rho'", "k2": "(log rho')^2 / 2", "k3": "rho' - 1 - log rho'"}
 
@@ -44,7 +44,7 @@ def loss_lines(config: Config) -> Lines:
         ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "none"),
     ]
     if config.buffer.drop_constant_groups:
-        lines.append(("groups", "without variance are dropped and replaced before a batch is taken"))
+        lines.append(("groups", "without variance are dropped and replaced before a batch is formed"))
     return lines
 
 
@@ -78,7 +78,10 @@ def loss_warnings(config: Config) -> Iterator[str]:
             f" buffer.max_staleness={config.buffer.max_staleness}"
         )
     if algorithm.policy_loss == "gpg" and (config.learner.minibatches_per_step * config.learner.epochs_per_step) > 1:
-        yield "algorithm.policy_loss=gpg has no trust region: with several updates per step nothing holds the policy near its data"
+        yield (
+            "algorithm.policy_loss=gpg has no trust region: with several updates per step, nothing "
+            "keeps the policy close to the one that sampled the data"
+        )
     if algorithm.policy_loss == "gspo" and algorithm.clip_high > 0.05:
         yield (
             f"algorithm.clip_high={algorithm.clip_high:g} with policy_loss=gspo clips nothing: a sequence's mean log-ratio hardly moves;"
@@ -101,9 +104,9 @@ def loss_warnings(config: Config) -> Iterator[str]:
 
 def _policy_loss(algorithm: AlgorithmConfig) -> str:
     details = {
-        "sapo": f"gates of temperature {algorithm.sapo.tau_positive:g} (A > 0) and {algorithm.sapo.tau_negative:g}",
-        "clip_cov": f"{algorithm.clip_cov.share:g} of the tokens left out for their covariance",
-        "kl_cov": f"{algorithm.kl_cov.share:g} of the tokens held back by {algorithm.kl_cov.coefficient:g} |log ratio|",
+        "sapo": f"gates with temperature {algorithm.sapo.tau_positive:g} (A > 0) and {algorithm.sapo.tau_negative:g}",
+        "clip_cov": f"{algorithm.clip_cov.share:g} of the tokens left out because of their covariance",
+        "kl_cov": f"{algorithm.kl_cov.share:g} of the tokens penalized by {algorithm.kl_cov.coefficient:g} |log ratio|",
         "dppo_tv": _trust_region(algorithm.dppo_tv),
         "reinforce": _reinforce(algorithm.reinforce),
     }
@@ -113,15 +116,15 @@ def _policy_loss(algorithm: AlgorithmConfig) -> str:
 
 
 def _trust_region(config: DPPOConfig) -> str:
-    cap = "" if config.cap is None else f", and weighs with a ratio of at most {config.cap:g}"
-    return f"a token may lose {config.delta_low:g} and gain {config.delta_high:g} of probability{cap}"
+    cap = "" if config.cap is None else f", and is weighted by a ratio of at most {config.cap:g}"
+    return f"a token may lose {config.delta_low:g} and gain {config.delta_high:g} of its probability{cap}"
 
 
 def _reinforce(config: ReinforceConfig) -> str:
     floor = "" if config.floor is None else f", at least {config.floor:g}"
     cap = ", without a bound" if config.cap is None else f", at most {config.cap:g}"
     outside = ", 0 outside" if config.outside == "mask" else ""
-    return f"weighed by the ratio {_WEIGHT_LEVELS[config.weight]}{floor}{cap}{outside}"
+    return f"weighted by the ratio {_WEIGHT_LEVELS[config.weight]}{floor}{cap}{outside}"
 
 
 def _bound(algorithm: AlgorithmConfig) -> str:
@@ -180,6 +183,8 @@ def _kl(algorithm: AlgorithmConfig) -> str:
         return "none; no reference is loaded"
     if algorithm.kl.place == "reward":
         adapted = "" if algorithm.kl.target is None else f", adapted to a mean of {algorithm.kl.target:g} nats per token"
-        return f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator} to the reference, off the reward of each token{adapted}"
+        return (
+            f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator} to the reference, subtracted from the reward of each token{adapted}"
+        )
     ratio = " x policy / proximal" if algorithm.kl.off_policy_ratio else ""
     return f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator}{ratio} to the reference"

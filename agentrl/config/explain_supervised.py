@@ -29,10 +29,10 @@ def find_warnings(config: SFTConfig | RMConfig) -> Iterator[str]:
     """Yield one sentence for each combination that works but is probably a mistake."""
     learner, trainer, longest = config.learner, config.trainer, longest_tokens(config)
     if learner.microbatch_tokens < longest:
-        what = "a pair, which stays together," if isinstance(config, RMConfig) else "a conversation"
+        what = "a pair, which is not split," if isinstance(config, RMConfig) else "a conversation"
         yield (
-            f"learner.microbatch_tokens={learner.microbatch_tokens} is smaller than {what} of {longest} tokens:"
-            " such a one is a microbatch of its own, and memory must hold it"
+            f"learner.microbatch_tokens={learner.microbatch_tokens} is smaller than {what} of "
+            f"{longest} tokens: it forms a microbatch by itself and must fit into memory"
         )
     if learner.dp_size > trainer.batch_size:
         sizes = f"learner.world_size={learner.world_size} exceeds trainer.batch_size={trainer.batch_size}"

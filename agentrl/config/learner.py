@@ -16,10 +16,10 @@ class OptimizerConfig(Section):
     lr: float = Field(1e-6, gt=0, description="Peak learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's betas.")
     eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
-    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay, as in AdamW.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay to 0 over the run's updates.")
     warmup_updates: int = Field(0, ge=0, description="Linear warm-up, in optimizer updates.")
-    grad_clip: float | None = Field(1.0, gt=0, description="Largest global gradient norm; None: no clipping.")
+    grad_clip: float | None = Field(1.0, gt=0, description="Maximum global gradient norm; None: no clipping.")
 
 
 class FSDPConfig(Section):
@@ -28,70 +28,78 @@ class FSDPConfig(Section):
     shard_size: int | None = Field(
         None,
         ge=1,
-        description="Ranks that share one copy of the weights; divides `world_size`. None: all of them; fewer: HSDP, one copy each.",
+        description="Number of ranks that share one copy of the weights; must divide `world_size`. None: all "
+        "ranks; fewer: HSDP, one copy per set of ranks.",
     )
     reshard_after_forward: bool = Field(
-        True, description="Free a layer's gathered weights after its forward and gather them again for its backward; false: keep them."
+        True,
+        description="Free a layer's gathered weights after its forward pass and gather them again for its backward pass; false: keep them.",
     )
     forward_prefetch: int = Field(
-        0, ge=0, description="Layers whose weights are gathered ahead of their forward; 0: by FSDP's own overlap."
+        0, ge=0, description="Number of layers whose weights are gathered ahead of their forward pass; 0: FSDP's default prefetching."
     )
 
 
 class LearnerConfig(Section):
     """FSDP ranks and the optimizer step."""
 
-    world_size: int = Field(1, ge=1, description="FSDP ranks; each learns from microbatches of its own, unless ranks share them.")
+    world_size: int = Field(1, ge=1, description="Number of FSDP ranks; each processes its own microbatches, unless ranks share them.")
     sequence_parallel: int = Field(
         1,
         ge=1,
-        description="Ranks that share each microbatch, a part of its tokens each, for long contexts (Ulysses); divides `world_size` and "
-        "the model's attention heads. 1: none do.",
+        description="Number of ranks over which the tokens of each microbatch are split, for long contexts "
+        "(Ulysses); must divide `world_size` and the model's number of attention heads. 1: off.",
     )
     tensor_parallel: int = Field(
         1,
         ge=1,
-        description="Ranks that compute each microbatch together, a part of each layer's matrices each (Llama, Qwen2, Qwen3); divides "
-        "`world_size`. 1: none do.",
+        description="Number of ranks over which the matrices of each layer are split (Llama, Qwen2, Qwen3); "
+        "must divide `world_size`. 1: off.",
     )
     threads: int = Field(1, ge=1, description="CPU threads of torch per rank.")
     microbatch_tokens: int = Field(
-        16384, ge=1, description="Packed tokens per forward and rank; of a microbatch that ranks share, of all of them together."
+        16384, ge=1, description="Packed tokens per forward pass and rank; if ranks share a microbatch, the total of these ranks."
     )
     shared_prefix: bool = Field(
         False,
-        description="Compute a prompt that attempts of a group share once per microbatch; pays where prompts are not much shorter than "
-        "responses. Attention is then `segment_sdpa`.",
+        description="Compute the prompt that a group's attempts share only once per microbatch; worthwhile "
+        "if prompts are not much shorter than responses. Attention is then `segment_sdpa`.",
     )
-    minibatches_per_step: int = Field(1, ge=1, description="Optimizer updates per epoch over the batch, cut by groups.")
+    minibatches_per_step: int = Field(1, ge=1, description="Optimizer updates per pass over the batch, which is split by groups.")
     epochs_per_step: int = Field(1, ge=1, description="Passes over the batch.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
     logprob_chunk_tokens: int | None = Field(
-        None, ge=1, description="Tokens whose logits exist at once; None: about 64 MiB of logits on a CPU, 512 MiB on a GPU."
+        None,
+        ge=1,
+        description="Number of tokens whose logits are held in memory at a time; None: about 64 MiB of logits on a CPU, 512 MiB on a GPU.",
     )
     logprob_kernels: Literal["eager", "compiled"] = Field(
         "eager",
-        description="How a chunk of logits becomes log-probabilities, entropies and gradients: eager, operator by operator; compiled, one "
-        "Triton kernel each, on a GPU.",
+        description="How log-probabilities, entropies and gradients are computed from a chunk of logits. "
+        "eager: operator by operator; compiled: one Triton kernel each, on a GPU.",
     )
     linear_kernels: Literal["auto", "torch", "onednn"] = Field(
         "auto",
-        description="What multiplies matrices in float32 on a CPU: torch, its BLAS; onednn; auto, oneDNN on an AMD processor with AVX-512, "
-        "where it takes half the time.",
+        description="Library for float32 matrix products on a CPU. torch: torch's BLAS; onednn: oneDNN; "
+        "auto: oneDNN on an AMD processor with AVX-512, where it takes half the time.",
     )
     compile: bool = Field(False, description="Compile each layer with torch.compile; the first updates wait for the compiler.")
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none",
-        description="What leaves the GPU: optimizer, its state between updates; parameters, weights, gradients and state, which are "
-        "then updated on the CPU.",
+        description="What is kept on the CPU. optimizer: the optimizer's state, between updates; parameters: "
+        "weights, gradients and optimizer state, which are then updated on the CPU.",
     )
     fsdp: FSDPConfig = FSDPConfig()
-    collective_timeout_s: float = Field(300.0, gt=0, description="A collective that takes longer lost a rank.")
+    collective_timeout_s: float = Field(300.0, gt=0, description="Deadline of a collective; when it passes, a rank counts as lost.")
     save_timeout_s: float = Field(
-        1800.0, gt=0, description="A checkpoint whose writing takes longer has failed; the next step of a run tries again."
+        1800.0,
+        gt=0,
+        description="Deadline of writing a checkpoint; when it passes, the checkpoint has failed, and the next step of a run retries.",
     )
     max_restarts: int = Field(
-        3, ge=0, description="How often in a run all ranks start again from the newest checkpoint because one was lost; then the run ends."
+        3,
+        ge=0,
+        description="How many times in a run all ranks may restart from the newest checkpoint after a rank was lost, before the run ends.",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -111,7 +119,8 @@ class LearnerConfig(Section):
             size = getattr(self, name)
             if self.world_size % size:
                 raise ValueError(
-                    f"{name}={size} does not divide world_size={self.world_size}; every microbatch is shared by as many ranks as the others"
+                    f"{name}={size} does not divide world_size={self.world_size}; every "
+                    "microbatch must be shared by the same number of ranks"
                 )
         if self.tensor_parallel > 1:
             self._check_tensor_parallel()
@@ -125,7 +134,7 @@ class LearnerConfig(Section):
         }
         for key, is_set in refused.items():
             if is_set:
-                raise ValueError(f"tensor_parallel={self.tensor_parallel} does not go with {key}; leave one of the two out")
+                raise ValueError(f"tensor_parallel={self.tensor_parallel} cannot be combined with {key}; leave one of the two out")
 
     @model_validator(mode="after")
     def _copies_are_even(self) -> LearnerConfig:
@@ -141,8 +150,8 @@ def refuse_uneven_copies(fsdp: FSDPConfig, world_size: int) -> None:
     """
     if fsdp.shard_size is not None and world_size % fsdp.shard_size:
         raise ValueError(
-            f"fsdp.shard_size={fsdp.shard_size} does not divide world_size={world_size}; "
-            "every copy of the weights needs as many ranks as the others"
+            f"fsdp.shard_size={fsdp.shard_size} does not divide world_size={world_size}; every "
+            "copy of the weights needs the same number of ranks"
         )
 
 
@@ -156,10 +165,10 @@ def refuse_shared_prefix(model: ModelConfig, learner: LearnerConfig) -> None:
         return
     if model.attention not in ("auto", "segment_sdpa"):
         raise ValueError(
-            f"learner.shared_prefix needs an attention in which several segments read one prompt, which {model.attention} is not; "
-            "use model.attention=segment_sdpa"
+            "learner.shared_prefix needs an attention in which several segments attend to one "
+            f"prompt, and {model.attention} does not allow that; use model.attention=segment_sdpa"
         )
     if learner.sequence_parallel > 1:
         raise ValueError(
-            f"learner.shared_prefix does not go with learner.sequence_parallel={learner.sequence_parallel}; use sequence_parallel=1"
+            f"learner.shared_prefix cannot be combined with learner.sequence_parallel={learner.sequence_parallel}; use sequence_parallel=1"
         )

@@ -13,9 +13,11 @@ class LoRAConfig(Section):
     """A trained low-rank adapter beside frozen weights; servers get it alone, or the sum of both (`rollout.weights.adapter`)."""
 
     rank: int = Field(0, ge=0, description="Rank of the adapter; 0: no adapter, all weights are trained.")
-    alpha: float = Field(32.0, gt=0, description="The adapter's share is scaled by alpha / rank.")
-    target_modules: tuple[str, ...] = Field((), description="Names of the linear layers that get one; (): all but the output head.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter, in updates only.")
+    alpha: float = Field(32.0, gt=0, description="The adapter's output is scaled by alpha / rank.")
+    target_modules: tuple[str, ...] = Field(
+        (), description="Names of the linear layers that get an adapter; (): all except the output head."
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter, only in updates.")
 
 
 class ModelConfig(Section):
@@ -26,12 +28,13 @@ class ModelConfig(Section):
     tokenizer_path: str | None = Field(None, description="Folder of the tokenizer; None: `model.path`.")
     chat_template: str | None = Field(None, description="Jinja file that replaces the tokenizer's own template; None: the tokenizer's.")
     tool_format: Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "gpt_oss", "pythonic"] = Field(
-        "auto", description="How the model writes tool calls; auto: from the chat template; none: it writes no calls."
+        "auto", description="Format in which the model writes tool calls; auto: derived from the chat template; none: no tool calls."
     )
     template_edits: Literal["fork", "refuse"] = Field(
         "fork",
-        description="When the chat template edits earlier turns (drops their thinking): fork starts a new training row with the edited "
-        "history, refuse ends the run before it starts.",
+        description="What to do if the chat template edits earlier turns (for instance drops their "
+        "thinking). fork: start a new segment with the edited history; refuse: end the run "
+        "before it starts.",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Parameter dtype of learner and servers; float16 is exported and served, but not trained."
@@ -39,9 +42,9 @@ class ModelConfig(Section):
     attention: Literal["auto", "sdpa", "segment_sdpa", "flash_attention_2", "flex_attention"] = Field(
         "auto", description="Attention of the learner; auto: per-segment SDPA on CPU, flash or flex attention on GPU."
     )
-    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    trust_remote_code: bool = Field(False, description="Allow Python code that comes with the model.")
     external_lib: str | None = Field(
-        None, description="`package.module` or `file.py` imported before the model is loaded, such as one that registers its class."
+        None, description="`package.module` or `file.py` to import before the model is loaded, for instance to register its class."
     )
     lora: LoRAConfig = LoRAConfig()
 

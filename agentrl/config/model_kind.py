@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 EXPERTS = (
-    "a mixture of experts; the learner has all experts of a layer in one tensor, servers know one name for each expert, "
-    "and would keep the old ones"
+    "a mixture of experts; the learner keeps all experts of a layer in one tensor, but servers "
+    "have one name per expert and would keep their old weights"
 )
-QUANTIZED = "quantized; the learner publishes whole numbers of model.dtype, which a server cannot put into quantized weights"
-MULTIMODAL = "a model of images, video or sound; conversations are text alone here"
+QUANTIZED = "quantized; the learner publishes unquantized weights (model.dtype), and a server cannot load them into quantized weights"
+MULTIMODAL = "a model for images, video or sound; only text conversations are supported"
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts", "n_experts")
 _OTHER_MODALITIES = ("vision_config", "audio_config", "visual", "vision_tower")

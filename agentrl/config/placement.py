@@ -29,11 +29,11 @@ _TOKEN_AMOUNT = 1e-3
 class PoolConfig(Section):
     """Nodes that one or more roles stand on."""
 
-    nodes: int = Field(1, ge=1, description="Nodes, each with the same GPUs.")
-    gpus_per_node: int = Field(0, ge=0, description="GPUs on each of them; 0: ranks compute on CPUs.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="What ranks compute on; auto: cuda where the pool has GPUs.")
+    nodes: int = Field(1, ge=1, description="Number of nodes, each with the same number of GPUs.")
+    gpus_per_node: int = Field(0, ge=0, description="GPUs per node; 0: ranks compute on CPUs.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device of the ranks; auto: cuda if the pool has GPUs.")
     node_resource: str | None = Field(
-        None, description="Custom Ray resource that the nodes have (`ray start --resources`), to choose among them; null: any nodes."
+        None, description="Custom Ray resource of the nodes (`ray start --resources`), to select them; null: any nodes."
     )
 
     @property
@@ -48,7 +48,7 @@ class PoolConfig(Section):
     @model_validator(mode="after")
     def _has_what_its_device_needs(self) -> PoolConfig:
         if self.device == "cuda" and self.gpus_per_node == 0:
-            raise ValueError("device=cuda, but gpus_per_node=0; say how many GPUs, or use device=cpu")
+            raise ValueError("device=cuda, but gpus_per_node=0; set gpus_per_node, or use device=cpu")
         if self.device == "cpu" and self.gpus_per_node > 0:
             raise ValueError(f"device=cpu would leave gpus_per_node={self.gpus_per_node} unused; use gpus_per_node=0, or device=cuda")
         return self
@@ -108,7 +108,7 @@ class PlacementConfig(Section):
         if role in ("critic", "reward_model"):
             return self.pool_of("actor")
         if len(self.pools_in_use) > 1:
-            raise ValueError(f"placement.roles.{role} names none of the pools {_listed(self.pools)}; choose one")
+            raise ValueError(f"placement.roles.{role} names no pool; choose one of {_listed(self.pools)}")
         return next(iter(self.pools_in_use))
 
     def device_of(self, role: Role) -> Device:
@@ -128,7 +128,7 @@ class PlacementConfig(Section):
         reservations: dict[str, Reservation] = {}
         for name, pool in self.pools_in_use.items():
             if not members[name]:
-                raise ValueError(f"placement.pools.{name} has no role: name it under placement.roles, or leave it out")
+                raise ValueError(f"placement.pools.{name} is used by no role; name it under placement.roles, or remove it")
             if pool.num_gpus == 0:
                 reservations |= {name: found} if (found := _reserve_nodes(pool)) else {}
                 spots |= {role: _spread(name, pool, count) for role, count in members[name].items()}
@@ -142,7 +142,7 @@ class PlacementConfig(Section):
     def _names_pools_that_exist(self) -> PlacementConfig:
         for role, name in self.roles.model_dump().items():
             if name is not None and name not in self.pools_in_use:
-                raise ValueError(f"roles.{role}={name} is no pool; there are: {_listed(self.pools_in_use)}")
+                raise ValueError(f"roles.{role}={name} is not a pool; available: {_listed(self.pools_in_use)}")
         return self
 
 
@@ -155,16 +155,18 @@ def _gpus_per_bundle(name: str, pool: PoolConfig, members: Mapping[Role, int]) -
     if list(members) == ["servers"] and members["servers"] < pool.num_gpus:
         size, rest = divmod(pool.num_gpus, members["servers"])
         if rest or pool.gpus_per_node % size:
-            raise ValueError(f"{where}: {members['servers']} servers cannot have equally many GPUs of one node; change rollout.num_servers")
+            raise ValueError(
+                f"{where}: {members['servers']} servers cannot get the same number of GPUs of one node; change rollout.num_servers"
+            )
         return size
     for role, count in members.items():
         if role != "servers" and count > pool.num_gpus:
-            raise ValueError(f"{where}: {count} ranks of {role} need as many GPUs; raise nodes or gpus_per_node, or start fewer ranks")
+            raise ValueError(f"{where}: {count} ranks of {role} need one GPU each; raise nodes or gpus_per_node, or start fewer ranks")
         if role == "servers" and count > pool.num_gpus and count % pool.num_gpus:
-            raise ValueError(f"{where}: {count} servers do not share its GPUs evenly; change rollout.num_servers")
+            raise ValueError(f"{where}: {count} servers cannot share its GPUs evenly; change rollout.num_servers")
     if max(members.values()) < pool.num_gpus:
         largest = max(members, key=members.__getitem__)
-        raise ValueError(f"{where}: its largest role, {largest}, uses {members[largest]} of them; the others would be idle")
+        raise ValueError(f"{where}: its largest role, {largest}, uses {members[largest]} of them; the other GPUs would be idle")
     return 1
 
 

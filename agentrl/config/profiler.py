@@ -16,9 +16,9 @@ from agentrl.config.section import Section
 class NsightConfig(Section):
     """NVIDIA Nsight Systems around each process of some roles, for the whole run; it must be installed where they run."""
 
-    roles: tuple[Role, ...] = Field((), description="Roles whose processes are recorded, into nsight/ of the run directory; []: none.")
+    roles: tuple[Role, ...] = Field((), description="Roles whose processes are recorded, in nsight/ of the run directory; []: none.")
     options: dict[str, str] = Field(
-        {"t": "cuda,cudnn,cublas,nvtx", "stop-on-exit": "true"}, description="Options of `nsys profile` without their dashes."
+        {"t": "cuda,cudnn,cublas,nvtx", "stop-on-exit": "true"}, description="Options of `nsys profile`, without dashes."
     )
 
     def refuse_absent(self, present: Collection[Role]) -> None:

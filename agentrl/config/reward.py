@@ -36,7 +36,7 @@ class CustomFunctionConfig(Section):
 
     path: str | None = Field(None, description="Python file; None: rewards are chosen by `reward.sources`.")
     name: str = Field("compute_score", description="Function in that file; sync or async.")
-    kwargs: dict[str, Any] = Field({}, description="Further keyword arguments.")
+    kwargs: dict[str, Any] = Field({}, description="Additional keyword arguments of the function.")
     scope: Literal["trajectory", "batch"] = Field(
         "trajectory",
         description="trajectory: called per attempt; batch: once per batch, as "
@@ -44,8 +44,8 @@ class CustomFunctionConfig(Section):
     )
     runs_in: Literal["thread", "process", "inline"] = Field(
         "thread",
-        description="Where a sync function runs: in a thread, in a process that is killed at the deadline, or (microseconds only) "
-        "in the event loop.",
+        description="Where a sync function runs: in a thread, in a process that is killed at the deadline, "
+        "or in the event loop (only if it takes microseconds).",
     )
 
 
@@ -53,9 +53,9 @@ class RewardTermConfig(Section):
     """One more term of the reward."""
 
     reward: str | None = Field(None, description="Registered reward; None: the term's own name.")
-    weight: float = Field(1.0, description="Its factor in the sum; 0: only reported.")
-    sources: tuple[str, ...] = Field((), description="Data sources it applies to, `*` stands for any text; (): all.")
-    config: dict[str, Any] = Field({}, description="Its `config` dictionary, over that of reward.reward_config.")
+    weight: float = Field(1.0, description="Its weight in the sum; 0: only reported.")
+    sources: tuple[str, ...] = Field((), description="Data sources to which it applies; `*` matches any text; (): all.")
+    config: dict[str, Any] = Field({}, description="Its `config` dictionary, which overrides that of reward.reward_config.")
     timeout_s: float | None = Field(None, gt=0, description="Its deadline; None: reward.timeout_s.")
 
 
@@ -64,24 +64,28 @@ class RewardConfig(Section):
 
     sources: dict[str, str] = Field(
         REWARD_PRESETS,
-        description="data_source -> registered reward; your entries are added to the presets. `*` in a data source stands for any text; "
-        "an exact name goes before a pattern, a longer pattern before a shorter.",
+        description="data_source -> registered reward; your entries are added to the presets. `*` in a data "
+        "source matches any text; an exact name takes precedence over a pattern, and a longer "
+        "pattern over a shorter one.",
     )
     custom_function: CustomFunctionConfig = CustomFunctionConfig()
     reward_config: dict[str, dict[str, Any]] = Field({}, description="Reward name -> its `config` dictionary.")
     weight: float = Field(1.0, description="Weight of the row's own reward (by `sources` or `custom_function`) in the sum.")
-    terms: dict[str, RewardTermConfig] = Field({}, description="Name -> further term, such as length_penalty, format, llm_judge.")
+    terms: dict[str, RewardTermConfig] = Field({}, description="Name -> additional term, such as length_penalty, format, llm_judge.")
     assignment: Literal["outcome", "turn"] = Field(
         "turn",
-        description="turn: each reward lies on the last action token of the turn that earned it, one of the whole attempt on its last; "
-        "outcome: all lie on the last action token of the attempt.",
+        description="turn: each reward is placed on the last action token of the turn that earned it, and a "
+        "reward of the whole attempt on its last action token; outcome: all rewards are placed "
+        "on the last action token of the attempt.",
     )
-    num_processes: int = Field(1, ge=1, description="Processes per rollout actor for rewards that run in one of their own.")
-    num_examine: int = Field(0, ge=0, description="Scored attempts printed in full at each validation, one of each data source first.")
+    num_processes: int = Field(1, ge=1, description="Processes per rollout actor for rewards that run in a separate process.")
+    num_examine: int = Field(
+        0, ge=0, description="Number of scored attempts printed in full at each validation, first one of each data source."
+    )
     timeout_s: float = Field(30.0, gt=0, description="Deadline of one call of a reward.")
     tool_reward_weight: float = Field(0.0, description="Weight of the rewards that tools give per turn; 0: only reported.")
     interaction_reward_weight: float = Field(
-        0.0, description="Weight of the rewards that interactions give, per turn and at the end; 0: only reported."
+        0.0, description="Weight of the rewards that interactions give per turn and at the end; 0: only reported."
     )
 
     @model_validator(mode="after")

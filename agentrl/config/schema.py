@@ -129,23 +129,21 @@ class Config(Section):
         bound, copies = rollout.embedded.max_lora_rank, rollout.sglang.args.get("dp_size", 1)
         objections = {
             "model.lora.rank=0: there is no adapter": lora.rank == 0,
-            f"rollout.weights.transport={rollout.weights.transport}: adapters travel by disk": rollout.weights.transport != "disk",
-            f"rollout.weights.pause_mode={rollout.weights.pause_mode}: adapters change when no request runs, so it must be auto or abort": (
-                rollout.weights.pause_mode not in ("auto", "abort")
-            ),
-            "tracking.baselines are whole models, which take the place of the base weights": bool(self.tracking.baselines),
-            "model.lora.target_modules names lm_head, beside which servers load no adapter": "lm_head" in lora.target_modules,
+            f"rollout.weights.transport={rollout.weights.transport}: adapters are sent only by disk": rollout.weights.transport != "disk",
+            f"rollout.weights.pause_mode={rollout.weights.pause_mode}: adapters can only change "
+            "while no request runs, so it must be auto or abort": (rollout.weights.pause_mode not in ("auto", "abort")),
+            "tracking.baselines are whole models, which replace the base weights": bool(self.tracking.baselines),
+            "model.lora.target_modules contains lm_head, for which servers load no adapter": "lm_head" in lora.target_modules,
             f"rollout.embedded.max_lora_rank={bound} is below model.lora.rank={lora.rank}": (
                 rollout.backend == "embedded" and rollout.num_started > 0 and lora.rank > bound
             ),
-            "rollout.weights.verify compares checksums, and SGLang shows none of adapters": (
+            "rollout.weights.verify compares checksums, and SGLang reports none for adapters": (
                 rollout.backend == "sglang" and rollout.weights.verify
             ),
-            "rollout.sglang.args.device=cpu: SGLang pins the memory of adapters, which needs a GPU": (
+            "rollout.sglang.args.device=cpu: SGLang pins the memory of adapters, which requires a GPU": (
                 rollout.backend == "sglang" and rollout.sglang.args.get("device") == "cpu"
             ),
-            f"rollout.sglang.args.dp_size={copies}: SGLang loads adapters with dp_size=1 alone": rollout.backend == "sglang"
-            and copies != 1,
+            f"rollout.sglang.args.dp_size={copies}: SGLang loads adapters only with dp_size=1": rollout.backend == "sglang" and copies != 1,
         }
         return next((why for why, holds in objections.items() if holds), None)
 
@@ -159,13 +157,13 @@ class Config(Section):
     def _check_critic(self) -> Config:
         name = self.algorithm.advantage
         if name in CRITIC_ADVANTAGES and self.critic.enabled is False:
-            raise ValueError(f"algorithm.advantage={name} stands on a critic; leave critic.enabled=false out")
+            raise ValueError(f"algorithm.advantage={name} needs a critic; remove critic.enabled=false")
         if self.critic.enabled and name in ADVANTAGES and name not in CRITIC_ADVANTAGES:
-            raise ValueError(f"critic.enabled=true, but algorithm.advantage={name} gives a critic nothing to learn; use gae or gae_turn")
+            raise ValueError(f"critic.enabled=true, but algorithm.advantage={name} uses no critic; use gae or gae_turn")
         if self.has_critic and self.trainer.steps is not None and self.critic.warmup_steps >= self.trainer.steps:
             raise ValueError(
-                f"critic.warmup_steps={self.critic.warmup_steps} leaves the policy none of trainer.steps={self.trainer.steps} to learn in; "
-                "use fewer"
+                f"critic.warmup_steps={self.critic.warmup_steps} leaves no step of trainer.steps={self.trainer.steps} to "
+                "train the policy; use fewer"
             )
         return self
 
@@ -180,8 +178,9 @@ class Config(Section):
         pools = {role: self.placement.pool_of(role) for role in self.num_ranks}
         if self.rollout.colocated and "servers" in pools and pools["servers"] != pools["actor"]:
             raise ValueError(
-                f"rollout.colocated=true, but servers stand in pool {pools['servers']} and the learner in {pools['actor']}; "
-                "give both roles one pool, or leave colocated out"
+                f"rollout.colocated=true, but the servers are in pool {pools['servers']} and the "
+                f"learner is in {pools['actor']}; give both roles the same pool, or remove "
+                "colocated"
             )
         self.profiler.nsight.refuse_absent(self.num_ranks)
         return self
@@ -200,13 +199,13 @@ class Config(Section):
     def _check_constant_groups(self) -> Config:
         if self.buffer.drop_constant_groups and self.attempts_per_group == 1:
             raise ValueError(
-                "buffer.drop_constant_groups with rollout.group_size=1 would drop every group: one attempt has no variance; "
-                "use group_size>=2"
+                "buffer.drop_constant_groups with rollout.group_size=1 would drop every group, "
+                "because one attempt has no variance; use group_size>=2"
             )
         if self.needs_early_rewards and self.reward.custom_function.path and self.reward.custom_function.scope == "batch":
             raise ValueError(
-                f"{self.needs_early_rewards} needs rewards when a group is complete, but reward.custom_function.scope=batch scores later; "
-                "use scope=trajectory"
+                f"{self.needs_early_rewards} needs rewards when a group is complete, but "
+                "reward.custom_function.scope=batch scores attempts later; use scope=trajectory"
             )
         return self
 
@@ -221,16 +220,16 @@ class Config(Section):
     def _reward_model_is_asked(self) -> Config:
         asking = self.asks_reward_model
         if asking and not self.reward_model.is_used:
-            raise ValueError(f"{asking[0]} asks the reward model, but reward_model.model.path is empty; name a folder or hub id there")
+            raise ValueError(f"{asking[0]} uses the reward model, but reward_model.model.path is empty; set it to a folder or hub id")
         if self.reward_model.is_used and not asking:
             raise ValueError(
-                f"reward_model.model.path={self.reward_model.model.path!r} is asked by nothing; "
-                "add a term, such as reward.terms.helpful={reward: reward_model}"
+                f"reward_model.model.path={self.reward_model.model.path!r} is not used by any "
+                "reward; add a term, such as reward.terms.helpful={reward: reward_model}"
             )
         late = next((name for name, term in self.reward.terms.items() if (term.reward or name) == REWARD_MODEL and term.timeout_s), None)
         if late is not None:
             raise ValueError(
-                f"reward.terms.{late}.timeout_s: the reward model has deadlines of its own; use reward_model.collective_timeout_s"
+                f"reward.terms.{late}.timeout_s: the reward model has its own deadlines; use reward_model.collective_timeout_s"
             )
         return self
 
@@ -238,8 +237,9 @@ class Config(Section):
     def _check_order(self) -> Config:
         if self.buffer.sampler == "in_order" and self.data.curriculum.by_pass_rate:
             raise ValueError(
-                "buffer.sampler=in_order makes batch k of the same tasks in every run, and data.curriculum.by_pass_rate=true draws by what "
-                "happened to finish; leave one of them out"
+                "buffer.sampler=in_order takes the same tasks for batch k in every run, but "
+                "data.curriculum.by_pass_rate=true draws tasks depending on which attempts "
+                "finished; remove one of the two"
             )
         return self
 
@@ -248,14 +248,15 @@ class Config(Section):
         mode, correction = self.policy_mode, self.algorithm.correction
         if mode != "decoupled" and correction.self_normalize:
             raise ValueError(
-                f"algorithm.correction.self_normalize divides weights, and with algorithm.mode={mode} none enters the loss; "
-                "use algorithm.mode=decoupled"
+                "algorithm.correction.self_normalize needs importance weights, and with "
+                f"algorithm.mode={mode} the loss has none; use algorithm.mode=decoupled"
             )
         if mode == "on_policy" and correction.has_comparison:
             stage = "reject" if correction.reject else "m2po_threshold"
             raise ValueError(
-                f"algorithm.correction.{stage} compares the learner's scores with the server's, and algorithm.mode=on_policy makes "
-                "none; use algorithm.mode=decoupled or bypass"
+                f"algorithm.correction.{stage} compares the learner's log-probabilities with the "
+                "server's, and algorithm.mode=on_policy does not compute them; use "
+                "algorithm.mode=decoupled or bypass"
             )
 
     @model_validator(mode="after")
@@ -269,29 +270,33 @@ class Config(Section):
         if self.algorithm.advantage == "pass_at_k" and self.algorithm.passk_k > self.rollout.group_size:
             raise ValueError(
                 f"algorithm.passk_k={self.algorithm.passk_k} exceeds rollout.group_size={self.rollout.group_size}: "
-                "pass_at_k draws k attempts out of a group"
+                "pass_at_k draws k attempts from a group"
             )
         estimator = self.algorithm.advantage
         if self.rollout.group_size == 1 and self.algorithm.singleton == "zero" and estimator in GROUP_ADVANTAGES:
             raise ValueError(
-                f"rollout.group_size=1 with algorithm.advantage={estimator}: every advantage is 0 and nothing is learned, for an attempt "
-                "is compared with its group; use a larger group_size, algorithm.singleton=raw, or reinforce_plus_plus, remax or gae"
+                f"rollout.group_size=1 with algorithm.advantage={estimator}: attempts are "
+                "compared within their group, so every advantage is 0 and nothing is learned; "
+                "use a larger group_size, algorithm.singleton=raw, or reinforce_plus_plus, remax "
+                "or gae"
             )
         rollout = self.rollout
         if self.algorithm.advantage == "pass_at_k" and rollout.shrinking_key and self.algorithm.passk_k > rollout.min_group_size:
             raise ValueError(
-                f"algorithm.passk_k={self.algorithm.passk_k} exceeds rollout.min_group_size={rollout.min_group_size}: pass_at_k draws k "
-                f"attempts out of a group, to which rollout.{rollout.shrinking_key} may leave fewer; use a larger min_group_size, or drop"
+                f"algorithm.passk_k={self.algorithm.passk_k} exceeds rollout.min_group_size={rollout.min_group_size}: "
+                f"pass_at_k draws k attempts from a group, and rollout.{rollout.shrinking_key} may "
+                "leave fewer; use a larger min_group_size, or drop"
             )
         self._check_stages()
         if self.trainer.keep_best > 0 and (min(self.trainer.save_freq, self.trainer.test_freq) < 1 or not self.data.val_files):
             raise ValueError(
-                f"trainer.keep_best={self.trainer.keep_best} needs checkpoints and validations to choose from: set trainer.save_freq, "
-                "trainer.test_freq and data.val_files"
+                f"trainer.keep_best={self.trainer.keep_best} needs checkpoints and validations: "
+                "set trainer.save_freq, trainer.test_freq and data.val_files"
             )
         if self.learner.minibatches_per_step > self.buffer.groups_per_step:
             raise ValueError(
                 f"learner.minibatches_per_step={self.learner.minibatches_per_step} exceeds "
-                f"buffer.groups_per_step={self.buffer.groups_per_step}: a minibatch holds at least one group"
+                f"buffer.groups_per_step={self.buffer.groups_per_step}: a minibatch needs at "
+                "least one group"
             )
         return self

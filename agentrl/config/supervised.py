@@ -18,26 +18,29 @@ from agentrl.config.section import Section
 class SFTDataConfig(Section):
     """Conversations to imitate: a column of messages, or a column of prompts and one of responses."""
 
-    train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to learn from.")
-    val_files: tuple[str, ...] = Field((), description="Files of the same form, held out: their loss is measured, nothing is learned.")
-    messages_key: str = Field("messages", description="Column of the chat messages; every assistant message is learned.")
+    train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to train on.")
+    val_files: tuple[str, ...] = Field((), description="Held-out files of the same form: their loss is measured, they are not trained on.")
+    messages_key: str = Field("messages", description="Column of the chat messages; every assistant message is trained on.")
     prompt_key: str | None = Field(
-        None, description="Column of the prompt, a text or messages; `column.field` looks into a struct; None: rows have `messages_key`."
+        None,
+        description="Column of the prompt, text or messages; `column.field` selects a field of a struct; None: rows have `messages_key`.",
     )
     response_key: str | None = Field(
-        None, description="Column of the response, a text, which alone is learned; goes with `prompt_key`; None: rows have `messages_key`."
+        None,
+        description="Column of the response, text, the only part that is trained on; requires `prompt_key`; "
+        "None: rows have `messages_key`.",
     )
-    tools_key: str = Field("tools", description="Column of the tools shown, names or schemas; may be absent.")
+    tools_key: str = Field("tools", description="Column of the tools in the prompt, names or schemas; may be absent.")
     max_tokens: int = Field(1024, ge=1, description="Longest conversation.")
     overlong: Literal["drop", "truncate"] = Field(
-        "drop", description="What happens to a longer one: left out, or cut behind `max_tokens`; both are counted."
+        "drop", description="What to do with a longer conversation: leave it out, or cut it after `max_tokens`; both are counted."
     )
 
     @model_validator(mode="after")
     def _names_both_or_none(self) -> SFTDataConfig:
         if (self.prompt_key is None) != (self.response_key is None):
             given, missing = ("prompt_key", "response_key") if self.response_key is None else ("response_key", "prompt_key")
-            raise ValueError(f"data.{given} goes with data.{missing}: name both columns, or neither and use data.messages_key")
+            raise ValueError(f"data.{given} requires data.{missing}: set both columns, or neither and use data.messages_key")
         return self
 
 
@@ -46,7 +49,7 @@ class SFTTrainerConfig(Section):
 
     steps: int | None = Field(None, ge=1, description="Optimizer updates; None: by total_epochs.")
     prepared_by: tuple[str, ...] = Field(
-        (), description="Commands that make the files this config reads, in their order; printed if one of the files is missing."
+        (), description="Commands that create the files that this config reads, in order; printed if a file is missing."
     )
     total_epochs: int = Field(1, ge=1, description="Passes over the training rows when `steps` is None; the last batch may be smaller.")
     batch_size: int = Field(64, ge=1, description="Conversations per update.")
@@ -60,29 +63,31 @@ class SFTTrainerConfig(Section):
     export: Literal["last", "best"] = Field(
         "last", description="What `output` gets: the last weights, or those with the lowest validation loss so far."
     )
-    untrained_output: str | None = Field(
-        None, description="Folder for the model as it was before the first update, a baseline; None: not kept."
-    )
+    untrained_output: str | None = Field(None, description="Folder for the model before the first update, as a baseline; None: not saved.")
     run_dir: str | None = Field(
-        None, description="Folder of metrics.jsonl, config.yaml and checkpoints; None: `output` with _run behind it."
+        None, description="Folder of metrics.jsonl, config.yaml and checkpoints; None: `output` with the suffix _run."
     )
-    seed: int = Field(0, ge=0, description="Seed of initialisation and order.")
-    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(("console",), description="Trackers beside metrics.jsonl.")
+    seed: int = Field(0, ge=0, description="Seed of the initialization and the data order.")
+    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(
+        ("console",), description="Trackers in addition to metrics.jsonl."
+    )
     wandb_mode: Literal["online", "offline", "disabled"] = Field("offline", description="wandb's mode; offline needs no network.")
 
 
 class RMDataConfig(Section):
     """Pairs of answers, of which people (or a program) preferred one."""
 
-    train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to learn from.")
-    val_files: tuple[str, ...] = Field((), description="Files of the same form, held out: their loss and accuracy are measured.")
-    prompt_key: str = Field("prompt", description="Column of the prompt, a text or messages; absent where the answers hold it.")
-    chosen_key: str = Field("chosen", description="Column of the preferred answer, a text or messages.")
-    rejected_key: str = Field("rejected", description="Column of the other answer, of the same form.")
-    tools_key: str = Field("tools", description="Column of the tools shown, names or schemas; may be absent.")
-    max_tokens: int = Field(1024, ge=2, description="Longest conversation, prompt and answer.")
+    train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to train on.")
+    val_files: tuple[str, ...] = Field((), description="Held-out files of the same form: their loss and accuracy are measured.")
+    prompt_key: str = Field("prompt", description="Column of the prompt, text or messages; absent if the answers contain it.")
+    chosen_key: str = Field("chosen", description="Column of the preferred answer, text or messages.")
+    rejected_key: str = Field("rejected", description="Column of the rejected answer, in the same form.")
+    tools_key: str = Field("tools", description="Column of the tools in the prompt, names or schemas; may be absent.")
+    max_tokens: int = Field(1024, ge=2, description="Maximum length of a conversation (prompt and answer), in tokens.")
     overlong: Literal["drop", "truncate"] = Field(
-        "drop", description="What happens to a pair with a longer one: left out, or its beginning is cut off; both are counted."
+        "drop",
+        description="What to do with a pair that contains a longer conversation: leave the pair out, or cut "
+        "the beginning; both are counted.",
     )
 
 
@@ -109,7 +114,7 @@ class SupervisedConfig(Section):
     @model_validator(mode="after")
     def _has_what_best_needs(self) -> Self:
         if self.trainer.export == "best" and not self.data.val_files:
-            raise ValueError("trainer.export=best is chosen by the validation loss: name data.val_files, or use trainer.export=last")
+            raise ValueError("trainer.export=best needs a validation loss: set data.val_files, or use trainer.export=last")
         return self
 
     @model_validator(mode="after")
@@ -140,6 +145,6 @@ class RMConfig(SupervisedConfig):
     def _scores_pairs_apart(self) -> Self:
         if self.learner.shared_prefix:
             raise ValueError(
-                "learner.shared_prefix is for the attempts of a group; pairs are scored apart: use learner.shared_prefix=false"
+                "learner.shared_prefix is for the attempts of a group, but pairs are scored separately: use learner.shared_prefix=false"
             )
         return self

@@ -40,7 +40,7 @@ def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
     if id(node) in sizes:
         size = sizes[id(node)]
         if size is None:
-            raise yaml.MarkedYAMLError(problem="an anchor holds an alias of itself", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem="an anchor contains an alias of itself", problem_mark=node.start_mark)
         return size
     sizes[id(node)] = None
     if isinstance(node, yaml.MappingNode):
@@ -50,7 +50,7 @@ def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
     else:
         size = 1 + len(node.value)
     if size > MAX_EXPANDED:
-        problem = f"its aliases stand for more than {MAX_EXPANDED:,} characters; a config has some thousands"
+        problem = f"its aliases expand to more than {MAX_EXPANDED:,} characters; a config has some thousands"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     sizes[id(node)] = size
     return size

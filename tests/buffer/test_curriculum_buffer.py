@@ -210,7 +210,7 @@ def test_explain_says_what_is_drawn():
 
     assert line(Config()) == "every task once per epoch"
     both = config(source_weights={"gsm8k": 2, "aime": 1}, by_pass_rate=True, floor=0.2)
-    words = "once each, then by pass rate: most often near 0.5, at least 0.2 times as often as that"
+    words = "once each, then by pass rate: most often near 0.5, other tasks at least 0.2 times as often"
     assert line(both) == f"groups from gsm8k 66.7%, aime 33.3%; {words}"
 
 
@@ -221,7 +221,7 @@ def test_explain_warns_of_what_has_no_effect():
 
     assert warned({"floor": 0.2}) == ["data.curriculum.floor=0.2 has no effect without data.curriculum.by_pass_rate"]
     used = {"by_pass_rate": True, "floor": 0.2}
-    assert "has no effect in a first epoch" in warned(used)[0]
+    assert "has no effect in the first epoch" in warned(used)[0]
     assert warned(used, total_epochs=2) == warned(used, steps=10) == warned(used, 39, steps=10) == warned({}) == []
     assert len(warned(used, 40, steps=10)) == 1
 
@@ -230,7 +230,9 @@ def test_explain_warns_of_what_has_no_effect():
 def test_a_weight_is_a_positive_number(tmp_path: Path, weight: str):
     file = tmp_path / "run.yaml"
     file.write_text(f"data: {{curriculum: {{source_weights: {{openai/gsm8k: {weight}}}}}}}\n")
-    with pytest.raises(ConfigError, match=r"data\.curriculum\.source_weights\.openai/gsm8k=\S+ must be a positive number; to draw nothing"):
+    with pytest.raises(
+        ConfigError, match=r"data\.curriculum\.source_weights\.openai/gsm8k=\S+ must be a positive number; to leave a source out"
+    ):
         load_config(str(file))
 
 

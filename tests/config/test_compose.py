@@ -186,7 +186,7 @@ def test_an_unknown_key_names_file_and_line(write: Write) -> None:
         ("data.prompt_key=null", "data.prompt_key: null is wrong; it must be text"),
         ("rollout.top_p=0.9", "top_p=1"),
         ("algorithm.mode=on_policy", "algorithm.mode=decoupled"),
-        ("learner.minibatches_per_step=99", "a minibatch holds at least one group"),
+        ("learner.minibatches_per_step=99", "a minibatch needs at least one group"),
     ],
 )
 def test_a_wrong_value_says_what_would_be_right(write: Write, override: str, right: str) -> None:
@@ -208,11 +208,11 @@ def test_each_problem_has_its_line(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [1\nb: 3\n", "run.yaml:2: not YAML"),
-        ("trainer: {steps: 1}\ntrainer: {seed: 2}\n", "run.yaml:2: not YAML: found duplicate key trainer"),
-        ("\ttrainer: 3\n", "run.yaml:1: not YAML"),
-        ("- 3\n", "a config is a mapping of sections"),
-        ("just text\n", "a config is a mapping of sections"),
+        ("a: [1\nb: 3\n", "run.yaml:2: invalid YAML"),
+        ("trainer: {steps: 1}\ntrainer: {seed: 2}\n", "run.yaml:2: invalid YAML: found duplicate key trainer"),
+        ("\ttrainer: 3\n", "run.yaml:1: invalid YAML"),
+        ("- 3\n", "a config must be a mapping of sections"),
+        ("just text\n", "a config must be a mapping of sections"),
         ("defaults: 3\n", "defaults must be a list"),
         ("defaults: [nope]\n", "Could not load 'nope'"),
         ("trainer: {run_dir: '${oc.env:AGENTRL_UNSET}'}\n", "trainer.run_dir: Environment variable 'AGENTRL_UNSET' not found (run.yaml:1)"),
@@ -241,7 +241,7 @@ def test_a_missing_file_names_the_nearest(write: Write) -> None:
 
 def test_bytes_that_are_no_text(write: Write, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00a")
-    assert "not UTF-8" in problem("run.yaml")
+    assert "invalid UTF-8" in problem("run.yaml")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_reward_model_is_told() -> None:
     asked = config(reward={"terms": {"helpful": {"reward": "reward_model"}}}, reward_model={"model": {"path": "judge"}, "max_tokens": 2048})
     [line] = [" ".join(line.split()) for line in explain(asked).splitlines() if line.strip().startswith("reward model")]
     assert line == (
-        "reward model judge on 1 rank (float32) scores every trajectory, at most 2,048 tokens; longer ones lose their beginning; "
+        "reward model judge on 1 rank (float32) scores every trajectory, at most 2,048 tokens; longer ones are cut at the beginning; "
         "asked by reward.terms.helpful"
     )
     assert "reward model" not in explain(HAND)
@@ -89,7 +89,7 @@ def test_every_stage_of_the_correction_is_said() -> None:
     for part in (
         "proximal / behavior in the geometric mean of the sequence, at least 0.2, at most 3, 0 outside, mean 1 over the update",
         "rejected far: rho' in the mean of a sequence below 0.5 or above 2; rho' = proximal / behavior",
-        "spiky: rho' - 1 - log rho' of the farthest token of a sequence above 0.1",
+        "spiky: rho' - 1 - log rho' of the most extreme token of a sequence above 0.1",
         "m2po: the largest (log rho')^2 until their mean is at most 0.04",
         "opsm: sequences with A < 0 and a mean log(behavior / policy) above 0.1",
         "token_mean, rejected tokens counted",
@@ -102,13 +102,13 @@ def test_every_stage_of_the_correction_is_said() -> None:
     ("algorithm", "part"),
     [
         ({"mode": "bypass", "correction": {"reject": {"far": {"upper": 2.0}}}}, "rho' = learner at the start of the step / behavior"),
-        ({"policy_loss": "reinforce"}, "reinforce, weighed by the ratio per token, without a bound"),
+        ({"policy_loss": "reinforce"}, "reinforce, weighted by the ratio per token, without a bound"),
         (
             {"policy_loss": "reinforce", "reinforce": {"weight": "sequence", "cap": 2.0, "floor": 0.5, "outside": "mask"}},
-            "weighed by the ratio multiplied over the sequence, at least 0.5, at most 2, 0 outside",
+            "weighted by the ratio multiplied over the sequence, at least 0.5, at most 2, 0 outside",
         ),
-        ({"policy_loss": "dppo_tv"}, "gain 0.2 of probability, and weighs with a ratio of at most 20"),
-        ({"policy_loss": "dppo_tv", "dppo_tv": {"cap": None}}, "gain 0.2 of probability"),
+        ({"policy_loss": "dppo_tv"}, "gain 0.2 of its probability, and is weighted by a ratio of at most 20"),
+        ({"policy_loss": "dppo_tv", "dppo_tv": {"cap": None}}, "gain 0.2 of its probability"),
     ],
 )
 def test_what_bounds_the_ratio_is_said(algorithm: dict[str, Any], part: str) -> None:
@@ -137,12 +137,12 @@ def test_what_bounds_the_ratio_is_said(algorithm: dict[str, Any], part: str) -> 
         ({"algorithm": {"sapo": {"tau_negative": 2.0}}}, "algorithm.sapo have no effect with algorithm.policy_loss=ppo_clip"),
         ({"algorithm": {"kl": {"off_policy_ratio": True}}}, "algorithm.kl.off_policy_ratio has no effect"),
         ({"eval": {"n": 4}}, "greedy attempts"),
-        ({"rollout": {"greedy_baseline": "always"}}, "grpo: it compares nothing with it"),
+        ({"rollout": {"greedy_baseline": "always"}}, "grpo, which does not use the greedy reward"),
         ({"algorithm": {"lam": 0.9}}, "algorithm.lam=0.9 has no effect with algorithm.advantage=grpo"),
         ({"algorithm": {"step_weight": 2.0}}, "step_weight=2.0 has no effect with algorithm.advantage=grpo"),
         ({"eval": {"top_p": 0.9}}, "no effect on greedy validation"),
         ({"trainer": {"test_freq": 5}}, "nothing to validate on"),
-        ({"trainer": {"val_only": True}}, "nothing to do"),
+        ({"trainer": {"val_only": True}}, "nothing to validate on"),
         ({"trainer": {"steps": 1000}}, "a crash in 1000 steps"),
     ],
 )
@@ -207,7 +207,7 @@ def test_validations_are_told_as_they_will_be_made(trainer, said):
     config = Config.model_validate({"data": VALIDATED, "trainer": trainer})
     [line] = [line for line in explain(config).splitlines() if line.strip().startswith("validation ")]
     assert line.split("validation", 1)[1].strip().startswith(said)
-    assert ("never played" in explain(config)) is said.startswith("none")
+    assert ("never used" in explain(config)) is said.startswith("none")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_validations_are_told_as_they_will_be_made(trainer, said):
     [
         ({"model": {"path": "Qwen/Qwen3-30B-A3B"}}, "model.path=Qwen/Qwen3-30B-A3B will not run: it is a mixture of experts"),
         ({"model": {"path": "Qwen/Qwen3-8B-FP8"}}, "model.path=Qwen/Qwen3-8B-FP8 will not run: it is quantized"),
-        ({"model": {"path": "Qwen/Qwen2.5-VL-7B-Instruct"}}, "it is a model of images"),
+        ({"model": {"path": "Qwen/Qwen2.5-VL-7B-Instruct"}}, "it is a model for images"),
         ({"rollout": {"backend": "sglang", "sglang": {"args": {"quantization": "fp8"}}}}, "quantization=fp8 will not run"),
         ({"rollout": {"backend": "sglang", "sglang": {"args": {"ep_size": 2}}}}, "ep_size will not run"),
         (
@@ -226,7 +226,7 @@ def test_validations_are_told_as_they_will_be_made(trainer, said):
                     "roles": {"servers": "serving", "actor": "learning"},
                 },
             },
-            "asks for 4 GPUs per server (tp_size x pp_size), and each has 2",
+            "asks for 4 GPUs per server (tp_size x pp_size), but each has 2",
         ),
     ],
 )

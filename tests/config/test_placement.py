@@ -85,19 +85,22 @@ def test_a_layout_is_explained_pool_by_pool():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"pools": {"a": {"device": "cuda"}}}, r"device=cuda, but gpus_per_node=0; say how many GPUs"),
+        ({"pools": {"a": {"device": "cuda"}}}, r"device=cuda, but gpus_per_node=0; set gpus_per_node"),
         ({"pools": {"a": {"device": "cpu", "gpus_per_node": 2}}}, r"device=cpu would leave gpus_per_node=2 unused"),
-        ({"pools": {"a": {}}, "roles": {"actor": "b"}}, r"roles\.actor=b is no pool; there are: a"),
-        ({"pools": {"a": {}, "b": {}}, "roles": {"actor": "a"}}, r"placement\.roles\.servers names none of the pools a, b; choose one"),
+        ({"pools": {"a": {}}, "roles": {"actor": "b"}}, r"roles\.actor=b is not a pool; available: a"),
+        ({"pools": {"a": {}, "b": {}}, "roles": {"actor": "a"}}, r"placement\.roles\.servers names no pool; choose one of a, b"),
         ({"pools": {"a": {}, "b": {}}, "roles": {"actor": "a", "servers": "a"}}, r"placement\.pools\.b has no role"),
-        ({"pools": {"a": {"gpus_per_node": 1}}}, r"placement\.pools\.a \(1 node x 1 GPU\): 2 ranks of actor need as many GPUs"),
-        ({"pools": {"a": {"gpus_per_node": 4}}}, r"its largest role, servers, uses 3 of them; the others would be idle"),
+        ({"pools": {"a": {"gpus_per_node": 1}}}, r"placement\.pools\.a \(1 node x 1 GPU\): 2 ranks of actor need one GPU each"),
+        ({"pools": {"a": {"gpus_per_node": 4}}}, r"its largest role, servers, uses 3 of them; the other GPUs would be idle"),
         (
             {"pools": {"a": {"gpus_per_node": 2}, "b": {"gpus_per_node": 8}}, "roles": {"actor": "a", "servers": "b"}},
-            r"placement\.pools\.b \(1 node x 8 GPUs\): 3 servers cannot have equally many GPUs of one node",
+            r"placement\.pools\.b \(1 node x 8 GPUs\): 3 servers cannot get the same number of GPUs of one node",
         ),
-        ({"pools": {"a": {"gpus_per_node": 2}}}, r"3 servers do not share its GPUs evenly; change rollout.num_servers"),
-        ({"pools": {"a": {"nodes": 2}}}, r"placement\.pools\.a\.nodes=2, but a Ray of this machine has one; set cluster\.address"),
+        ({"pools": {"a": {"gpus_per_node": 2}}}, r"3 servers cannot share its GPUs evenly; change rollout.num_servers"),
+        (
+            {"pools": {"a": {"nodes": 2}}},
+            r"placement\.pools\.a\.nodes=2, but a Ray started on this machine has one node; set cluster\.address",
+        ),
     ],
 )
 def test_what_is_impossible_is_refused_before_ray_starts(values, message):

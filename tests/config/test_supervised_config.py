@@ -62,7 +62,7 @@ def test_a_run_of_preferences_by_hand():
         (
             RMConfig,
             {"data": {"max_tokens": 99}, "learner": {"microbatch_tokens": 197}},
-            "than a pair, which stays together, of 198",
+            "than a pair, which is not split, of 198",
         ),
         (SFTConfig, {"learner": {"world_size": 8}, "trainer": {"batch_size": 4}}, "some ranks have nothing to learn from"),
         (RMConfig, {"trainer": {"test_freq": 5}}, "there is nothing to measure"),
@@ -78,7 +78,7 @@ def test_warnings(schema, sections, words):
 
 
 def test_pairs_share_no_prompt():
-    with pytest.raises(ValueError, match="pairs are scored apart"):
+    with pytest.raises(ValueError, match="pairs are scored separately"):
         RMConfig.model_validate({"learner": {"shared_prefix": True}})
 
 

@@ -16,5 +16,5 @@ def test_deltas_travel_by_disk_alone():
 def test_pickles_are_not_for_the_embedded_server():
     weights = WeightsConfig(transport="tensor")
     assert RolloutConfig(backend="sglang", weights=weights).weights.transport == "tensor"
-    with pytest.raises(ValidationError, match="unpickles nothing; use disk or distributed"):
+    with pytest.raises(ValidationError, match="accepts no pickled tensors; use disk or distributed"):
         RolloutConfig(backend="embedded", weights=weights)

@@ -12,9 +12,9 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 TEXTS = {
-    "aliases": (BOMB, "stand for more than 1,000,000 characters"),
-    "long texts": (f"a: &a {'x' * 10_000}\nb: [{', '.join(['*a'] * 200)}]\n", "stand for more than 1,000,000 characters"),
-    "itself": ("a: &a [*a]\n", "an anchor holds an alias of itself"),
+    "aliases": (BOMB, "expand to more than 1,000,000 characters"),
+    "long texts": (f"a: &a {'x' * 10_000}\nb: [{', '.join(['*a'] * 200)}]\n", "expand to more than 1,000,000 characters"),
+    "itself": ("a: &a [*a]\n", "an anchor contains an alias of itself"),
     "depth": ("a: " + "[" * 20_000 + "]" * 20_000 + "\n", "nested too deeply"),
 }
 READERS = {
@@ -43,7 +43,7 @@ def test_a_bomb_in_a_file_that_the_config_picks_is_refused(tmp_path, picked):
         place.mkdir(exist_ok=True)
         (place / "base.yaml").write_text(BOMB)
     (tmp_path / "run.yaml").write_text(f"defaults:\n  {picked}\n  - _self_\n")
-    with pytest.raises(ConfigError, match=r"base\.yaml:\d+: not YAML: its aliases stand for"):
+    with pytest.raises(ConfigError, match=r"base\.yaml:\d+: invalid YAML: its aliases expand to"):
         load_config(str(tmp_path / "run.yaml"))
 
 

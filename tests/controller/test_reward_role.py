@@ -298,12 +298,12 @@ def test_keys_that_belong_together(folders):
     refused(r"reward.terms.helpful asks the reward model, but reward_model.model.path is empty", **term)
     refused(r"reward.terms.reward_model asks the reward model", reward={"terms": {"reward_model": {}}})
     refused(r"reward.sources.chat asks the reward model", reward={"sources": {"chat": "reward_model"}})
-    refused(r"'somewhere' is asked by nothing; add a term", **model)
+    refused(r"'somewhere' is not used by any reward; add a term", **model)
     late = {"reward": {"terms": {"helpful": {"reward": "reward_model", "timeout_s": 3}}}}
-    refused(r"reward.terms.helpful.timeout_s: the reward model has deadlines of its own", **late, **model)
+    refused(r"reward.terms.helpful.timeout_s: the reward model has its own deadlines", **late, **model)
     uneven = {"reward_model": {"model": {"path": "x"}, "world_size": 2, "fsdp": {"shard_size": 3}}}
     refused(r"fsdp.shard_size=3 does not divide world_size=2", **term, **uneven)
-    refused(r"lora.rank=4: the reward model is not trained here", **term, reward_model={"model": {"path": "x", "lora": {"rank": 4}}})
+    refused(r"lora.rank=4: the reward model is not trained in this run", **term, reward_model={"model": {"path": "x", "lora": {"rank": 4}}})
     with pytest.raises(ConfigError, match=r"reward 'reward_model': scale: "):
         rewards_of("x", helpful={"reward": "reward_model", "config": {"scale": 2}})
 

@@ -36,11 +36,11 @@ def test_servers_are_started_beside_attached_ones_only_when_they_are_counted(val
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_servers": 0}, "starts no server, and urls names none"),
-        ({"urls": [REMOTE]}, "10.0.0.7:30000 is on another machine, .* name its key by rollout.api_key_env"),
+        ({"num_servers": 0}, "starts no server, and urls is empty"),
+        ({"urls": [REMOTE]}, "10.0.0.7:30000 is on another machine, .* set rollout.api_key_env"),
         ({"urls": ["localhost:30000"]}, "'localhost:30000' is no URL of a server; write http://HOST:PORT"),
-        ({"weights": {"pause_mode": "retract"}}, "pause_mode=retract: the embedded server .* knows abort only"),
-        ({"backend": "sglang", "colocated": True, "weights": {"pause_mode": "retract"}}, "colocated=true no request outlives the memory"),
+        ({"weights": {"pause_mode": "retract"}}, "pause_mode=retract: the embedded server .* supports only abort"),
+        ({"backend": "sglang", "colocated": True, "weights": {"pause_mode": "retract"}}, "colocated=true, servers release their memory"),
     ],
 )
 def test_servers_that_cannot_be_are_refused_in_a_line(values, message):
@@ -58,7 +58,7 @@ def test_a_key_opens_other_machines_and_a_kind_has_its_pause_mode():
 
 def test_colocated_servers_need_the_learners_pool():
     pools = {"pools": {"a": {"gpus_per_node": 1}, "b": {"gpus_per_node": 1}}, "roles": {"actor": "a", "servers": "b"}}
-    with pytest.raises(ValueError, match="servers stand in pool b and the learner in a"):
+    with pytest.raises(ValueError, match="the servers are in pool b and the learner is in a"):
         Config.model_validate({"rollout": {"backend": "sglang", "colocated": True}, "placement": pools})
     Config.model_validate({"rollout": {"backend": "sglang", "colocated": True}, "placement": {"pools": {"a": {"gpus_per_node": 1}}}})
 

@@ -334,15 +334,15 @@ def test_kl_in_the_reward_is_paid_by_every_action_token():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"algorithm": {"advantage": "gae"}, "critic": {"enabled": False}}, "algorithm.advantage=gae stands on a critic"),
-        ({"critic": {"enabled": True}}, "algorithm.advantage=grpo gives a critic nothing to learn"),
+        ({"algorithm": {"advantage": "gae"}, "critic": {"enabled": False}}, "algorithm.advantage=gae needs a critic"),
+        ({"critic": {"enabled": True}}, "algorithm.advantage=grpo uses no critic"),
         (
             {"algorithm": {"advantage": "gae"}, "critic": {"warmup_steps": 3}, "trainer": {"steps": 3}},
-            "critic.warmup_steps=3 leaves the policy none of trainer.steps=3",
+            "critic.warmup_steps=3 leaves no step of trainer.steps=3",
         ),
         ({"algorithm": {"kl": {"estimator": "k1"}}}, "estimator=k1 in the loss has an expected gradient of zero"),
         ({"algorithm": {"kl": {"coefficient": 0.1, "target": 0.1}}}, "use place=reward"),
-        ({"algorithm": {"kl": {"place": "reward", "target": 0.1}}}, "begin with a coefficient above 0"),
+        ({"algorithm": {"kl": {"place": "reward", "target": 0.1}}}, "start with a coefficient above 0"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, message):

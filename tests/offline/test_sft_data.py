@@ -195,7 +195,7 @@ def test_keys_that_belong_together():
     with pytest.raises(ValidationError, match=r"data.prompt_key goes with data.response_key"):
         SFTDataConfig(prompt_key="question")
     for config in (SFTConfig, RMConfig):
-        with pytest.raises(ValidationError, match=r"trainer.export=best is chosen by the validation loss"):
+        with pytest.raises(ValidationError, match=r"trainer.export=best needs a validation loss"):
             config.model_validate({"trainer": {"export": "best"}})
         assert config.model_validate({"trainer": {"export": "best"}, "data": {"val_files": ["v.jsonl"]}}).trainer.export == "best"
 

@@ -354,7 +354,10 @@ def test_an_empty_mapping_on_the_command_line_empties():
 def test_a_group_of_one_has_nothing_to_compare(advantage):
     found = command("train", "config.yaml", "rollout.group_size=1", f"algorithm.advantage={advantage}").exception
     assert isinstance(found, ConfigError)
-    assert f"rollout.group_size=1 with algorithm.advantage={advantage}: every advantage is 0 and nothing is learned" in str(found)
+    assert (
+        f"rollout.group_size=1 with algorithm.advantage={advantage}: attempts are compared within their group, "
+        "so every advantage is 0 and nothing is learned"
+    ) in str(found)
     for cure in ({"singleton": "raw", "advantage": advantage}, {"advantage": "gae"}, {"advantage": "remax"}):
         Config.model_validate({"rollout": {"group_size": 1}, "algorithm": cure})
 

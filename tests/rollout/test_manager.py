@@ -397,7 +397,7 @@ def test_groups_of_all_sizes_reach_the_learner_through_the_replay_buffer(stage):
         ({"on_outcome": {"completed": "drop", "truncated": "mask", "turn_limit": "drop"}}, "trains on no outcome"),
         ({"on_outcome": {"timeout": "shrink"}, "group_size": 2, "min_group_size": 3}, r"on_outcome.timeout=shrink leaves a group"),
         ({"on_outcome": {"aborted": "mask"}, "group_size": 1}, r"on_outcome.aborted=mask leaves .* group_size=1 is less"),
-        ({"on_exhausted": "shrink", "group_size": 1}, r"on_exhausted=shrink leaves a group min_group_size=2"),
+        ({"on_exhausted": "shrink", "group_size": 1}, r"on_exhausted=shrink keeps at least min_group_size=2"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_in_one_line(table, told):
@@ -413,7 +413,7 @@ def test_groups_shrink_only_where_the_table_says_so():
 
 
 def test_a_failure_is_never_trained_on():
-    with pytest.raises(ValueError, match=r"on_outcome.tool_error=train: an attempt that failed has no reward"):
+    with pytest.raises(ValueError, match=r"on_outcome.tool_error=train: a failed attempt has no reward"):
         RolloutConfig(on_outcome={"tool_error": "train"})
 
 

@@ -378,14 +378,14 @@ def test_auto_is_alone_where_an_adapter_travels_by_disk():
     ("changes", "why"),
     [
         ({"lora": {}}, "there is no adapter"),
-        ({"weights": {"transport": "distributed"}}, "adapters travel by disk"),
+        ({"weights": {"transport": "distributed"}}, "adapters are sent only by disk"),
         ({"backend": "sglang", "weights": {"pause_mode": "retract"}}, "pause_mode=retract"),
         ({"baselines": {"other": "/other"}}, "baselines"),
         ({"lora": {"rank": 4, "target_modules": ["q_proj", "lm_head"]}}, "lm_head"),
         ({"lora": {"rank": 512}}, "max_lora_rank=256 is below"),
         ({"backend": "sglang", "sglang": {"args": {"dp_size": 2}}}, "dp_size=2"),
-        ({"backend": "sglang", "weights": {"verify": True}}, "shows none of adapters"),
-        ({"backend": "sglang", "sglang": {"args": {"device": "cpu"}}}, "needs a GPU"),
+        ({"backend": "sglang", "weights": {"verify": True}}, "reports none for adapters"),
+        ({"backend": "sglang", "sglang": {"args": {"device": "cpu"}}}, "requires a GPU"),
     ],
 )
 def test_alone_is_refused_where_it_is_impossible(changes, why):

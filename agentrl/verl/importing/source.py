@@ -185,7 +185,7 @@ def read_file(file: str) -> dict[str, Any]:
         read_nodes(Path(file))
         tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not YAML: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{file}: invalid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{file}: a config of verl is a mapping of sections")
     return {str(key): value for key, value in tree.items()}
