@@ -314,7 +314,7 @@ def test_a_loss_of_your_own(tmp_path):
     ("changes", "message"),
     [
         ({"policy_loss": "gspo"}, "aggregation=sequence_mean_token_mean"),
-        ({"policy_loss": "ppo"}, "no policy loss 'ppo'; use one of ppo_clip"),
+        ({"policy_loss": "ppo"}, "unknown policy loss 'ppo'; use one of ppo_clip"),
         ({"loss_options": {"x": 1}}, "of your own"),
     ],
 )

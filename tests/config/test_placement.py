@@ -89,7 +89,7 @@ def test_a_layout_is_explained_pool_by_pool():
         ({"pools": {"a": {"device": "cpu", "gpus_per_node": 2}}}, r"device=cpu would leave gpus_per_node=2 unused"),
         ({"pools": {"a": {}}, "roles": {"actor": "b"}}, r"roles\.actor=b is not a pool; available: a"),
         ({"pools": {"a": {}, "b": {}}, "roles": {"actor": "a"}}, r"placement\.roles\.servers names no pool; choose one of a, b"),
-        ({"pools": {"a": {}, "b": {}}, "roles": {"actor": "a", "servers": "a"}}, r"placement\.pools\.b has no role"),
+        ({"pools": {"a": {}, "b": {}}, "roles": {"actor": "a", "servers": "a"}}, r"placement\.pools\.b is used by no role"),
         ({"pools": {"a": {"gpus_per_node": 1}}}, r"placement\.pools\.a \(1 node x 1 GPU\): 2 ranks of actor need one GPU each"),
         ({"pools": {"a": {"gpus_per_node": 4}}}, r"its largest role, servers, uses 3 of them; the other GPUs would be idle"),
         (

@@ -283,7 +283,7 @@ def test_the_config_serves_every_estimator():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("grop", "there is no estimator 'grop'; use one of grpo, .*, or file.py:function"),
+        ("grop", "unknown estimator 'grop'; use one of grpo, .*, or file.py:function"),
     ],
 )
 def test_what_a_run_cannot_serve_is_refused(name, message):

@@ -295,9 +295,9 @@ def test_keys_that_belong_together(folders):
     model = {"reward_model": {"model": {"path": "somewhere"}}}
     assert Config.model_validate(term | model).reward_model.is_used
     assert Config.model_validate({"reward": {"sources": {"chat": "reward_model"}}} | model).reward_model.is_used
-    refused(r"reward.terms.helpful asks the reward model, but reward_model.model.path is empty", **term)
-    refused(r"reward.terms.reward_model asks the reward model", reward={"terms": {"reward_model": {}}})
-    refused(r"reward.sources.chat asks the reward model", reward={"sources": {"chat": "reward_model"}})
+    refused(r"reward.terms.helpful uses the reward model, but reward_model.model.path is empty", **term)
+    refused(r"reward.terms.reward_model uses the reward model", reward={"terms": {"reward_model": {}}})
+    refused(r"reward.sources.chat uses the reward model", reward={"sources": {"chat": "reward_model"}})
     refused(r"'somewhere' is not used by any reward; add a term", **model)
     late = {"reward": {"terms": {"helpful": {"reward": "reward_model", "timeout_s": 3}}}}
     refused(r"reward.terms.helpful.timeout_s: the reward model has its own deadlines", **late, **model)

@@ -157,7 +157,7 @@ def test_figures_without_an_interval_or_a_score_are_absent():
 def test_rewards_and_tools_of_validation_are_looked_for_like_those_of_training():
     config = Config.model_validate({"eval": {"rewards": {"x": "mine.py:Mine"}, "tools": ["other.py:Other"]}})
     assert {"mine.py", "other.py"} <= set(user_files(config))
-    with pytest.raises(ValueError, match=r"eval.rewards.x asks the reward model, but reward_model.model.path is empty"):
+    with pytest.raises(ValueError, match=r"eval.rewards.x uses the reward model, but reward_model.model.path is empty"):
         Config.model_validate({"eval": {"rewards": {"x": "reward_model"}}})
 
 

@@ -38,7 +38,7 @@ def test_servers_are_started_beside_attached_ones_only_when_they_are_counted(val
     [
         ({"num_servers": 0}, "starts no server, and urls is empty"),
         ({"urls": [REMOTE]}, "10.0.0.7:30000 is on another machine, .* set rollout.api_key_env"),
-        ({"urls": ["localhost:30000"]}, "'localhost:30000' is no URL of a server; write http://HOST:PORT"),
+        ({"urls": ["localhost:30000"]}, "'localhost:30000' is not the URL of a server; write http://HOST:PORT"),
         ({"weights": {"pause_mode": "retract"}}, "pause_mode=retract: the embedded server .* supports only abort"),
         ({"backend": "sglang", "colocated": True, "weights": {"pause_mode": "retract"}}, "colocated=true, servers release their memory"),
     ],

@@ -211,7 +211,7 @@ def test_adapters_are_refused():
 
 @pytest.mark.parametrize("other", [{"sequence_parallel": 2}, {"fsdp": FSDPConfig(shard_size=2)}, {"compile": True}])
 def test_options_that_do_not_go_together_are_refused_by_the_config(other):
-    with pytest.raises(ValidationError, match="tensor_parallel=2 does not go with"):
+    with pytest.raises(ValidationError, match="tensor_parallel=2 cannot be combined with"):
         LearnerConfig(world_size=4, tensor_parallel=2, **other)
     with pytest.raises(ValidationError, match="tensor_parallel=2 does not divide world_size=3"):
         LearnerConfig(world_size=3, tensor_parallel=2)

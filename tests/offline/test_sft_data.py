@@ -192,7 +192,7 @@ def test_no_rows_are_no_data(tmp_path, chat):
 
 
 def test_keys_that_belong_together():
-    with pytest.raises(ValidationError, match=r"data.prompt_key goes with data.response_key"):
+    with pytest.raises(ValidationError, match=r"data.prompt_key requires data.response_key"):
         SFTDataConfig(prompt_key="question")
     for config in (SFTConfig, RMConfig):
         with pytest.raises(ValidationError, match=r"trainer.export=best needs a validation loss"):

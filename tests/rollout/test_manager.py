@@ -395,8 +395,11 @@ def test_groups_of_all_sizes_reach_the_learner_through_the_replay_buffer(stage):
     ("table", "told"),
     [
         ({"on_outcome": {"completed": "drop", "truncated": "mask", "turn_limit": "drop"}}, "trains on no outcome"),
-        ({"on_outcome": {"timeout": "shrink"}, "group_size": 2, "min_group_size": 3}, r"on_outcome.timeout=shrink leaves a group"),
-        ({"on_outcome": {"aborted": "mask"}, "group_size": 1}, r"on_outcome.aborted=mask leaves .* group_size=1 is less"),
+        (
+            {"on_outcome": {"timeout": "shrink"}, "group_size": 2, "min_group_size": 3},
+            r"on_outcome.timeout=shrink keeps at least min_group_size=3 members",
+        ),
+        ({"on_outcome": {"aborted": "mask"}, "group_size": 1}, r"on_outcome.aborted=mask keeps at least .* group_size=1 is smaller"),
         ({"on_exhausted": "shrink", "group_size": 1}, r"on_exhausted=shrink keeps at least min_group_size=2"),
     ],
 )
