@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agentrl.config.agent import AgentConfig
-from agentrl.config.schema import Config
+from agentrl.config.evaluation import EvalConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.errors import PluginError, concerning
 from agentrl.plugins import Plugins, Registry, Tool, load_plugins
 from agentrl.plugins.sources import function_reference
@@ -55,23 +56,24 @@ def agent_plugins(agent: AgentConfig, *, further_tools: Iterable[str] = ()) -> P
     return plugins
 
 
-def named_plugins(config: Config) -> Plugins:
-    """Return `agent_plugins`, with the rewards that the config names by file or module.
+def named_plugins(agent: AgentConfig, reward: RewardConfig, validation: EvalConfig) -> Plugins:
+    """Return `agent_plugins`, with the rewards that the sections name by file or module.
 
     Raises the same errors.
     """
-    plugins = agent_plugins(config.agent, further_tools=config.eval.tools or ())
-    for key, name in _rewards(config):
+    plugins = agent_plugins(agent, further_tools=validation.tools or ())
+    for key, name in _rewards(reward, validation):
         with concerning(key):
             if function_reference(name) is None:
                 plugins.rewards.resolve(name)
     return plugins
 
 
-def _rewards(config: Config) -> Iterator[tuple[str, str]]:
-    yield from ((f"reward.sources.{source}", name) for source, name in config.reward.sources.items())
-    yield from ((f"eval.rewards.{source}", name) for source, name in config.eval.rewards.items())
-    yield from ((f"reward.terms.{name}", term.reward or name) for name, term in config.reward.terms.items())
+def _rewards(reward: RewardConfig, validation: EvalConfig) -> Iterator[tuple[str, str]]:
+    """Yield the key and the name of every reward."""
+    yield from ((f"reward.sources.{source}", name) for source, name in reward.sources.items())
+    yield from ((f"eval.rewards.{source}", name) for source, name in validation.rewards.items())
+    yield from ((f"reward.terms.{name}", term.reward or name) for name, term in reward.terms.items())
 
 
 def _check_settings(agent: AgentConfig, plugins: Plugins) -> None:

@@ -21,7 +21,7 @@ from agentrl.buffer.lineage import Lineage
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
-from agentrl.data.build import build_dataset
+from agentrl.data.build import Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.errors import DataError
 from agentrl.plugins import Plugins
@@ -166,13 +166,12 @@ class BufferActor:
         chat = Chat.of(model)
         check = TaskCheck(RewardTable(config.reward, plugins).check, plugins)
         dataset = build_dataset(
-            config,
+            config.data,
             config.data.train_files,
-            plugins=plugins,
-            chat=chat,
+            Playable(config.agent, plugins, chat, check),
+            seed=config.trainer.seed,
             shuffle=config.data.shuffle and not config.data.curriculum.is_used,  # a curriculum orders the rows
             max_rows=config.data.max_train_rows,
-            check_reward=check,
         )
         schemas = [plugins.tools.create(name, config.agent.tool_config).schema() for name in (*config.agent.tools, *plugins.served_tools)]
         template = chat.check_template(

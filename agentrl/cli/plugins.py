@@ -42,7 +42,8 @@ def plugins(
     from agentrl.config.schema import Config
     from agentrl.plugins.listing import format_plugins, list_plugins
 
-    infos = list_plugins(named_plugins(load_config(config, overrides or []) if config else Config()))
+    loaded = load_config(config, overrides or []) if config else Config()
+    infos = list_plugins(named_plugins(loaded.agent, loaded.reward, loaded.eval))
     typer.echo(json.dumps([asdict(info) for info in infos], indent=2) if as_json else format_plugins(infos))
 
 

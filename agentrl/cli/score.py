@@ -77,7 +77,9 @@ def score(
             scored = score_file(
                 path,
                 out,
-                settings,
+                columns=settings.data,
+                reward=settings.reward,
+                agent=settings.agent,
                 response_key=response_key,
                 scores_key=scores_key,
                 num_processes=processes or granted_cpus(),

@@ -35,7 +35,7 @@ from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.validation import Validation
 from agentrl.controller.watchdog import watching
-from agentrl.data.build import build_dataset, check_training_data
+from agentrl.data.build import Playable, build_dataset, check_training_data
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, concerning
 from agentrl.fleet.adapter import confirm_adapter, resolve_adapter
@@ -65,7 +65,7 @@ def open_run(config: Config) -> Iterator[Run]:
         InfrastructureError: a process did not start; the message names it.
     """
     given, config = config, _resolved(config)
-    plugins = named_plugins(config)
+    plugins = named_plugins(config.agent, config.reward, config.eval)
     chat = Chat.of(config.model)
     _check_training(config, plugins, chat)
     with ExitStack() as stack, ending_at_the_second_interrupt():
@@ -164,7 +164,7 @@ def _resolved(config: Config) -> Config:
 def _check_training(config: Config, plugins: Plugins, chat: Chat) -> None:
     """Check training data and chat template early: the replay buffer would refuse them after the start-up."""
     check = TaskCheck(RewardTable(config.reward, plugins).check, plugins)
-    num_rows = check_training_data(config, plugins=plugins, chat=chat, check_reward=check)
+    num_rows = check_training_data(config.data, Playable(config.agent, plugins, chat, check))
     planned_steps(config.trainer, num_tasks=num_rows, groups_per_step=config.buffer.groups_per_step)
 
 
@@ -172,15 +172,8 @@ def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Ch
     """Return the validation, None without `data.val_files`. `config` and `rewards`: those of validation."""
     if not config.data.val_files:
         return None
-    dataset = build_dataset(
-        config,
-        config.data.val_files,
-        plugins=plugins,
-        chat=chat,
-        shuffle=False,
-        max_rows=config.data.max_val_rows,
-        check_reward=RewardTable(config.reward, plugins).check,
-    )
+    playable = Playable(config.agent, plugins, chat, RewardTable(config.reward, plugins).check)
+    dataset = build_dataset(config.data, config.data.val_files, playable, max_rows=config.data.max_val_rows)
     folder = run_dir.validation_data if config.trainer.keep_trajectories else None
     return Validation(dataset, config.eval, rewards=rewards, folder=folder, num_examine=config.reward.num_examine)
 

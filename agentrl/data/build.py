@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agentrl.config.agent import AgentConfig
-from agentrl.config.schema import Config
+from agentrl.config.data import DataConfig
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.data.sources import check_source_weights
@@ -27,30 +27,30 @@ class PromptRenderer(Protocol):
 
 
 def build_dataset(
-    config: Config,
+    config: DataConfig,
     files: Sequence[str],
+    playable: Playable,
     *,
-    plugins: Plugins,
-    chat: PromptRenderer,
-    shuffle: bool,
+    seed: int = 0,
+    shuffle: bool = False,
     max_rows: int | None = None,
-    check_reward: Callable[[Task], None] | None = None,
     change: Callable[[Task], Task] | None = None,
 ) -> Dataset:
     """Open `files`, measure every prompt with the tools it offers, and check that every row can be played.
 
-    `change`: applied to each task before that, see Dataset.
+    Args:
+        seed: of the order of the rows, if `shuffle`.
+        change: applied to each task before it is measured and checked, see Dataset.
 
     Raises:
-        DataError: a row is malformed, or `check_reward` refuses it.
+        DataError: a row is malformed, or cannot be scored.
         PluginError: a row needs an agent, tool or interaction that is not registered.
     """
-    playable = Playable(config.agent, plugins, chat, check_reward)
     return Dataset(
         files,
-        config.data,
-        agents=agent_choice(config.agent, plugins),
-        seed=config.trainer.seed,
+        config,
+        agents=playable.agents,
+        seed=seed,
         shuffle=shuffle,
         measure=playable.num_prompt_tokens,
         check=playable.check,
@@ -59,13 +59,7 @@ def build_dataset(
     )
 
 
-def check_training_data(
-    config: Config,
-    *,
-    plugins: Plugins,
-    chat: PromptRenderer,
-    check_reward: Callable[[Task], None] | None = None,
-) -> int:
+def check_training_data(config: DataConfig, playable: Playable) -> int:
     """Check the first `data.check_rows` training rows of each file, before anything is started.
 
     Returns the number of rows. If `data.curriculum` weights sources, the sources of all rows are read too.
@@ -74,22 +68,23 @@ def check_training_data(
     Raises:
         DataError, PluginError: as `build_dataset`; or a source has no weight, or a weight has no source.
     """
-    playable = Playable(config.agent, plugins, chat, check_reward)
-    agents = agent_choice(config.agent, plugins)
-    rows = Dataset(config.data.train_files, config.data, agents=agents, seed=0, shuffle=False, max_rows=config.data.max_train_rows)
-    rows.check_first(config.data.check_rows, measure=playable.num_prompt_tokens, check=playable.check)
-    if config.data.curriculum.source_weights:
-        check_source_weights(config.data.curriculum.source_weights, rows.sources())
+    rows = Dataset(config.train_files, config, agents=playable.agents, seed=0, shuffle=False, max_rows=config.max_train_rows)
+    rows.check_first(config.check_rows, measure=playable.num_prompt_tokens, check=playable.check)
+    if config.curriculum.source_weights:
+        check_source_weights(config.curriculum.source_weights, rows.sources())
     return len(rows)
 
 
 class Playable:
-    """Checks whether rows can be played.
+    """Checks whether rows can be played: their agent, tools and interaction, with the row's arguments for them.
 
-    Checked are the agent, tools and interaction, and the arguments that these take from the row.
+    `check_reward`: raises if a task cannot be scored; None: nothing is scored.
     """
 
-    def __init__(self, config: AgentConfig, plugins: Plugins, chat: PromptRenderer, check_reward: Callable[[Task], None] | None) -> None:
+    def __init__(
+        self, config: AgentConfig, plugins: Plugins, chat: PromptRenderer, check_reward: Callable[[Task], None] | None = None
+    ) -> None:
+        self.agents = agent_choice(config, plugins)
         self._config = config
         self._plugins = plugins
         self._chat = chat

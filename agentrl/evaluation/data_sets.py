@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config.schema import Config
 from agentrl.data.benchmarks import BENCHMARKS, write_benchmark
-from agentrl.data.build import PromptRenderer, build_dataset
+from agentrl.data.build import Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.errors import ConfigError
-from agentrl.evaluation.producer import attempt_key, problem_hash, producer_of
+from agentrl.evaluation.producer import AttemptSettings, attempt_key, problem_hash, producer_of
 from agentrl.evaluation.templates import Template, applied, template_of
-from agentrl.plugins import Plugins
 from agentrl.types import JsonObject, Task
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -78,36 +76,28 @@ def resolve_files(on: Sequence[str], *, data_dir: Path | None, scratch: Path) ->
 def open_data_set(
     name: str,
     file: str,
-    config: Config,
+    settings: AttemptSettings,
+    playable: Playable,
     *,
-    model: str,
-    plugins: Plugins,
-    chat: PromptRenderer,
     agent: str | None,
     max_rows: int | None,
-    check_reward: Callable[[Task], None] | None,
 ) -> DataSet:
     """Read and check all rows of a file, with the data set's prompt template applied.
 
     Args:
-        model: identity of the weights, see `producer_of`.
-        agent: plays every row, whatever agent the row names; None: the rows' own.
-        check_reward: raises if a task cannot be scored; None: nothing is scored.
+        agent: full name of the agent that plays every row, whatever agent the row names; None: the rows' own.
 
     Raises:
         UserError: a row is malformed, or cannot be played or scored.
     """
-    template = template_of(name, config.eval.templates)
-    forced = None if agent is None else plugins.agents.resolve(agent)
+    template = template_of(name, settings.sampling.templates)
 
     def change(task: Task) -> Task:
         task = applied(task, template)
-        return task if forced is None else dataclasses.replace(task, agent_name=forced)
+        return task if agent is None else dataclasses.replace(task, agent_name=agent)
 
-    dataset = build_dataset(
-        config, [file], plugins=plugins, chat=chat, shuffle=False, max_rows=max_rows, check_reward=check_reward, change=change
-    )
-    return DataSet(name, dataset, template, producer_of(config, model=model, template=template, is_scored=check_reward is not None))
+    dataset = build_dataset(settings.data, [file], playable, max_rows=max_rows, change=change)
+    return DataSet(name, dataset, template, producer_of(settings, template))
 
 
 def problems_of(data_sets: Sequence[DataSet], n: int) -> Iterator[EvaluationProblem]:

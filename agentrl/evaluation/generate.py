@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.config.schema import Config
+from agentrl.config.data import DataConfig
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import ConfigError, DataError
 from agentrl.evaluation.batches import batches
@@ -34,7 +34,8 @@ def generate(request: EvaluationRequest, out: Path, *, response_key: str, say: S
     """
     [source] = request.on
     table = _read(source, response_key)
-    request = replace(request, config=_without_filter(request.config), folder=out.with_name(out.name + ATTEMPTS_SUFFIX), is_scored=False)
+    config = request.config.model_copy(update={"data": _without_filter(request.config.data)})
+    request = replace(request, config=config, folder=out.with_name(out.name + ATTEMPTS_SUFFIX), is_scored=False)
     with prepare(request, say=say) as prepared:
         play_missing(prepared, say=say)
         responses = list(_responses(prepared))
@@ -56,11 +57,9 @@ def _read(source: str, response_key: str) -> pa.Table:
     return table
 
 
-def _without_filter(config: Config) -> Config:
-    """Return the config with overlong prompts as errors, not filtered: each row needs its responses."""
-    if config.data.overlong_prompts != "filter":
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"overlong_prompts": "error"})})
+def _without_filter(config: DataConfig) -> DataConfig:
+    """Return the section with overlong prompts as errors, not filtered: each row needs its responses."""
+    return config.model_copy(update={"overlong_prompts": "error"}) if config.overlong_prompts == "filter" else config
 
 
 def _responses(prepared: Prepared) -> Iterator[list[str | None]]:

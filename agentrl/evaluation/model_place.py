@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 import trio
 
-from agentrl.config.schema import Config
+from agentrl.config.model import ModelConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, ServerError
 from agentrl.evaluation.producer import fingerprint
@@ -48,18 +49,18 @@ class ModelPlace:
     urls: tuple[str, ...] = ()
 
 
-def read_place(model: str | None, config: Config) -> tuple[ModelPlace, Config]:
-    """Return the location of the model, and the config with this model.
+def read_place(model: str | None, config: ModelConfig, *, urls: Sequence[str]) -> tuple[ModelPlace, ModelConfig]:
+    """Return the location of the model, and the section `model` with this model.
 
-    `model` is the option `--model`; None: the config's model.
+    `model` is the option `--model`; None: the config's model, or the running servers at `urls`.
 
     Raises:
         ConfigError: the URLs are of two kinds, or one of the names is not a URL.
     """
-    urls = tuple(config.rollout.urls) if model is None else tuple(part.strip().rstrip("/") for part in model.split(",") if "://" in part)
+    urls = tuple(urls) if model is None else tuple(part.strip().rstrip("/") for part in model.split(",") if "://" in part)
     if not urls:
         own = {} if model is None else {"path": model, "revision": None}
-        return ModelPlace("folder"), config.model_copy(update={"model": config.model.model_copy(update=own)})
+        return ModelPlace("folder"), config.model_copy(update=own)
     if model is not None and len(urls) < len(model.split(",")):
         raise ConfigError(f"--model {model!r}: name one folder, or URLs alone")
     for url in urls:
@@ -126,17 +127,17 @@ class StartedServers:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """The config with local folders, and the identity of the weights.
+    """The section `model` with local folders, and the identity of the weights.
 
     `served_name` is the model's name at an OpenAI-compatible URL, else None.
     """
 
-    config: Config
+    config: ModelConfig
     identity: str
     served_name: str | None = None
 
 
-def describe_model(place: ModelPlace, config: Config, *, served_name: str | None = None) -> KnownModel:
+def describe_model(place: ModelPlace, config: ModelConfig, *, api_key_env: str | None, served_name: str | None = None) -> KnownModel:
     """Determine the model's identity before anything is generated. Running servers are asked for their model.
 
     Raises:
@@ -144,9 +145,9 @@ def describe_model(place: ModelPlace, config: Config, *, served_name: str | None
         ServerError: a running server does not answer, or the servers have different weights.
     """
     if place.kind == "folder":
-        resolved = config.model_copy(update={"model": resolve_model(config.model)})
-        return KnownModel(resolved, fingerprint(resolved.model.path))
-    api_key = server_key(config.rollout.api_key_env)
+        resolved = resolve_model(config)
+        return KnownModel(resolved, fingerprint(resolved.path))
+    api_key = server_key(api_key_env)
     if place.kind == "openai":
         name = trio.run(_served_name, place.urls, api_key, served_name)
         return KnownModel(config, f"{name} at {', '.join(sorted(place.urls))}", name)
@@ -158,16 +159,16 @@ def describe_model(place: ModelPlace, config: Config, *, served_name: str | None
 
 
 @contextmanager
-def open_servers(place: ModelPlace, config: Config, *, say: Say) -> Iterator[Servers]:
+def open_servers(place: ModelPlace, config: RolloutConfig, model: ModelConfig, *, say: Say) -> Iterator[Servers]:
     """Yield the running servers, or start servers for the folder, which are stopped afterwards.
 
     Raises:
         ServerError: a server does not start.
     """
     if place.urls:
-        yield RunningServers(place.urls, server_key(config.rollout.api_key_env))
+        yield RunningServers(place.urls, server_key(config.api_key_env))
     else:
-        with _started(config, say) as servers:
+        with _started(config, model, say) as servers:
             yield servers
 
 
@@ -180,19 +181,18 @@ def _identity(info: ModelInfo) -> str:
     return fingerprint(info.model_path) if is_as_in_folder else f"{info.model_path}@{info.version}"
 
 
-def _with_tokenizer(config: Config, info: ModelInfo) -> Config:
-    """Return the config with the model whose tokenizer writes the prompts.
+def _with_tokenizer(model: ModelConfig, info: ModelInfo) -> ModelConfig:
+    """Return the section of the model whose tokenizer writes the prompts.
 
     It is the config's model, or that of the server's folder if the folder exists locally.
     """
-    model = config.model
     if not model.path and not model.tokenizer_path:
         if not Path(info.model_path).is_dir():
             raise ConfigError(
                 f"the server serves {info.model_path!r}, which is no folder here; name its tokenizer: model.tokenizer_path=FOLDER_OR_HUB_ID"
             )
         model = model.model_copy(update={"path": info.model_path})
-    return config.model_copy(update={"model": resolve_model(model, with_weights=False)})
+    return resolve_model(model, with_weights=False)
 
 
 async def _served_name(urls: Sequence[str], api_key: str | None, wanted: str | None) -> str:
@@ -224,14 +224,13 @@ async def _infos(urls: Sequence[str], api_key: str | None) -> list[ModelInfo]:
 
 
 @contextmanager
-def _started(config: Config, say: Say) -> Iterator[StartedServers]:
+def _started(rollout: RolloutConfig, model: ModelConfig, say: Say) -> Iterator[StartedServers]:
     """Start `rollout.num_servers` servers of the config's backend; stop them afterwards."""
-    rollout = config.rollout
     count, key = max(rollout.num_started, 1), key_of_started(rollout.api_key_env)
     with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as folder, ExitStack() as stack:
         supervisors = tuple(
             Supervisor(
-                launcher(rollout, config.model, api_key=key),
+                launcher(rollout, model, api_key=key),
                 log_file=Path(folder) / f"server_{index}.log",
                 start_timeout_s=rollout.server_start_timeout_s,
                 hang_timeout_s=rollout.server_hang_timeout_s,
@@ -239,10 +238,10 @@ def _started(config: Config, say: Say) -> Iterator[StartedServers]:
             )
             for index in range(count)
         )
-        say(f"starting {count} {rollout.backend} server{'s' if count > 1 else ''} of {config.model.path}")
+        say(f"starting {count} {rollout.backend} server{'s' if count > 1 else ''} of {model.path}")
         began = time.monotonic()
         for supervisor in supervisors:
             stack.callback(supervisor.stop)
-            supervisor.start(config.model.path, str(UNPUBLISHED_VERSION))
+            supervisor.start(model.path, str(UNPUBLISHED_VERSION))
         say(f"started in {time.monotonic() - began:.0f} s")
         yield StartedServers(supervisors, key)

@@ -6,11 +6,16 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import agentrl
-from agentrl.config.schema import Config
+from agentrl.config.agent import AgentConfig
+from agentrl.config.data import DataConfig
+from agentrl.config.evaluation import EvalConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.errors import ConfigError
 from agentrl.evaluation.templates import Template
 from agentrl.types import JsonObject, Task
@@ -53,20 +58,36 @@ def fingerprint(folder: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def producer_of(config: Config, *, model: str, template: Template | None, is_scored: bool) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class AttemptSettings:
+    """The sections of a config that affect an attempt. `weights` identifies the model's weights.
+
+    `reward` is None if attempts are not scored.
+    """
+
+    weights: str
+    model: ModelConfig
+    data: DataConfig
+    agent: AgentConfig
+    sampling: EvalConfig
+    reward: RewardConfig | None
+
+
+def producer_of(settings: AttemptSettings, template: Template | None) -> dict[str, Any]:
     """Return everything that affects an attempt, as JSON values.
 
     These are the model, sampling, the agent with its tools, the template, the rewards, and the files in which
-    they are defined. `model` identifies the weights; without `is_scored`, rewards are left out.
+    they are defined.
     """
-    sampling = {name: value for name, value in config.eval.model_dump(mode="json").items() if name not in _NOT_OF_ATTEMPTS}
-    parts = {"agent": config.agent.model_dump(mode="json"), "reward": config.reward.model_dump(mode="json") if is_scored else None}
-    tokenizer = {name: getattr(config.model, name) for name in ("chat_template", "tool_format", "template_edits", "dtype")}
+    sampling = {name: value for name, value in settings.sampling.model_dump(mode="json").items() if name not in _NOT_OF_ATTEMPTS}
+    reward = None if settings.reward is None else settings.reward.model_dump(mode="json")
+    parts = {"agent": settings.agent.model_dump(mode="json"), "reward": reward}
+    tokenizer = {name: getattr(settings.model, name) for name in ("chat_template", "tool_format", "template_edits", "dtype")}
     return {
         "agentrl": agentrl.__version__,
-        "model": model,
+        "model": settings.weights,
         "tokenizer": tokenizer,
-        "prompt": {"max_tokens": config.data.max_prompt_tokens, "overlong": config.data.overlong_prompts},
+        "prompt": {"max_tokens": settings.data.max_prompt_tokens, "overlong": settings.data.overlong_prompts},
         "sampling": sampling,
         "template": None if template is None else dataclasses.asdict(template),
         **parts,

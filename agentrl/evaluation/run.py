@@ -19,6 +19,7 @@ import trio
 from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
+from agentrl.data.build import Playable
 from agentrl.data.failures import FailureBook
 from agentrl.errors import ConfigError
 from agentrl.evaluation.concurrency import Concurrency
@@ -34,6 +35,7 @@ from agentrl.evaluation.model_place import (
     read_place,
 )
 from agentrl.evaluation.play import Counts, ProblemPlayer
+from agentrl.evaluation.producer import AttemptSettings
 from agentrl.evaluation.progress import EvalProgress
 from agentrl.evaluation.standstill import WatchedEvaluation
 from agentrl.evaluation.store import AttemptStore
@@ -94,15 +96,12 @@ class Prepared:
     request: EvaluationRequest
     place: ModelPlace
     known: KnownModel
+    config: Config
     chat: Chat
     plugins: Plugins
     data_sets: tuple[DataSet, ...]
     problems: tuple[EvaluationProblem, ...]
     store: AttemptStore
-
-    @property
-    def config(self) -> Config:
-        return self.known.config
 
     @property
     def keys(self) -> list[str]:
@@ -125,33 +124,27 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
             folder.
         ServerError: a running server does not answer.
     """
-    place, config = read_place(request.model, _as_evaluated(request.config))
-    known = describe_model(place, config, served_name=request.served_model)
-    config = known.config
+    config = _as_evaluated(request.config)
+    place, model = read_place(request.model, config.model, urls=config.rollout.urls)
+    known = describe_model(place, model, api_key_env=config.rollout.api_key_env, served_name=request.served_model)
+    config = config.model_copy(update={"model": known.config})
     with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as scratch:
         files = resolve_files(request.on, data_dir=request.data_dir, scratch=Path(scratch))
         chat = uncounted_chat() if place.kind == "openai" else Chat.of(config.model)
-        plugins = named_plugins(config)
+        plugins = named_plugins(config.agent, config.reward, config.eval)
         table = RewardTable(config.reward, plugins)
         if request.is_scored:
             _refuse_reward_model(config)
+        reward, check = (config.reward, table.check) if request.is_scored else (None, None)
+        settings = AttemptSettings(known.identity, config.model, config.data, config.agent, config.eval, reward)
+        playable = Playable(config.agent, plugins, chat, check)
+        agent = None if request.agent is None else plugins.agents.resolve(request.agent)
         data_sets = tuple(
-            open_data_set(
-                name,
-                file,
-                config,
-                model=known.identity,
-                plugins=plugins,
-                chat=chat,
-                agent=request.agent,
-                max_rows=request.max_rows,
-                check_reward=table.check if request.is_scored else None,
-            )
-            for name, file in files.items()
+            open_data_set(name, file, settings, playable, agent=agent, max_rows=request.max_rows) for name, file in files.items()
         )
         problems = tuple(problems_of(data_sets, config.eval.n))
         with AttemptStore(request.folder / STORE) as store:
-            yield Prepared(request, place, known, chat, plugins, data_sets, problems, store)
+            yield Prepared(request, place, known, config, chat, plugins, data_sets, problems, store)
 
 
 def play_missing(prepared: Prepared, *, say: Say) -> Counts:
@@ -174,7 +167,7 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
     allow_trajectories(most)
     concurrency = Concurrency(most)
     with (
-        open_servers(prepared.place, prepared.config, say=say) as servers,
+        open_servers(prepared.place, prepared.config.rollout, prepared.config.model, say=say) as servers,
         EvalProgress(len(keys), num_finished, concurrency, is_scored=prepared.request.is_scored) as progress,
     ):
         try:

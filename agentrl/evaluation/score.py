@@ -19,7 +19,9 @@ import pyarrow.parquet as pq
 import trio
 
 from agentrl.adapters.catalog import open_plugins
-from agentrl.config.schema import Config
+from agentrl.config.agent import AgentConfig
+from agentrl.config.data import DataConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
 from agentrl.evaluation.responses import ResponseFile, StoredRow
@@ -83,8 +85,10 @@ class ScoredResponse:
 def score_file(
     path: Path,
     out: Path,
-    config: Config,
     *,
+    columns: DataConfig,
+    reward: RewardConfig,
+    agent: AgentConfig,
     response_key: str = "responses",
     scores_key: str = "scores",
     num_processes: int,
@@ -92,11 +96,13 @@ def score_file(
 ) -> list[ScoredResponse]:
     """Write the rows of `path` to `out` with a column of scores, one float per response; return all results.
 
-    `config.reward` selects the rewards as in training; `config.data` names the columns. Every row is checked
-    before the first is scored. All other columns, their types and the row groups are preserved; `out` is
-    written atomically.
+    Every row is checked before the first is scored. All other columns, their types and the row groups are
+    preserved; `out` is written atomically.
 
     Args:
+        columns: names the columns.
+        reward: selects the rewards, as in training.
+        agent: names the plugins to load.
         num_processes: processes for rewards that run in their own process, such as a custom function that is
             not async.
         watch: called with the number of responses scored so far and the total.
@@ -105,20 +111,20 @@ def score_file(
         DataError: a row is malformed, has no reward, or lacks what its reward needs.
         PluginError: the custom function or a reward cannot be loaded.
     """
-    file = ResponseFile(path, config.data, response_key)
+    file = ResponseFile(path, columns, response_key)
     if scores_key in file.schema.names:
         raise DataError(f"{path}: there is a column {scores_key!r} already; name another by --scores-key")
-    table = RewardTable(in_processes(config).reward, open_plugins(config.agent))
+    table = RewardTable(in_processes(reward), open_plugins(agent))
     total = _check_rows(file, table)
     return in_trio(_score_file, file, out, table, scores_key, num_processes, _Progress(watch, total))
 
 
-def in_processes(config: Config) -> Config:
+def in_processes(config: RewardConfig) -> RewardConfig:
     """Return `config` with its custom function in separate processes, which can be killed if they hang.
 
     An async function gets `runs_in=thread` instead.
     """
-    custom = config.reward.custom_function
+    custom = config.custom_function
     if custom.path is None:
         return config
     if custom.scope != "trajectory":
@@ -128,7 +134,7 @@ def in_processes(config: Config) -> Config:
     except PluginError as error:
         raise PluginError(f"custom function: {error}") from error
     placed = custom.model_copy(update={"runs_in": "thread" if is_async else "process"})
-    return config.model_copy(update={"reward": config.reward.model_copy(update={"custom_function": placed})})
+    return config.model_copy(update={"custom_function": placed})
 
 
 def _check_rows(file: ResponseFile, table: RewardTable) -> int:
@@ -160,7 +166,8 @@ async def _score_file(
     field = pa.field(scores_key, pa.list_(pa.float64()))
     scored: list[ScoredResponse] = []
     with AsyncioHost() as host, appearing_whole(out) as partial:
-        scorer = _Scorer(RewardCalls(host, num_processes=num_processes), table, num_processes, progress)
+        calls = RewardCalls(host, num_processes=num_processes)
+        scorer = _Scorer(calls, table, num_processes, progress)
         try:
             with pq.ParquetWriter(partial, file.schema.append(field), compression="zstd") as writer:
                 start = 0
@@ -172,7 +179,7 @@ async def _score_file(
                     scored += chain.from_iterable(rows)
                     start += group.num_rows
         finally:
-            await scorer.aclose()
+            await calls.aclose()
     return scored
 
 
@@ -185,9 +192,6 @@ class _Scorer:
         # A call waits here for a free process or thread, before its deadline starts.
         self._places = {"process": trio.CapacityLimiter(num_processes), "thread": trio.CapacityLimiter(MAX_THREAD_CALLS)}
         self._progress = progress
-
-    async def aclose(self) -> None:
-        await self._calls.aclose()
 
     async def score_rows(self, rows: Iterable[StoredRow]) -> list[list[ScoredResponse]]:
         """Score all responses of `rows`, which are read lazily; return the results by row, in order."""

@@ -17,7 +17,7 @@ from agentrl.config.compose import load_config
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.explain import explain, find_warnings
 from agentrl.config.schema import Config
-from agentrl.data.build import check_training_data
+from agentrl.data.build import Playable, check_training_data
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.data.trajectories import accuracies, encode, to_ipc
@@ -280,4 +280,4 @@ def test_sources_are_compared_with_the_weights_before_anything_is_started(tmp_pa
     files = [rows(tmp_path / "a.jsonl", ["x", "y", "x"])]
     chosen = Config.model_validate({"data": {"train_files": files, "curriculum": {"source_weights": weights}}})
     with pytest.raises(DataError, match=message):
-        check_training_data(chosen, plugins=load_plugins(), chat=tiny_chat())
+        check_training_data(chosen.data, Playable(chosen.agent, load_plugins(), tiny_chat()))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +22,7 @@ from agentrl.cli import app
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, DataError, PluginError
 from agentrl.evaluation.responses import StoredRow
-from agentrl.evaluation.score import score_file
+from agentrl.evaluation.score import ScoredResponse, score_file
 from agentrl.types import Message, Task
 
 FUNCTION = """
@@ -85,9 +86,13 @@ def write(path: Path, *rows: dict[str, object]) -> Path:
     return path
 
 
+def score(path: Path, out: Path, config: Config, **options: Any) -> list[ScoredResponse]:
+    return score_file(path, out, columns=config.data, reward=config.reward, agent=config.agent, **options)
+
+
 def scores_of(path: Path, config: Config | None = None, **options: str) -> list[list[float | None]]:
     out = path.with_name("out.parquet")
-    score_file(path, out, config or Config(), num_processes=1, **options)
+    score(path, out, config or Config(), num_processes=1, **options)
     return pq.read_table(out).column(options.get("scores_key", "scores")).to_pylist()
 
 
@@ -103,7 +108,7 @@ def test_rows_stay_as_they_are_and_each_response_has_its_score(rows, group_rows,
     table = table.append_column("kind", pa.array(["a"] * len(rows), pa.dictionary(pa.int32(), pa.string())))
     table = table.append_column("small", pa.array(range(len(rows)), pa.uint8())).replace_schema_metadata({"made": "by a test"})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=group_rows)
-    scored = score_file(tmp_path / "in.parquet", tmp_path / "out.parquet", Config(), num_processes=1)
+    scored = score(tmp_path / "in.parquet", tmp_path / "out.parquet", Config(), num_processes=1)
 
     before, after = pq.ParquetFile(tmp_path / "in.parquet"), pq.ParquetFile(tmp_path / "out.parquet")
     assert after.read().drop_columns(["scores"]).equals(before.read(), check_metadata=True)
@@ -121,11 +126,11 @@ SCHEMA = pa.Table.from_pylist([row("text")]).schema
 
 def test_the_file_may_take_its_own_place_and_is_whole_or_absent(tmp_path):
     path = write(tmp_path / "in.parquet", row("#### 4"))
-    score_file(path, path, Config(), num_processes=1)
+    score(path, path, Config(), num_processes=1)
     assert pq.read_table(path).column("scores").to_pylist() == [[1.0]]
     wrong = write(tmp_path / "wrong.parquet", row("#### 4"), row("#### 4", source="nobody/knows"))
     with pytest.raises(DataError, match="wrong:1: no reward for data_source 'nobody/knows'"):
-        score_file(wrong, tmp_path / "absent.parquet", Config(), num_processes=1)
+        score(wrong, tmp_path / "absent.parquet", Config(), num_processes=1)
     assert {file.name for file in tmp_path.iterdir()} == {"in.parquet", "wrong.parquet"}
 
 
@@ -147,7 +152,7 @@ def test_a_thought_is_no_answer(tmp_path):
 
 def test_what_hangs_raises_or_dies_is_counted_with_its_reason_and_never_zero(tmp_path, function):
     path = write(tmp_path / "in.parquet", row("hang", "raise", "leave", "die", "text", "skip", "4", None))
-    scored = score_file(path, tmp_path / "out.parquet", with_function(function, timeout_s=5.0), num_processes=2)
+    scored = score(path, tmp_path / "out.parquet", with_function(function, timeout_s=5.0), num_processes=2)
     assert [one.score for one in scored] == [None, None, None, None, None, None, 1.0, None]
     failures = [one.failure for one in scored]
     assert failures[:3] == ["timed out after 5 s", "ValueError", "PluginQuit"]
@@ -160,7 +165,7 @@ def test_what_hangs_raises_or_dies_is_counted_with_its_reason_and_never_zero(tmp
 def test_a_function_gets_what_verl_gives_it_and_its_own_arguments(tmp_path, function):
     path = write(tmp_path / "in.parquet", row("4", "22", index=7), row("4", truth="5", index=8))
     out = tmp_path / "out.parquet"
-    scored = score_file(path, out, with_function(function, bonus=0.5), num_processes=1)
+    scored = score(path, out, with_function(function, bonus=0.5), num_processes=1)
     assert [(one.score, one.accuracy) for one in scored] == [(1.5, 1.0), (2.5, 0.0), (1.5, 0.0)]
     assert scores_of(path, with_function(function, "as_verl_evaluates")) == [[1.0, 0.0], [0.0]]
     assert scores_of(path, with_function(function, "later")) == [[7.0, 7.0], [8.0]]
@@ -199,16 +204,16 @@ def test_lists_of_texts_of_every_kind_are_read(kind, tmp_path):
 def test_a_wrong_row_is_named_before_anything_is_scored(change, problem, tmp_path):
     path = write(tmp_path / "in.parquet", {**row("#### 4"), **change})
     with pytest.raises(DataError, match=problem):
-        score_file(path, tmp_path / "out.parquet", Config(), num_processes=1)
+        score(path, tmp_path / "out.parquet", Config(), num_processes=1)
 
 
 def test_a_wrong_function_is_named(tmp_path, function):
     path = write(tmp_path / "in.parquet", row("4"))
     with pytest.raises(PluginError, match="has no 'compute'"):
-        score_file(path, path, with_function(function, "compute"), num_processes=1)
+        score(path, path, with_function(function, "compute"), num_processes=1)
     batch = Config.model_validate({"reward": {"custom_function": {"path": function, "scope": "batch"}}})
     with pytest.raises(ConfigError, match="scope=batch: stored responses are scored one by one"):
-        score_file(path, path, batch, num_processes=1)
+        score(path, path, batch, num_processes=1)
 
 
 def test_the_command_shows_a_table_and_the_reasons(tmp_path, function):

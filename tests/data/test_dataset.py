@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 
 from agentrl.config.agent import AgentConfig
 from agentrl.config.data import DataConfig
-from agentrl.config.schema import Config
-from agentrl.config.trainer import TrainerConfig
 from agentrl.data import files
-from agentrl.data.build import build_dataset
+from agentrl.data.build import Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.data.files import ParquetRows, file_ids, open_rows, write_rows
 from agentrl.data.prepare import write_gsm8k
@@ -220,15 +218,13 @@ class Counter:
         return self.size
 
 
-def build(path: str, **options) -> Dataset:
+def build(path: str, check_reward=None, **options) -> Dataset:
     plugins = load_plugins()
     for registry, classes in ((plugins.agents, (Plain, WithTools)), (plugins.tools, (Hammer, Saw)), (plugins.interactions, (Partner,))):
         for cls in classes:
             registry.add(cls)
-    config = Config(
-        data=DataConfig(max_prompt_tokens=15), agent=AgentConfig(default="with_tools", tools=("hammer",)), trainer=TrainerConfig(seed=5)
-    )
-    return build_dataset(config, [path], plugins=plugins, chat=Counter(), shuffle=False, **options)
+    playable = Playable(AgentConfig(default="with_tools", tools=("hammer",)), plugins, Counter(), check_reward)
+    return build_dataset(DataConfig(max_prompt_tokens=15), [path], playable, **options)
 
 
 def test_tools_that_are_offered_count_as_prompt(tmp_path: Path):

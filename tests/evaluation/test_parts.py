@@ -11,13 +11,14 @@ import trio
 
 from agentrl.cli.evaluation import default_folder, load_base
 from agentrl.config.evaluation import EvalConfig
+from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, DataError
 from agentrl.evaluation.concurrency import START, Concurrency
 from agentrl.evaluation.data_sets import resolve_files
 from agentrl.evaluation.model_place import read_place
-from agentrl.evaluation.producer import attempt_key, fingerprint, problem_hash, producer_of
-from agentrl.evaluation.templates import TEMPLATES, applied, find_template, template_of
+from agentrl.evaluation.producer import AttemptSettings, attempt_key, fingerprint, problem_hash, producer_of
+from agentrl.evaluation.templates import TEMPLATES, Template, applied, find_template, template_of
 from agentrl.types import Message, Task
 
 
@@ -63,8 +64,9 @@ def test_templates_are_chosen_by_data_set() -> None:
 # ------------------------------------------------------------------------------------------------------------- keys
 
 
-def produced(config: Config, **changes) -> dict:
-    return producer_of(config, **{"model": "m", "template": None, "is_scored": True, **changes})
+def produced(config: Config, *, model: str = "m", template: Template | None = None, is_scored: bool = True) -> dict:
+    reward = config.reward if is_scored else None
+    return producer_of(AttemptSettings(model, config.model, config.data, config.agent, config.eval, reward), template)
 
 
 def test_whatever_may_change_an_attempt_changes_its_key(tmp_path: Path) -> None:
@@ -137,18 +139,18 @@ def test_what_is_no_data_set(tmp_path: Path, on: list[str], problem: str) -> Non
 
 
 def test_where_the_model_is() -> None:
-    config = Config()
-    assert read_place("owner/model", config)[1].model.path == "owner/model"
-    place, _ = read_place("http://a:1/,http://b:2", config)
+    config = ModelConfig()
+    assert read_place("owner/model", config, urls=())[1].path == "owner/model"
+    place, _ = read_place("http://a:1/,http://b:2", config, urls=())
     assert (place.kind, place.urls) == ("sglang", ("http://a:1", "http://b:2"))
-    assert read_place("https://api.host/v1", config)[0].kind == "openai"
+    assert read_place("https://api.host/v1", config, urls=())[0].kind == "openai"
     for wrong, problem in {
         "http://a/v1,http://b": "one protocol only",
         "http://a,folder": "name one folder, or URLs alone",
         "ftp://a": "is no URL of a server",
     }.items():
         with pytest.raises(ConfigError, match=problem):
-            read_place(wrong, config)
+            read_place(wrong, config, urls=())
 
 
 def test_options_come_to_a_config() -> None:

@@ -14,7 +14,8 @@ import trio
 import yaml
 
 from agentrl.chat.chat import Chat
-from agentrl.config.schema import Config
+from agentrl.config.model import ModelConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import ConfigError, RequestRefused, ServerError
 from agentrl.rollout.limits import key_of_started, server_key
@@ -124,7 +125,9 @@ def _scripted(turn: Any, where: str) -> ScriptedTurn:
 
 
 @contextmanager
-def open_model(config: Config, chat: Chat, model: str, *, starts_server: bool, read: Read, say: Say) -> Iterator[Client]:
+def open_model(
+    model: str, rollout: RolloutConfig, weights: ModelConfig, chat: Chat, *, starts_server: bool, read: Read, say: Say
+) -> Iterator[Client]:
     """Yield the client that generates: a person (`person`), a server (its URL, or one started here), or a
     script (a file).
 
@@ -133,11 +136,11 @@ def open_model(config: Config, chat: Chat, model: str, *, starts_server: bool, r
         ServerError: the server does not answer or does not start.
     """
     if starts_server:
-        key = key_of_started(config.rollout.api_key_env)
-        with _started(config, key, say) as url:
+        key = key_of_started(rollout.api_key_env)
+        with _started(rollout, weights, key, say) as url:
             yield _connected(url, key)
     elif model.startswith(("http://", "https://")):
-        yield _connected(model, server_key(config.rollout.api_key_env))
+        yield _connected(model, server_key(rollout.api_key_env))
     elif model == PERSON:
         yield PersonModel(chat, read=read, say=say)
     else:
@@ -166,18 +169,17 @@ def _connected(url: str, key: str | None) -> SGLangClient:
 
 
 @contextmanager
-def _started(config: Config, key: str, say: Say) -> Iterator[str]:
+def _started(rollout: RolloutConfig, weights: ModelConfig, key: str, say: Say) -> Iterator[str]:
     """Start a server with the config's backend and model, yield its URL, and stop it at the end."""
-    rollout = config.rollout
     with tempfile.TemporaryDirectory(prefix="agentrl-play-") as folder:
         supervisor = Supervisor(
-            launcher(rollout, config.model, api_key=key),
+            launcher(rollout, weights, api_key=key),
             log_file=Path(folder) / "server.log",
             start_timeout_s=rollout.server_start_timeout_s,
             max_restarts=0,
         )
         say(f"starting the {rollout.backend} server ...")
         try:
-            yield supervisor.start(config.model.path, "0")
+            yield supervisor.start(weights.path, "0")
         finally:
             supervisor.stop()

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import trio
 
 from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
+from agentrl.config.data import DataConfig
 from agentrl.config.schema import Config
-from agentrl.data.build import Playable, agent_choice
+from agentrl.data.build import Playable
 from agentrl.data.dataset import Dataset
 from agentrl.data.model_source import resolve_model
 from agentrl.data.prepared import check_prepared
+from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError, concerning
-from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.limits import model_limits
 from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.router import Router
-from agentrl.rollout.server import Client
+from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.session import PromptLimits
 from agentrl.testing.one_row.models import Read, Say, open_model
 from agentrl.types import Lease, Task, Trajectory
@@ -47,55 +51,58 @@ def play_row(
         UserError: the config, the row, or something that they refer to is wrong.
         ServerError: no server answers.
     """
-    check_prepared(config, splits=["val_files" if is_validation else "train_files"])
-    config = config.model_copy(update={"model": resolve_model(config.model, with_weights=starts_server)})
-    folder = config.model.tokenizer_path or config.model.path
-    chat = Chat.load(folder, template_file=config.model.chat_template, tool_format=config.model.tool_format)
-    plugins = named_plugins(config)
+    key: Literal["train_files", "val_files"] = "val_files" if is_validation else "train_files"
+    check_prepared(config, splits=[key])
+    weights = resolve_model(config.model, with_weights=starts_server)
+    folder = weights.tokenizer_path or weights.path
+    chat = Chat.load(folder, template_file=weights.chat_template, tool_format=weights.tool_format)
+    plugins = named_plugins(config.agent, config.reward, config.eval)
+    sampling: Sampling = config.eval if is_validation else config.rollout
     if is_validation:
         config = config.of_validation
-    task = read_task(config, plugins, row, is_validation=is_validation)
+    playable = Playable(config.agent, plugins, chat, RewardTable(config.reward, plugins).check)
+    task = read_task(config.data, key, row, playable.agents)
     with concerning(task.task_id):
-        Playable(config.agent, plugins, chat, RewardTable(config.reward, plugins).check).check(task)
-    with open_model(config, chat, model, starts_server=starts_server, read=read, say=say) as client:
-        trajectory = _play(config, chat, plugins, task, client, is_validation=is_validation)
+        playable.check(task)
+    manager = partial(
+        AgentLoopManager,
+        config.agent,
+        config.rollout,
+        config.reward,
+        plugins=plugins,
+        chat=chat,
+        prompt=PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts),
+    )
+    vocab_size, context_tokens = model_limits(weights, chat)
+    with open_model(model, config.rollout, weights, chat, starts_server=starts_server, read=read, say=say) as client:
+        router = Router(lambda url: client, vocab_size=vocab_size, context_tokens=context_tokens)
+        trajectory = trio.run(_play, manager, router, task, sampling)
     return PlayedRow(task, trajectory, chat)
 
 
-def read_task(config: Config, plugins: Plugins, row: int, *, is_validation: bool) -> Task:
+def read_task(config: DataConfig, key: Literal["train_files", "val_files"], row: int, agents: AgentChoice) -> Task:
     """Return one dataset row as a task. Overlong prompts are not filtered, so that rows keep their numbers.
 
     Raises:
         ConfigError: there are no files, or the row does not exist.
         DataError: a row is malformed.
     """
-    key, files = ("val_files", config.data.val_files) if is_validation else ("train_files", config.data.train_files)
+    files = getattr(config, key)
     if not files:
         raise ConfigError(f"data.{key} is empty: there is no row to play")
-    agents = agent_choice(config.agent, plugins)
-    dataset = Dataset(files, config.data, agents=agents, seed=config.trainer.seed, shuffle=False, max_rows=row + 1)
+    dataset = Dataset(files, config, agents=agents, seed=0, shuffle=False, max_rows=row + 1)
     if row >= len(dataset):
         raise ConfigError(f"row {row} does not exist: data.{key} have {len(dataset)} rows, counted from 0")
     return dataset.task(row)
 
 
-def _play(config: Config, chat: Chat, plugins: Plugins, task: Task, client: Client, *, is_validation: bool) -> Trajectory:
-    vocab_size, context_tokens = model_limits(config.model, chat)
-    router = Router(lambda url: client, vocab_size=vocab_size, context_tokens=context_tokens)
-    prompt = PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts)
-
-    async def main() -> Trajectory:
-        router.set_servers(["http://model"], version=0)
-        with AsyncioHost() as host:
-            manager = AgentLoopManager(
-                config.agent, config.rollout, config.reward, plugins=plugins, chat=chat, router=router, host=host, prompt=prompt
-            )
-            try:
-                sampling = config.eval if is_validation else config.rollout
-                [trajectory] = await manager.play([Lease(0, task, 1, 0)], sampling)
-                return trajectory
-            finally:
-                await manager.aclose()
-                await router.aclose()
-
-    return trio.run(main)
+async def _play(open_manager: Callable[..., AgentLoopManager], router: Router, task: Task, sampling: Sampling) -> Trajectory:
+    router.set_servers(["http://model"], version=0)
+    with AsyncioHost() as host:
+        manager = open_manager(router=router, host=host)
+        try:
+            [trajectory] = await manager.play([Lease(0, task, 1, 0)], sampling)
+            return trajectory
+        finally:
+            await manager.aclose()
+            await router.aclose()
