@@ -27,7 +27,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
 
 def train(config: Config) -> RunResult:
     """Run or resume a training, as `agentrl train` does. See `agentrl.controller.train`."""
-    from agentrl.data.prepared import check_prepared
+    from agentrl.data.input_files import check_prepared
 
     check_prepared(config)  # reports missing files before torch is loaded, which takes seconds
     from agentrl.controller.train import train

@@ -1,1 +1,1 @@
-"""Adapters for foreign plugins: MCP servers, and verl's tools and interactions."""
+"""Plugins from elsewhere: the tools of MCP servers; and the registry with all plugins that a config names."""

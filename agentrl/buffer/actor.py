@@ -21,7 +21,7 @@ from agentrl.buffer.lineage import Lineage
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
-from agentrl.data.build import Playable, build_dataset
+from agentrl.data.checked_dataset import Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.errors import DataError
 from agentrl.plugins import Plugins

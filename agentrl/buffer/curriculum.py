@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config.curriculum import CurriculumConfig
-from agentrl.data.sources import check_source_weights
+from agentrl.data.dataset import check_source_weights
 from agentrl.errors import CheckpointError
 
 

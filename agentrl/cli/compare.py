@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from agentrl.cli.options import Debug, show_tracebacks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,14 +30,13 @@ def compare(
     run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="The same of the other one; differences are B - A.")],
     common: Annotated[bool, typer.Option("--common", help="Compare the problems that both have, and leave out the others.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write comparison.json and comparison.md here.")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Compare two evaluations of the same problems: a paired test by problem, and the problems that were won and lost.
 
     Both must have the same problems (data source and task id); attempts without a score are left out (docs/evaluation.md).
     """
-    if debug:
-        os.environ["AGENTRL_DEBUG"] = "1"
+    show_tracebacks(debug)
     from rich.console import Console
 
     from agentrl.figures.attempts import read_attempts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -78,7 +77,7 @@ def config_import(
     config_name: Annotated[str | None, typer.Option(help="The config's name, as in verl's run scripts; instead of FILE.yaml.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Write the config there; default: print it.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write it even if something will not run here as it is.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Translate a config or a run script of verl, and say of each key what became of it: mapped, dropped, or without meaning here.
 
@@ -87,8 +86,7 @@ def config_import(
     here as it is comes first; then nothing is written, and the exit code is 1, unless --force is given. Scripts of supervised training
     become a config for `agentrl sft`; configs of generation and evaluation become command lines. See docs/coming_from_verl.md.
     """
-    if debug:
-        os.environ["AGENTRL_DEBUG"] = "1"
+    show_tracebacks(debug)
     from agentrl.config.compose import dump_values
     from agentrl.verl.importing.steps import step_of
     from agentrl.verl.importing.translate import translate

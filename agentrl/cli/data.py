@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.data import options
-from agentrl.data.instructions import PLACEHOLDER
-from agentrl.data.options import (
+from agentrl.cli.data_options import (
     Agent,
     DataSource,
-    Debug,
     Deduplicate,
     DifficultyFrom,
     In,
@@ -34,12 +31,15 @@ from agentrl.data.options import (
     TestShare,
     Tools,
     Unattempted,
+    read_text,
     selection_of,
 )
+from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.data.instructions import PLACEHOLDER
 from agentrl.errors import UserError
 
 if TYPE_CHECKING:
-    from agentrl.data.prepare import Kind, Written
+    from agentrl.data.convert import Kind, Written
     from agentrl.data.task_rows import RowStyle
 
 KINDS: Mapping[Kind, str] = {
@@ -59,7 +59,7 @@ def data_arithmetic(
     debug: Debug = False,
 ) -> None:
     """Write sums for three kinds of agent: some need the calculator, some do not, some get feedback and a second try."""
-    options.set_debug(debug)
+    show_tracebacks(debug)
     from agentrl.data.arithmetic import write_arithmetic
 
     write_arithmetic(out, seed=seed, num_train=train_rows, num_val=val_rows, num_sft=sft_rows)
@@ -91,9 +91,9 @@ def writer(kind: Kind) -> Callable[..., None]:
         unattempted: Unattempted = "drop",
         debug: Debug = False,
     ) -> None:
-        options.set_debug(debug)
+        show_tracebacks(debug)
+        from agentrl.data.convert import default_source, write_data_set
         from agentrl.data.originals import OriginalSource
-        from agentrl.data.prepare import default_source, write_data_set
 
         selection = selection_of(
             deduplicate=deduplicate,
@@ -139,9 +139,9 @@ def data_hf(
     debug: Debug = False,
 ) -> None:
     """Write any data set, of the hub or of local files, by the columns that you name."""
-    options.set_debug(debug)
+    show_tracebacks(debug)
+    from agentrl.data.convert import write_columns
     from agentrl.data.originals import OriginalSource
-    from agentrl.data.prepare import write_columns
     from agentrl.data.problems import Columns
 
     selection = selection_of(
@@ -175,7 +175,7 @@ def data_preference(
     debug: Debug = False,
 ) -> None:
     """Write pairs of answers of which one was preferred, as `agentrl rm` reads them."""
-    options.set_debug(debug)
+    show_tracebacks(debug)
     from agentrl.data.originals import OriginalSource
     from agentrl.data.pairs import write_pairs
     from agentrl.data.selection import Selection
@@ -196,8 +196,8 @@ def data_filter(
     debug: Debug = False,
 ) -> None:
     """Keep some rows of a file: without duplicates, or of a band of difficulty."""
-    options.set_debug(debug)
-    from agentrl.data.prepare import filter_rows
+    show_tracebacks(debug)
+    from agentrl.data.convert import filter_rows
 
     if out.suffix != ".parquet":
         raise UserError(f"{str(out)!r} must end in .parquet")
@@ -221,7 +221,7 @@ def data_show(
     debug: Debug = False,
 ) -> None:
     """Look at a file: columns, rows per data source and agent, lengths, and some rows as conversations."""
-    options.set_debug(debug)
+    show_tracebacks(debug)
     from agentrl.data.show import choose_rows, show_file
     from agentrl.tracking.terminal import VisibleConsole
 
@@ -231,7 +231,7 @@ def data_show(
 def _styles(
     kind: Kind | None, agent: str | None, tools: str, interaction: str | None, plugin: list[str] | None, system: str | None, template: str
 ) -> list[RowStyle]:
-    from agentrl.data.prepare import choose_styles
+    from agentrl.data.convert import choose_styles
     from agentrl.plugins import load_plugins
 
     return choose_styles(
@@ -239,8 +239,8 @@ def _styles(
         agent=agent,
         tools=[name.strip() for name in tools.split(",") if name.strip()],
         interaction=interaction,
-        system=None if system is None else options.read_text("--system", system),
-        template=options.read_text("--template", template),
+        system=None if system is None else read_text("--system", system),
+        template=read_text("--template", template),
         plugins=load_plugins(plugin or ()),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import re
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl.cli.options import Debug, show_tracebacks
 from agentrl.errors import InfrastructureError
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ Rows = Annotated[int | None, typer.Option("--rows", min=1, help="Only the first 
 ServedModel = Annotated[
     str | None, typer.Option("--served-model", help="Name of the model at an OpenAI-compatible URL; default: its only one.")
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 def evaluate(
@@ -98,7 +97,7 @@ def evaluate(
 
     Every finished attempt is kept at once: the same command resumes, and repeats nothing that was finished (docs/evaluation.md).
     """
-    _show_tracebacks(debug)
+    show_tracebacks(debug)
     sampling = {
         "n": n,
         "temperature": 0.0 if greedy else temperature,
@@ -155,7 +154,7 @@ def generate(
 
     Attempts are kept in OUT.parquet.attempts as soon as they are finished: the same command resumes.
     """
-    _show_tracebacks(debug)
+    show_tracebacks(debug)
     sampling = {
         "n": n,
         "temperature": 0.0 if greedy else temperature,
@@ -244,8 +243,3 @@ def _split(text: str | None) -> list[str]:
 
 def _say(text: str) -> None:
     typer.echo(text, err=True)
-
-
-def _show_tracebacks(debug: bool) -> None:
-    if debug:
-        os.environ["AGENTRL_DEBUG"] = "1"

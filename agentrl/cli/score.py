@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl.cli.options import Debug, show_tracebacks
 from agentrl.errors import UserError
 from agentrl.granted import granted_cpus
 
@@ -54,15 +54,14 @@ def score(
         float | None, typer.Option("--timeout", min=0.1, help="Seconds for one response; default: reward.timeout_s.")
     ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes for functions and heavy rewards; default: one per CPU.")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Score stored responses: the rows of IN with a column `scores`, one float per response, and a table by data source.
 
     The reward is chosen by data_source, as in training, or is your function. What could not be scored (it raised, or hung) is null in the
     column and counted with its reason, never 0.
     """
-    if debug:
-        os.environ["AGENTRL_DEBUG"] = "1"
+    show_tracebacks(debug)
     from agentrl.evaluation.score import score_file
 
     keys = {

@@ -31,8 +31,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from agentrl.config import packaged
-from agentrl.config.fields import unknown_keys, with_defaults
-from agentrl.config.messages import describe_invalid, describe_unknown
+from agentrl.config.error_messages import describe_invalid, describe_unknown
+from agentrl.config.keys import unknown_keys, with_defaults
 from agentrl.config.origins import Origins, SourceFile, WrittenOverride
 from agentrl.config.schema import Config
 from agentrl.config.section import Section

@@ -15,7 +15,7 @@ import annotated_types
 import yaml
 from pydantic.fields import FieldInfo
 
-from agentrl.config.fields import Key, iter_sections, section_type
+from agentrl.config.keys import Key, iter_sections, section_type
 from agentrl.config.schema import Config
 from agentrl.config.section import Section
 from agentrl.config.supervised import RMConfig, SFTConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.config.fields import Key
+from agentrl.config.keys import Key
 from agentrl.config.yaml_files import read_nodes
 
 

@@ -12,7 +12,7 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.renderer import Tools
 from agentrl.config.agent import AgentConfig
 from agentrl.config.reward_model import RewardModelConfig
-from agentrl.data.build import OfferedTools
+from agentrl.data.checked_dataset import OfferedTools
 from agentrl.errors import ConfigError
 from agentrl.plugins import Attempted, Plugins
 from agentrl.rollout.limits import model_limits

@@ -19,7 +19,7 @@ from agentrl.figures.trajectory_metrics import summarise_trajectories
 from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
-from agentrl.tracking.closing import write_summary
+from agentrl.tracking.closing_table import write_summary
 from agentrl.tracking.console import validation_text
 from agentrl.tracking.metrics import PhaseTimer, read_metrics
 from agentrl.tracking.tracker import open_trackers

@@ -38,7 +38,7 @@ from agentrl.learner.learner import Learner
 from agentrl.plugins.blame import failure_of
 from agentrl.rollout.loop_gaps import without_gaps
 from agentrl.tracking.attempts import FailedAttempt
-from agentrl.tracking.closing import STEP, TRAINED
+from agentrl.tracking.closing_table import STEP, TRAINED
 from agentrl.types import SCORED_OUTCOMES, BufferCounts, Group, Outcome
 
 POLL_S = 1.0

@@ -35,7 +35,7 @@ from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.validation import Validation
 from agentrl.controller.watchdog import watching
-from agentrl.data.build import Playable, build_dataset, check_training_data
+from agentrl.data.checked_dataset import Playable, build_dataset, check_training_data
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, concerning
 from agentrl.fleet.adapter import confirm_adapter, resolve_adapter

@@ -22,7 +22,7 @@ from agentrl.data.trajectories import encode, write_parquet
 from agentrl.figures.attempts import attempt_of
 from agentrl.figures.summary import summarise
 from agentrl.figures.trajectory_metrics import summarise_trajectories
-from agentrl.figures.validation import figures
+from agentrl.figures.validation_metrics import figures
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.tracking.attempts import FailedAttempt

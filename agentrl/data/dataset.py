@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,3 +184,24 @@ def _size(task: Task, place: RowPlace, *, measure: Callable[[Task], int] | None,
         return 0 if measure is None else measure(task)
     except (DataError, PluginError) as error:
         raise type(error)(f"{place}: {error}") from error
+
+
+def check_source_weights(weights: Mapping[str, float], sources: Iterable[str]) -> None:
+    """Check that the weights name exactly the sources of the tasks.
+
+    Raises:
+        DataError: a weight has no source, or a source has no weight; the message lists them.
+    """
+    present = sorted(set(sources))
+    unknown = [name for name in weights if name not in present]
+    if unknown:
+        raise DataError(
+            f"data.curriculum.source_weights names {', '.join(unknown)}, of which no training row that is kept is; "
+            f"the data has {', '.join(present)}"
+        )
+    unweighed = [name for name in present if name not in weights]
+    if unweighed:
+        raise DataError(
+            f"data.curriculum.source_weights has no weight for {', '.join(unweighed)}; give every source of data.train_files one, "
+            "or leave its files out"
+        )

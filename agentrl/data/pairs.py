@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from agentrl.data.convert import Written, write_candidates
 from agentrl.data.originals import Original, OriginalSource, open_originals, read_originals
-from agentrl.data.prepare import Written, write_candidates
 from agentrl.data.rows import read_messages
 from agentrl.data.selection import Candidate, Selection, normalise
 from agentrl.data.task_rows import PROMPT

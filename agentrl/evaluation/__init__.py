@@ -1,1 +1,1 @@
-"""Evaluation of models, and validation during training."""
+"""Evaluation of models: attempts at benchmarks and files of rows, their scores, and reports."""

@@ -18,7 +18,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, ServerError
-from agentrl.evaluation.producer import fingerprint
+from agentrl.evaluation.attempt_keys import fingerprint
 from agentrl.rollout.limits import key_of_started, server_key
 from agentrl.rollout.message_model import served_models
 from agentrl.serving.health import ServerStatus

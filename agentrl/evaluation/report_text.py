@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.evaluation.contamination import ContaminationNote
 from agentrl.evaluation.evidence import Evidence, Example, TwoReadings
 from agentrl.figures.summary import Estimate, EstimateAt, EvalSummary, SourceSummary
-from agentrl.figures.validation import shown_ks
+from agentrl.figures.validation_metrics import shown_ks
 from agentrl.tracking.progress import duration
 from agentrl.types import Message
 

@@ -19,9 +19,10 @@ import trio
 from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
-from agentrl.data.build import Playable
+from agentrl.data.checked_dataset import Playable
 from agentrl.data.failures import FailureBook
 from agentrl.errors import ConfigError
+from agentrl.evaluation.attempt_keys import AttemptSettings
 from agentrl.evaluation.concurrency import Concurrency
 from agentrl.evaluation.data_sets import DataSet, EvaluationProblem, open_data_set, problems_of, resolve_files
 from agentrl.evaluation.model_place import (
@@ -35,7 +36,6 @@ from agentrl.evaluation.model_place import (
     read_place,
 )
 from agentrl.evaluation.play import Counts, ProblemPlayer
-from agentrl.evaluation.producer import AttemptSettings
 from agentrl.evaluation.progress import EvalProgress
 from agentrl.evaluation.standstill import WatchedEvaluation
 from agentrl.evaluation.store import AttemptStore

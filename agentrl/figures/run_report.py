@@ -18,7 +18,7 @@ from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import failure_lines
 from agentrl.errors import DataError
 from agentrl.tracking.attempts import ended_in
-from agentrl.tracking.closing import ClosingTable, closing_rows, closing_table, write_summary
+from agentrl.tracking.closing_table import ClosingTable, closing_rows, closing_table, write_summary
 from agentrl.tracking.metrics import StepRecord, read_metrics
 from agentrl.types import BufferCounts
 

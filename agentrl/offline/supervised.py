@@ -30,8 +30,8 @@ from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, save_checkpoint
 from agentrl.controller.learner import pack_for, start_learner
 from agentrl.data.atomic_files import write_atomically
+from agentrl.data.input_files import check_prepared
 from agentrl.data.model_source import resolve_model
-from agentrl.data.prepared import check_prepared
 from agentrl.errors import ConfigError
 from agentrl.fleet.cluster import interruptible, ray_session
 from agentrl.fleet.nsight import check_nsight, recorded
@@ -43,7 +43,7 @@ from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import budget_metrics
 from agentrl.learner.score_head import ScoreHead
 from agentrl.offline.supervised_data import Examples
-from agentrl.tracking.job import JobConsole
+from agentrl.tracking.job_console import JobConsole
 from agentrl.tracking.tracker import Trackers, open_trackers
 from agentrl.workers.workers import Workers
 

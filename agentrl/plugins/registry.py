@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from agentrl.errors import AgentRLError, PluginError
 from agentrl.plugins.agents import AGENT_ALIASES, AgentLoop, tools_for
-from agentrl.plugins.contract import check_class, check_instance, place
+from agentrl.plugins.checks import check_class, check_instance, place
 from agentrl.plugins.functions import function_tool, tool_of
 from agentrl.plugins.interactions import Interaction
 from agentrl.plugins.rewards import AnyReward

@@ -10,10 +10,10 @@ from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
+from agentrl.rewards.answer_number import MAX_TAIL_CHARS, boxed_number, concluding_number, is_contradicted, stated_number
 from agentrl.rewards.boxed import BoxOptions, answer_box
 from agentrl.rewards.gsm8k import parse_number
 from agentrl.rewards.readings import Readings, read_value
-from agentrl.rewards.stated import MAX_TAIL_CHARS, boxed_number, concluding_number, is_contradicted, stated_number
 from agentrl.rewards.thoughts import without_thoughts
 from agentrl.types import JsonObject, Task
 

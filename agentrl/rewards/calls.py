@@ -12,7 +12,7 @@ from agentrl.errors import LearnerError, RewardError
 from agentrl.plugins import AnyReward, Attempted, Reward, RewardResult
 from agentrl.plugins.blame import blaming
 from agentrl.plugins.contained import contained
-from agentrl.plugins.loops import foreign_loop
+from agentrl.plugins.foreign_loop import foreign_loop
 from agentrl.plugins.rewards import Scope
 from agentrl.rewards.custom import is_finite_number
 from agentrl.rewards.pool import AnswerDeathError, WorkerPool

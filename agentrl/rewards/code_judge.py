@@ -23,12 +23,12 @@ from typing import Any
 from agentrl.errors import RewardError
 from agentrl.rewards.code_cases import Cases, equal_texts, is_expected
 from agentrl.rewards.code_tests import Call, Suite, read_tests
-from agentrl.rewards.inside import plain
+from agentrl.rewards.inside import plain_data
 from agentrl.sandbox import Limits, Program, Sandbox, SandboxResult
 
 INSIDE = "agentrl_inside"
 COMPILE = 'compile(open("program.py", encoding="utf-8").read(), "program.py", "exec")'
-RUN = f'from {INSIDE}.usual import run\nrun("program.py")'
+RUN = f'from {INSIDE}.contest_imports import run\nrun("program.py")'
 CHECK = f"from {INSIDE}.checker import main\nmain()"
 JUDGE_S = 2.0
 """Additional seconds for the test's side, after the program's."""
@@ -117,7 +117,7 @@ class Judge:
                 return
             own = self._sandbox.options.limits
             limits = dataclasses.replace(own, output_kib=own.output_kib + 2 * len(wanted) // 1024)
-            files = {**_inside("usual"), "program.py": self._file}
+            files = {**_inside("contest_imports"), "program.py": self._file}
             result = await self._sandbox.run(Program(RUN, stdin=given, files=files, limits=limits))
             self._note(result, tally)
             is_passed = result.is_ok and equal_texts(result.stdout, wanted, cases.tolerance)
@@ -162,7 +162,9 @@ class Judge:
         own = self._sandbox.options.limits
         clocks = f"cpu_s={own.cpu_s!r}, wall_s={own.wall_s!r}"
         start = f"from {INSIDE}.program import main\nmain({reads}, {writes}, is_heard={reads > 0}, {clocks})"
-        return Program(start, stdin=stdin, files={**_inside("plain", "usual", "program"), "program.py": self._file}, limits=limits)
+        return Program(
+            start, stdin=stdin, files={**_inside("plain_data", "contest_imports", "program"), "program.py": self._file}, limits=limits
+        )
 
     async def _make_calls(self, calls: list[Call], is_right: Callable[[Any, Any], bool], tally: CaseTally, first: int) -> Verdicts:
         rest = calls[first:]
@@ -180,7 +182,7 @@ class Judge:
         judge = Program(
             CHECK,
             stdin=json.dumps(dataclasses.asdict(rest)),
-            files=_inside("plain", "objects", "checker"),
+            files=_inside("plain_data", "objects", "checker"),
             limits=dataclasses.replace(limits, wall_s=limits.wall_s + JUDGE_S),
         )
         ended, judged = await self._sandbox.run_pair(self._program(3, 4, limits), judge)
@@ -207,8 +209,8 @@ def _inside(*names: str) -> dict[str, bytes]:
 
 
 def _question(call: Call) -> bytes:
-    args, kwargs = plain.encode(list(call.args), _no_object), plain.encode(call.kwargs, _no_object)
-    return plain.dump({"op": "entry", "function": call.function, "args": args, "kwargs": kwargs})
+    args, kwargs = plain_data.encode(list(call.args), _no_object), plain_data.encode(call.kwargs, _no_object)
+    return plain_data.dump({"op": "entry", "function": call.function, "args": args, "kwargs": kwargs})
 
 
 def _no_object(value: Any) -> Any:
@@ -217,8 +219,8 @@ def _no_object(value: Any) -> Any:
 
 def _says(line: bytes, word: str) -> bool:
     try:
-        answer = plain.load(line)
-    except plain.UNREADABLE:
+        answer = plain_data.load(line)
+    except plain_data.UNREADABLE:
         return False
     return isinstance(answer, dict) and answer.get(word) is True
 
@@ -229,9 +231,9 @@ def _is_right(line: bytes, expected: Any, compare: Callable[[Any, Any], bool]) -
     Unreadable answers are wrong: the program wrote them.
     """
     try:
-        answer = plain.load(line)
-        return isinstance(answer, dict) and "value" in answer and compare(plain.decode(answer["value"]), expected)
-    except plain.UNREADABLE:
+        answer = plain_data.load(line)
+        return isinstance(answer, dict) and "value" in answer and compare(plain_data.decode(answer["value"]), expected)
+    except plain_data.UNREADABLE:
         return False
 
 

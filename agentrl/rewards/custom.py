@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeGuard
 
 from agentrl.errors import ConfigError, PluginError, RewardError
 from agentrl.plugins import Attempted, BatchReward, Reference, Reward, RewardResult
-from agentrl.plugins.contract import check_awaited, place
+from agentrl.plugins.checks import check_awaited, place
 from agentrl.plugins.rewards import RunsIn
 
 SYNC_PLACES: tuple[RunsIn, ...] = ("thread", "process", "inline")

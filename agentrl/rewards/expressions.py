@@ -19,14 +19,14 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 from sympy import Expr, latex
 
 from agentrl.errors import RewardError
+from agentrl.rewards.answer_number import answer_phrases
 from agentrl.rewards.bounds import MAX_CHARS, check_prose, check_text, check_tree
-from agentrl.rewards.comparing import same
 from agentrl.rewards.cpu_limit import TooCostlyError
+from agentrl.rewards.expression_equality import same
 from agentrl.rewards.number_words import number_in_words
 from agentrl.rewards.numbers import numbers_in, with_signs
-from agentrl.rewards.plain import plain
+from agentrl.rewards.plain_text import plain
 from agentrl.rewards.readings import RELATIVE_TOLERANCE
-from agentrl.rewards.stated import answer_phrases
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off; our deadline replaces them
 

@@ -10,10 +10,10 @@ from pydantic import model_validator
 
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options
+from agentrl.rewards.answer_number import MAX_TAIL_CHARS
 from agentrl.rewards.boxed import last_boxed
 from agentrl.rewards.cpu_limit import TooCostlyError, cpu_limit
 from agentrl.rewards.gsm8k import extract_answer
-from agentrl.rewards.stated import MAX_TAIL_CHARS
 from agentrl.types import JsonObject
 
 MAX_CPU_S = 0.8

@@ -14,11 +14,11 @@ from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options
 from agentrl.plugins.rewards import RunsIn
+from agentrl.rewards.answer_number import MAX_LINE_CHARS, MAX_TAIL_CHARS, boxed_number, concluding_number, is_contradicted, stated_number
 from agentrl.rewards.boxed import answer_box
 from agentrl.rewards.numbers import has_number
-from agentrl.rewards.plain import plain
+from agentrl.rewards.plain_text import plain
 from agentrl.rewards.readings import RELATIVE_TOLERANCE, Readings, read_value, relative_tolerance
-from agentrl.rewards.stated import MAX_LINE_CHARS, MAX_TAIL_CHARS, boxed_number, concluding_number, is_contradicted, stated_number
 from agentrl.rewards.thoughts import without_thoughts
 from agentrl.types import JsonObject, Task
 

@@ -16,7 +16,7 @@ from agentrl.errors import RewardError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options, secret
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.posting import Poster
+from agentrl.rewards.scoring_service import Poster
 from agentrl.types import JsonObject, Message
 
 PLACEHOLDERS = ("question", "answer", "response", "ground_truth", "conversation")

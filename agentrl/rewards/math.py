@@ -11,10 +11,10 @@ from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards import expressions
+from agentrl.rewards.answer_number import answer_phrases, concluding_number, is_contradicted, without_first_thoughts
 from agentrl.rewards.boxed import BoxOptions, answer_box, last_boxed
 from agentrl.rewards.cpu_limit import cpu_limit
 from agentrl.rewards.readings import Reading, Readings, relative_tolerance
-from agentrl.rewards.stated import answer_phrases, concluding_number, is_contradicted, without_first_thoughts
 from agentrl.rewards.thoughts import without_thoughts
 from agentrl.types import JsonObject, Task
 

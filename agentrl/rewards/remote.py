@@ -11,7 +11,7 @@ from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options, secret
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards.custom import result_of
-from agentrl.rewards.posting import Poster
+from agentrl.rewards.scoring_service import Poster
 from agentrl.types import JsonObject
 
 

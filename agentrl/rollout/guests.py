@@ -15,7 +15,7 @@ import trio
 from agentrl.errors import ToolError, UserError
 from agentrl.plugins import Interaction, Tool, WrongCall
 from agentrl.plugins.contained import contained
-from agentrl.plugins.loops import foreign_loop
+from agentrl.plugins.foreign_loop import foreign_loop
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.types import JsonObject
 

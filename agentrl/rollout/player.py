@@ -15,7 +15,7 @@ from agentrl.errors import PluginError, RewardError, ServerError, ToolError
 from agentrl.plugins import AgentLoop, Plugins
 from agentrl.plugins.blame import failure_of
 from agentrl.plugins.contained import contained
-from agentrl.plugins.loops import foreign_loop
+from agentrl.plugins.foreign_loop import foreign_loop
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.gateway import Gateway

@@ -10,7 +10,7 @@ from typing import Protocol, TextIO
 
 from agentrl.terminal_text import visible
 from agentrl.tracking.attempts import troubles_text
-from agentrl.tracking.closing import ClosingTable
+from agentrl.tracking.closing_table import ClosingTable
 from agentrl.tracking.live_console import LiveConsole
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.progress import Progress, duration

@@ -18,7 +18,7 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from agentrl.terminal_text import visible
-from agentrl.tracking.closing import ClosingTable
+from agentrl.tracking.closing_table import ClosingTable
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.panel import PanelState, draw_panel
 from agentrl.tracking.terminal import OutputCapture, TerminalConsole

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Interaction, InteractionReply
 from agentrl.types import Message
-from agentrl.verl import source as verl_source
+from agentrl.verl import loading
 
 BASE = "verl.interactions.base:BaseInteraction"
 
@@ -33,17 +33,17 @@ def verl_interactions(path: str) -> list[type[Interaction]]:
     """
     where = f"agent.verl_interaction_config={path!r}"
     classes: dict[str, type[Interaction]] = {}
-    for entry in verl_source.read_entries(path, "interaction", option="verl_interaction_config"):
+    for entry in loading.read_entries(path, "interaction", option="verl_interaction_config"):
         name = entry.get("name") or default_name(entry["class_name"])
         if name in classes:
             raise PluginError(f"{where}: two interactions are named {name!r}")
         config = {**(entry.get("config") or {}), "name": name}
-        implementation = verl_source.create(entry["class_name"], where=where, config=config)
+        implementation = loading.create(entry["class_name"], where=where, config=config)
         attributes = {
             "__doc__": type(implementation).__doc__,
             "name": name,
             "implementation": implementation,
-            "has_score": verl_source.overrides(implementation, "calculate_score", base=BASE),
+            "has_score": loading.overrides(implementation, "calculate_score", base=BASE),
         }
         classes[name] = type(f"VerlInteraction_{name}", (VerlInteraction,), attributes)
     return list(classes.values())
@@ -75,18 +75,18 @@ class VerlInteraction(Interaction):
         if not (isinstance(answer, tuple) and len(answer) == 4):
             raise ToolError(f"interaction {self.name!r} returned {type(answer).__name__}; verl's return (is_done, text, score, facts)")
         is_done, text, score, facts = answer
-        reward = verl_source.number(score)
+        reward = loading.number(score)
         self._has_scored = self._has_scored or bool(reward)
-        return InteractionReply(str(text), bool(is_done), reward=reward, metrics=verl_source.metrics(facts))
+        return InteractionReply(str(text), bool(is_done), reward=reward, metrics=loading.metrics(facts))
 
     async def score(self) -> float | None:
         if self._id is None or self._has_scored or not self.has_score:
             return None
         method = self.implementation.calculate_score
-        return verl_source.number(await method(*verl_source.with_id(method, self._id)))
+        return loading.number(await method(*loading.with_id(method, self._id)))
 
     async def finalize(self) -> None:
         instance_id, self._id = self._id, None
         if instance_id is not None:
             method = self.implementation.finalize_interaction
-            await method(*verl_source.with_id(method, instance_id))
+            await method(*loading.with_id(method, instance_id))

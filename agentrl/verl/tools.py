@@ -19,7 +19,7 @@ from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
 from agentrl.plugins.sources import locate
 from agentrl.types import JsonObject
-from agentrl.verl import source as verl_source
+from agentrl.verl import loading
 
 BASE = "verl.tools.base_tool:BaseTool"
 
@@ -30,7 +30,7 @@ def verl_tools(path: str) -> list[type[Tool]]:
     Raises:
         PluginError: the file, a class or a schema is missing or invalid.
     """
-    entries = verl_source.read_entries(path, "tools", option="verl_tool_config")
+    entries = loading.read_entries(path, "tools", option="verl_tool_config")
     return [_tool_of_entry(entry, where=f"agent.verl_tool_config={path!r}") for entry in entries]
 
 
@@ -41,11 +41,11 @@ def verl_function_tools(path: str) -> list[type[Tool]]:
         PluginError: the file does not exist, fails, or registers no tool.
     """
     where = f"agent.verl_function_tools={path!r}"
-    loader = verl_source.module("verl.tools.function_tool", where=where)
+    loader = loading.module("verl.tools.function_tool", where=where)
     try:
         functions = loader.load_function_tools_from_path(str(locate(path)))
     except Exception as error:  # boundary: any error of the user's file is a broken plugin
-        raise PluginError(f"{where}: {verl_source.reason(error)}") from error
+        raise PluginError(f"{where}: {loading.reason(error)}") from error
     if not functions:
         raise PluginError(f"{where}: the file has no function under @function_tool")
     normalize = staticmethod(loader.normalize_function_tool_return)
@@ -73,7 +73,7 @@ class VerlTool(Tool):
     async def score(self) -> float | None:
         if self._id is None or not self.has_reward:
             return None
-        return verl_source.number(await self.implementation.calc_reward(self._id, **self._kwargs("calc_reward_kwargs")))
+        return loading.number(await self.implementation.calc_reward(self._id, **self._kwargs("calc_reward_kwargs")))
 
     async def close(self) -> None:
         instance_id, self._id = self._id, None
@@ -106,7 +106,7 @@ def tool_result(answer: object, name: str) -> ToolResult:
     if not (isinstance(answer, tuple) and len(answer) == 3):
         raise ToolError(f"tool {name!r} returned {type(answer).__name__}; verl's tools return (response, reward, metrics)")
     response, reward, metrics = answer
-    return ToolResult(_text(response, name), reward=verl_source.number(reward), metrics=verl_source.metrics(metrics))
+    return ToolResult(_text(response, name), reward=loading.number(reward), metrics=loading.metrics(metrics))
 
 
 def _text(response: Any, name: str) -> str:
@@ -127,15 +127,15 @@ def _tool_of_entry(entry: dict[str, Any], *, where: str) -> type[Tool]:
             "Name MCP servers in agent.mcp_servers: `{name: {url: ...}}` or `{name: {command: [...]}}`"
         )
     given = entry.get("tool_schema")
-    schemas = verl_source.module("verl.tools.schemas", where=where)
+    schemas = loading.module("verl.tools.schemas", where=where)
     try:
         tool_schema = None if given is None else schemas.OpenAIFunctionToolSchema.model_validate(given)
     except ValueError as error:
         raise PluginError(f"{where}: tool_schema of {class_name}: {' '.join(str(error).split())}") from error
-    implementation = verl_source.create(class_name, where=where, config=config, tool_schema=tool_schema)
+    implementation = loading.create(class_name, where=where, config=config, tool_schema=tool_schema)
     # Prefer the YAML's own schema: verl's models do not know all of JSON schema and drop the rest.
     schema = given or _dumped(implementation.get_openai_tool_schema())
-    has_reward = verl_source.overrides(implementation, "calc_reward", base=BASE)
+    has_reward = loading.overrides(implementation, "calc_reward", base=BASE)
     return _class(VerlTool, schema, where, implementation=implementation, has_reward=has_reward)
 
 

@@ -17,7 +17,7 @@ from agentrl.config.compose import load_config
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.explain import explain, find_warnings
 from agentrl.config.schema import Config
-from agentrl.data.build import Playable, check_training_data
+from agentrl.data.checked_dataset import Playable, check_training_data
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.data.trajectories import accuracies, encode, to_ipc

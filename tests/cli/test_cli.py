@@ -18,7 +18,7 @@ import agentrl
 from agentrl.cli import app
 from agentrl.cli.pages import page_names
 from agentrl.config.compose import load_config, load_sft_config
-from agentrl.data.prepared import check_prepared
+from agentrl.data.input_files import check_prepared
 from agentrl.errors import ConfigError
 from parts.docs_commands import command as problems_of
 from parts.docs_names import read_project

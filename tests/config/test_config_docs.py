@@ -10,7 +10,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from agentrl.config.docs import render, type_words
-from agentrl.config.fields import Key, iter_keys, iter_sections
+from agentrl.config.keys import Key, iter_keys, iter_sections
 from agentrl.config.schema import Config
 from agentrl.config.section import Section
 from agentrl.config.supervised import SFTConfig

@@ -16,7 +16,7 @@ import typer
 from agentrl.cli import app
 from agentrl.config.compose import load_config
 from agentrl.config.explain import explain
-from agentrl.data.prepare import write_aime
+from agentrl.data.convert import write_aime
 from agentrl.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[2]

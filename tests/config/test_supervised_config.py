@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.config.explain_supervised import explain_supervised, find_warnings
 from agentrl.config.supervised import RMConfig, SFTConfig
-from agentrl.tracking.job import PLAIN_INTERVAL_S, JobConsole
+from agentrl.tracking.job_console import PLAIN_INTERVAL_S, JobConsole
 from agentrl.tracking.metrics import StepRecord
 
 

@@ -6,7 +6,7 @@ from agentrl.config.compose import load_config
 from agentrl.errors import ConfigError, PluginError
 from agentrl.testing.one_row.models import read_script
 from agentrl.verl.importing.source import read_source
-from agentrl.verl.source import read_entries
+from agentrl.verl.loading import read_entries
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)

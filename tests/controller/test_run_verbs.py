@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from agentrl.buffer.lineage import Lineage
 from agentrl.config.schema import Config
 from agentrl.controller.run import Run
-from agentrl.tracking.closing import STEP
+from agentrl.tracking.closing_table import STEP
 
 
 def run_of(calls, *, step=0):

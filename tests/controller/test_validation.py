@@ -16,7 +16,7 @@ from agentrl.controller.validation import Validation, of_version
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.figures.attempts import attempt_of
 from agentrl.figures.summary import summarise
-from agentrl.figures.validation import figures, shown_ks
+from agentrl.figures.validation_metrics import figures, shown_ks
 from agentrl.fleet.user_files import user_files
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.unwritten import UnwrittenFiles

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from agentrl.config.agent import AgentConfig
 from agentrl.config.data import DataConfig
 from agentrl.data import files
-from agentrl.data.build import Playable, build_dataset
+from agentrl.data.checked_dataset import Playable, build_dataset
+from agentrl.data.convert import write_gsm8k
 from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.data.files import ParquetRows, file_ids, open_rows, write_rows
-from agentrl.data.prepare import write_gsm8k
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import DataError, PluginError
 from agentrl.plugins import AgentLoop, Interaction, InteractionReply, Tool, ToolResult, load_plugins
@@ -320,6 +320,6 @@ def test_gsm8k_of_the_shared_folder(tmp_path: Path):
 
 
 def test_data_needs_no_torch_no_ray_no_transformers():
-    modules = "agentrl.data.build, agentrl.cli.data, agentrl.data.prepare, agentrl.data.pairs, agentrl.data.show"
+    modules = "agentrl.data.checked_dataset, agentrl.cli.data, agentrl.data.convert, agentrl.data.pairs, agentrl.data.show"
     code = f"import sys, {modules}; print({{'torch', 'ray', 'transformers'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.config.agent import AgentConfig
 from agentrl.config.data import DataConfig
-from agentrl.data.build import agent_choice
+from agentrl.data.checked_dataset import agent_choice
 from agentrl.data.files import open_rows
 from agentrl.data.reader import task_reader
 from agentrl.data.rows import AgentChoice, RowPlace, read_row, without_nulls

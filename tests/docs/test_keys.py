@@ -9,7 +9,7 @@ from typing import get_origin
 import pytest
 import yaml
 
-from agentrl.config.fields import iter_keys, iter_sections, unknown_keys, with_defaults
+from agentrl.config.keys import iter_keys, iter_sections, unknown_keys, with_defaults
 from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig
 from parts.docs_claims import Page

@@ -14,10 +14,10 @@ from agentrl.config.evaluation import EvalConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, DataError
+from agentrl.evaluation.attempt_keys import AttemptSettings, attempt_key, fingerprint, problem_hash, producer_of
 from agentrl.evaluation.concurrency import START, Concurrency
 from agentrl.evaluation.data_sets import resolve_files
 from agentrl.evaluation.model_place import read_place
-from agentrl.evaluation.producer import AttemptSettings, attempt_key, fingerprint, problem_hash, producer_of
 from agentrl.evaluation.templates import TEMPLATES, Template, applied, find_template, template_of
 from agentrl.types import Message, Task
 

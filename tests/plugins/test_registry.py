@@ -17,7 +17,7 @@ from agentrl.config.data import DataConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig
-from agentrl.data.build import OfferedTools
+from agentrl.data.checked_dataset import OfferedTools
 from agentrl.errors import PluginError
 from agentrl.fleet.user_files import rank_files, shipped, user_files
 from agentrl.plugins import Reference, Tool, import_source, load_plugins, locate

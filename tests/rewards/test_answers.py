@@ -19,10 +19,10 @@ from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.rewards import aime, gsm8k, math
 from agentrl.rewards.aime import Aime, extract_integer, parse_integer
+from agentrl.rewards.answer_number import MAX_TAIL_CHARS
 from agentrl.rewards.gsm8k import Gsm8k, extract_answer, parse_number
 from agentrl.rewards.math import Math
-from agentrl.rewards.plain import plain
-from agentrl.rewards.stated import MAX_TAIL_CHARS
+from agentrl.rewards.plain_text import plain
 from agentrl.types import Message, Outcome, Task, ToolCall
 from parts.cpu_time import cpu_s
 

@@ -341,7 +341,7 @@ def test_a_remote_service_may_say_that_it_does_not_apply():
     ],
 )
 def test_a_service_that_fails_is_tried_again_where_that_helps(monkeypatch, answers, num_requests, failure):
-    monkeypatch.setattr("agentrl.rewards.posting.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("agentrl.rewards.scoring_service.FIRST_PAUSE_S", 0.001)
     left = iter(answers)
     with serving(lambda body: next(left)) as service:
         reward = Remote({"url": service.url})
@@ -354,7 +354,7 @@ def test_a_service_that_fails_is_tried_again_where_that_helps(monkeypatch, answe
 
 
 def test_nobody_listens(monkeypatch):
-    monkeypatch.setattr("agentrl.rewards.posting.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("agentrl.rewards.scoring_service.FIRST_PAUSE_S", 0.001)
     with serving(lambda body: (200, {})) as service:
         pass
     with pytest.raises(RewardError, match="cannot connect"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import agentrl
-from agentrl.data.prepare import write_gsm8k
+from agentrl.data.convert import write_gsm8k
 
 
 def gsm8k_folder() -> Path:

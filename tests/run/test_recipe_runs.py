@@ -19,7 +19,7 @@ import agentrl
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
-from agentrl.data.prepare import write_aime, write_gsm8k
+from agentrl.data.convert import write_aime, write_gsm8k
 from agentrl.fleet.cluster import ray_session
 
 RECIPES = sorted(file.stem for file in (Path(__file__).parents[2] / "configs" / "recipes").glob("*.yaml"))

@@ -13,7 +13,7 @@ import agentrl
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.compose import load_rm_config
-from agentrl.data.build import OfferedTools
+from agentrl.data.checked_dataset import OfferedTools
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.offline.reward_model import train_reward_model
 from agentrl.types import Task

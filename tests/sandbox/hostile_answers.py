@@ -278,7 +278,7 @@ def f(x): return 0""",
     tell(b'{"value": 0, "changed": [[4711], {"dict": []}]}\n' * 20)
     return 0""",
     "forged_tags": """import sys
-plain = sys.modules.get('agentrl_inside.plain')
+plain = sys.modules.get('agentrl_inside.plain_data')
 def f(x): return 0
 if plain:
     sys.modules['agentrl_inside.program'].encode = lambda value, other: {'numpy.bool_': [True], 'eval': 'True'}""",

@@ -14,7 +14,7 @@ from agentrl.plugins import Attempted, load_plugins
 from agentrl.rewards.code import Code
 from agentrl.rewards.code_cases import equal_texts, equal_values, extract_code, is_expected, read_cases
 from agentrl.rewards.code_tests import Call, join_setups, read_call, read_suite
-from agentrl.rewards.inside import plain
+from agentrl.rewards.inside import plain_data
 from agentrl.sandbox import Sandbox
 from agentrl.types import Message, Outcome, Task
 from parts.cpu_time import cpu_s
@@ -276,7 +276,7 @@ def no_object(value) -> None:
 
 @given(PLAIN)
 def test_plain_data_arrives_with_its_types(value) -> None:
-    arrived = plain.decode(plain.load(plain.dump(plain.encode(value, no_object))))
+    arrived = plain_data.decode(plain_data.load(plain_data.dump(plain_data.encode(value, no_object))))
     assert repr(arrived) == repr(value)
 
 
@@ -284,14 +284,14 @@ def test_plain_data_arrives_with_its_types(value) -> None:
     st.binary(max_size=60)
     | st.recursive(
         st.none() | st.integers() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(plain._READERS)), inner, max_size=1),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(plain_data._READERS)), inner, max_size=1),
         max_leaves=8,
-    ).map(plain.dump)
+    ).map(plain_data.dump)
 )
 def test_whatever_a_program_says_is_data_or_unreadable(line: bytes) -> None:
     try:
-        value = plain.decode(plain.load(line))
-    except plain.UNREADABLE:
+        value = plain_data.decode(plain_data.load(line))
+    except plain_data.UNREADABLE:
         return
     assert type(value).__module__ in {"builtins", "collections", "datetime", "decimal", "fractions", "numpy"}, value
 
@@ -309,15 +309,15 @@ def test_whatever_a_program_says_is_data_or_unreadable(line: bytes) -> None:
 )
 def test_what_takes_long_to_read_is_unreadable(tree) -> None:
     def read() -> None:
-        with pytest.raises(plain.UNREADABLE):
-            plain.decode(tree)
+        with pytest.raises(plain_data.UNREADABLE):
+            plain_data.decode(tree)
 
     assert cpu_s(read, below=0.5) < 0.5
 
 
 @given(st.sets(st.integers(-(2**70), 2**70) | st.text() | st.none() | st.tuples(st.floats(allow_nan=False)), max_size=200))
 def test_usual_sets_arrive(value) -> None:
-    assert plain.decode(plain.load(plain.dump(plain.encode(value, no_object)))) == value
+    assert plain_data.decode(plain_data.load(plain_data.dump(plain_data.encode(value, no_object)))) == value
 
 
 def test_pieces_that_run_nothing_belong_to_the_next_one() -> None:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as RichConsole
 
-from agentrl.tracking.closing import ClosingRow, closing_rows, closing_table, write_summary
+from agentrl.tracking.closing_table import ClosingRow, closing_rows, closing_table, write_summary
 from agentrl.tracking.console import PlainConsole, QuietConsole, open_console
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.panel import PanelState, draw_panel, phase_seconds, sparkline
@@ -157,7 +157,7 @@ def test_a_sparkline_has_one_block_per_value_in_the_order_of_the_values(values):
 PROGRAM = """
     import os, subprocess, sys
     from pathlib import Path
-    from agentrl.tracking.closing import ClosingRow, closing_table
+    from agentrl.tracking.closing_table import ClosingRow, closing_table
     from agentrl.tracking.console import open_console
     from agentrl.tracking.metrics import StepRecord
 

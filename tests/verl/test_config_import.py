@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from agentrl.cli import app
 from agentrl.config.compose import load_config
-from agentrl.config.fields import iter_keys
+from agentrl.config.keys import iter_keys
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.verl.importing.docs import insert

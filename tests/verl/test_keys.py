@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.compose import load_config, load_sft_config
-from agentrl.config.fields import iter_keys, iter_sections
+from agentrl.config.keys import iter_keys, iter_sections
 from agentrl.config.schema import Config
 from agentrl.config.supervised import SFTConfig
 from agentrl.errors import ConfigError

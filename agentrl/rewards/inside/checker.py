@@ -15,7 +15,7 @@ import os
 import sys
 
 from . import objects
-from .plain import MAX_BYTES, UNREADABLE, array, decode, dump, encode, load
+from .plain_data import MAX_BYTES, UNREADABLE, array, decode, dump, encode, load
 
 TYPE_CHECKING = False  # importing typing would cost milliseconds at every start
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from agentrl.serving.embedded.shown import shown
+from agentrl.serving.embedded.bounded_repr import shown
 from agentrl.serving.embedded.weights import WeightsRefused, check_finite, reading
 from agentrl.sglang.process_group import tensor_checksum
 

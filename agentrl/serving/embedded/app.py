@@ -27,11 +27,11 @@ from starlette.types import ASGIApp, Lifespan
 from agentrl.errors import InfrastructureError
 from agentrl.serving.embedded.admission import AdmissionMiddleware, json_response
 from agentrl.serving.embedded.bodies import BadRequest, flag_of, integer_of, list_of, read_body, seconds_of, text_of, version_of
+from agentrl.serving.embedded.bounded_repr import shown
 from agentrl.serving.embedded.engine import EngineError, NotFinite
 from agentrl.serving.embedded.groups import WrongState
 from agentrl.serving.embedded.requests import RequestLimits, parse_generate
 from agentrl.serving.embedded.service import Result, Service
-from agentrl.serving.embedded.shown import shown
 from agentrl.serving.embedded.weights import WeightsRefused, parse_specs
 from agentrl.sglang.weight_changes import CHANGES_FORMAT
 

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
-from agentrl.serving.embedded.shown import shown
+from agentrl.serving.embedded.bounded_repr import shown
 
 MAX_BODY_BYTES = 32 * 2**20
 """Many times the size of the largest batch of prompts within the limits."""

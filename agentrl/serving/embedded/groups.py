@@ -12,7 +12,7 @@ from functools import partial
 from torch.distributed import ProcessGroup
 
 from agentrl.errors import InfrastructureError
-from agentrl.serving.embedded.shown import shown
+from agentrl.serving.embedded.bounded_repr import shown
 from agentrl.serving.embedded.threads import in_thread
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
 

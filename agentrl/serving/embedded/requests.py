@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.serving.embedded.bodies import MAX_TEXT, BadRequest, flag_of, integer_of, number_of
+from agentrl.serving.embedded.bounded_repr import shown
 from agentrl.serving.embedded.sampler import RowSampling
-from agentrl.serving.embedded.shown import shown
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's default."""

@@ -20,10 +20,10 @@ from typing import Literal, TypeVar
 
 from agentrl.serving.embedded.adapter import Adapter
 from agentrl.serving.embedded.bodies import BadRequest
+from agentrl.serving.embedded.bounded_repr import shown
 from agentrl.serving.embedded.engine import Engine, Job
 from agentrl.serving.embedded.groups import UpdateGroups, WrongState
 from agentrl.serving.embedded.requests import GenerateRequest
-from agentrl.serving.embedded.shown import shown
 from agentrl.serving.embedded.threads import in_thread
 from agentrl.serving.embedded.weights import Undo, Weights, WeightSpec, WeightsRefused, name_of
 from agentrl.sglang.protocol import adapter_tensor

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
-from agentrl.serving.embedded.shown import cut, shown
+from agentrl.serving.embedded.bounded_repr import cut, shown
 from agentrl.sglang.process_group import broadcast, tensor_bytes, tensor_checksum, unflatten
 from agentrl.sglang.weight_changes import CHANGES_FILE, NAME_FILE, NAME_KEY, POSITIONS, VALUES, changed_name
 

@@ -13,10 +13,10 @@ from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.data import DataConfig
 from agentrl.config.schema import Config
-from agentrl.data.build import Playable
+from agentrl.data.checked_dataset import Playable
 from agentrl.data.dataset import Dataset
+from agentrl.data.input_files import check_prepared
 from agentrl.data.model_source import resolve_model
-from agentrl.data.prepared import check_prepared
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError, concerning
 from agentrl.rewards.select import RewardTable

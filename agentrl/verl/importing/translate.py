@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from agentrl.config.fields import iter_keys, iter_sections, with_defaults
-from agentrl.config.messages import RIGHT, describe_invalid
+from agentrl.config.error_messages import RIGHT, describe_invalid
+from agentrl.config.keys import iter_keys, iter_sections, with_defaults
 from agentrl.config.origins import Origins
 from agentrl.config.schema import Config
 from agentrl.config.section import Section

@@ -7,12 +7,11 @@ from typing import Any, Protocol
 
 from agentrl.config.agent import AgentConfig
 from agentrl.config.data import DataConfig
-from agentrl.data.dataset import Dataset
+from agentrl.data.dataset import Dataset, check_source_weights
 from agentrl.data.rows import AgentChoice
-from agentrl.data.sources import check_source_weights
 from agentrl.errors import AgentRLError, DataError, PluginError
 from agentrl.plugins import AgentLoop, Interaction, Plugins, Tool
-from agentrl.plugins.contract import check_start, place
+from agentrl.plugins.checks import check_start, place
 from agentrl.types import JsonObject, Message, Task
 
 

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence, Set
 from fractions import Fraction
 from itertools import pairwise
 
+from agentrl.rewards.equations import is_false, is_no_result, worked_out
 from agentrl.rewards.number_words import number_in_words
 from agentrl.rewards.numbers import Found, has_number, in_smaller_unit, numbers_in, unit_of, with_signs
-from agentrl.rewards.plain import plain
-from agentrl.rewards.sums import is_false, is_no_result, worked_out
+from agentrl.rewards.plain_text import plain
 
 MAX_TAIL_CHARS = 2000
 """Characters at the end of a response that are searched.

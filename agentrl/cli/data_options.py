@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -47,13 +46,6 @@ DifficultyFrom = Annotated[
 MinPassRate = Annotated[float, typer.Option(min=0, max=1, help="Keep rows solved at least this often.")]
 MaxPassRate = Annotated[float, typer.Option(min=0, max=1, help="Keep rows solved at most this often.")]
 Unattempted = Annotated[Literal["keep", "drop"], typer.Option(help="What happens to rows without attempts.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-
-
-def set_debug(debug: bool) -> None:
-    """Show tracebacks of errors if `debug`."""
-    if debug:
-        os.environ["AGENTRL_DEBUG"] = "1"
 
 
 def read_text(option: str, value: str) -> str:

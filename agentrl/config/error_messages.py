@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.config.fields import Key, iter_keys, iter_sections
+from agentrl.config.keys import Key, iter_keys, iter_sections
 from agentrl.config.origins import Origins
 from agentrl.config.section import Section
 
