@@ -36,9 +36,9 @@ from agentrl.chat.conversation import Conversation
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
-from agentrl.rollout.actor import RolloutWorker
 from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.loop_gaps import gap_metrics
+from agentrl.rollout.worker import RolloutWorker
 from agentrl.types import Lease, Message, Task, Trajectory
 
 GROUP_SIZE = 8

@@ -30,21 +30,22 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import ray
 import trio
 from machine import write_result
 from paced_server import Workload, set_version, start_server, url_of
-from ray.actor import ActorHandle
 from soak_samples import Sample, Verdict, draw, judge, look_at_buffer, look_at_rollouts, sample_of
 
+from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
 from agentrl.data.trajectories import decode, from_ipc
-from agentrl.fleet.buffer_client import BufferClient
+from agentrl.fleet.buffer import launch_buffer
 from agentrl.fleet.cluster import ray_session
-from agentrl.rollout.actor import RolloutActor
+from agentrl.fleet.rollouts import ROLLOUT, rollout_worker
+from agentrl.rollout.worker import RolloutWorker
 from agentrl.sglang.client import SGLangClient
+from agentrl.workers.actors import Actor
 
 GROUP_SIZE = 8
 MAX_STALENESS = 4
@@ -128,7 +129,14 @@ class Learner:
     """Takes batches, publishes versions and sometimes replaces a server, in its own thread."""
 
     def __init__(
-        self, buffer: BufferClient, rollouts: ActorHandle, servers: Servers, config: Config, *, seed: int, kill_every_s: float
+        self,
+        buffer: Actor[ReplayBuffer],
+        rollouts: Actor[RolloutWorker],
+        servers: Servers,
+        config: Config,
+        *,
+        seed: int,
+        kill_every_s: float,
     ) -> None:
         self._buffer, self._rollouts, self._servers = buffer, rollouts, servers
         self._groups = config.buffer.groups_per_step
@@ -160,7 +168,7 @@ class Learner:
 
     def _step(self) -> None:
         step = self.totals.batches + 1
-        data = self._buffer.take(self._groups, TAKE_S, step=step)
+        data = self._buffer.run(ReplayBuffer.take, self._groups, TAKE_S, step)
         if data is None:
             return
         for outcome, count in Counter(t.outcome.value for t in decode(from_ipc(data))).items():
@@ -168,12 +176,12 @@ class Learner:
         self.totals.batches += 1
         self._servers.publish(self._servers.version + 1)
         self._tell()
-        self._buffer.advance(self._servers.version, step=step)
+        self._buffer.run(ReplayBuffer.advance, self._servers.version, step)
         if step % CHECKPOINT_EVERY == 0:
-            self._buffer.settle(step)
+            self._buffer.run(ReplayBuffer.settle, step)
 
     def _tell(self) -> None:
-        ray.get(self._rollouts.set_servers.remote(dict.fromkeys(self._servers.urls), self._servers.version), timeout=CALL_S)
+        self._rollouts.run(RolloutWorker.set_servers, dict.fromkeys(self._servers.urls), self._servers.version)
 
 
 def config_of(folder: Path, in_flight: int, workload: Workload) -> Config:
@@ -212,19 +220,18 @@ def write_tasks(folder: Path) -> None:
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def open_buffer(config: Config, folder: Path) -> BufferClient:
+def open_buffer(config: Config, folder: Path) -> Actor[ReplayBuffer]:
     """Start the buffer, with its journal in `folder`."""
     folder.mkdir()
-    buffer = BufferClient.launch(config, str(folder), is_new=True, say=print)
-    buffer.open()
-    buffer.resume(0, None)
+    buffer = launch_buffer(config, str(folder), is_new=True, say=print)
+    buffer.within(CALL_S).run(ReplayBuffer.resume, 0, None)
     return buffer
 
 
-def open_rollouts(owner: str, config: Config, buffer: BufferClient, servers: Servers) -> ActorHandle:
-    rollouts = RolloutActor.remote(owner, config, buffer.actor)  # type: ignore[attr-defined]  # ray's stubs keep the plain class
-    ray.get(rollouts.set_servers.remote(dict.fromkeys(servers.urls), servers.version), timeout=CALL_S)
-    rollouts.run.remote()
+def open_rollouts(owner: str, config: Config, buffer: Actor[ReplayBuffer], servers: Servers) -> Actor[RolloutWorker]:
+    rollouts = ROLLOUT.launch({}, rollout_worker, owner, config, buffer).within(CALL_S)
+    rollouts.run(RolloutWorker.set_servers, dict.fromkeys(servers.urls), servers.version)
+    rollouts.begin(RolloutWorker.run)
     return rollouts
 
 
@@ -252,27 +259,27 @@ def soak(args: argparse.Namespace) -> tuple[list[Sample], Verdict, Totals]:
         started = time.monotonic()
         while (now := time.monotonic() - started) < 60 * args.minutes:
             time.sleep(max(0.0, args.every * len(samples) - now))
-            samples.append(sample_of(time.monotonic() - started, rollouts, buffer.actor, attempts=learner.totals.num_trajectories))
+            samples.append(sample_of(time.monotonic() - started, rollouts, buffer, attempts=learner.totals.num_trajectories))
             show(samples[-1], learner.totals)
             if learner.error is not None:
                 raise RuntimeError("the learner failed") from learner.error
         learner.end()
-        ray.get(buffer.actor.close.remote(), timeout=CALL_S)
+        buffer.run(ReplayBuffer.close)
         tries = 1 + config.rollout.max_retries
         wait_until_quiet(rollouts, timeout_s=(1 + tries) * config.agent.trajectory_timeout_s)
         fresh = open_rollouts("fresh", config, buffer, servers)
         for actor in (rollouts, fresh):  # without servers, their idle connections are closed
-            ray.get(actor.set_servers.remote({}, servers.version), timeout=CALL_S)
+            actor.run(RolloutWorker.set_servers, {}, servers.version)
         time.sleep(args.every + 15)  # trio's threads end after ten idle seconds
         left, wanted = look_at_rollouts(rollouts), look_at_rollouts(fresh)
-        verdict = judge(samples, left, wanted, look_at_buffer(buffer.actor), warm_up_s=60 * args.warm_up, slack=args.slack)
+        verdict = judge(samples, left, wanted, look_at_buffer(buffer), warm_up_s=60 * args.warm_up, slack=args.slack)
         return samples, verdict, learner.totals
 
 
-def wait_until_quiet(rollouts: ActorHandle, *, timeout_s: float) -> None:
+def wait_until_quiet(rollouts: Actor[RolloutWorker], *, timeout_s: float) -> None:
     """Wait until every attempt has ended, at the latest by its own and its retries' deadlines."""
     deadline = time.monotonic() + timeout_s
-    while (left := ray.get(rollouts.stats.remote(), timeout=CALL_S)["in_flight"]) > 0:
+    while (left := rollouts.run(RolloutWorker.stats)["in_flight"]) > 0:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{left:g} attempts did not end within {timeout_s:g} s")
         time.sleep(1)

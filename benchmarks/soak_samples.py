@@ -20,7 +20,10 @@ import matplotlib
 import numpy as np
 import ray
 import trio
-from ray.actor import ActorHandle
+
+from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.rollout.worker import RolloutWorker
+from agentrl.workers.actors import Actor
 
 MAX_GROWTH = 0.02
 LOOK_S = 60.0
@@ -143,17 +146,17 @@ def tasks_of(part: Any) -> Counter[str]:
     return names
 
 
-def look_at_rollouts(actor: ActorHandle) -> Process:
-    return ray.get(actor.__ray_call__.remote(lambda shell: look_inside(lambda: tasks_of(shell._part))), timeout=LOOK_S)
+def look_at_rollouts(actor: Actor[Any]) -> Process:
+    return ray.get(actor.handle.__ray_call__.remote(lambda shell: look_inside(lambda: tasks_of(shell._part))), timeout=LOOK_S)
 
 
-def look_at_buffer(actor: ActorHandle) -> Process:
-    return ray.get(actor.__ray_call__.remote(lambda shell: look_inside()), timeout=LOOK_S)
+def look_at_buffer(actor: Actor[Any]) -> Process:
+    return ray.get(actor.handle.__ray_call__.remote(lambda shell: look_inside()), timeout=LOOK_S)
 
 
-def sample_of(seconds: float, rollouts: ActorHandle, buffer: ActorHandle, *, attempts: int) -> Sample:
-    counts = {name: count for name, count in ray.get(rollouts.stats.remote(), timeout=LOOK_S).items() if name.startswith(COUNTED)}
-    held = ray.get(buffer.stats.remote(), timeout=LOOK_S)
+def sample_of(seconds: float, rollouts: Actor[RolloutWorker], buffer: Actor[ReplayBuffer], *, attempts: int) -> Sample:
+    counts = {name: count for name, count in rollouts.within(LOOK_S).run(RolloutWorker.stats).items() if name.startswith(COUNTED)}
+    held = buffer.within(LOOK_S).run(ReplayBuffer.stats)
     processes = look_at_rollouts(rollouts), look_at_buffer(buffer)
     return Sample(seconds, counts["in_flight"], attempts, counts, *processes, ready=held["ready"], stored_mib=held["stored_bytes"] / 2**20)
 

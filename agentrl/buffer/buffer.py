@@ -257,9 +257,9 @@ class ReplayBuffer:
         """Return the tasks of the given groups."""
         return [self._tasks.task(group_id) for group_id in group_ids]
 
-    def advance(self, version: int, step: int | None = None) -> None:
+    def advance(self, version: int, step: int | None = None) -> Lineage:
         """Record that the servers use `version`, which learned from every batch up to `step` (None: the last
-        one taken).
+        one taken). Return the lineage up to it.
 
         Ready groups that are now too stale are dropped at once, which makes room for new leases. The call is
         idempotent.
@@ -270,6 +270,7 @@ class ReplayBuffer:
             self._let_go()
             self._rows.forget(self._ledger.drop_stale())
             self._changed.notify_all()
+            return self._ledger.lineage.copy()
 
     def settle(self, step: int) -> None:
         """Record that the checkpoint of `step` is complete: batches up to `step` will never be rolled back."""
@@ -290,11 +291,6 @@ class ReplayBuffer:
         with self._changed:
             self._rows.forget(self._ledger.roll_back(step, is_kept=self._rows.has))
             self._changed.notify_all()
-
-    def lineage(self) -> Lineage:
-        """Return a copy of the tree of versions, which computes lags."""
-        with self._changed:
-            return self._ledger.lineage.copy()
 
     def _take(self, num_groups: int, step: int | None) -> list[ReadyGroup] | None:
         stale = self._ledger.drop_stale()

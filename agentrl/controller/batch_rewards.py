@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from agentrl.config.schema import Config
 from agentrl.errors import LearnerError
-from agentrl.fleet.calls import in_trio
 from agentrl.plugins import Plugins
 from agentrl.plugins.blame import failure_of
 from agentrl.rewards.reward_model import Ask, RewardModel
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.scoring import Scorer
+from agentrl.rollout.trio_run import in_trio
 from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
 
 

@@ -10,18 +10,19 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.controller.phases import Phases
-from agentrl.fleet.calls import translate
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
 from agentrl.rollout.scopes import LiveScopes, stack_of
 from agentrl.rollout.server_loads import ask_loads
+from agentrl.rollout.worker import RolloutWorker
 from agentrl.sglang.client import SGLangClient
 from agentrl.tracking.watchdog import KEPT_SCOPES, SLICE_S
 from agentrl.types import BufferCounts, HeldLease
+from agentrl.workers.actors import Actor, translate
 from agentrl.workers.workers import Workers
 
 BUFFER = "the replay buffer"
@@ -36,7 +37,7 @@ class Parts:
     driver: the thread that makes the steps.
     """
 
-    buffer: ActorHandle
+    buffer: Actor[ReplayBuffer]
     servers: ServerFleet
     rollouts: RolloutFleet
     ranks: Callable[[], Sequence[Workers[Any]]]
@@ -90,8 +91,8 @@ class RunProgress:
 
 def look_at_progress(parts: Parts, asker: Asker) -> RunProgress:
     """Ask the buffer and the rollout actors for their progress."""
-    asked = {name: actor.stats.remote() for name, actor in parts.rollouts.actors.items()}
-    said = asker.answers({BUFFER: parts.buffer.stats.remote(), **asked})
+    asked = {name: actor.begin(RolloutWorker.stats) for name, actor in parts.rollouts.actors.items()}
+    said = asker.answers({BUFFER: parts.buffer.begin(ReplayBuffer.stats), **asked})
     buffer = said.pop(BUFFER)
     # A counter is missing until its first count.
     finished = [stats.get("finished", 0.0) for stats in said.values() if not isinstance(stats, NoAnswer)]
@@ -145,8 +146,12 @@ def find(parts: Parts, asker: Asker) -> RunFindings:
     """Ask every part of the run what it waits for."""
     controller = list(_of_controller(parts))  # first: its state may change while the others answer
     buffer = parts.buffer
-    asked = {owner: actor.scopes.remote(KEPT_SCOPES) for owner, actor in parts.rollouts.actors.items()}
-    own = {name: getattr(buffer, name).remote() for name in ("counts", "stats", "leases")}
+    asked = {owner: actor.begin(RolloutWorker.scopes, KEPT_SCOPES) for owner, actor in parts.rollouts.actors.items()}
+    own = {
+        "counts": buffer.begin(ReplayBuffer.counts),
+        "stats": buffer.begin(ReplayBuffer.stats),
+        "leases": buffer.begin(ReplayBuffer.leases),
+    }
     said = asker.answers({**own, **asked})
     counts, stats, leases = (NoAnswer(f"{BUFFER} does not answer") if isinstance(said[n], NoAnswer) else said[n] for n in own)
     learner = [line for workers in parts.ranks() for line in workers.unanswered()]

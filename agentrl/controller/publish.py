@@ -13,11 +13,11 @@ from agentrl.controller.learner import LearnerWeights
 from agentrl.controller.observe import Observer
 from agentrl.controller.run_dir import RunDir
 from agentrl.errors import DiskError
-from agentrl.fleet.calls import in_trio
 from agentrl.fleet.joining import find_unfit
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
 from agentrl.learner.learner import Learner
+from agentrl.rollout.trio_run import in_trio
 from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.weights.publish import Publisher, PublishReport, load_folder
 from agentrl.workers.workers import Workers

@@ -10,6 +10,7 @@ from functools import partial
 import ray
 from ray import ObjectRef
 
+from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.ledger import NO_VARIANCE
 from agentrl.buffer.lineage import Lineage
 from agentrl.config.buffer import BufferConfig
@@ -29,7 +30,6 @@ from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.controller.validation import Validation
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import CheckpointError, InfrastructureError, RewardError
-from agentrl.fleet.buffer_client import BufferClient
 from agentrl.fleet.colocated import Colocation
 from agentrl.fleet.elastic import ElasticServers
 from agentrl.fleet.rollouts import RolloutFleet
@@ -40,6 +40,7 @@ from agentrl.rollout.loop_gaps import without_gaps
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.closing_table import STEP, TRAINED
 from agentrl.types import SCORED_OUTCOMES, BufferCounts, Group, Outcome
+from agentrl.workers.actors import Actor
 
 POLL_S = 1.0
 """Seconds that one request to the buffer waits. After it, servers and actors are checked."""
@@ -56,7 +57,7 @@ class Run:
         config: Config,
         run_dir: RunDir,
         *,
-        buffer: BufferClient,
+        buffer: Actor[ReplayBuffer],
         ranks: Ranks,
         servers: ServerFleet,
         rollouts: RolloutFleet,
@@ -137,7 +138,7 @@ class Run:
         self.rollouts.heal(self.observer.say)
         self._elastic.attend(version=self.version)
         self._send("policy")
-        self.lineage = self.buffer.advance(self.version, step=self.step)
+        self.lineage = self.buffer.run(ReplayBuffer.advance, self.version, self.step)
 
     def _send(self, what: str) -> None:
         self.version = self._publishing.new_version(what, step=self.step, after=self.version)
@@ -175,10 +176,10 @@ class Run:
                     raise
                 self.observer.say(f"a batch of {len(groups)} groups could not be scored and is replaced: {error}")
                 self._keep_unscored(groups, error)
-                self.buffer.reject(self.step + 1, Outcome.REWARD_ERROR.value)
+                self.buffer.run(ReplayBuffer.reject, self.step + 1, Outcome.REWARD_ERROR.value)
 
     def _score(self, groups: Sequence[Group]) -> list[Group]:
-        tasks = self.buffer.tasks([group.group_id for group in groups])
+        tasks = self.buffer.run(ReplayBuffer.tasks, [group.group_id for group in groups])
         per_member = [task for task, group in zip(tasks, groups, strict=True) for _ in group.attempts]
         return group_trajectories(self.batch_rewards.score(per_member, [t for group in groups for t in group.attempts]))
 
@@ -195,7 +196,7 @@ class Run:
         started = time.monotonic()
         constant_before = self._num_constant()
         while True:
-            batch = self.buffer.take(num_groups, POLL_S, step=self.step + 1)
+            batch = self.buffer.run(ReplayBuffer.take, num_groups, POLL_S, self.step + 1)
             if batch is not None:
                 return group_trajectories(decode(from_ipc(batch)))
             self.heal()
@@ -203,7 +204,7 @@ class Run:
             check_variance(self._num_constant() - constant_before, self.config.buffer)
 
     def _check_progress(self, *, waited_s: float) -> None:
-        stats = self.buffer.stats()
+        stats = self.buffer.run(ReplayBuffer.stats)
         if min(waited_s, stats["since_last_add_s"]) > self.config.buffer.stall_timeout_s:
             why = self.observer.failures.tally.most_common()
             raise InfrastructureError(
@@ -240,7 +241,7 @@ class Run:
 
     def counts(self) -> BufferCounts:
         """Return the buffer's counts; they balance at any moment."""
-        return self.buffer.counts()
+        return self.buffer.run(ReplayBuffer.counts)
 
     def wait(self, refs: Sequence[ObjectRef], *, timeout_s: float) -> list[ObjectRef]:
         """Wait up to `timeout_s` for results of rollout actors; return those that are ready.
@@ -293,7 +294,7 @@ class Run:
         self.owes_checkpoint = False
         validation = self._validated[1] if self._validated and self._validated[0] == self.step else None
         with self.timer("save"):
-            state = self.buffer.state()
+            state = self.buffer.run(ReplayBuffer.state)
             save = partial(
                 self.checkpoints.save,
                 self.roles,
@@ -316,7 +317,7 @@ class Run:
             checkpoint = settle()
             if checkpoint is not None:
                 self.observer.unwritten.clear(CHECKPOINT)
-                self.buffer.settle(checkpoint.step)
+                self.buffer.run(ReplayBuffer.settle, checkpoint.step)
         except CheckpointError as error:
             self.owes_checkpoint = True
             self.observer.unwritten.count(CHECKPOINT, error)
@@ -335,7 +336,7 @@ class Run:
         self.step, self._validated, self.owes_checkpoint = step, None, False
         self.results = {name: values for name, values in self.results.items() if values.get(STEP, 0) <= step}
         self.observer.go_back(step)
-        self.buffer.roll_back(step)
+        self.buffer.run(ReplayBuffer.roll_back, step)
         self._publishing.set_learner(self.roles.learner)
         self.publish()
 
@@ -351,8 +352,8 @@ class Run:
             groups=groups,
             updates=[*updates, self.roles.usage()],
             rollout_stats=self.rollouts.stats(),
-            buffer_stats=self.buffer.stats(),
-            curriculum=self.buffer.curriculum() if is_weighed else {},
+            buffer_stats=self.buffer.run(ReplayBuffer.stats),
+            curriculum=self.buffer.run(ReplayBuffer.curriculum) if is_weighed else {},
         )
 
     def say_complete(self) -> None:

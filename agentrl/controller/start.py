@@ -19,7 +19,7 @@ from functools import partial
 from agentrl.adapters.catalog import named_plugins
 from agentrl.algorithms.advantages import find_estimator
 from agentrl.algorithms.logprob_kernels import check_kernels
-from agentrl.buffer.actor import BufferPlan, TaskCheck, planned_steps
+from agentrl.buffer.training_buffer import BufferPlan, TaskCheck, TrainingBuffer, planned_steps
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.controller.baselines import check_baselines
@@ -39,7 +39,7 @@ from agentrl.data.checked_dataset import Playable, build_dataset, check_training
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, concerning
 from agentrl.fleet.adapter import confirm_adapter, resolve_adapter
-from agentrl.fleet.buffer_client import BufferClient
+from agentrl.fleet.buffer import DATA_TIMEOUT_S, launch_buffer
 from agentrl.fleet.cluster import ending_at_the_second_interrupt, interruptible, ray_session
 from agentrl.fleet.nsight import check_nsight, recorded
 from agentrl.fleet.readiness import StartUp
@@ -53,6 +53,7 @@ from agentrl.learner.linear_kernels import check_linear_kernels
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
+from agentrl.workers.actors import Actor
 from agentrl.workers.starting import Starting
 
 
@@ -108,7 +109,7 @@ def open_run(config: Config) -> Iterator[Run]:
             starting.append(reward_role.ranks)
         with start_up.step("replay buffer"):
             # before the learner: an error in the data ends the run here, and lr schedules need total_steps
-            plan = _open_buffer(buffer, observer)
+            plan = _buffer_plan(buffer, observer)
         launch = partial(launch_roles, config, seats, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
         ranks = Ranks(launch, max_restarts=config.learner.max_restarts)
         checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer, newest=checkpoint)
@@ -121,7 +122,8 @@ def open_run(config: Config) -> Iterator[Run]:
             observer.say(f"resumed from {checkpoint.folder.name}")
         if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
             observer.say(aside)
-        buffer.resume(checkpoint.step if checkpoint else 0, checkpoint.buffer_state() if checkpoint else None)
+        buffer_state = checkpoint.buffer_state() if checkpoint else None
+        buffer.within(DATA_TIMEOUT_S).run(TrainingBuffer.resume, checkpoint.step if checkpoint else 0, buffer_state)
         observer.unwritten.attempt("readiness.txt", partial(start_up.finish, run_dir.root / "readiness.txt"))
         observer.say(f"ready after {time.monotonic() - started:.1f} s: {_readiness(config, plan)}")
         run = Run(
@@ -185,18 +187,18 @@ def _open_batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
     return rewards
 
 
-def _launch_buffer(config: Config, run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer) -> BufferClient:
+def _launch_buffer(config: Config, run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer) -> Actor[TrainingBuffer]:
     """Start the replay buffer with the journal in the run folder.
 
     A run that does not resume, or resumes from another folder's checkpoint, starts a new journal.
     """
     is_own = checkpoint is None or checkpoint.is_in(run_dir.checkpoints)
     is_new = config.trainer.resume_mode == "disable" or not is_own
-    return BufferClient.launch(config, str(run_dir.root.resolve()), is_new=is_new, say=observer.say)
+    return launch_buffer(config, str(run_dir.root.resolve()), is_new=is_new, say=observer.say)
 
 
-def _open_buffer(buffer: BufferClient, observer: Observer) -> BufferPlan:
-    plan = buffer.open()
+def _buffer_plan(buffer: Actor[TrainingBuffer], observer: Observer) -> BufferPlan:
+    plan = buffer.within(DATA_TIMEOUT_S).run(TrainingBuffer.plan)
     observer.set_total_steps(plan.total_steps)
     for line in (plan.template_note, *plan.sandboxes):
         if line is not None:

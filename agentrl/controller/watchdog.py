@@ -61,5 +61,5 @@ def watching(run: Run) -> AbstractContextManager[object]:
     silence_s = run.config.trainer.watchdog_s
     if silence_s is None:
         return nullcontext()
-    parts = Parts(run.buffer.actor, run.servers, run.rollouts, lambda: [*run.roles.ranks], run.phases, threading.current_thread())
+    parts = Parts(run.buffer, run.servers, run.rollouts, lambda: [*run.roles.ranks], run.phases, threading.current_thread())
     return Watchdog(WatchedRun(parts), silence_s=silence_s, folder=run.dir.root / "watchdog", say=run.observer.say)

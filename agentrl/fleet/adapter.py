@@ -9,8 +9,8 @@ import trio
 
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, ServerError
-from agentrl.fleet.calls import in_trio
 from agentrl.fleet.servers import ServerFleet
+from agentrl.rollout.trio_run import in_trio
 from agentrl.sglang.client import SGLangClient
 
 ASK_TIMEOUT_S = 30.0

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from agentrl.errors import LearnerError
-from agentrl.fleet.calls import in_trio
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
+from agentrl.rollout.trio_run import in_trio
 from agentrl.sglang.client import SGLangClient
 from agentrl.weights.attempt import for_each
 

@@ -11,10 +11,10 @@ import trio
 from agentrl.config.schema import Config
 from agentrl.errors import ServerError
 from agentrl.fleet.adapter import why_no_adapter
-from agentrl.fleet.calls import in_trio
 from agentrl.fleet.control import ControlDesk, ControlRequest
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
+from agentrl.rollout.trio_run import in_trio
 from agentrl.sglang.client import SGLangClient
 
 DRAIN_TIMEOUT_S = 10.0

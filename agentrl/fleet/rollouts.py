@@ -6,29 +6,41 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
 import ray
 from ray import ObjectRef
-from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayActorError, RayError
 
+from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.config.schema import Config
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import AgentRLError, InfrastructureError
-from agentrl.fleet.buffer_client import BufferClient
-from agentrl.fleet.calls import get, in_trio, translate
-from agentrl.rollout.actor import RolloutActor
-from agentrl.rollout.attempt_log import AttemptReport
+from agentrl.fleet.buffer import RemoteBuffer
+from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.limits import server_key
+from agentrl.rollout.trio_run import in_trio
+from agentrl.rollout.worker import RolloutWorker
 from agentrl.sglang.router import SGLangRouter
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.types import Lease, Trajectory
+from agentrl.workers.actors import Actor, ActorKind, get, translate
 from agentrl.workers.starting import Readiness, num_done
 
 CALL_TIMEOUT_S = 60.0
+ROLLOUT = ActorKind("RolloutActor", "a rollout actor", CALL_TIMEOUT_S, num_threads=8)
 START_TIMEOUT_S = 600.0
 """Loading tokenizer and plugins takes seconds, or longer on a small machine where all parts start at once."""
+
+
+def rollout_worker(owner: str, config: Config, buffer: Actor[ReplayBuffer] | None) -> RolloutWorker:
+    """Return the worker, in its process. It leases as `owner`; `buffer` None: only `play` can be used."""
+    pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each thread what that thread has freed
+    remote = None if buffer is None else RemoteBuffer(owner, buffer, patience_s=config.buffer.disk_patience_s)
+    worker = RolloutWorker(config, remote)
+    collect_rarely()
+    return worker
 
 
 @dataclass
@@ -39,7 +51,7 @@ class _Member:
     """
 
     owner: str
-    actor: ActorHandle
+    actor: Actor[RolloutWorker]
     running: ObjectRef | None = None
     counts: AttemptCounts = field(default_factory=AttemptCounts)  # its last report
     position: int = 0  # how many of its failures were already read
@@ -51,7 +63,7 @@ class RolloutFleet:
     `key_of` returns the API key of the server at a URL.
     """
 
-    def __init__(self, config: Config, buffer: BufferClient, *, key_of: Callable[[str], str | None]) -> None:
+    def __init__(self, config: Config, buffer: Actor[ReplayBuffer], *, key_of: Callable[[str], str | None]) -> None:
         self._config = config
         self._buffer = buffer
         self._key_of = key_of
@@ -63,7 +75,7 @@ class RolloutFleet:
         self._is_running = False
         self._attempts = AttemptCounts()
         self._members = [self._new_member(index) for index in range(config.rollout.num_actors)]
-        self._starting = [member.actor.stats.remote() for member in self._members]
+        self._starting = [member.actor.begin(RolloutWorker.stats) for member in self._members]
         self._deadline = time.monotonic() + START_TIMEOUT_S
 
     @property
@@ -76,7 +88,7 @@ class RolloutFleet:
         return Readiness("rollout actors", len(self._members) - len(self._starting) + num_done(self._starting), len(self._members))
 
     @property
-    def actors(self) -> dict[str, ActorHandle]:
+    def actors(self) -> dict[str, Actor[RolloutWorker]]:
         """The actors by owner, the name in their leases.
 
         Other threads may read it: it copies the list first.
@@ -95,9 +107,8 @@ class RolloutFleet:
 
     def _new_member(self, index: int) -> _Member:
         owner = f"rollout-{index}-{uuid.uuid4().hex[:8]}"
-        options = RolloutActor.options(num_cpus=0, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]  # ray's stubs
-        actor = options.remote(owner, self._config, self._buffer.actor)
-        return _Member(owner, actor)
+        kind = replace(ROLLOUT, who=owner)
+        return _Member(owner, kind.launch({"scheduling_strategy": "SPREAD"}, rollout_worker, owner, self._config, self._buffer))
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -119,13 +130,13 @@ class RolloutFleet:
         self._keys, self._version = keys, version
         for member in self._members:
             with suppress(InfrastructureError):  # heal() replaces a dead actor and sends its servers then
-                get(member.actor.set_servers.remote(self._keys, self._version), timeout_s=CALL_TIMEOUT_S, who=member.owner)
+                member.actor.run(RolloutWorker.set_servers, self._keys, self._version)
 
     def run(self) -> None:
         """Start playing training tasks."""
         self._is_running = True
         for member in self._members:
-            member.running = member.actor.run.remote()
+            member.running = member.actor.begin(RolloutWorker.run)
 
     def heal(self, say: Callable[[str], None]) -> int:
         """Replace the actors that died and return their leases to the buffer; return how many died.
@@ -158,13 +169,13 @@ class RolloutFleet:
             raise InfrastructureError(f"rollout actor {old.owner} died and rollout.max_actor_restarts is used up")
         self._restarts_left -= 1
         # an unreachable actor may still play; its leases are free only after it is killed
-        ray.kill(old.actor)
-        released = self._buffer.release(old.owner)
+        old.actor.kill()
+        released = self._buffer.run(ReplayBuffer.release, old.owner)
         new = self._new_member(index)
         with suppress(InfrastructureError):  # it died while starting: the next heal() replaces it
-            get(new.actor.set_servers.remote(self._keys, self._version), timeout_s=CALL_TIMEOUT_S * 3, who=new.owner)
+            new.actor.within(CALL_TIMEOUT_S * 3).run(RolloutWorker.set_servers, self._keys, self._version)
         if self._is_running:
-            new.running = new.actor.run.remote()
+            new.running = new.actor.begin(RolloutWorker.run)
         self._members[index] = new
         say(f"rollout actor {old.owner} died; {released} groups are leased again, {new.owner} takes over")
 
@@ -174,7 +185,7 @@ class RolloutFleet:
         Returns the leases behind each pending result; `collect` reads a result.
         """
         shares = [list(leases[i :: len(self._members)]) for i in range(len(self._members))]
-        return {m.actor.play.remote(share): share for m, share in zip(self._members, shares, strict=True) if share}
+        return {m.actor.begin(RolloutWorker.play, share): share for m, share in zip(self._members, shares, strict=True) if share}
 
     @staticmethod
     def collect(result: ObjectRef) -> list[Trajectory] | None:
@@ -196,7 +207,7 @@ class RolloutFleet:
         total: dict[str, float] = {}
         for member in self._members:
             with suppress(InfrastructureError):
-                for name, value in get(member.actor.stats.remote(), timeout_s=CALL_TIMEOUT_S, who=member.owner).items():
+                for name, value in member.actor.run(RolloutWorker.stats).items():
                     total[name] = total.get(name, 0.0) + value
         return total
 
@@ -209,7 +220,7 @@ class RolloutFleet:
         for member in self._members:
             # `position` stays, so the next call asks for the same failures
             with suppress(InfrastructureError):
-                report: AttemptReport = get(member.actor.attempts.remote(member.position), timeout_s=CALL_TIMEOUT_S, who=member.owner)
+                report = member.actor.run(RolloutWorker.attempts, member.position)
                 self._attempts += report.counts - member.counts
                 member.counts, member.position = report.counts, report.position
                 failed += report.failed
@@ -220,7 +231,7 @@ class RolloutFleet:
         total: dict[str, int] = {}
         for member in self._members:
             with suppress(InfrastructureError):
-                for url, tokens in get(member.actor.outstanding_tokens.remote(), timeout_s=CALL_TIMEOUT_S, who=member.owner).items():
+                for url, tokens in member.actor.run(RolloutWorker.outstanding_tokens).items():
                     total[url] = total.get(url, 0) + tokens
         return total
 
@@ -234,6 +245,6 @@ class RolloutFleet:
                 in_trio(self._router.remove_servers)
         with suppress(AgentRLError):
             if not self._starting:
-                get([m.actor.stop.remote() for m in self._members], timeout_s=CALL_TIMEOUT_S, who="a rollout actor")
+                get([m.actor.begin(RolloutWorker.stop) for m in self._members], timeout_s=CALL_TIMEOUT_S, who="a rollout actor")
         for member in self._members:
-            ray.kill(member.actor)
+            member.actor.kill()

@@ -16,18 +16,18 @@ from typing import Literal
 
 import ray
 from ray import ObjectRef
-from ray.actor import ActorHandle
 
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig, refuse_url
 from agentrl.config.schema import Config
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
-from agentrl.fleet.calls import get
 from agentrl.rollout.limits import key_of_started, num_ids_of, server_key
-from agentrl.serving.actor import ServerActor
 from agentrl.serving.attached import AttachedServer
 from agentrl.serving.health import ServerKind, ServerStatus
+from agentrl.serving.launch import launcher
+from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
+from agentrl.workers.actors import Actor, ActorKind, get
 from agentrl.workers.pools import Seat
 from agentrl.workers.starting import Readiness, num_done
 
@@ -37,20 +37,40 @@ SUPERVISOR_START_S = 300.0
 UNPUBLISHED = "default"
 """Version of a server before its first publish; the client refuses tokens that carry it."""
 
-_WHO = "a server's supervisor"
+# Several threads: `status` and `stop` must be answered while `start` waits for the model to load.
+SERVER = ActorKind("ServerActor", "a server's supervisor", POLL_TIMEOUT_S, num_threads=4)
+
+
+def supervisor(rollout: RolloutConfig, model: ModelConfig, log_file: Path, *, api_key: str, is_open: bool) -> Supervisor:
+    """Return the supervisor of a server of the kind `rollout.backend`, in its process.
+
+    Args:
+        log_file: of the server.
+        api_key: required by the server in every request.
+        is_open: listen on the node's IP address, for other machines; otherwise on 127.0.0.1 only.
+    """
+    return Supervisor(
+        launcher(rollout, model, api_key=api_key),
+        log_file=log_file,
+        start_timeout_s=rollout.server_start_timeout_s,
+        max_restarts=rollout.max_server_restarts,
+        hang_timeout_s=rollout.server_hang_timeout_s,
+        kind=rollout.backend,
+        host=ray.util.get_node_ip_address() if is_open else "127.0.0.1",
+    )
 
 
 @dataclass
 class _Member:
     """A server and its last known status.
 
-    watch: the Ray actor around its Supervisor; for an attached server, the object that polls it from here.
+    watch: its Supervisor; for an attached server, the object that polls it from here.
     deadline: of its start, on the monotonic clock.
     starting: the pending result of its start; None once that has ended.
     """
 
     name: str
-    watch: ActorHandle | AttachedServer
+    watch: Actor[Supervisor] | AttachedServer
     status: ServerStatus
     deadline: float
     is_guest: bool = False
@@ -126,11 +146,12 @@ class ServerFleet:
     def _start(self, seat: Seat, *, is_guest: bool = False) -> _Member:
         name = f"server_{self._num_started}"
         self._num_started += 1
-        options = ServerActor.options(**seat.ray_options())  # type: ignore[attr-defined]  # ray's stubs keep the plain class
-        is_open = self._listens_to_the_network()
-        actor = options.remote(name, self._rollout, self._model, run_dir=str(self._run_dir), is_open=is_open, api_key=self._key_of_started)
+        log_file, is_open = self._run_dir / "servers" / f"{name}.log", self._listens_to_the_network()
+        options = seat.ray_options()
+        watch = SERVER.launch(options, supervisor, self._rollout, self._model, log_file, api_key=self._key_of_started, is_open=is_open)
         status = ServerStatus("", "starting", self._rollout.backend)
-        member = _Member(name, actor, status, self._start_deadline(), is_guest, actor.start.remote(self._model.path, UNPUBLISHED), seat)
+        starting = watch.begin(Supervisor.start, self._model.path, UNPUBLISHED)
+        member = _Member(name, watch, status, self._start_deadline(), is_guest, starting, seat)
         self._members.append(member)
         return member
 
@@ -176,7 +197,7 @@ class ServerFleet:
                 with its log.
         """
         deadline = max((m.deadline for m in self._members), default=0.0)
-        get(list(self.starting), timeout_s=max(0.0, deadline - time.monotonic()), who=_WHO)
+        get(list(self.starting), timeout_s=max(0.0, deadline - time.monotonic()), who=SERVER.who)
         for member in self._members:
             member.starting = None
         self.wait_until_attached()
@@ -244,7 +265,7 @@ class ServerFleet:
             member.status = watch.status()
         else:
             try:
-                member.status = get(watch.status.remote(), timeout_s=POLL_TIMEOUT_S, who=_WHO)
+                member.status = watch.run(Supervisor.status)
             except InfrastructureError as error:
                 self._replace(member, error)
                 return
@@ -279,7 +300,7 @@ class ServerFleet:
                 member.watch.mark_ready(member.status.url)
             else:
                 with suppress(InfrastructureError):  # `poll` handles a lost supervisor
-                    get(member.watch.mark_ready.remote(member.status.url), timeout_s=POLL_TIMEOUT_S, who=_WHO)
+                    member.watch.run(Supervisor.mark_ready, member.status.url)
         self.poll()
 
     def restart(self, url: str) -> None:
@@ -292,7 +313,7 @@ class ServerFleet:
                 member.watch.restart(url)
             else:
                 with suppress(InfrastructureError):
-                    get(member.watch.restart.remote(url), timeout_s=POLL_TIMEOUT_S, who=_WHO)
+                    member.watch.run(Supervisor.restart, url)
         self.poll()
 
     def _with(self, urls: Sequence[str]) -> list[_Member]:
@@ -383,9 +404,9 @@ class ServerFleet:
 def _stop(members: Sequence[_Member]) -> None:
     actors = [m.watch for m in members if not isinstance(m.watch, AttachedServer)]
     with suppress(AgentRLError):  # the server of a dead actor died with it
-        get([actor.stop.remote() for actor in actors], timeout_s=POLL_TIMEOUT_S, who=_WHO)
+        get([actor.begin(Supervisor.stop) for actor in actors], timeout_s=SERVER.timeout_s, who=SERVER.who)
     for actor in actors:
-        ray.kill(actor)
+        actor.kill()
     for member in members:
         if isinstance(member.watch, AttachedServer):
             member.watch.stop()

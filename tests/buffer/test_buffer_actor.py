@@ -13,7 +13,7 @@ import pytest
 import ray
 import trio
 
-from agentrl.buffer.actor import BufferActor, BufferPlan, TaskCheck, open_journal, planned_steps
+from agentrl.buffer.training_buffer import BufferPlan, TaskCheck, TrainingBuffer, open_journal, planned_steps, subject_of
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
 from agentrl.config.buffer import BufferConfig
@@ -26,8 +26,9 @@ from agentrl.config.trainer import TrainerConfig
 from agentrl.data.dataset import DatasetReport
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ConfigError, DataError
-from agentrl.rollout.actor import RemoteBuffer
+from agentrl.fleet.buffer import RemoteBuffer, launch_buffer
 from agentrl.types import BufferCounts, Lease, Message, Outcome, Task, Trajectory
+from agentrl.workers.actors import Actor
 
 DEADLINE_S = 60.0
 LONG_POLL_S = 50.0  # a test that waits so long has failed
@@ -62,10 +63,10 @@ class Player:
         return os.getpid()
 
     def play(self, limit: int, members: int, timeout_s: float) -> list[int]:
-        leases = ray.get(self.buffer.lease.remote(self.owner, limit, timeout_s))
+        leases = ray.get(self.buffer.begin(TrainingBuffer.lease, self.owner, limit, timeout_s))
         for lease in leases:
             batch = encode([trajectory(lease, member) for member in range(members)])
-            ray.get(self.buffer.add.remote(self.owner, to_ipc(batch)))
+            self.buffer.run(TrainingBuffer.add, self.owner, to_ipc(batch))
         return [lease.group_id for lease in leases]
 
 
@@ -102,52 +103,54 @@ def config(folder: Path, *, rows: int = 6, ground_truth: str | None = "2", inter
     )
 
 
+def launched(config: Config) -> Actor[TrainingBuffer]:
+    return launch_buffer(config, None, is_new=False, say=print).within(DEADLINE_S)
+
+
 def call(method, *args):
     return ray.get(method.remote(*args), timeout=DEADLINE_S)
 
 
 def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(cluster, folder):
-    buffer = BufferActor.remote(config(folder))
-    assert call(buffer.open) == BufferPlan(num_tasks=6, total_steps=6, report=DatasetReport(rows=6, filtered=0, truncated=0))
-    call(buffer.advance, 0)
+    buffer = launched(config(folder))
+    assert buffer.run(TrainingBuffer.plan) == BufferPlan(num_tasks=6, total_steps=6, report=DatasetReport(rows=6, filtered=0, truncated=0))
+    buffer.run(TrainingBuffer.advance, 0)
     first, second = Player.remote("first", buffer), Player.remote("second", buffer)
     assert call(first.play, 2, 1, 0.0) == [0, 1]
 
     # More long polls than the default pool has threads: they must not hold up what they wait for.
-    polls = [buffer.lease.remote("idle", 0, LONG_POLL_S) for _ in range(12)]
-    taken = buffer.take.remote(2, LONG_POLL_S)
+    polls = [buffer.begin(TrainingBuffer.lease, "idle", 0, LONG_POLL_S) for _ in range(12)]
+    taken = buffer.begin(TrainingBuffer.take, 2, LONG_POLL_S)
     playing = second.play.remote(2, 2, LONG_POLL_S)
     os.kill(call(first.pid), signal.SIGKILL)
     with pytest.raises(ray.exceptions.RayActorError):
         call(first.pid)
-    assert call(buffer.counts).leased == 2  # nobody but the controller may say that an owner is dead
-    assert call(buffer.release, "first") == 2
+    assert buffer.run(TrainingBuffer.counts).leased == 2  # nobody but the controller may say that an owner is dead
+    assert buffer.run(TrainingBuffer.release, "first") == 2
 
     assert ray.get(playing, timeout=DEADLINE_S) == [0, 1]
     batch = decode(from_ipc(ray.get(taken, timeout=DEADLINE_S)))
     assert [(t.group_id, t.member) for t in batch] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    call(buffer.advance, 1)
-    call(buffer.add, "first", to_ipc(encode(batch[:1])))  # still in flight when its sender died
-    assert call(buffer.counts) == BufferCounts(2, 0, 0, 0, 2, {}, {"owner_lost": 2, "late": 1})
+    buffer.run(TrainingBuffer.advance, 1)
+    buffer.run(TrainingBuffer.add, "first", to_ipc(encode(batch[:1])))  # still in flight when its sender died
+    assert buffer.run(TrainingBuffer.counts) == BufferCounts(2, 0, 0, 0, 2, {}, {"owner_lost": 2, "late": 1})
 
-    saved = call(buffer.state)
-    call(buffer.close)
+    saved = buffer.run(TrainingBuffer.state)
+    buffer.run(TrainingBuffer.close)
     assert ray.get(polls, timeout=DEADLINE_S) == [[]] * 12
-    resumed = BufferActor.remote(config(folder))
-    call(resumed.open)
-    call(resumed.resume, 1, saved)
-    call(resumed.advance, 2)
-    assert [lease.group_id for lease in call(resumed.lease, "third", 9, 0.0)] == [2, 3]
-    call(resumed.close)
-    assert call(resumed.take, 2, LONG_POLL_S) is None
-    assert call(resumed.stats)["leased"] == 2
+    resumed = launched(config(folder))
+    resumed.run(TrainingBuffer.resume, 1, saved)
+    resumed.run(TrainingBuffer.advance, 2)
+    assert [lease.group_id for lease in resumed.run(TrainingBuffer.lease, "third", 9, 0.0)] == [2, 3]
+    resumed.run(TrainingBuffer.close)
+    assert resumed.run(TrainingBuffer.take, 2, LONG_POLL_S) is None
+    assert resumed.run(TrainingBuffer.stats)["leased"] == 2
 
 
 def test_a_rollout_actor_hears_which_of_its_groups_are_not_its_own_any_more(cluster, folder):
     """One that it has shipped whole is no news, and one that it leased again meanwhile is its own."""
-    buffer = BufferActor.remote(config(folder))
-    call(buffer.open)
-    call(buffer.advance, 0)
+    buffer = launched(config(folder))
+    buffer.run(TrainingBuffer.advance, 0)
 
     async def main() -> list[list[int]]:
         mine, told = RemoteBuffer("mine", buffer), []
@@ -156,7 +159,7 @@ def test_a_rollout_actor_hears_which_of_its_groups_are_not_its_own_any_more(clus
         told.append([*await mine.withdrawn()])
         await mine.add([trajectory(leases[0], member) for member in range(2)])
         told.append([*await mine.withdrawn()])
-        call(buffer.drop_group, "mine", 1, "somebody says so")
+        buffer.run(TrainingBuffer.drop_group, "mine", 1, "somebody says so")
         told.append([*await mine.withdrawn()])
         told.append([*await mine.withdrawn()])
         assert [lease.group_id for lease in await mine.lease(2)] == [2]
@@ -164,29 +167,27 @@ def test_a_rollout_actor_hears_which_of_its_groups_are_not_its_own_any_more(clus
         return told
 
     assert trio.run(main) == [[], [], [1], [], []]
-    call(buffer.close)
+    buffer.run(TrainingBuffer.close)
 
 
 def test_a_curriculum_draws_rows_by_the_seed_and_travels_with_the_state(cluster, folder):
     plain = config(folder)
     weighed = plain.model_copy(update={"data": plain.data.model_copy(update={"curriculum": CurriculumConfig(by_pass_rate=True)})})
     order = np.random.default_rng([plain.trainer.seed, 0]).permutation(6).tolist()
-    buffer, resumed = BufferActor.remote(weighed), BufferActor.remote(weighed)
-    for actor in (buffer, resumed):
-        call(actor.open)
-    call(buffer.advance, 0)
-    leases = call(buffer.lease, "a", 9, 0.0)
+    buffer, resumed = launched(weighed), launched(weighed)
+    buffer.run(TrainingBuffer.advance, 0)
+    leases = buffer.run(TrainingBuffer.lease, "a", 9, 0.0)
     assert [(lease.group_id, lease.task.task_id.partition(":")[2]) for lease in leases] == [(row, str(row)) for row in order[:2]]
     for lease in leases:
-        call(buffer.add, "a", to_ipc(encode([trajectory(lease, member) for member in range(2)])))
-    call(resumed.resume, 0, call(buffer.state))
-    call(resumed.advance, 0)
+        buffer.run(TrainingBuffer.add, "a", to_ipc(encode([trajectory(lease, member) for member in range(2)])))
+    resumed.run(TrainingBuffer.resume, 0, buffer.run(TrainingBuffer.state))
+    resumed.run(TrainingBuffer.advance, 0)
+    lineages = []
     for actor in (buffer, resumed):
-        assert call(actor.take, 2, 0.0) is not None
-        call(actor.advance, 1)
-        assert [lease.group_id for lease in call(actor.lease, "b", 9, 0.0)] == order[2:4]
-    assert call(buffer.curriculum)["never_passed"] == 1.0
-    lineages = [call(actor.lineage) for actor in (buffer, resumed)]
+        assert actor.run(TrainingBuffer.take, 2, 0.0) is not None
+        lineages.append(actor.run(TrainingBuffer.advance, 1))
+        assert [lease.group_id for lease in actor.run(TrainingBuffer.lease, "b", 9, 0.0)] == order[2:4]
+    assert buffer.run(TrainingBuffer.curriculum)["never_passed"] == 1.0
     assert [(lineage.version, lineage.lag(0)) for lineage in lineages] == [(1, 1), (1, 0)], "the resumed one published what it restored"
 
 
@@ -194,17 +195,17 @@ THINKING = {"chat_template": str(Path(__file__).parents[1] / "chat" / "templates
 
 
 def test_a_template_that_edits_the_history_is_told_at_the_start_or_refused(cluster, folder):
-    assert call(BufferActor.remote(config(folder, **THINKING)).open).template_note is None  # no user speaks again
-    note = call(BufferActor.remote(config(folder, interacts=True, **THINKING)).open).template_note
+    assert launched(config(folder, **THINKING)).run(TrainingBuffer.plan).template_note is None  # no user speaks again
+    note = launched(config(folder, interacts=True, **THINKING)).run(TrainingBuffer.plan).template_note
     assert "forks when a user speaks again: drops thinking" in note
     with pytest.raises(ConfigError, match=r"drops .*thinking; set model\.chat_template .* model\.template_edits=fork"):
-        call(BufferActor.remote(config(folder, interacts=True, template_edits="refuse", **THINKING)).open)
+        launched(config(folder, interacts=True, template_edits="refuse", **THINKING)).run(TrainingBuffer.plan)
 
 
 def test_bad_data_is_the_users_error_with_its_type(cluster, folder):
-    buffer = BufferActor.remote(config(folder, rows=1, ground_truth=None))
+    buffer = launched(config(folder, rows=1, ground_truth=None))
     with pytest.raises(DataError, match=r"1_None\.jsonl: row 0 \(line 1\): .*ground.truth"):
-        call(buffer.open)
+        buffer.run(TrainingBuffer.plan)
 
 
 def test_a_check_of_tasks_remembers_what_any_conversation_will_hold():
@@ -236,11 +237,11 @@ def test_a_journal_is_synced_to_the_disk_as_the_config_says(folder, tmp_path, pr
     options = config(folder)
     options = options.model_copy(update={"buffer": options.buffer.model_copy(update={"journal_sync": promise})})
     for is_new in (True, False):
-        journal = open_journal(tmp_path, options, is_new=is_new)
+        journal = open_journal(tmp_path, options.buffer, subject=subject_of(options), is_new=is_new)
         assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
         journal.close()
     other = options.model_copy(update={"trainer": TrainerConfig(seed=options.trainer.seed + 1)})
-    journal = open_journal(tmp_path, other, is_new=False)  # of other data: put aside, and begun again
+    journal = open_journal(tmp_path, other.buffer, subject=subject_of(other), is_new=False)  # of other data: put aside, and begun again
     assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
     journal.close()
 

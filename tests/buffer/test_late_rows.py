@@ -15,7 +15,7 @@ from agentrl.config.data import DataConfig
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import DataError, InfrastructureError
-from agentrl.fleet.calls import translate
+from agentrl.workers.actors import translate
 
 ROW = {"data_source": "s", "prompt": [{"role": "user", "content": "?"}]}
 

@@ -146,15 +146,15 @@ def train_with_buffer_and_actors(config, seed):
         server, losses = Server(learner), []
         buffer = ReplayBuffer(Rows(), groups_per_step=GROUPS, max_staleness=config.buffer.max_staleness, group_size=MEMBERS)
         server.publish(0)
-        buffer.advance(0, step=0)
+        lineage = buffer.advance(0, step=0)
         actors = [Actor(name, buffer, server, seed + index) for index, name in enumerate("abc")]
         for actor in actors:
             actor.start()
         for step in range(STEPS):
             batch = decode(from_ipc(buffer.take(GROUPS, 60.0, step=step + 1)))
-            losses += update(learner, batch, config, step, buffer.lineage().lags)
+            losses += update(learner, batch, config, step, lineage.lags)
             server.publish(step + 1)
-            buffer.advance(step + 1, step=step + 1)
+            lineage = buffer.advance(step + 1, step=step + 1)
         buffer.close()
         for actor in actors:
             actor.join(60)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
@@ -21,11 +22,11 @@ from agentrl.controller.findings import Parts
 from agentrl.controller.phases import Phases
 from agentrl.controller.watchdog import WatchedRun
 from agentrl.data.arithmetic import write_arithmetic
-from agentrl.fleet.buffer_client import BufferClient
-from agentrl.fleet.calls import get
+from agentrl.fleet.buffer import launch_buffer
 from agentrl.fleet.cluster import ray_session
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
+from agentrl.rollout.worker import RolloutWorker
 from agentrl.tracking.watchdog import Watchdog
 
 PLUGIN = """
@@ -75,18 +76,17 @@ class Standstill:
         self.folder = folder
         self.said: queue.Queue[str] = queue.Queue()
         self.phases = Phases()
-        self.buffer = BufferClient.launch(config, str(folder), is_new=True, say=self.said.put)
+        self.buffer = launch_buffer(config, str(folder), is_new=True, say=self.said.put)
         self.servers = ServerFleet(config.rollout, config.model, run_dir=folder, say=self.said.put)
         self.rollouts = RolloutFleet(config, self.buffer, key_of=self.servers.key_of)
         self.rollouts.wait_until_ready()
-        self.buffer.open()
-        self.buffer.resume(0, None)
-        self.buffer.advance(0, step=0)
+        self.buffer.run(ReplayBuffer.resume, 0, None)
+        self.buffer.run(ReplayBuffer.advance, 0, 0)
         self.rollouts.run()
 
     def watchdog(self, driver: threading.Thread | None = None, *, silence_s: float = 0.5, answer_s: float = 2.0) -> Watchdog:
         driver = driver or threading.current_thread()
-        parts = Parts(self.buffer.actor, self.servers, self.rollouts, list, self.phases, driver)
+        parts = Parts(self.buffer, self.servers, self.rollouts, list, self.phases, driver)
         return Watchdog(WatchedRun(parts, answer_s=answer_s), silence_s=silence_s, folder=self.folder / "watchdog", say=self.said.put)
 
     def wait_for(self, *words: str) -> str:
@@ -143,7 +143,7 @@ def test_a_stopped_rollout_actor_is_named(standstill):
 def test_a_stopped_buffer_is_named_while_the_controller_waits_for_it(standstill):
     def drive() -> None:
         with standstill.phases("take"):
-            standstill.buffer.take(1, 0.1, step=1)
+            standstill.buffer.run(ReplayBuffer.take, 1, 0.1, 1)
 
     driver = threading.Thread(target=drive)
     with stopped("ray::BufferActor"):
@@ -154,7 +154,7 @@ def test_a_stopped_buffer_is_named_while_the_controller_waits_for_it(standstill)
         assert time.monotonic() - asked_to_end < 20, "the end of the run waits for the watchdog"
     driver.join(60)
     assert not driver.is_alive()
-    assert "calls.py:" in report
+    assert "actors.py:" in report
     assert "(stuck_agent)" in report, "the others are asked all the same"
 
 
@@ -170,5 +170,5 @@ def test_progress_is_silence_for_nobody(standstill):
 
 
 def test_the_actors_go_on_afterwards(standstill):
-    assert standstill.buffer.counts().leased == 2
-    assert get([a.stats.remote() for a in standstill.rollouts.actors.values()], timeout_s=60, who="it")[0]["in_flight"] == 2
+    assert standstill.buffer.run(ReplayBuffer.counts).leased == 2
+    assert [a.run(RolloutWorker.stats)["in_flight"] for a in standstill.rollouts.actors.values()] == [2]

@@ -81,7 +81,7 @@ GOOD = """
 [itself](#a-page), [the loop](../agentrl/controller/train.py), [others](algorithms.md#policy-losses), [elsewhere](https://a.b/c)
 `agentrl/types.py` `rollout/session.py` `tools/` `metrics.jsonl` `trajectories/step_000001.parquet` `path/to/file.py:function` `CONFIG.yaml`
 `test_ledger.py::LedgerMachine` `configs/recipes/run_NAME.sh` `my_reward.py` `rollout/accuracy/<agent>` `time/update_critic_s`
-`agentrl.chat.parsing.ToolFormat` `Trajectory.num_tokens` `session.generate()` `ToolResult(is_error=True)` `BufferActor` `group_size`
+`agentrl.chat.parsing.ToolFormat` `Trajectory.num_tokens` `session.generate()` `ToolResult(is_error=True)` `ReplayBuffer` `group_size`
 `learn(roles, groups, config, ...)` `grpo` `(R_i - mean) / (std + 1e-6)` `max(-rho A, A)` `trainer.steps=20` `on_failure: tell` `--report`
 `agentrl servers list\\|add\\|drain RUN` `agentrl play CONFIG.yaml --row N` `make test TEST_PROCESSES=0` `make lint type` `AGENTRL_DEBUG`
 `x_18` `bash .ci/run` `aggregation: constant` `server=sglang_cpu` `clip_low clip_high` `verl.tools.base_tool` `attempt.answer`

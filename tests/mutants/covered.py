@@ -125,7 +125,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "agentrl/algorithms/reward_kl.py": ("algorithms/test_advantages.py", "controller/test_credit.py", "learner/test_critic.py"),
     "agentrl/algorithms/selection.py": ("algorithms/test_corrections.py", *ALGORITHMS, "learner/test_learner.py"),
     "agentrl/algorithms/values.py": ("algorithms/test_values.py", "learner/test_critic.py"),
-    "agentrl/buffer/actor.py": ("buffer/test_buffer_actor.py", "buffer/test_journal_damage.py", "buffer/test_late_rows.py"),
+    "agentrl/buffer/training_buffer.py": ("buffer/test_buffer_actor.py", "buffer/test_journal_damage.py", "buffer/test_late_rows.py"),
     "agentrl/buffer/audit.py": ("buffer/test_journal.py", "offline/test_audit_run.py", "buffer/test_journal_damage.py"),
     "agentrl/buffer/buffer.py": (
         *LEDGER,
@@ -189,10 +189,6 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         "agentrl/algorithms/policy_losses.py",
         "taus = torch.where(tokens.advantages >= 0, tau_positive, tau_negative).to(ratios)",
     ): "without an advantage the loss is 0 and has no gradient, whatever tau is",
-    (
-        "agentrl/buffer/actor.py",
-        "pass  # Arrow's own keeps for each of the many threads what that thread has freed",
-    ): "what a process keeps of freed memory shows in a run of hours: benchmarks/soak.py",
 }
 """(file, the line of a mutant without its indentation) -> why no test can tell it from the original."""
 

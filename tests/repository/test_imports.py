@@ -102,7 +102,7 @@ def test_heavy_packages_are_imported_only_where_they_belong(module: str) -> None
     path = SOURCES[module]
     part, file = part_of(module), str(path.relative_to(ROOT))
     is_torch_allowed = part in WITH_TORCH or file in TORCH_FILES
-    is_ray_allowed = part in WITH_RAY or path.name == "actor.py"
+    is_ray_allowed = part in WITH_RAY
     for line, name in imports(module, path):
         top = name.split(".")[0]
         assert top not in {"torch", "transformers"} or is_torch_allowed, f"{file}:{line} imports {name}"

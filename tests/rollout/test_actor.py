@@ -17,8 +17,8 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.rollout.actor import RolloutWorker
 from agentrl.rollout.limits import model_limits
+from agentrl.rollout.worker import RolloutWorker
 from agentrl.types import Lease, Outcome, Trajectory
 
 

@@ -13,8 +13,8 @@ from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
 from agentrl.figures.trajectory_metrics import is_correct, summarise_trajectories
 from agentrl.plugins import AgentLoop, Attempted, GroupReward, Reward, RewardResult
-from agentrl.rollout.actor import validating
 from agentrl.rollout.player_stack import Validating
+from agentrl.rollout.worker import validating
 from agentrl.types import Failure, Lease, Outcome
 
 SAMPLING = EvalConfig(temperature=1.0)

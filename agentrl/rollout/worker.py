@@ -1,7 +1,5 @@
-"""The Ray actor of one rollout process: Ray's threads call into one trio loop that runs in its own thread.
-
-All methods are synchronous: one `async def` makes a Ray actor an asyncio actor, and trio inside of it
-deadlocks.
+"""`RolloutWorker`: what one rollout process does. Its callers' threads call into one trio loop, which runs in
+its own thread.
 """
 
 from __future__ import annotations
@@ -12,20 +10,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import pyarrow as pa
-import ray
 import trio
-from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayTaskError
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
-from agentrl.errors import AgentRLError, InfrastructureError, JournalError
+from agentrl.errors import InfrastructureError
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.attempt_log import AttemptReport
-from agentrl.rollout.garbage import OldGarbage, collect_rarely
+from agentrl.rollout.garbage import OldGarbage
 from agentrl.rollout.limits import model_limits, num_ids_of, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.manager import AgentLoopManager, TaskSource
@@ -39,91 +33,16 @@ from agentrl.rollout.shipment import TrajectorySink
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.sglang.router import SGLangRouterClient
-from agentrl.types import Lease, Trajectory
+from agentrl.types import Lease
 
 T = TypeVar("T")
 
-LEASE_WAIT_S = 5.0
-"""Duration of one long poll for leases."""
-BUFFER_TIMEOUT_S = 120.0
-"""If the buffer does not answer for this long, the process ends, and its leases go to another owner."""
-JOURNAL_PAUSE_S = 1.0
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
 
 class Buffer(TaskSource, TrajectorySink, Protocol):
     """The rollout side of the replay buffer: source of leases and sink of trajectories."""
-
-
-class RemoteBuffer:
-    """The replay buffer's actor as TaskSource and TrajectorySink, for the leases of `owner`.
-
-    Each `lease` reports the groups that it knows of, so that the buffer returns a group again if an answer
-    was lost. If the buffer cannot write (its disk is full), the trajectory waits here, and later ones wait
-    behind it.
-    """
-
-    def __init__(self, owner: str, actor: ActorHandle, *, patience_s: float = 0.0) -> None:
-        """`patience_s`: seconds for which a call is retried while the buffer cannot write."""
-        self._owner = owner
-        self._actor = actor
-        self._patience_s = patience_s
-        self._threads = trio.CapacityLimiter(4)
-        self._missing: dict[int, set[int]] = {}  # group id -> members neither added nor left out yet
-
-    async def lease(self, limit: int) -> Sequence[Lease]:
-        leases: list[Lease] = await self._call(self._actor.lease, limit, LEASE_WAIT_S, tuple(self._missing))
-        for lease in leases:
-            self._missing[lease.group_id] = set(range(lease.num_attempts))
-        return leases
-
-    async def withdrawn(self) -> Sequence[int]:
-        asked = dict(self._missing)
-        gone: Sequence[int] = await self._call(self._actor.withdrawn, tuple(asked))
-        mine = [group_id for group_id in gone if self._missing.get(group_id) is asked[group_id]]  # not ended or leased again since
-        for group_id in mine:
-            del self._missing[group_id]
-        return mine
-
-    async def add(self, trajectories: Sequence[Trajectory]) -> None:
-        await self._call(self._actor.add, to_ipc(encode(trajectories)))
-        for trajectory in trajectories:
-            self._account_for(trajectory.group_id, trajectory.member)
-
-    async def drop_group(self, group_id: int, reason: str) -> None:
-        await self._call(self._actor.drop_group, group_id, reason)
-        self._missing.pop(group_id, None)
-
-    async def leave_out(self, group_id: int, member: int, reason: str) -> None:
-        await self._call(self._actor.leave_out, group_id, member, reason)
-        self._account_for(group_id, member)
-
-    def _account_for(self, group_id: int, member: int) -> None:
-        missing = self._missing.get(group_id, set())
-        missing.discard(member)
-        if not missing:
-            self._missing.pop(group_id, None)
-
-    async def _call(self, method: Any, *args: Any) -> Any:
-        deadline = trio.current_time() + self._patience_s
-        while True:
-            try:
-                return await trio.to_thread.run_sync(partial(self._ask, method, *args), abandon_on_cancel=True, limiter=self._threads)
-            except JournalError:
-                if trio.current_time() > deadline:
-                    raise
-                await trio.sleep(JOURNAL_PAUSE_S)
-
-    def _ask(self, method: Any, *args: Any) -> Any:
-        try:
-            return ray.get(method.remote(self._owner, *args), timeout=BUFFER_TIMEOUT_S)
-        except GetTimeoutError as error:
-            raise InfrastructureError(f"the replay buffer did not answer within {BUFFER_TIMEOUT_S:g} s") from error
-        except RayTaskError as error:
-            if isinstance(error.cause, AgentRLError):  # e.g. a DataError: a file changed since the data was opened
-                raise error.cause from error
-            raise
 
 
 def validating(config: Config) -> Validating | None:
@@ -133,7 +52,7 @@ def validating(config: Config) -> Validating | None:
 
 
 class RolloutWorker:
-    """RolloutActor without Ray: an AgentLoopManager in a trio thread, called from other threads."""
+    """An AgentLoopManager in a trio thread, called from other threads. Methods are synchronous."""
 
     def __init__(self, config: Config, buffer: Buffer | None) -> None:
         """Load tokenizer, plugins and rewards, and start the thread. `buffer` None: only `play` can be used.
@@ -282,39 +201,3 @@ class RolloutWorker:
                 await self._call_ended.wait()  # unbounded: `stop` waits STOP_TIMEOUT_S, then the process is killed
             await self._manager.aclose()
             await self._router.aclose()
-
-
-@ray.remote(num_cpus=0, max_concurrency=8)  # type: ignore[call-overload]  # not in ray's stubs
-class RolloutActor:
-    """Plays tasks as lease owner `owner`; see RolloutWorker. `buffer` None: only `play` can be used."""
-
-    def __init__(self, owner: str, config: Config, buffer: ActorHandle | None) -> None:
-        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each thread what that thread has freed
-        self._part = RolloutWorker(
-            config, None if buffer is None else RemoteBuffer(owner, buffer, patience_s=config.buffer.disk_patience_s)
-        )
-        collect_rarely()
-
-    def run(self) -> None:
-        self._part.run()
-
-    def play(self, leases: Sequence[Lease]) -> bytes:
-        return self._part.play(leases)
-
-    def set_servers(self, keys: Mapping[str, str | None], version: int) -> None:
-        self._part.set_servers(keys, version)
-
-    def outstanding_tokens(self) -> dict[str, int]:
-        return self._part.outstanding_tokens()
-
-    def stats(self) -> dict[str, float]:
-        return self._part.stats()
-
-    def attempts(self, position: int) -> AttemptReport:
-        return self._part.attempts(position)
-
-    def scopes(self, limit: int) -> LiveScopes:
-        return self._part.scopes(limit)
-
-    def stop(self) -> None:
-        self._part.stop()

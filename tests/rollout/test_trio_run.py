@@ -1,13 +1,10 @@
-"""What comes out of trio, and out of an actor, is what was raised in it."""
+"""What comes out of trio is what was raised in it."""
 
 import pytest
-import ray
 import trio
 
-from agentrl.config.cluster import ClusterConfig
-from agentrl.errors import InfrastructureError, ServerError
-from agentrl.fleet.calls import get, in_trio
-from agentrl.fleet.cluster import ray_session
+from agentrl.errors import ServerError
+from agentrl.rollout.trio_run import in_trio
 
 
 def raising(error: BaseException):
@@ -40,16 +37,3 @@ def test_a_value_is_returned():
         return 2 * number
 
     assert in_trio(double, 21) == 42
-
-
-@ray.remote(num_cpus=0)
-class Unmakable:
-    def __init__(self) -> None:
-        raise AttributeError("nothing is so called")
-
-    def wait(self) -> None: ...
-
-
-def test_what_a_constructor_raised_is_told():
-    with ray_session(ClusterConfig()), pytest.raises(InfrastructureError, match=r"an actor could not be made: .*nothing is so called"):
-        get(Unmakable.remote().wait.remote(), timeout_s=120, who="an actor")
