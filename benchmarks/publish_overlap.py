@@ -20,7 +20,7 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.ports import ReservedPort
 from agentrl.sglang.process_group import broadcast, join_weights_group, leave_weights_group
-from agentrl.weights.plan import plan_buckets
+from agentrl.weights.transport import plan_buckets
 
 TIMEOUT_S = 300.0
 

@@ -69,8 +69,7 @@ def servers_list(
 ) -> None:
     """List the servers: state, version, tokens that agents wait for (prompt and what may still be sampled), restarts."""
     show_tracebacks(debug)
-    from agentrl.fleet.control import read_servers
-    from agentrl.fleet.server_table import format_servers
+    from agentrl.fleet.control import format_servers, read_servers
 
     table = read_servers(run)
     typer.echo(table.model_dump_json(indent=1) if as_json else format_servers(table))

@@ -120,6 +120,18 @@ class Config(Section):
         return self.critic.epochs_per_step or self.learner.epochs_per_step
 
     @property
+    def with_adapter_resolved(self) -> Config:
+        """This config, with `rollout.weights.adapter=auto` replaced by `alone`, or by `merged` if something prevents it."""
+        if self.rollout.weights.adapter != "auto":
+            return self
+        return self.with_adapter("alone" if self.why_merged is None else "merged")
+
+    def with_adapter(self, adapter: Literal["merged", "alone"]) -> Config:
+        """Return this config with another `rollout.weights.adapter`."""
+        weights = self.rollout.weights.model_copy(update={"adapter": adapter})
+        return self.model_copy(update={"rollout": self.rollout.model_copy(update={"weights": weights})})
+
+    @property
     def why_merged(self) -> str | None:
         """The reason why the LoRA adapter cannot be published alone.
 

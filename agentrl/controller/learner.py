@@ -1,10 +1,8 @@
-"""The controller's side of the learner: specs and launch of ranks, packing, access to weights."""
+"""The controller's side of the learner: specs and launch of ranks, and packing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import Config
@@ -12,7 +10,6 @@ from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.checkpoint import SAVING
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import filler, pack
-from agentrl.types import SendTimes, TensorSpec
 from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.group import WorkerGroup
 from agentrl.workers.pools import Seat
@@ -91,60 +88,3 @@ def pack_for(learner: Workers[Learner], samples: Sequence[Sample], config: Learn
         shared_prefix=config.shared_prefix,
     )
     return [microbatch for shard in shards for microbatch in shard]
-
-
-class LearnerWeights:
-    """The learner's weights as `weights.publish.WeightSource` reads them."""
-
-    def __init__(self, learner: Workers[Learner]) -> None:
-        self._learner = learner
-        self.open_rendezvous = learner.find_address
-
-    def export(self, folder: str) -> None:
-        self._learner.run(Learner.export, folder)
-
-    def write_base(self, folder: str, is_again: bool) -> None:
-        self._learner.run(Learner.write_base, folder, is_again)
-
-    def write_changes(self, folder: str) -> tuple[int, int]:
-        return self._learner.run(Learner.write_changes, folder)
-
-    def export_adapter(self, folder: str) -> None:
-        self._learner.run(Learner.export_adapter, folder)
-
-    def tensor_specs(self) -> list[TensorSpec]:
-        return self._learner.run(Learner.tensor_specs)
-
-    def adapter_specs(self) -> list[TensorSpec]:
-        return self._learner.run(Learner.adapter_specs)
-
-    def join_weights_group(self, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float) -> None:
-        self._learner.run(Learner.join_weights_group, address, port, world_size, name, backend, timeout_s)
-
-    def send_bucket(self, names: Sequence[str]) -> None:
-        self._learner.run(Learner.send_bucket, list(names))
-
-    def finish_buckets(self) -> SendTimes:
-        return self._learner.run(Learner.finish_buckets)
-
-    def pickle_bucket(self, names: Sequence[str]) -> str:
-        return self._learner.run(Learner.pickle_bucket, list(names))
-
-    def leave_weights_group(self) -> None:
-        self._learner.run(Learner.leave_weights_group)
-
-    def checksums(self, dtype: str | None = None, is_fused: bool = False) -> Mapping[str, str]:
-        return self._learner.run(Learner.checksums, dtype, is_fused)
-
-    def score(self, token_ids: Sequence[int], num_context: int) -> Sequence[float]:
-        ids = np.asarray(token_ids, np.int32)
-        is_action = np.arange(len(ids)) >= num_context
-        nothing = np.zeros(len(ids), np.float32)
-        sample = Sample(0, ids, is_action, is_action, nothing, nothing)
-        shards = pack([sample], max_tokens=len(ids), world_size=self._learner.dp_size, may_split=False)
-        microbatches = [microbatch for shard in shards for microbatch in shard]
-        scored = self._learner.run(Learner.own_logprobs, microbatches)
-        return next(values.tolist() for microbatch, values in zip(microbatches, scored, strict=True) if not microbatch.is_filler)
-
-    def adapter_checksums(self) -> Mapping[str, str]:
-        return self._learner.run(Learner.adapter_checksums)

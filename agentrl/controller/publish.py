@@ -1,44 +1,62 @@
-"""`Publishing`: brings the servers of a run to a version of the weights, and restarts those that fail."""
+"""`Publishing`: decides about publishes. Three layers lie between `Run.publish` and a byte.
+
+Publishing (here)            decides   version, servers, what follows a failure
+Publisher (weights/)         sends     pauses servers, moves the weights by a transport, checks, resumes
+Learner (learner/)           owns      exports, broadcasts or pickles its weights, on the ranks
+"""
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from agentrl.config.schema import Config
-from agentrl.controller.learner import LearnerWeights
+from agentrl.config.rollout import RolloutConfig
 from agentrl.controller.observe import Observer
 from agentrl.controller.run_dir import RunDir
-from agentrl.errors import DiskError
-from agentrl.fleet.joining import find_unfit
+from agentrl.errors import DiskError, ServerError
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
 from agentrl.learner.learner import Learner
-from agentrl.rollout.trio_run import in_trio
+from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.sglang.protocol import POLICY_ADAPTER
+from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher, PublishReport, load_folder
 from agentrl.workers.workers import Workers
 
 DISK_POLL_S = 1.0
+FIRST_TOKEN_TIMEOUT_S = 60.0
 
 
 class Publishing:
-    """Publishes the weights of a learner, or of a baseline."""
+    """Brings the servers of a run to versions of the learner's weights, or of a baseline's.
+
+    version: the current one; -1 before the first publish.
+
+    Args:
+        model_path: folder that servers start from.
+        disk_patience_s: how long a full disk may refuse the weights.
+    """
 
     def __init__(
         self,
-        config: Config,
-        run_dir: RunDir,
         learner: Workers[Learner],
+        rollout: RolloutConfig,
         *,
+        model_path: str,
+        disk_patience_s: float,
+        run_dir: RunDir,
         servers: ServerFleet,
         rollouts: RolloutFleet,
         observer: Observer,
     ) -> None:
-        self._config = config
+        self.version = -1
+        self._rollout = rollout
+        self._model_path = model_path
+        self._disk_patience_s = disk_patience_s
         self._dir = run_dir
         self._servers = servers
         self._rollouts = rollouts
@@ -46,37 +64,26 @@ class Publishing:
         self._baseline: str | None = None
         # until the first publish every server needs weights; later only joining ones
         self._has_published = False
-        self._adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
+        self._adapter = POLICY_ADAPTER if rollout.weights.adapter == "alone" else None
         self._publisher = self._open(learner)
 
     def _open(self, learner: Workers[Learner]) -> Publisher:
-        rollout = self._config.rollout
-        backend = rollout.weights.backend
         return Publisher(
-            LearnerWeights(learner),
-            rollout.weights,
-            folder=self._dir.weights(rollout.weights),
-            pause_mode=lambda url: rollout.pause_mode_of(self._servers.kind_of(url)),
-            backend=backend if backend != "auto" else learner.run(Learner.collective_backend),
-            temperature=rollout.temperature,
-            model=Path(self._config.model.path),
+            learner,
+            self._rollout.weights,
+            folder=self._dir.weights(self._rollout.weights),
+            pause_mode=lambda url: self._rollout.pause_mode_of(self._servers.kind_of(url)),
+            temperature=self._rollout.temperature,
+            model=Path(self._model_path),
         )
 
     def set_learner(self, learner: Workers[Learner]) -> None:
         """Publish from restarted ranks. The servers drop the state that they kept for the old ranks."""
-        in_trio(self._leave, self._publisher)
+        self._servers.talk(self._servers.urls, self._publisher.abandon)
         self._publisher = self._open(learner)
 
-    async def _leave(self, publisher: Publisher) -> None:
-        clients = self._servers.clients(self._servers.urls)
-        try:
-            await publisher.abandon(clients)
-        finally:
-            for client in clients:
-                await client.aclose()
-
     @contextmanager
-    def instead(self, folder: str) -> Iterator[None]:
+    def baseline(self, folder: str) -> Iterator[None]:
         """Publish the weights in `folder` instead of the learner's within the block."""
         self._baseline = folder
         try:
@@ -84,46 +91,63 @@ class Publishing:
         finally:
             self._baseline = None
 
-    def new_version(self, what: str, *, step: int, after: int) -> int:
-        """Return a version above `after` that was never used in this run folder, and journal it."""
-        version = max(self._dir.next_version(), after + 1)
-        self._observer.unwritten.attempt("versions.jsonl", partial(self._dir.journal_version, version, step=step, what=what))
-        return version
+    def publish(self, what: str, *, step: int) -> None:
+        """Bring every server to a new version, which was never used in this run folder.
 
-    def send(self, urls: Sequence[str], version: int) -> None:
-        """Bring `urls` to `version`. Servers that fail are restarted and need weights again.
+        what: `policy` or the baseline, for the journal of versions.
+        """
+        # Set and journaled before any server gets it: a publish that fails half-way uses the version up, too.
+        self.version = max(self._dir.next_version(), self.version + 1)
+        self._observer.unwritten.attempt("versions.jsonl", partial(self._dir.journal_version, self.version, step=step, what=what))
+        self._send(self._servers.urls + self._servers.urls_needing_weights)
+
+    def catch_up(self) -> None:
+        """Bring servers that joined or restarted to the current version; remove servers that left from the actors."""
+        behind = self._servers.urls_needing_weights
+        if behind:
+            self._send(behind)
+        elif set(self._servers.urls) != set(self._rollouts.urls):
+            self._rollouts.set_servers(self._servers.urls, version=self.version)
+
+    def _send(self, urls: Sequence[str]) -> None:
+        """Bring `urls` to the current version. Servers that fail are restarted and need weights again.
 
         Servers that join or return are verified before they serve, even without `rollout.weights.verify`.
         """
+        version, say = self.version, self._observer.say
         joining = [url for url in urls if url in self._servers.urls_needing_weights]
         for url in joining if self._has_published else ():
             what = "was restarted" if self._servers.has_restarted(url) else "joined"
-            self._observer.say(f"server {url} {what} and gets version {version}")
-        report = self._publish_patiently(urls, version, must_verify=bool(joining) and self._has_published)
+            say(f"server {url} {what} and gets version {version}")
+        report = self._send_patiently(urls, must_verify=bool(joining) and self._has_published)
         self._has_published |= self._baseline is None
         self._observer.count_published(report.num_bytes, report.times)
         for url, why in report.repaired.items():
-            self._observer.say(f"server {url} took version {version} at the second attempt: {why}")
-        given = self._servers.clients([url for url in joining if url not in report.failed], adapter=self._adapter)
-        failed = {**report.failed, **in_trio(find_unfit, given, version)}
+            say(f"server {url} took version {version} at the second attempt: {why}")
+        given = [url for url in joining if url not in report.failed]
+        failed = {**report.failed, **self._servers.talk(given, partial(find_unfit, version=version), adapter=self._adapter)}
         for url, why in failed.items():
-            self._observer.say(f"server {url} did not take version {version}: {why}; it is restarted")
+            say(f"server {url} did not take version {version}: {why}; it is restarted")
             self._servers.restart(url)
         # The actors learn of the servers last: no traffic reaches one without the current weights.
         self._servers.mark_ready([url for url in urls if url not in failed])
         self._rollouts.set_servers(self._servers.urls, version=version)
         self._observer.set_servers(self._servers.states)
 
-    def _publish_patiently(self, urls: Sequence[str], version: int, *, must_verify: bool) -> PublishReport:
-        """Bring `urls` to `version`, retrying while the disk refuses the weights.
+    def _send_patiently(self, urls: Sequence[str], *, must_verify: bool) -> PublishReport:
+        """Send the weights to `urls`, retrying while the disk refuses them.
 
         Raises:
             DiskError: the disk refused them for longer than `buffer.disk_patience_s`.
         """
-        deadline = time.monotonic() + self._config.buffer.disk_patience_s
+        if self._baseline is None:
+            send = partial(self._publisher.publish, self.version, must_verify=must_verify)
+        else:
+            send = partial(load_folder, self._baseline, self.version, timeout_s=self._rollout.weights.timeout_s)
+        deadline = time.monotonic() + self._disk_patience_s
         while True:
             try:
-                report = in_trio(self._publish, urls, version, must_verify)
+                report = self._servers.talk(urls, send)
             except DiskError as error:
                 if time.monotonic() > deadline:
                     raise
@@ -133,12 +157,13 @@ class Publishing:
                 self._observer.unwritten.clear("weights")
                 return report
 
-    async def _publish(self, urls: Sequence[str], version: int, must_verify: bool) -> PublishReport:
-        clients = self._servers.clients(urls)
-        try:
-            if self._baseline is not None:
-                return await load_folder(self._baseline, version, clients, timeout_s=self._config.rollout.weights.timeout_s)
-            return await self._publisher.publish(version, clients, must_verify=must_verify)
-        finally:
-            for client in clients:
-                await client.aclose()
+
+async def find_unfit(servers: Sequence[SGLangClient], *, version: int) -> dict[str, str]:
+    """Return {url: why} of the servers that do not sample a token with `version`, which they were just given."""
+
+    async def sample(server: SGLangClient) -> None:
+        sampled = await server.generate([0], SamplingParams(1), rid=f"join-{uuid.uuid4().hex}")
+        if (got := sampled.versions.tolist()) != [version]:
+            raise ServerError(f"it was given version {version} and sampled a token of {got}")
+
+    return await for_each(servers, sample, timeout_s=FIRST_TOKEN_TIMEOUT_S, limit="the time of a first token")

@@ -74,7 +74,8 @@ class Run:
         self.ranks = ranks
         self.servers = servers
         self.rollouts = rollouts
-        self._elastic = ElasticServers(config, servers, rollouts, run_dir=run_dir.root, say=observer.say)
+        lone_adapter_of = config.model if config.rollout.weights.adapter == "alone" else None
+        self._elastic = ElasticServers(servers, rollouts, lone_adapter_of=lone_adapter_of, run_dir=run_dir.root, say=observer.say)
         self._colocation = Colocation(servers, rollouts, say=observer.say) if config.rollout.colocated else None
         self.validation = validation
         self.batch_rewards = batch_rewards
@@ -85,14 +86,27 @@ class Run:
         self._validated: tuple[int, Mapping[str, float]] | None = None
         self.is_resumed = checkpoint is not None
         self.step = checkpoint.step if checkpoint else 0
-        self.version = -1
         self.lineage = Lineage()  # the versions that the current weights descend from, up to `version`
         self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
         learner = ranks.roles.learner
-        self._publishing = Publishing(config, run_dir, learner, servers=servers, rollouts=rollouts, observer=observer)
+        self._publishing = Publishing(
+            learner,
+            config.rollout,
+            model_path=config.model.path,
+            disk_patience_s=config.buffer.disk_patience_s,
+            run_dir=run_dir,
+            servers=servers,
+            rollouts=rollouts,
+            observer=observer,
+        )
         self._failed_share = FailedShare(config)
         self.owes_checkpoint = False
         """True if the last checkpoint could not be written. The next step retries."""
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the servers have; -1 before the first publish."""
+        return self._publishing.version
 
     @property
     def roles(self) -> Roles:
@@ -137,12 +151,8 @@ class Run:
         # `take` heals only while it waits. A run whose batches are always ready must heal here.
         self.rollouts.heal(self.observer.say)
         self._elastic.attend(version=self.version)
-        self._send("policy")
+        self._publishing.publish("policy", step=self.step)
         self.lineage = self.buffer.run(ReplayBuffer.advance, self.version, self.step)
-
-    def _send(self, what: str) -> None:
-        self.version = self._publishing.new_version(what, step=self.step, after=self.version)
-        self._publishing.send(self.servers.urls + self.servers.urls_needing_weights, self.version)
 
     # ----------------------------------------------------------------------------------------------------- take
 
@@ -222,11 +232,7 @@ class Run:
         self._elastic.attend(version=self.version)
         self.observer.set_servers(self.servers.states)
         self._look_at_attempts()
-        behind = self.servers.urls_needing_weights
-        if behind:
-            self._publishing.send(behind, self.version)
-        elif set(self.servers.urls) != set(self.rollouts.urls):
-            self.rollouts.set_servers(self.servers.urls, version=self.version)
+        self._publishing.catch_up()
 
     def _look_at_attempts(self) -> None:
         """Record attempts that failed since the last call.
@@ -276,8 +282,8 @@ class Run:
         if self.validation is None or self.is_resumed:
             return
         for name, folder in self.config.tracking.baselines.items():
-            with self._publishing.instead(folder):
-                self._send(f"baseline {name}")
+            with self._publishing.baseline(folder):
+                self._publishing.publish(f"baseline {name}", step=self.step)
                 self.results[name] = self.validation.run(self, step=0, version=self.version, baseline=name)
 
     # ----------------------------------------------------------------------------------------------------- keep

@@ -38,13 +38,12 @@ from agentrl.controller.watchdog import watching
 from agentrl.data.checked_dataset import Playable, build_dataset, check_training_data
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, concerning
-from agentrl.fleet.adapter import confirm_adapter, resolve_adapter
 from agentrl.fleet.buffer import DATA_TIMEOUT_S, launch_buffer
 from agentrl.fleet.cluster import ending_at_the_second_interrupt, interruptible, ray_session
-from agentrl.fleet.nsight import check_nsight, recorded
+from agentrl.fleet.elastic import why_no_adapter
 from agentrl.fleet.readiness import StartUp
 from agentrl.fleet.rollouts import RolloutFleet
-from agentrl.fleet.seats import reserve_seats
+from agentrl.fleet.seats import check_nsight, recorded, reserve_seats
 from agentrl.fleet.servers import ServerFleet
 from agentrl.fleet.user_files import check_files, user_files
 from agentrl.learner.architecture import check_dtype, check_policy
@@ -90,7 +89,7 @@ def open_run(config: Config) -> Iterator[Run]:
         seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
         seats = recorded(seats, config.profiler.nsight, run_dir.root / "nsight")
 
-        servers = ServerFleet.launch(config, seats.get("servers", ()), run_dir=run_dir.root, say=observer.say)
+        servers = ServerFleet.launch(config.rollout, config.model, seats.get("servers", ()), run_dir=run_dir.root, say=observer.say)
         stack.callback(servers.close)
         start_up = stack.enter_context(StartUp(observer.say))
         start_up.add(servers)
@@ -148,7 +147,7 @@ def _resolved(config: Config) -> Config:
     """Return the config with its models resolved, after all checks that need no process."""
     check_files(config)
     config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
-    config = resolve_adapter(config)
+    config = config.with_adapter_resolved
     check_nsight(config.profiler.nsight)
     with concerning("algorithm.advantage"):
         find_estimator(config.algorithm.advantage)
@@ -168,6 +167,27 @@ def _check_training(config: Config, plugins: Plugins, chat: Chat) -> None:
     check = TaskCheck(RewardTable(config.reward, plugins).check, plugins)
     num_rows = check_training_data(config.data, Playable(config.agent, plugins, chat, check))
     planned_steps(config.trainer, num_tasks=num_rows, groups_per_step=config.buffer.groups_per_step)
+
+
+def confirm_adapter(config: Config, given: Config, servers: ServerFleet) -> Config:
+    """Ask attached servers whether they can load the adapter; if one cannot, return the config with `merged`.
+
+    Args:
+        config: with the adapter resolved.
+        given: the user's config, which may force `alone`.
+
+    Raises:
+        ConfigError: `given` forces `alone`, and a server cannot load the adapter.
+        ServerError: an attached server is not up in time, or does not answer.
+    """
+    if config.rollout.weights.adapter != "alone" or not config.rollout.urls:
+        return config
+    why = servers.talk(servers.wait_until_attached(), partial(why_no_adapter, model=config.model))
+    if why is None:
+        return config
+    if given.rollout.weights.adapter == "alone":
+        raise ConfigError(f"rollout.weights.adapter=alone: {why}; use auto or merged")
+    return config.with_adapter("merged")
 
 
 def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: BatchRewards) -> Validation | None:

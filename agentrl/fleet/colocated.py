@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from agentrl.errors import LearnerError
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
-from agentrl.rollout.trio_run import in_trio
-from agentrl.sglang.client import SGLangClient
-from agentrl.weights.attempt import for_each
+from agentrl.sglang.client import SGLangClient, for_each
 
 TIMEOUT_S = 60.0
 """A server that has not freed or allocated its memory by then is restarted."""
@@ -52,7 +51,7 @@ class Colocation:
 
         Restart those that fail, and return the URLs of the others.
         """
-        failed: dict[str, str] = in_trio(_try_each, self._servers.clients(urls), verb)
+        failed = self._servers.talk(urls, partial(for_each, action=verb, timeout_s=TIMEOUT_S, limit="the time to share memory"))
         for url, why in failed.items():
             self._say(f"server {url} does not share its memory: {why}; it is restarted")
             self._servers.restart(url)
@@ -61,11 +60,3 @@ class Colocation:
 
 async def _pause(client: SGLangClient) -> None:
     await client.pause("abort")
-
-
-async def _try_each(clients: Sequence[SGLangClient], verb: Callable[[SGLangClient], Awaitable[None]]) -> dict[str, str]:
-    try:
-        return await for_each(clients, verb, timeout_s=TIMEOUT_S, limit="the time to share memory")
-    finally:
-        for client in clients:
-            await client.aclose()

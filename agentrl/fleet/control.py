@@ -12,6 +12,7 @@ the permissions of the run folder; no port is open.
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import json
 import time
@@ -31,6 +32,8 @@ from agentrl.fleet.servers import ServerLine
 POLL_S = 0.2
 SHOW_INTERVAL_S = 5.0
 """servers.json is written on every change of state; changes in token counts alone are written this often."""
+
+_HEADS = ("server", "kind", "state", "version", "outstanding tokens", "restarts")
 
 
 class _Message(BaseModel):
@@ -165,6 +168,27 @@ def read_servers(run_dir: Path) -> ServerTable:
     if not file.exists():
         raise ConfigError(f"the run in {str(run_dir)!r} is still starting")
     return _read(file, ServerTable)
+
+
+def format_servers(table: ServerTable) -> str:
+    """Return a header, a line per server, the servers' messages if any, and the time of the table."""
+    rows = [_HEADS, *(_cells(server, table.version) for server in table.servers)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    notes = [f"{server.url or server.name}: {server.message.splitlines()[0]}" for server in table.servers if server.message]
+    seen = datetime.datetime.fromtimestamp(table.time).astimezone()
+    return "\n".join([*lines, *notes, f"as the run saw it at {seen:%Y-%m-%d %H:%M:%S}"])
+
+
+def _cells(server: ShownServer, version: int) -> tuple[str, ...]:
+    return (
+        server.url or server.name,
+        f"{server.kind} ({server.origin})",
+        server.state,
+        str(version) if server.state == "ready" else "-",
+        str(server.outstanding_tokens),
+        str(server.restarts),
+    )
 
 
 def refuse_idle(run_dir: Path) -> None:

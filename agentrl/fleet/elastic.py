@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import trio
 
-from agentrl.config.schema import Config
+from agentrl.config.model import ModelConfig
 from agentrl.errors import ServerError
-from agentrl.fleet.adapter import why_no_adapter
 from agentrl.fleet.control import ControlDesk, ControlRequest
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
-from agentrl.rollout.trio_run import in_trio
-from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.client import SGLangClient, for_each
 
 DRAIN_TIMEOUT_S = 10.0
 """Time for a leaving server to return the partial output of its requests; then it is removed anyway."""
+ASK_TIMEOUT_S = 30.0
 
 
 class ElasticServers:
     """Serves the requests of the control desk.
 
     A joining server takes traffic once it has the weights and is verified.
+
+    Args:
+        lone_adapter_of: the model whose LoRA adapter is published alone, so that servers must load adapters;
+            None: whole models are published.
     """
 
-    def __init__(self, config: Config, servers: ServerFleet, rollouts: RolloutFleet, *, run_dir: Path, say: Callable[[str], None]) -> None:
-        self._config = config
+    def __init__(
+        self,
+        servers: ServerFleet,
+        rollouts: RolloutFleet,
+        *,
+        lone_adapter_of: ModelConfig | None,
+        run_dir: Path,
+        say: Callable[[str], None],
+    ) -> None:
         self._servers = servers
         self._rollouts = rollouts
+        self._lone_adapter_of = lone_adapter_of
         self._say = say
         self._desk = ControlDesk(run_dir)
         self._able: set[str] = set()
@@ -43,9 +54,9 @@ class ElasticServers:
         """
         self._servers.poll()
         self._desk.serve(lambda request: self._act(request, version))
-        if self._config.rollout.weights.adapter == "alone":
+        if self._lone_adapter_of is not None:
             for url in self._servers.guests_needing_weights:
-                self._ask_for_adapters(url)
+                self._ask_for_adapters(url, self._lone_adapter_of)
         self._desk.show(self._servers.lines, version=version, outstanding_tokens=self._rollouts.outstanding_tokens)
 
     def _act(self, request: ControlRequest, version: int) -> str:
@@ -58,26 +69,52 @@ class ElasticServers:
     def _drain(self, server: str, version: int) -> str:
         """Drain a server: its requests return partial output, and the router continues them elsewhere."""
         leaving = self._servers.leaving(server)
-        in_trio(self._tell, leaving, lambda client: client.pause("abort"))
+        self._tell(leaving, lambda client: client.pause("abort"))
         self._rollouts.set_servers([url for url in self._servers.urls if url != leaving], version=version)
-        in_trio(self._tell, leaving, lambda client: client.resume())  # others may use it, too
+        self._tell(leaving, SGLangClient.resume)  # others may use it, too
         self._servers.remove(leaving)
         self._say(f"server {leaving} left")
         return f"{leaving} left: its trajectories go on elsewhere"
 
-    async def _tell(self, url: str, verb: Callable[[SGLangClient], Awaitable[None]]) -> None:
-        (client,) = self._servers.clients([url])
-        with trio.move_on_after(DRAIN_TIMEOUT_S), suppress(ServerError):
-            await verb(client)
-        await client.aclose()
+    def _tell(self, url: str, verb: Callable[[SGLangClient], Awaitable[None]]) -> None:
+        """Call a verb of a leaving server, which leaves even if it does not obey."""
+        self._servers.talk([url], partial(for_each, action=verb, timeout_s=DRAIN_TIMEOUT_S, limit="the time to drain"))
 
-    def _ask_for_adapters(self, url: str) -> None:
+    def _ask_for_adapters(self, url: str, model: ModelConfig) -> None:
         """Remove a guest that cannot load the LoRA adapter that all other servers sample with."""
         if url in self._able:
             return
-        why = in_trio(why_no_adapter, self._servers.clients([url]), self._config)
+        why = self._servers.talk([url], partial(why_no_adapter, model=model))
         if why is None:
             self._able.add(url)
         else:
             self._say(f"server {url} cannot join: {why}")
             self._servers.remove(url)
+
+
+async def why_no_adapter(servers: Sequence[SGLangClient], *, model: ModelConfig) -> str | None:
+    """Return why a server cannot load the LoRA adapter of `model` alone; None if all can.
+
+    Raises:
+        ServerError: a server did not answer within ASK_TIMEOUT_S.
+    """
+    for server in servers:
+        try:
+            with trio.fail_after(ASK_TIMEOUT_S):
+                why = await _objection(server, model)
+        except trio.TooSlowError:
+            raise ServerError(f"{server.url} did not say within {ASK_TIMEOUT_S:g} s whether it loads LoRA adapters") from None
+        if why is not None:
+            return why
+    return None
+
+
+async def _objection(server: SGLangClient, model: ModelConfig) -> str | None:
+    rank, support = model.lora.rank, await server.adapter_support()
+    if support.max_rank < rank:
+        able = f"adapters up to rank {support.max_rank}" if support.max_rank else "no LoRA adapters"
+        return f"{server.url} loads {able}, and model.lora.rank is {rank}"
+    served = (await server.model_info()).model_path
+    if served != model.path and Path(served).resolve() != Path(model.path).resolve():
+        return f"{server.url} serves {served!r}, and the adapter is of model.path={model.path!r}"
+    return None

@@ -8,20 +8,20 @@ in its seat; Ray places it as soon as resources are free.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import ray
 from ray import ObjectRef
 
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig, refuse_url
-from agentrl.config.schema import Config
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
 from agentrl.rollout.limits import key_of_started, num_ids_of, server_key
+from agentrl.rollout.trio_run import in_trio
 from agentrl.serving.attached import AttachedServer
 from agentrl.serving.health import ServerKind, ServerStatus
 from agentrl.serving.launch import launcher
@@ -36,6 +36,8 @@ SUPERVISOR_START_S = 300.0
 """On top of `rollout.server_start_timeout_s`, which the supervisor enforces: ends supervisors that hang."""
 UNPUBLISHED = "default"
 """Version of a server before its first publish; the client refuses tokens that carry it."""
+
+T = TypeVar("T")
 
 # Several threads: `status` and `stop` must be answered while `start` waits for the model to load.
 SERVER = ActorKind("ServerActor", "a server's supervisor", POLL_TIMEOUT_S, num_threads=4)
@@ -116,16 +118,18 @@ class ServerFleet:
         self._is_open = False
 
     @classmethod
-    def launch(cls, config: Config, seats: Sequence[Seat], *, run_dir: Path, say: Callable[[str], None]) -> ServerFleet:
+    def launch(
+        cls, rollout: RolloutConfig, model: ModelConfig, seats: Sequence[Seat], *, run_dir: Path, say: Callable[[str], None]
+    ) -> ServerFleet:
         """Launch a server in every seat and attach to rollout.urls; see `wait_until_ready`.
 
         Raises:
             ConfigError: the key of the servers is missing.
         """
-        fleet = cls(config.rollout, config.model, run_dir=run_dir, say=say)
+        fleet = cls(rollout, model, run_dir=run_dir, say=say)
         for seat in seats:
             fleet._start(seat)
-        for url in config.rollout.urls:
+        for url in rollout.urls:
             fleet._attach(url)
         return fleet
 
@@ -383,8 +387,21 @@ class ServerFleet:
         """Return the process ids of the supervised servers."""
         return [m.status.pid for m in self._members if m.status.pid]
 
+    def talk(self, urls: Sequence[str], script: Callable[[Sequence[SGLangClient]], Awaitable[T]], *, adapter: str | None = None) -> T:
+        """Run `script(clients)` under trio, with a client for each URL that samples with `adapter`."""
+
+        async def run() -> T:
+            clients = self.clients(urls, adapter=adapter)
+            try:
+                return await script(clients)
+            finally:
+                for client in clients:
+                    await client.aclose()
+
+        return in_trio(run)
+
     def clients(self, urls: Sequence[str], *, adapter: str | None = None) -> list[SGLangClient]:
-        """Return a client for each URL that samples with `adapter`; valid within one trio.run."""
+        """Return a client for each URL that samples with `adapter`; valid within one trio.run, and to be closed."""
         num_ids = num_ids_of(self._model)
         return [SGLangClient(url, api_key=self.key_of(url), adapter=adapter, num_ids=num_ids) for url in urls]
 

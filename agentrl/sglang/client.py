@@ -7,7 +7,7 @@ exception: a request on a kept-alive connection that the server had already clos
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any
 
 import trio
@@ -284,6 +284,30 @@ class SGLangClient:
         if 400 <= reply.status < 500 and reply.status not in _BUSY | excused:
             raise RequestRefused(message, status=reply.status)
         raise ServerError(message, status=reply.status)
+
+
+async def for_each(
+    servers: Sequence[SGLangClient], action: Callable[[SGLangClient], Awaitable[None]], *, timeout_s: float, limit: str
+) -> dict[str, str]:
+    """Run `action(server)` concurrently on all servers; return url -> reason for those that failed.
+
+    An action fails if it raises ServerError or exceeds `timeout_s`, which messages name `limit`.
+    """
+    failed: dict[str, str] = {}
+
+    async def one(server: SGLangClient) -> None:
+        try:
+            with trio.fail_after(timeout_s):
+                await action(server)
+        except ServerError as error:
+            failed[server.url] = str(error)
+        except trio.TooSlowError:
+            failed[server.url] = f"{server.url} did not answer within {limit}={timeout_s:g} s"
+
+    async with trio.open_nursery() as nursery:
+        for server in servers:
+            nursery.start_soon(one, server)
+    return failed
 
 
 def _error_text(reply: HttpReply) -> str:

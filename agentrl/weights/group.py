@@ -16,21 +16,19 @@ import trio
 
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import InfrastructureError, LearnerError, RequestRefused, ServerError
-from agentrl.sglang.client import SGLangClient
+from agentrl.learner.learner import Learner
+from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.sglang.protocol import parse_num_ranks
 from agentrl.types import SendTimes, TensorSpec
-from agentrl.weights.attempt import PING_S, Hold, LearnerCalls, Sent, for_each
-from agentrl.weights.plan import plan_buckets
+from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, plan_buckets
 
 
 class GroupTransport:
     """Keeps the process group between publishes; forms a new one if the servers change or an attempt fails."""
 
-    def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, backend: str) -> None:
+    def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
         self._learner = learner
-        self._source = learner.source
         self._config = config
-        self._backend = backend
         self._group: tuple[str, ...] = ()  # urls in the open process group, in rank order
         self._num_groups = 0
         self._name = uuid.uuid4().hex[:8]
@@ -39,7 +37,7 @@ class GroupTransport:
 
     async def prepare(self, version: int) -> None:
         self._clients = {}
-        self._buckets = plan_buckets(await self._learner.call(self._source.tensor_specs), max_bytes=self._config.bucket_bytes)
+        self._buckets = plan_buckets(await self._learner.run(Learner.tensor_specs), max_bytes=self._config.bucket_bytes)
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
         self._clients |= {server.url: server for server in servers}
@@ -80,13 +78,13 @@ class GroupTransport:
         """Send the buckets. If a peer is lost, close the group, so that the others stop waiting for the rest."""
         try:
             for bucket in self._buckets:
-                await self._learner.call(self._source.send_bucket, [spec.name for spec in bucket])
-            times.append(await self._learner.call(self._source.finish_buckets))
+                await self._learner.run(Learner.send_bucket, [spec.name for spec in bucket])
+            times.append(await self._learner.run(Learner.finish_buckets))
         except LearnerError:
             raise  # a learner rank is lost, and no other attempt can succeed
         except InfrastructureError as error:
             broken.append(str(error))
-            await self._learner.call(self._source.leave_weights_group)
+            await self._learner.run(Learner.leave_weights_group)
 
     # -------------------------------------------------------------------------------------------------- the group
 
@@ -101,7 +99,10 @@ class GroupTransport:
         num_ranks, failed = await self._count_ranks(servers)
         if failed:
             return {url: failed.get(url) or "; ".join(failed.values()) for url in urls}
-        address, port = await self._learner.call(self._source.open_rendezvous)
+        address, port = await self._learner.call(self._learner.learner.find_address)
+        backend: str = self._config.backend
+        if backend == "auto":
+            backend = await self._learner.run(Learner.collective_backend)
         sizes = [num_ranks[url] for url in urls]
         world_size = 1 + sum(sizes)
         # `accumulate` yields one offset more than there are servers.
@@ -115,16 +116,17 @@ class GroupTransport:
                 rank_offset=offsets[server.url],
                 world_size=world_size,
                 name=self._group_name,
-                backend=self._backend,
+                backend=backend,
             )
 
         async def ask_all() -> None:
             failed.update(await for_each(servers, ask, timeout_s=self._config.timeout_s, limit="rollout.weights.timeout_s"))
 
         async def join() -> None:
-            arguments = (address, port, world_size, self._group_name, self._backend, self._config.timeout_s)
             try:
-                await self._learner.call(self._source.join_weights_group, *arguments)
+                await self._learner.run(
+                    Learner.join_weights_group, address, port, world_size, self._group_name, backend, self._config.timeout_s
+                )
             except LearnerError:
                 raise
             except InfrastructureError as error:
@@ -158,7 +160,7 @@ class GroupTransport:
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
         """Leave the process group, and make its members among `servers` leave it too, if they answer."""
         if self._group:
-            await self._learner.call(self._source.leave_weights_group)
+            await self._learner.run(Learner.leave_weights_group)
             await self.abandon(servers)
 
     async def abandon(self, servers: Sequence[SGLangClient]) -> None:

@@ -18,17 +18,16 @@ from functools import partial
 from pathlib import Path
 
 from agentrl.config.rollout import WeightsConfig
-from agentrl.sglang.client import SGLangClient
+from agentrl.learner.learner import Learner
+from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.sglang.protocol import PauseMode
 from agentrl.types import SendTimes
-from agentrl.weights.attempt import PING_S, LearnerCalls, Sent, Transport, find_silent, for_each
-from agentrl.weights.changes import ChangesTransport
-from agentrl.weights.folder import AdapterTransport, FolderTransport
+from agentrl.weights.disk import AdapterTransport, ChangesTransport, FolderTransport
 from agentrl.weights.group import GroupTransport
-from agentrl.weights.known import check_known
-from agentrl.weights.source import WeightSource
 from agentrl.weights.tensor import TensorTransport
-from agentrl.weights.verify import Verifier
+from agentrl.weights.transport import PING_S, LearnerCalls, Sent, Transport
+from agentrl.weights.verify import Verifier, check_known
+from agentrl.workers.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +59,22 @@ class Publisher:
 
     def __init__(
         self,
-        source: WeightSource,
+        learner: Workers[Learner],
         config: WeightsConfig,
         *,
         folder: Path,
         pause_mode: PauseMode | Callable[[str], PauseMode],
-        backend: str,
         temperature: float = 1.0,
         model: Path | None = None,
     ) -> None:
-        self._learner = LearnerCalls(source)
+        self._learner = LearnerCalls(learner)
         self._is_alone = config.adapter == "alone"
         self._config = config
         self._pause_mode = pause_mode
         self._temperature = temperature
         self._is_verified = config.verify
         self._unchecked = None if self._is_alone else model
-        self._transport = _transport(self._learner, config, folder=folder, backend=backend)
+        self._transport = _transport(self._learner, config, folder=folder)
 
     async def publish(self, version: int, servers: Sequence[SGLangClient], *, must_verify: bool = False) -> PublishReport:
         """Bring `servers` to `version`; the report names those that failed.
@@ -89,7 +87,7 @@ class Publisher:
         """
         started = time.monotonic()
         if self._unchecked is not None:
-            check_known(await self._learner.call(self._learner.source.tensor_specs), self._unchecked)
+            check_known(await self._learner.run(Learner.tensor_specs), self._unchecked)
             self._unchecked = None
         verifier = Verifier(self._learner, self._is_alone, self._temperature) if self._is_verified or must_verify else None
         hold = partial(self._held, version=version, verifier=verifier)
@@ -115,11 +113,15 @@ class Publisher:
 
         The publisher is unusable afterwards.
         """
-        if isinstance(self._transport, GroupTransport):
-            await self._transport.abandon(servers)
+        await self._transport.abandon(servers)
 
     async def _find_silent(self, servers: Sequence[SGLangClient]) -> dict[str, str]:
-        return await find_silent(servers, timeout_s=min(PING_S, self._config.timeout_s))
+        """Return url -> reason for the servers that do not answer: dead or hanging."""
+
+        async def ask(server: SGLangClient) -> None:
+            await server.model_info()
+
+        return await for_each(servers, ask, timeout_s=min(PING_S, self._config.timeout_s), limit="the time of a question")
 
     @asynccontextmanager
     async def _held(self, server: SGLangClient, *, version: int, verifier: Verifier | None) -> AsyncIterator[bool]:
@@ -157,7 +159,7 @@ def _without(servers: Sequence[SGLangClient], failed: Mapping[str, str]) -> list
     return [server for server in servers if server.url not in failed]
 
 
-def _transport(learner: LearnerCalls, config: WeightsConfig, *, folder: Path, backend: str) -> Transport:
+def _transport(learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> Transport:
     if config.adapter == "alone":
         return AdapterTransport(learner, config, folder=folder)
     if config.transport == "disk" and config.delta:
@@ -166,7 +168,7 @@ def _transport(learner: LearnerCalls, config: WeightsConfig, *, folder: Path, ba
         return FolderTransport(learner, config, folder=folder)
     if config.transport == "tensor":
         return TensorTransport(learner, config)
-    return GroupTransport(learner, config, backend=backend)
+    return GroupTransport(learner, config)
 
 
 def _report(version: int, seconds: float, attempts: Sequence[Sent], failed: Mapping[str, str]) -> PublishReport:

@@ -14,12 +14,12 @@ import trio
 
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import RequestRefused, ServerError
+from agentrl.learner.learner import Learner
 from agentrl.loopback import is_local
-from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.sglang.protocol import parse_setting
 from agentrl.types import TensorSpec
-from agentrl.weights.attempt import Hold, LearnerCalls, Sent, for_each
-from agentrl.weights.plan import plan_buckets
+from agentrl.weights.transport import Hold, LearnerCalls, Sent, plan_buckets
 
 
 class TensorTransport:
@@ -31,7 +31,7 @@ class TensorTransport:
         self._buckets: list[list[TensorSpec]] = []
 
     async def prepare(self, version: int) -> None:
-        specs = await self._learner.call(self._learner.source.tensor_specs)
+        specs = await self._learner.run(Learner.tensor_specs)
         self._buckets = plan_buckets(specs, max_bytes=self._config.bucket_bytes)
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
@@ -61,6 +61,9 @@ class TensorTransport:
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
         """Do nothing: nothing is kept between publishes."""
 
+    async def abandon(self, servers: Sequence[SGLangClient]) -> None:
+        """Do nothing: nothing is kept between publishes."""
+
 
 class _Pickles:
     """Pickled buckets for `num_takers` servers, each of which takes all buckets in order."""
@@ -77,7 +80,7 @@ class _Pickles:
         async with self._making:
             if index not in self._held:
                 names = [spec.name for spec in self._buckets[index]]
-                self._held[index] = (await self._learner.call(self._learner.source.pickle_bucket, names), 0)
+                self._held[index] = (await self._learner.run(Learner.pickle_bucket, names), 0)
             pickled, times = self._held[index]
             self._held[index] = (pickled, times + 1)
             if times + 1 == self._num_takers:

@@ -16,13 +16,12 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.model_kind import EXPERTS, MULTIMODAL, QUANTIZED, find_obstacles
 from agentrl.config.rollout import WeightsConfig
-from agentrl.controller.learner import LearnerWeights
 from agentrl.errors import ConfigError
 from agentrl.learner.architecture import check_policy
 from agentrl.learner.learner import LearnerSpec
 from agentrl.types import TensorSpec
-from agentrl.weights.known import check_known, read_shapes
 from agentrl.weights.publish import Publisher
+from agentrl.weights.verify import check_known, read_shapes
 from agentrl.workers.workers import LocalWorker
 from parts.learner import lone_learner, write_tiny_model
 
@@ -103,10 +102,10 @@ def test_the_first_publish_compares_before_it_touches_a_server(dense, tmp_path):
     save_file(weights, folder / "model.safetensors")
     spec = LearnerSpec(ModelConfig(path=str(dense)), LearnerConfig(), AlgorithmConfig(), "decoupled", 3, 1.0, 20)
     with lone_learner(spec) as learner:
-        source = LearnerWeights(LocalWorker(learner))
+        workers = LocalWorker(learner)
 
         def publish(model):
-            publisher = Publisher(source, WeightsConfig(), folder=tmp_path / "out", pause_mode="abort", backend="gloo", model=model)
+            publisher = Publisher(workers, WeightsConfig(), folder=tmp_path / "out", pause_mode="abort", model=model)
             return trio.run(publisher.publish, 1, [])
 
         with pytest.raises(ConfigError, match=r"publish model\.norm\.weight \[32\], which its files do not have"):

@@ -11,7 +11,7 @@ from agentrl.config.profiler import NsightConfig
 from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.errors import ConfigError
-from agentrl.fleet.nsight import check_nsight, recorded
+from agentrl.fleet.seats import check_nsight, recorded
 from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import dispatch
 from agentrl.workers.group import WorkerGroup

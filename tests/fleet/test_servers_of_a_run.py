@@ -11,8 +11,7 @@ from agentrl.cli import app
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.fleet.control import ControlDesk, ControlRequest, ask, read_servers
-from agentrl.fleet.server_table import format_servers
+from agentrl.fleet.control import ControlDesk, ControlRequest, ask, format_servers, read_servers
 from agentrl.fleet.servers import ServerLine
 
 LOCAL, REMOTE = "http://127.0.0.1:30000", "http://10.0.0.7:30000"

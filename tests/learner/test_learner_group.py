@@ -10,7 +10,7 @@ import ray
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
-from agentrl.controller.learner import LearnerWeights, pack_for, start_learner
+from agentrl.controller.learner import pack_for, start_learner
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
@@ -59,13 +59,12 @@ def test_the_group_learns_exports_and_names_a_lost_rank(tmp_path):
         assert (first["num_tokens"], first["num_sequences"], first["is_skipped"]) == (9.0, 3.0, 0.0)
         assert second["mismatch_max"] != first["mismatch_max"]
         assert group.run(Learner.supervised_update, batch)["loss"] > 0
-        weights = LearnerWeights(group)
-        weights.export(str(tmp_path / "policy"))
+        group.run(Learner.export, str(tmp_path / "policy"))
         assert (tmp_path / "policy" / "model.safetensors").is_file()
-        assert {s.name for s in weights.tensor_specs()} == set(weights.checksums())
+        assert {s.name for s in group.run(Learner.tensor_specs)} == set(group.run(Learner.checksums))
         group.run(Learner.save, str(tmp_path / "state"))
         group.run(Learner.load, str(tmp_path / "state"))
-        address, port = weights.open_rendezvous()
+        address, port = group.find_address()
         assert address
         assert 0 < port < 65536
 

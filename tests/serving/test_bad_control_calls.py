@@ -139,12 +139,13 @@ def test_a_question_is_answered_refused_or_cut_by_its_deadline(fault):
 def test_a_publish_names_who_is_broken_and_reaches_the_others_in_time(fault, tmp_path):
     well, ill = Faulty(), Faulty()
     ill.fault = fault
-    source = SimpleNamespace(tensor_specs=lambda: [TensorSpec("a", "float32", (4,), 16)], export=lambda folder: None)
+    answers = {"tensor_specs": [TensorSpec("a", "float32", (4,), 16)], "export": None}
+    learner = SimpleNamespace(run=lambda method, *_: answers[method.__name__])
     config = WeightsConfig(timeout_s=DEADLINE_S)
 
     async def main():
         clients = [SGLangClient(url) for url in urls]
-        publisher = Publisher(source, config, folder=tmp_path, pause_mode="abort", backend="gloo")
+        publisher = Publisher(learner, config, folder=tmp_path, pause_mode="abort")
         with trio.fail_after(30 * DEADLINE_S):
             report = await publisher.publish(4, clients)
         for client in clients:

@@ -10,7 +10,6 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
-from agentrl.controller.learner import LearnerWeights
 from agentrl.errors import RequestRefused
 from agentrl.learner.learner import LearnerSpec
 from agentrl.serving.launch import EmbeddedServer
@@ -32,7 +31,7 @@ def learner(tmp_path_factory):
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-6))
     spec = LearnerSpec(ModelConfig(path=str(folder), dtype="bfloat16"), config, AlgorithmConfig(), "decoupled", 3, 1.0, 20)
     with lone_learner(spec) as one:
-        yield SimpleNamespace(one=one, path=str(folder), source=LearnerWeights(LocalWorker(one)))
+        yield SimpleNamespace(one=one, path=str(folder), workers=LocalWorker(one))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def talk(script, url):
 
 def publisher(learner, folder, **options):
     config = WeightsConfig(verify=True, **options)
-    return Publisher(learner.source, config, folder=folder, pause_mode="abort", backend="gloo")
+    return Publisher(learner.workers, config, folder=folder, pause_mode="abort")
 
 
 def test_only_what_changed_is_sent_to_whom_has_the_rest(learner, url, tmp_path):
@@ -86,9 +85,9 @@ def test_only_what_changed_is_sent_to_whom_has_the_rest(learner, url, tmp_path):
 
 def test_changes_that_do_not_fit_or_were_damaged_change_nothing(learner, url, tmp_path):
     base, changes = tmp_path / "base", tmp_path / "changes"
-    learner.source.write_base(str(base), False)
+    learner.one.write_base(str(base), False)
     update_once(learner.one, VOCABULARY)
-    assert learner.source.write_changes(str(changes))[0] > 0
+    assert learner.one.write_changes(str(changes))[0] > 0
     parts = load_file(changes / CHANGES_FILE)
 
     async def refuse(client, message):

@@ -18,9 +18,8 @@ from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, SGLangServerConfig, WeightsConfig
 from agentrl.config.schema import Config
-from agentrl.controller.learner import LearnerWeights
+from agentrl.controller.start import confirm_adapter
 from agentrl.errors import ConfigError, RequestRefused
-from agentrl.fleet.adapter import confirm_adapter, resolve_adapter
 from agentrl.learner.learner import LearnerSpec
 from agentrl.rollout.router import Router
 from agentrl.serving.launch import EmbeddedServer, SGLangServer
@@ -73,7 +72,7 @@ def server(folder):
 
 def publisher(learner, folder, adapter="alone", **options):
     config = WeightsConfig(adapter=adapter, **options)
-    return Publisher(LearnerWeights(LocalWorker(learner)), config, folder=folder, pause_mode="abort", backend="gloo")
+    return Publisher(LocalWorker(learner), config, folder=folder, pause_mode="abort")
 
 
 def talk(script, *urls, adapter=POLICY_ADAPTER):
@@ -365,7 +364,7 @@ def config_of(*, lora, path="/m", baselines=None, **rollout):
 
 
 def resolved(config):
-    return resolve_adapter(config).rollout.weights.adapter
+    return config.with_adapter_resolved.rollout.weights.adapter
 
 
 def test_auto_is_alone_where_an_adapter_travels_by_disk():
@@ -397,10 +396,18 @@ def test_alone_is_refused_where_it_is_impossible(changes, why):
 
 
 def test_attached_servers_are_asked(folder, server):
+    async def ask(urls, script):
+        clients = [SGLangClient(url) for url in urls]
+        try:
+            return await script(clients)
+        finally:
+            for client in clients:
+                await client.aclose()
+
     def confirm(url, path, adapter):
         given = config_of(lora={"rank": 3}, path=path, urls=[url], weights={"adapter": adapter})
-        fleet = SimpleNamespace(clients=lambda urls: [SGLangClient(url) for url in urls], wait_until_attached=lambda: [url])
-        return confirm_adapter(resolve_adapter(given), given, fleet).rollout.weights.adapter
+        fleet = SimpleNamespace(talk=partial(trio.run, ask), wait_until_attached=lambda: [url])
+        return confirm_adapter(given.with_adapter_resolved, given, fleet).rollout.weights.adapter
 
     assert confirm(server.url, folder / "base", "auto") == "alone"
     assert confirm(server.narrow, folder / "base", "auto") == "merged"

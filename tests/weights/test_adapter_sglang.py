@@ -13,7 +13,6 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.rollout import WeightsConfig
-from agentrl.controller.learner import LearnerWeights
 from agentrl.learner.learner import LearnerSpec
 from agentrl.rollout.router import Router
 from agentrl.serving.supervisor import Supervisor
@@ -75,9 +74,7 @@ def play(script):
 
 def test_generations_across_publishes_have_the_merged_policys_logprobs(folder, learner, url, tmp_path):
     """Two publishes while generations go on; beside them the base model is served unchanged."""
-    publish = Publisher(
-        LearnerWeights(LocalWorker(learner)), WeightsConfig(adapter="alone"), folder=tmp_path, pause_mode="abort", backend="gloo"
-    ).publish
+    publish = Publisher(LocalWorker(learner), WeightsConfig(adapter="alone"), folder=tmp_path, pause_mode="abort").publish
     policies, pieces, reports = {}, [], []
 
     class Recording(SGLangClient):

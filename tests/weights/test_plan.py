@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.types import TensorSpec
-from agentrl.weights.plan import plan_buckets
+from agentrl.weights.transport import plan_buckets
 
 specs = st.lists(
     st.builds(

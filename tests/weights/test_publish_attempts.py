@@ -1,5 +1,7 @@
 """Whom a publish reaches, asks again or gives up, by every transport: the rules alone, on servers that are a few lines each."""
 
+import threading
+import time
 from functools import partial
 
 import pytest
@@ -10,6 +12,7 @@ from agentrl.errors import InfrastructureError, RequestRefused, ServerError
 from agentrl.sglang.protocol import ModelInfo
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.weights.publish import Publisher
+from agentrl.weights.transport import LearnerCalls
 
 SPECS = [TensorSpec(name, "float32", (4,), 16) for name in "abc"]
 CHANGED_BYTES, TENSOR_BYTES = 6, 32
@@ -25,7 +28,10 @@ class Source:
     def tensor_specs(self):
         return SPECS
 
-    def open_rendezvous(self):
+    def run(self, method, *args):
+        return getattr(self, method.__name__)(*args)
+
+    def find_address(self):
         return "127.0.0.1", 1
 
     def write_changes(self, folder):
@@ -62,15 +68,16 @@ class Server:
         self.is_paused = {"pause": True, "resume": False}.get(name, self.is_paused)
         if options.get("version") is not None:
             self.version = options["version"]
-        return {"model_info": ModelInfo("", self.version), "server_info": {"knows_changes": True}}.get(name)
+        answers = {"model_info": ModelInfo("", self.version), "server_info": {"knows_changes": True}, "checksums": {"a": "0" * 64}}
+        return answers.get(name)
 
     def __getattr__(self, name):
         return partial(self._do, name)
 
 
 def publisher(source, tmp_path, options):
-    config = WeightsConfig(timeout_s=3.0, bucket_bytes=16, **options)
-    return Publisher(source, config, folder=tmp_path, pause_mode="abort", backend="gloo")
+    config = WeightsConfig(**{"timeout_s": 3.0, "bucket_bytes": 16, **options})
+    return Publisher(source, config, folder=tmp_path, pause_mode="abort")
 
 
 def publish(source, tmp_path, options, servers, *, versions=(1,)):
@@ -160,3 +167,76 @@ def test_pickles_stay_on_this_machine(tmp_path):
     [report] = publish(Source(), tmp_path, {"transport": "tensor"}, [far])
     assert "is on another machine" in report.failed[far.url]
     assert "update_weights_from_tensor" not in far.calls
+
+
+# ------------------------------------------------------------------------------------- the learner is slower than a deadline
+
+
+class SlowSource(Source):
+    """A learner whose calls of one name take long, and which counts the calls that run beside each other."""
+
+    def __init__(self, slow, seconds):
+        super().__init__()
+        self.slow, self.seconds = slow, seconds
+        self.counting, self.num_running, self.most_at_once = threading.Lock(), 0, 0
+
+    def run(self, method, *args):
+        with self.counting:
+            self.num_running += 1
+            self.most_at_once = max(self.most_at_once, self.num_running)
+        try:
+            if method.__name__ == self.slow:
+                time.sleep(self.seconds)
+            return super().run(method, *args)
+        finally:
+            with self.counting:
+                self.num_running -= 1
+
+
+def test_a_call_that_a_deadline_abandons_ends_before_the_next_one_begins():
+    ended, begun = threading.Event(), []
+
+    def slow():
+        time.sleep(0.5)
+        ended.set()
+
+    async def abandon(calls):
+        with trio.move_on_after(0.1):
+            await calls.call(slow)
+        assert not ended.is_set()
+        with trio.move_on_after(0.1):  # still waiting for its turn when it is abandoned, too
+            await calls.call(partial(begun.append, "abandoned"))
+
+    async def go_on(calls):
+        return await calls.call(ended.is_set)
+
+    calls = LearnerCalls(Source())
+    trio.run(abandon, calls)
+    assert trio.run(go_on, calls), "the next publish called the ranks beside a call of the last one"
+    assert begun == []
+
+
+@pytest.mark.parametrize(
+    ("options", "slow"),
+    [({"transport": "tensor"}, "pickle_bucket"), ({"transport": "disk", "verify": True}, "checksums")],
+    ids=["tensor", "checksums"],
+)
+def test_a_learner_slower_than_a_deadline_never_runs_two_calls_at_once(tmp_path, options, slow):
+    source = SlowSource(slow, 0.7)
+    [report] = publish(source, tmp_path, {**options, "timeout_s": 0.5}, [Server(1), Server(2)])
+    assert sorted(report.failed) == [Server(1).url, Server(2).url]
+    assert source.most_at_once == 1
+
+
+def test_a_server_does_not_fail_because_the_learner_writes_all_weights_slowly(tmp_path):
+    source, late = SlowSource("write_base", 0.8), Server(2)
+
+    async def main():
+        one = publisher(source, tmp_path, {"transport": "disk", "delta": True, "timeout_s": 0.5})
+        await one.publish(1, [Server(1)])
+        return await one.publish(2, [Server(1), late])  # it joins, and nobody has written version 2 as a whole
+
+    report = trio.run(main)
+    assert dict(report.failed) == dict(report.repaired) == {}
+    assert source.calls == ["write_base", "write_changes", "write_base"]
+    assert late.calls.count("update_weights_from_disk") == 1

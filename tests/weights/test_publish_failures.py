@@ -14,10 +14,9 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
-from agentrl.controller.learner import LearnerWeights
 from agentrl.http.client import HttpClient
 from agentrl.http.server import HttpResponse, serve_http
-from agentrl.learner.learner import LearnerSpec
+from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
@@ -71,23 +70,23 @@ class Struck(SGLangClient):
         self._strike()
 
 
-class StruckWeights(LearnerWeights):
+class StruckLearner(LocalWorker):
     """A learner during whose second bucket a server is hit."""
 
     def __init__(self, learner, strike):
-        super().__init__(LocalWorker(learner))
+        super().__init__(learner)
         self._strike, self._num_buckets = strike, 0
 
-    def send_bucket(self, names):
-        self._num_buckets += 1
-        if self._num_buckets == 2:
+    def begin(self, method, /, *args):
+        self._num_buckets += method is Learner.send_bucket
+        if method is Learner.send_bucket and self._num_buckets == 2:
             self._strike()
-        super().send_bucket(names)
+        return super().begin(method, *args)
 
 
-def publisher(source, folder, transport):
+def publisher(workers, folder, transport):
     config = WeightsConfig(transport=transport, bucket_bytes=8192, verify=True, timeout_s=TIMEOUT_S)
-    return Publisher(source, config, folder=folder, pause_mode="abort", backend="gloo")
+    return Publisher(workers, config, folder=folder, pause_mode="abort")
 
 
 async def version_of(client):
@@ -121,8 +120,8 @@ def test_one_of_two_is_hit_in_the_middle(learner, supervisors, tmp_path, transpo
     async def script():
         healthy = SGLangClient(first)
         victim = Struck(second, strike) if transport == "disk" else SGLangClient(second)
-        source = StruckWeights(learner.one, strike) if transport == "distributed" else LearnerWeights(LocalWorker(learner.one))
-        publish = publisher(source, tmp_path, transport)
+        workers = StruckLearner(learner.one, strike) if transport == "distributed" else LocalWorker(learner.one)
+        publish = publisher(workers, tmp_path, transport)
         report = await publish.publish(5, [healthy, victim])
         assert list(report.failed) == [second]
         assert second.removeprefix("http://") in report.failed[second]
@@ -172,7 +171,7 @@ def test_one_of_two_answers_500(learner, supervisors, tmp_path, transport, num_f
     async def script():
         async with failing_proxy(second, UPDATES[transport], num_failures=num_failures) as url:
             healthy, failing, direct = SGLangClient(first), SGLangClient(url), SGLangClient(second)
-            publish = publisher(LearnerWeights(LocalWorker(learner.one)), tmp_path, transport)
+            publish = publisher(LocalWorker(learner.one), tmp_path, transport)
             report = await publish.publish(7, [healthy, failing])
             assert await version_of(healthy) == {7}
             if num_failures == 1:
@@ -195,7 +194,7 @@ def test_a_server_that_was_gone_before_is_named_and_holds_up_nobody(learner, sup
 
     async def script():
         healthy, gone = SGLangClient(url), SGLangClient("http://127.0.0.1:9")
-        publish = publisher(LearnerWeights(LocalWorker(learner.one)), tmp_path, "distributed")
+        publish = publisher(LocalWorker(learner.one), tmp_path, "distributed")
         report = await publish.publish(8, [healthy, gone])
         assert list(report.failed) == [gone.url]
         assert await version_of(healthy) == {8}

@@ -12,7 +12,6 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import WeightsConfig
-from agentrl.controller.learner import LearnerWeights
 from agentrl.errors import ServerError
 from agentrl.http.server import HttpResponse, serve_http
 from agentrl.learner.learner import LearnerSpec
@@ -99,20 +98,20 @@ def learner(tmp_path_factory):
 )
 def test_every_rank_of_every_server_joins_and_gets_all_weights(learner, context, tmp_path, sizes, joins):
     servers = [WideServer(context, **each) for each in sizes]
-    source = LearnerWeights(LocalWorker(learner))
+    workers = LocalWorker(learner)
     config = WeightsConfig(transport="distributed", bucket_bytes=8192, timeout_s=60.0)
 
     async def script():
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(server.serve()) for server in servers]
-            publisher = Publisher(source, config, folder=tmp_path, pause_mode="abort", backend="gloo")
+            publisher = Publisher(workers, config, folder=tmp_path, pause_mode="abort")
             for version in (3, 4):  # the second one through the group that stands
                 report = await publisher.publish(version, clients)
                 assert (dict(report.failed), dict(report.repaired)) == ({}, {})
                 for server in servers:
                     assert server.version == str(version)
                     assert len(server.sums) == parse_num_ranks(server._sizes, server="this")
-                    assert all(sums == source.checksums(None, False) for sums in server.sums)
+                    assert all(sums == learner.checksums(None, False) for sums in server.sums)
                 update_once(learner, VOCABULARY)
             assert [server.joined for server in servers] == joins
             await publisher.close(clients)

@@ -10,15 +10,14 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import WeightsConfig
-from agentrl.controller.learner import LearnerWeights
 from agentrl.errors import ServerError
 from agentrl.learner.learner import LearnerSpec
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams
-from agentrl.weights.attempt import LearnerCalls
 from agentrl.weights.publish import Publisher
-from agentrl.weights.verify import Verifier
+from agentrl.weights.transport import LearnerCalls
+from agentrl.weights.verify import Verifier, policy_logprobs
 from agentrl.workers.workers import LocalWorker
 from parts.learner import lone_learner, update_once, write_tiny_model
 from sglang_cpu.server import sglang_on_cpu
@@ -35,7 +34,7 @@ def learner(tmp_path_factory):
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2))
     spec = LearnerSpec(ModelConfig(path=str(folder)), config, AlgorithmConfig(), "decoupled", 3, 1.0, 20)
     with lone_learner(spec) as one:
-        yield SimpleNamespace(one=one, path=str(folder), source=LearnerWeights(LocalWorker(one)))
+        yield SimpleNamespace(one=one, path=str(folder), workers=LocalWorker(one))
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +60,11 @@ def talk(script, url):
 
 def publisher(learner, folder, **options):
     config = WeightsConfig(verify=True, bucket_bytes=16384, **options)
-    return Publisher(learner.source, config, folder=folder, pause_mode="retract", backend="gloo")
+    return Publisher(learner.workers, config, folder=folder, pause_mode="retract")
 
 
 def verifier(learner):
-    return Verifier(LearnerCalls(learner.source), False, 1.0)
+    return Verifier(LearnerCalls(learner.workers), False, 1.0)
 
 
 def test_dummy_weights_are_told_from_the_learners(learner, url):
@@ -104,7 +103,7 @@ def test_every_transport_brings_the_learners_weights(learner, url, tmp_path, nam
         return sampled, versions
 
     sampled, reports = talk(script, url)
-    own = learner.source.score([*PROMPT, *sampled.token_ids.tolist()], len(PROMPT))
+    own = policy_logprobs(learner.workers, PROMPT, sampled.token_ids.tolist())
     np.testing.assert_allclose(sampled.logprobs, own, atol=1e-4)
     assert set(sampled.versions.tolist()) == {2}
     assert all(report.num_bytes > 0 for report in reports)

@@ -1,0 +1,166 @@
+"""Transport `disk`: weights are written into a folder that all servers read.
+
+Whole models, a lone LoRA adapter, or with `rollout.weights.delta` only what an update changed. The learner
+writes before any server pauses, so a pause covers only the reading.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from agentrl.config.rollout import WeightsConfig
+from agentrl.errors import RequestRefused
+from agentrl.learner.learner import Learner
+from agentrl.sglang.client import SGLangClient, for_each
+from agentrl.sglang.protocol import POLICY_ADAPTER
+from agentrl.sglang.weight_changes import CHANGES_FORMAT
+from agentrl.types import TensorSpec
+from agentrl.weights.transport import Hold, LearnerCalls, Sent
+
+_LIMIT = "rollout.weights.timeout_s"
+
+
+class _DiskTransport:
+    """What the transports of this module share. Folders are kept: a server may still be reading one."""
+
+    def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
+        self._learner = learner
+        self._timeout_s = config.timeout_s
+        self._folder = folder
+
+    async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
+        """Do nothing: servers keep nothing between publishes."""
+
+    async def abandon(self, servers: Sequence[SGLangClient]) -> None:
+        """Do nothing: servers keep nothing between publishes."""
+
+
+class FolderTransport(_DiskTransport):
+    """Whole models."""
+
+    async def prepare(self, version: int) -> None:
+        await self._learner.run(Learner.export, str(version_folder(self._folder, version)))
+        keep_newest(self._folder, keep=2)
+
+    async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
+        folder = version_folder(self._folder, version)
+        size = _num_bytes(await self._learner.run(Learner.tensor_specs))
+
+        async def load(server: SGLangClient) -> None:
+            async with hold(server) as may_flush:
+                await server.update_weights_from_disk(str(folder), version=version, flush_cache=may_flush)
+
+        return Sent(size * len(servers), await for_each(servers, load, timeout_s=self._timeout_s, limit=_LIMIT))
+
+
+class AdapterTransport(_DiskTransport):
+    """Replaces the adapter of the previous version; the base weights stay as loaded at the servers' start."""
+
+    async def prepare(self, version: int) -> None:
+        await self._learner.run(Learner.export_adapter, str(version_folder(self._folder, version)))
+        keep_newest(self._folder, keep=2)
+
+    async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
+        folder = version_folder(self._folder, version)
+        size = _num_bytes(await self._learner.run(Learner.adapter_specs))
+
+        async def load(server: SGLangClient) -> None:
+            async with hold(server):
+                with suppress(RequestRefused):  # no adapter is loaded before the first publish
+                    await server.unload_adapter(POLICY_ADAPTER)
+                await server.load_adapter(POLICY_ADAPTER, str(folder))
+                await server.update_weight_version(version)
+
+        return Sent(size * len(servers), await for_each(servers, load, timeout_s=self._timeout_s, limit=_LIMIT))
+
+
+class ChangesTransport(_DiskTransport):
+    """Only what an update changed. Remembers the version of each server; writes all weights only on demand.
+
+    The embedded server reads the changed elements. It rejects them by a checksum if it has other base weights.
+    SGLang reads the changed tensors as a whole, because its loaders support nothing finer. It cannot reject
+    them, so its version is checked first. A server without the previous version (restarted, new, or after a
+    failed update) gets all weights.
+    """
+
+    def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
+        super().__init__(learner, config, folder=folder)
+        self._version: int | None = None  # the last version written
+        self._base: int | None = None  # version that the changes of `_version` apply to; None: they were not written
+        self._holds: dict[str, int] = {}  # url -> version
+        self._sizes = (0, 0)  # bytes of the changed elements, and of the changed tensors
+        self._is_whole_written = False
+
+    async def prepare(self, version: int) -> None:
+        if version == self._version:  # a second publish of the same version, for servers that missed the first
+            return
+        folder = version_folder(self._folder, version)
+        if self._version is None:
+            await self._learner.run(Learner.write_base, str(folder / "whole"), False)
+            self._base, self._is_whole_written = None, True
+        else:
+            self._sizes = await self._learner.run(Learner.write_changes, str(folder / "changes"))
+            self._base, self._is_whole_written = self._version, False
+        self._version = version
+        keep_newest(self._folder, keep=2)
+
+    async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
+        folder = version_folder(self._folder, version)
+        changes, whole = folder / "changes", folder / "whole"
+        sizes: dict[str, int] = {}  # url -> bytes that the server read
+        without_base: list[SGLangClient] = []
+
+        async def load_changes(server: SGLangClient) -> None:
+            # Forgotten until the update succeeds: a failed one may leave any weights.
+            held = self._holds.pop(server.url, None)
+            if held is None or held != self._base or (await server.model_info()).version != self._base:
+                without_base.append(server)
+                return
+            knows_elements = (await server.server_info()).get("knows_changes") is True
+            path, load_format = (changes, CHANGES_FORMAT) if knows_elements else (changes / "tensors", "auto")
+            async with hold(server) as may_flush:
+                try:
+                    await server.update_weights_from_disk(str(path), version=version, flush_cache=may_flush, load_format=load_format)
+                except RequestRefused:  # its weights are not the expected base
+                    without_base.append(server)
+                    raise  # it stays paused until it has all weights
+            sizes[server.url] = self._sizes[0 if knows_elements else 1]
+
+        async def load_whole(server: SGLangClient) -> None:
+            async with hold(server) as may_flush:
+                await server.update_weights_from_disk(str(whole), version=version, flush_cache=may_flush)
+            sizes[server.url] = sum(file.stat().st_size for file in whole.glob("*.safetensors"))
+
+        failed = await for_each(servers, load_changes, timeout_s=self._timeout_s, limit=_LIMIT)
+        if without_base:
+            # Written in between, so that no server's deadline runs while the learner writes.
+            await self._write_whole(whole)
+            refused = {server.url for server in without_base}
+            failed = {url: why for url, why in failed.items() if url not in refused}
+            failed |= await for_each(without_base, load_whole, timeout_s=self._timeout_s, limit=_LIMIT)
+        self._holds |= dict.fromkeys((server.url for server in servers if server.url not in failed), version)
+        return Sent(sum(sizes.values()), failed)
+
+    async def _write_whole(self, folder: Path) -> None:
+        """Write all weights of the last version, once."""
+        if not self._is_whole_written:
+            await self._learner.run(Learner.write_base, str(folder), True)
+            self._is_whole_written = True
+
+
+def version_folder(folder: Path, version: int) -> Path:
+    """Return the folder of one version; names sort by version."""
+    return folder / f"v{version:06d}"
+
+
+def keep_newest(folder: Path, *, keep: int) -> None:
+    """Remove all but the newest `keep` exported versions; a server may still be reading the previous one."""
+    for old in sorted(folder.glob("v*"))[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _num_bytes(specs: Sequence[TensorSpec]) -> int:
+    return sum(spec.num_bytes for spec in specs)

@@ -1,0 +1,110 @@
+"""What all transports share: calls to the learner, the pause of a server, and the division into buckets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+import trio
+
+from agentrl.learner.learner import Learner
+from agentrl.sglang.client import SGLangClient
+from agentrl.types import SendTimes, TensorSpec
+from agentrl.workers.workers import Workers
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PING_S = 10.0
+"""A server that does not report its version within this time is dead or hangs; no update could reach it."""
+
+Hold = Callable[[SGLangClient], AbstractAsyncContextManager[bool]]
+"""Context manager that pauses a server; yields whether its cache may be flushed.
+
+If the block succeeds, the weights are checked and the server resumes. After a failure the server stays
+paused, because its weights may be a mix of old and new under the old version.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one attempt sent to all servers together, and the servers it failed for (url -> reason)."""
+
+    num_bytes: int
+    failed: Mapping[str, str] = field(default_factory=dict)
+    times: SendTimes | None = None
+
+
+class Transport(Protocol):
+    """One way to move weights from the learner to the servers."""
+
+    async def prepare(self, version: int) -> None:
+        """Do the work that needs no server, once per publish, while the servers keep sampling.
+
+        Raises:
+            InfrastructureError: it failed.
+        """
+
+    async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
+        """Bring all of `servers` to `version`. A server that fails is an entry in the result, never an exception.
+
+        Raises:
+            InfrastructureError: the learner's side failed.
+        """
+
+    async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
+        """Release what is kept between publishes, also on `servers`."""
+
+    async def abandon(self, servers: Sequence[SGLangClient]) -> None:
+        """Make `servers` release what is kept between publishes, after the learner is gone."""
+
+
+class LearnerCalls:
+    """Calls of a learner's ranks from trio: each blocks a worker thread, and only one runs at a time.
+
+    A blocked collective cannot be interrupted. So a call that is cancelled, by the deadline of a server or the
+    end of the run, abandons its thread. The next call waits until the abandoned one has ended: the ranks must
+    get their calls in one order, and a file must have one writer.
+    """
+
+    def __init__(self, learner: Workers[Learner]) -> None:
+        self.learner = learner
+        self._turn = trio.Lock()
+        # A lock of threads, because it must outlive the task of an abandoned call, and its trio.run.
+        self._running = threading.Lock()
+
+    async def run(self, method: Callable[Concatenate[Learner, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a marked method on the ranks, as `Workers.run` does."""
+        return await self.call(partial(self.learner.run, method, *args, **kwargs))
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run `function`, which calls the ranks, in a thread."""
+
+        def run_alone() -> T:
+            with self._running:
+                trio.from_thread.check_cancelled()  # abandoned while it waited: nobody wants the result
+                return function()
+
+        async with self._turn:
+            return await trio.to_thread.run_sync(run_alone, abandon_on_cancel=True)
+
+
+def plan_buckets(specs: Sequence[TensorSpec], *, max_bytes: int) -> list[list[TensorSpec]]:
+    """Cut `specs`, in order, into buckets of at most `max_bytes`; a larger tensor gets a bucket of its own.
+
+    A bucket has one dtype, because it is sent as one flat byte buffer that the receiver views in that dtype.
+    """
+    buckets: list[list[TensorSpec]] = []
+    size = 0
+    for spec in specs:
+        fits = buckets and size + spec.num_bytes <= max_bytes and buckets[-1][-1].dtype == spec.dtype
+        if not fits:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(spec)
+        size += spec.num_bytes
+    return buckets
