@@ -30,6 +30,9 @@ def train(config: Config) -> RunResult:
     from agentrl.data.input_files import check_prepared
 
     check_prepared(config)  # reports missing files before torch is loaded, which takes seconds
-    from agentrl.controller.train import train
+    from agentrl.heap import without_collections
+
+    with without_collections():
+        from agentrl.controller.train import train
 
     return train(config)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import Config
 from agentrl.learner.batch import Microbatch, Sample
-from agentrl.learner.checkpoint import SAVING
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import filler, pack
+from agentrl.learner.ranks import SAVING
 from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.group import WorkerGroup
 from agentrl.workers.pools import Seat

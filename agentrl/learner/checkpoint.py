@@ -36,9 +36,6 @@ DESCRIPTION = "huggingface"
 MODEL = "model.json"
 """File in a checkpoint with the learner's `model` config."""
 
-SAVING = "saving"
-"""Thread of a rank that waits for a checkpoint to be written."""
-
 FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError)
 """What torch raises if a checkpoint cannot be written or read."""
 

@@ -17,14 +17,14 @@ from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scal
 from agentrl.algorithms.values import explained_variance, value_loss, value_moments
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
-from agentrl.learner import checkpoint, weights
+from agentrl.learner import weights
 from agentrl.learner.architecture import find_own_head
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch
 from agentrl.learner.loss_part import LossPart, LossTokens
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
-from agentrl.learner.ranks import Device, RankPlace, join_ranks
+from agentrl.learner.ranks import SAVING, Device, RankPlace, join_ranks
 from agentrl.learner.reward_model import scores_at
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead
 from agentrl.learner.split_sequences import whole_loss_ids
@@ -90,6 +90,8 @@ class Critic:
     """
 
     def __init__(self, spec: CriticSpec, place: RankPlace) -> None:
+        from agentrl.learner.checkpoint import Saver  # takes a second to load; the controller needs only the names of this module
+
         self._place = place
         with torch.random.fork_rng():  # leaves the random state of the policy's dropout in the same process unchanged
             torch.manual_seed(spec.seed)  # a new head must be equal on all ranks
@@ -104,7 +106,7 @@ class Critic:
         )
         self._objective = ValueObjective(spec.aggregation, cliprange=spec.cliprange)
         self._meter = Meter(place)
-        self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
+        self._saver = Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
 
     @dispatch("dp", join="concat")
     def values(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
@@ -158,7 +160,7 @@ class Critic:
         """
         self._saver.start(self._model, self._stepper, self._place, Path(folder))
 
-    @dispatch("all", thread=checkpoint.SAVING)
+    @dispatch("all", thread=SAVING)
     def finish_save(self) -> None:
         """Wait until the save begun by `start_save` is written. May run in a thread of its own."""
         self._saver.finish()
@@ -166,6 +168,8 @@ class Critic:
     @dispatch("all")
     def load(self, folder: str) -> None:
         """Read what was saved; the world size may differ."""
+        from agentrl.learner import checkpoint
+
         checkpoint.load(self._model, self._stepper, self._place, Path(folder))
 
 

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
-from agentrl.learner import checkpoint, weights
+from agentrl.learner import weights
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch
 from agentrl.learner.changes import WrittenWeights
@@ -25,7 +25,7 @@ from agentrl.learner.counterfactual import Counterfactual, compare
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
-from agentrl.learner.ranks import Device, RankPlace, join_ranks, leave_ranks
+from agentrl.learner.ranks import SAVING, Device, RankPlace, join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.step import Stepper, count_update
 from agentrl.learner.supervised_loss import Objective, PreferenceObjective, SupervisedObjective, measure
@@ -73,6 +73,8 @@ class Learner:
     """
 
     def __init__(self, spec: LearnerSpec, *, rank: int, address: str, port: int) -> None:
+        from agentrl.learner.checkpoint import Saver  # takes a second to load; the controller needs only the names of this module
+
         self._spec = spec
         self._place = join_ranks(spec.learner, rank=rank, address=address, port=port, on=spec.device)
         self._policy = self._build(has_backward=True)
@@ -92,7 +94,7 @@ class Learner:
         self._weights_group: ProcessGroup | None = None
         self._sender: weights.BucketSender | None = None
         self._written = WrittenWeights(self._policy, self._place, spec.model)
-        self._saver = checkpoint.Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
+        self._saver = Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
         torch.manual_seed(spec.seed + 1 + rank)  # different dropout on each rank
 
     @property
@@ -305,7 +307,7 @@ class Learner:
         """
         self._saver.start(self._policy, self._stepper, self._place, Path(folder))
 
-    @dispatch("all", thread=checkpoint.SAVING)
+    @dispatch("all", thread=SAVING)
     def finish_save(self) -> None:
         """Wait until the save begun by `start_save` is written. May run in a thread of its own."""
         self._saver.finish()
@@ -319,6 +321,8 @@ class Learner:
     @dispatch("all")
     def load(self, folder: str) -> None:
         """Read what `save` wrote; the world size may differ."""
+        from agentrl.learner import checkpoint
+
         checkpoint.load(self._policy, self._stepper, self._place, Path(folder))
 
     def close(self) -> None:

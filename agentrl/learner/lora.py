@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from agentrl.config.model import LoRAConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.score_head import SCORE_HEAD
+from agentrl.learner.sharding import gather
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from peft import LoraConfig
@@ -55,12 +55,6 @@ class LowRank:
         """
         product = self.scale * (gather(self.up) @ gather(self.down))
         return product.T if self.is_transposed else product
-
-
-def gather(tensor: Tensor) -> Tensor:
-    """Return the full tensor. A collective if the tensor is sharded."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dtype) -> None:

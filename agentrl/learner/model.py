@@ -31,7 +31,7 @@ from agentrl.learner.batch import Microbatch
 from agentrl.learner.forward_input import ForwardInput
 from agentrl.learner.layout import check_layout
 from agentrl.learner.linear_kernels import use_linear_kernels
-from agentrl.learner.lora import LowRank, add_adapter, gather, low_ranks, published_name, switched_off
+from agentrl.learner.lora import LowRank, add_adapter, low_ranks, published_name, switched_off
 from agentrl.learner.ranks import RankPlace
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
@@ -94,7 +94,7 @@ class Policy:
 
     def full_tensor(self, name: str) -> Tensor:
         """Gather one weight as published: adapter merged, on this device, in `published_dtype`. A collective."""
-        tensor = gather(self.tensors[name])
+        tensor = sharding.gather(self.tensors[name])
         adapter = self.adapters.get(name)
         if adapter is not None:
             product = adapter.product()

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from agentrl.config.learner import OptimizerConfig
+from agentrl.learner.sharding import gather, mesh_of
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -71,14 +71,14 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return the 2-norm of all gradients over all shards, 0-d and equal on every rank. A collective."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    norms = [_whole(torch.nn.utils.get_total_norm(own)) for own in _by_mesh(grads)]
+    norms = [gather(torch.nn.utils.get_total_norm(own)) for own in _by_mesh(grads)]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """Return the float64 inner product of tensors that are sharded alike; equal on every rank. A collective."""
     products = [(a.double() * b.double()).sum() for a, b in zip(left, right, strict=True)]
-    return sum(float(_whole(torch.stack(own).sum())) for own in _by_mesh(products))
+    return sum(float(gather(torch.stack(own).sum())) for own in _by_mesh(products))
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float | None) -> None:
@@ -92,9 +92,5 @@ def _by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Group tensors by device mesh: one operation cannot mix DTensors of two meshes."""
     groups: dict[object, list[Tensor]] = {}
     for tensor in tensors:
-        groups.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+        groups.setdefault(mesh_of(tensor), []).append(tensor)
     return list(groups.values())
-
-
-def _whole(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -21,6 +21,9 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.sharding import open_mesh, open_tensor_mesh
 
+SAVING = "saving"
+"""Thread of a rank that waits for a checkpoint to be written."""
+
 _data_group: ProcessGroup | None = None
 """Process-wide, like torch's default group. Sums are over this group.
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.config.learner import LearnerConfig
+
+if TYPE_CHECKING:  # takes a second to import; the controller needs only the names of this module
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 
 def open_mesh(device_type: str, *, world_size: int, shard_size: int | None) -> DeviceMesh:
@@ -40,6 +44,8 @@ def shard(module: nn.Module, mesh: DeviceMesh, config: LearnerConfig, *, compute
             weights.
         has_backward: False for a frozen model, which needs no recomputation.
     """
+    from torch.distributed.fsdp import fully_shard
+
     options = _options(mesh, config, compute_dtype)
     layers = find_layers(module)
     for layer in layers:
@@ -65,9 +71,25 @@ def find_layers(module: nn.Module) -> list[nn.Module]:
 
 def reshard(module: nn.Module) -> None:
     """Free gathered weights after a forward without backward; the next step would make them stale."""
-    for child in module.modules():
-        if isinstance(child, FSDPModule):
-            child.reshard()
+    for child in _sharded(module):
+        child.reshard()
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """Return the full tensor, without gradient. A collective if the tensor is sharded."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if _is_sharded(tensor) else tensor
+
+
+def mesh_of(tensor: Tensor) -> DeviceMesh | None:
+    """Return the mesh over which a tensor is sharded, None if it is not."""
+    return tensor.device_mesh if _is_sharded(tensor) else None
+
+
+def _is_sharded(tensor: Tensor) -> TypeIs[DTensor]:
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
 
 
 def is_alone(mesh: DeviceMesh) -> bool:
@@ -81,13 +103,20 @@ def hold(module: nn.Module, *, until_next_backward: bool) -> None:
     For a rank that is alone (`is_alone`): there FSDP's reduction only copies, which costs about 3 ms per
     microbatch of a small model. The last backward before an optimizer step must reduce.
     """
-    for child in module.modules():
-        if isinstance(child, FSDPModule):
-            child.set_reshard_after_backward(not until_next_backward, recurse=False)
-            child.set_requires_gradient_sync(not until_next_backward, recurse=False)
+    for child in _sharded(module):
+        child.set_reshard_after_backward(not until_next_backward, recurse=False)
+        child.set_requires_gradient_sync(not until_next_backward, recurse=False)
+
+
+def _sharded(module: nn.Module) -> list[FSDPModule]:
+    from torch.distributed.fsdp import FSDPModule
+
+    return [child for child in module.modules() if isinstance(child, FSDPModule)]
 
 
 def _options(mesh: DeviceMesh, config: LearnerConfig, compute_dtype: torch.dtype | None) -> dict[str, Any]:
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
     options: dict[str, Any] = {"mesh": mesh}
     if compute_dtype is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)

@@ -12,7 +12,6 @@ Source: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.func import functional_call
 
 from agentrl.errors import ConfigError
@@ -29,7 +27,7 @@ from agentrl.errors import ConfigError
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PretrainedConfig, PreTrainedModel
 
-_STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_STYLES = ("colwise", "rowwise")
 _WHOLE = "replicated_with_grad_allreduce"
 """Weights that are whole on each rank but are applied to its own heads only: their gradients are summed."""
 
@@ -39,9 +37,12 @@ def cut_layers(module: PreTrainedModel, mesh: DeviceMesh) -> None:
 
     Call it before FSDP.
     """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    styles = dict(zip(_STYLES, (ColwiseParallel, RowwiseParallel), strict=True))
     prefix = f"{module.base_model_prefix}." if module.base_model is not module else ""
     plan = {prefix + name: style for name, style in _plan(module.config).items()}
-    parallelize_module(module, mesh, {name: _STYLES[style]() for name, style in plan.items() if style in _STYLES})
+    parallelize_module(module, mesh, {name: styles[style]() for name, style in plan.items() if style in styles})
     shared = [pattern for pattern, style in plan.items() if style == _WHOLE]
     for name, child in module.named_modules():
         if any(fnmatch(name, pattern) for pattern in shared):

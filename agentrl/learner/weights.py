@@ -27,9 +27,10 @@ from torch.nn.functional import pad
 
 from agentrl.config.model import ModelConfig
 from agentrl.errors import DiskError
-from agentrl.learner.lora import adapter_tensors, gather, write_adapter
+from agentrl.learner.lora import adapter_tensors, write_adapter
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import RankPlace
+from agentrl.learner.sharding import gather
 from agentrl.plugins.sources import locate
 from agentrl.sglang.process_group import Broadcast, flatten, tensor_bytes, tensor_checksum
 from agentrl.types import SendTimes, TensorSpec

@@ -160,9 +160,10 @@ for module in {light!r}:
 
 
 def test_the_controller_loads_no_model_code() -> None:
-    """It names what ranks do without doing it: transformers and peft take seconds of the start of every run."""
-    code = "import sys, agentrl.controller.start; print(sorted({'transformers', 'peft', 'scipy.special'} & set(sys.modules)))"
-    assert run_fresh(code) == "[]"
+    """It names what ranks do without doing it: transformers, peft and DTensor take seconds of the start of every run."""
+    sharding = {f"torch.distributed.{name}" for name in ("checkpoint", "fsdp", "tensor")}
+    of_ranks = {"transformers", "peft", "scipy.special", "sympy", *sharding}
+    assert run_fresh(f"import sys, agentrl.controller.train; print(sorted({of_ranks!r} & set(sys.modules)))") == "[]"
 
 
 PICTURES = {

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
-from agentrl.serving.embedded.server import DEFAULT_WEIGHT_VERSION, named_key, serve, set_up_logging
+from agentrl.heap import without_collections
+
+with without_collections():
+    from agentrl.config.rollout import EmbeddedServerConfig
+    from agentrl.serving.embedded.server import DEFAULT_WEIGHT_VERSION, named_key, serve, set_up_logging
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
+from agentrl.heap import without_collections
 from agentrl.loopback import is_local
 from agentrl.plugins.sources import import_source
 from agentrl.serving.embedded.app import App, Decode, build_app
@@ -102,7 +103,8 @@ def serve(
     torch.set_num_threads(config.threads)
     if external_lib is not None:
         import_source(external_lib)
-    model = _load(model_path, dtype, trust_remote_code=trust_remote_code)
+    with without_collections():
+        model = _load(model_path, dtype, trust_remote_code=trust_remote_code)
     engine = Engine(model, config)
     limits = _limits(model, engine, model_path)
     ending = _Ending()
