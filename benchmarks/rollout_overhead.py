@@ -38,10 +38,11 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.plugins import load_plugins, tool
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.manager import AgentLoopManager
+from agentrl.rollout.player_stack import PlayerParts
 from agentrl.rollout.router import Router
-from agentrl.rollout.session import PromptLimits
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import Pulse, ServerLoad
 from agentrl.types import Generation, Lease, Message, Task, Trajectory
@@ -197,16 +198,8 @@ async def play_all(chat: Chat, client: Any, num_trajectories: int, profile: str 
     rollout = RolloutConfig(max_concurrent_trajectories=CONCURRENCY, group_size=GROUP_SIZE)
     agent = AgentConfig(tools=("add",), max_response_tokens=4096)
     with AsyncioHost() as host:
-        manager = AgentLoopManager(
-            agent,
-            rollout,
-            RewardConfig(),
-            plugins=plugins,
-            chat=chat,
-            router=router,
-            host=host,
-            prompt=PromptLimits(2048, "filter"),
-        )
+        parts = PlayerParts(plugins, chat, host, PromptLimits(2048, "filter"))
+        manager = AgentLoopManager(agent, rollout, RewardConfig(), router, parts)
         await play(manager, CONCURRENCY)
         collect_rarely()  # as a rollout actor does
         with profiled(profile):

@@ -9,6 +9,8 @@ from pydantic import Field
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.section import Section
 
+OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
+
 
 class DataConfig(Section):
     """Where tasks come from."""
@@ -18,7 +20,7 @@ class DataConfig(Section):
     shuffle: bool = Field(True, description="Shuffle the training rows again for each epoch, seeded by `trainer.seed`.")
     curriculum: CurriculumConfig = CurriculumConfig()
     max_prompt_tokens: int = Field(512, ge=1, description="Maximum prompt length in tokens, including tool schemas.")
-    overlong_prompts: Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"] = Field(
+    overlong_prompts: OverlongPrompts = Field(
         "filter", description="What to do with a longer prompt; filtered and truncated rows are counted."
     )
     max_train_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import trio
 
@@ -42,17 +41,15 @@ from agentrl.evaluation.store import AttemptStore
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable, without_rewards
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.limits import model_limits, num_ids_of
 from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.message_model import MessageModel
-from agentrl.rollout.message_session import MessageSession, uncounted_chat
+from agentrl.rollout.message_session import uncounted_chat
 from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.play_loop import PlayLoop
-from agentrl.rollout.player import Player
+from agentrl.rollout.player_stack import PlayerParts, open_stack
 from agentrl.rollout.router import Router
-from agentrl.rollout.scoring import Scorer
-from agentrl.rollout.session import PromptLimits, TrajectorySession
-from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.trio_run import in_trio
 from agentrl.sglang.client import SGLangClient
 from agentrl.tracking.unwritten import UnwrittenFiles
@@ -190,7 +187,7 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
     """
     config, chat, plugins = prepared.config, prepared.chat, prepared.plugins
     reward = config.reward if prepared.request.is_scored else without_rewards(plugins, _sources(prepared.problems))
-    router = _router(prepared, concurrency, api_key=servers.api_key)
+    turns = _turns(prepared, concurrency, api_key=servers.api_key)
     failures = FailureBook(
         prepared.request.folder,
         say=progress.say,
@@ -199,21 +196,10 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
         shows_tracebacks=bool(os.environ.get("AGENTRL_DEBUG")),
     )
     with AsyncioHost() as host:
-        scorer = Scorer(reward, RewardTable(reward, plugins), host=host, max_response_tokens=config.agent.max_response_tokens)
-        player = Player(
-            config.agent,
-            plugins=plugins,
-            chat=chat,
-            router=cast(Router, router),  # a MessageSession takes a MessageModel instead
-            host=host,
-            scorer=scorer,
-            prompt=PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts),
-            tools=SharedTools(plugins.tools, config.agent, host=host, codec=chat),
-            session=MessageSession if isinstance(router, MessageModel) else TrajectorySession,
-        )
+        stack = open_stack(config.agent, reward, turns, PlayerParts(plugins, chat, host, PromptLimits.of(config.data)))
         attempts = ProblemPlayer(
-            player,
-            scorer,
+            stack.player,
+            stack.scorer,
             prepared.store,
             concurrency,
             sampling=config.eval,
@@ -223,14 +209,14 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
         )
         try:
             loop = PlayLoop.here(gaps, plugins=host.thread)
-            connect = partial(_client, config=config, api_key=servers.api_key) if isinstance(router, Router) else None
-            with _watching(WatchedEvaluation(attempts, concurrency, servers, router, loop, connect=connect), prepared, progress.say):
-                await attempts.run(prepared.problems, servers, router)
+            connect = partial(_client, config=config, api_key=servers.api_key) if isinstance(turns, Router) else None
+            with _watching(WatchedEvaluation(attempts, concurrency, servers, turns, loop, connect=connect), prepared, progress.say):
+                await attempts.run(prepared.problems, servers, turns)
         finally:
             failures.write(is_last=True)
             with trio.CancelScope(shield=True):
-                await scorer.aclose()
-                await router.aclose()
+                await stack.scorer.aclose()
+                await turns.aclose()
     return attempts.counts
 
 
@@ -242,7 +228,7 @@ def _watching(watched: WatchedEvaluation, prepared: Prepared, say: Say) -> Abstr
     return Watchdog(watched, silence_s=silence_s, folder=prepared.request.folder / "watchdog", say=say)
 
 
-def _router(prepared: Prepared, concurrency: Concurrency, *, api_key: str | None) -> Router | MessageModel:
+def _turns(prepared: Prepared, concurrency: Concurrency, *, api_key: str | None) -> Router | MessageModel:
     """Return the source of turns: a router for servers that exchange tokens, or a model for messages."""
     config, name = prepared.config, prepared.known.served_name
     rollout = config.rollout

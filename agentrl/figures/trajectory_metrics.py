@@ -31,7 +31,7 @@ def summarise_trajectories(trajectories: Sequence[Trajectory], *, lags: Lags | N
         `source/<data_source>/` + `trajectories`, `reward_mean`, `accuracy`, `reward/<...>`: by data source;
         `tool_use`, `tool_use/needs_tool` (share with at least one call; the latter over tasks with
         `extra_info.needs_tool`);
-        `rows/mean` (segments), `turns/mean`, `tool_calls/mean`, `tool_errors/mean` (per trajectory);
+        `segments/mean`, `turns/mean`, `tool_calls/mean`, `tool_errors/mean` (per trajectory);
         `response_tokens/mean`, `response_tokens/max` (tokens after the prompt), `action_tokens/mean` (sampled ones);
         `lag/mean`, `lag/max` and the shares `lag/0`, `lag/1`, ... over action tokens.
     """
@@ -125,7 +125,7 @@ def _tools(scored: Sequence[Trajectory]) -> dict[str, float]:
 def _lengths(scored: Sequence[Trajectory]) -> dict[str, float]:
     responses = [t.num_response_tokens for t in scored]
     return {
-        "rows/mean": _mean(len(t.segment_starts) for t in scored),
+        "segments/mean": _mean(len(t.segment_starts) for t in scored),
         "turns/mean": _mean(int(t.turn_ids.max(initial=-1)) + 1 for t in scored),
         "response_tokens/mean": _mean(responses),
         "response_tokens/max": max(responses),

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from agentrl.chat.conversation import Conversation
+from agentrl.config.data import DataConfig, OverlongPrompts
 from agentrl.errors import DataError
 from agentrl.rollout.anchors import anchor
-from agentrl.rollout.recorder import Row, TrajectoryRecorder
+from agentrl.rollout.recorder import Segment, TrajectoryRecorder
 from agentrl.types import Generation, Message, Turn
 
-OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
+Adjust = Callable[[Generation], Generation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,11 @@ class PromptLimits:
 
     max_tokens: int
     overlong: OverlongPrompts
+
+    @classmethod
+    def of(cls, data: DataConfig) -> PromptLimits:
+        """Return the limits of the config section `data`."""
+        return cls(data.max_prompt_tokens, data.overlong_prompts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +55,7 @@ class ConversationLine:
         self.is_interrupted = False  # a turn began but was not recorded: only the same turn may follow
         self._task_id = task_id
         self._recorder = recorder
-        self._row: Row | None = None
+        self._segment: Segment | None = None
         self._context: list[int] = []  # shown to the model but not recorded yet
         self._num_recorded_messages = 0
 
@@ -99,7 +104,7 @@ class ConversationLine:
         num_forks = self.conversation.num_forks
         block = self.conversation.next_prompt()
         if self.conversation.num_forks > num_forks:  # the history was edited: `block` extends no existing segment
-            self._row, self._context = None, []
+            self._segment, self._context = None, []
         self._context += block
         num_prompt_tokens = len(self.conversation.token_ids)
         self.is_sampling = self.is_interrupted = True
@@ -115,10 +120,10 @@ class ConversationLine:
         state = anchor(self._task_id, self.conversation.messages[self._num_recorded_messages :], self.reported_states)
         self.reported_states = []
         message = self.conversation.add_generation(generation.token_ids.tolist(), is_truncated=is_truncated)
-        if self._row is None:
-            self._row = self._recorder.row()
+        if self._segment is None:
+            self._segment = self._recorder.begin_segment()
         if self._context:
-            self._row.append_context(self._context)
+            self._segment.append_context(self._context)
             self._context = []
         self._num_recorded_messages = len(self.conversation.messages)
-        return Turn(self._row.append_generation(generation, anchor=state), message, is_truncated)
+        return Turn(self._segment.append_generation(generation, anchor=state), message, is_truncated)

@@ -12,23 +12,18 @@ from typing import Protocol
 
 import trio
 
-from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
-from agentrl.plugins import Plugins
-from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.attempt_log import AttemptLog
 from agentrl.rollout.group_player import GroupPlayer
 from agentrl.rollout.outcomes import OutcomeTable, Retry
 from agentrl.rollout.player import Player, unplayed
-from agentrl.rollout.player_stack import Validating, open_stacks
+from agentrl.rollout.player_stack import PlayerParts, Validating, open_stack
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.scopes import Scope
-from agentrl.rollout.session import PromptLimits
-from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.shipment import MAX_SHIPMENT, DroppedGroup, Shipment, TrajectorySink, ship
 from agentrl.rollout.stats import RolloutStats
 from agentrl.tracking.attempts import Became
@@ -79,12 +74,9 @@ class AgentLoopManager:
         agent: AgentConfig,
         rollout: RolloutConfig,
         reward: RewardConfig,
-        *,
-        plugins: Plugins,
-        chat: Chat,
         router: Router,
-        host: AsyncioHost,
-        prompt: PromptLimits,
+        parts: PlayerParts,
+        *,
         attempts_per_group: int | None = None,
         validation: Validating | None = None,
     ) -> None:
@@ -97,10 +89,11 @@ class AgentLoopManager:
         self._rollout = rollout
         self._attempts_per_group = attempts_per_group or rollout.group_size
         self._router = router
-        self._tools = SharedTools(plugins.tools, agent, host=host, codec=chat)
-        training, validating = open_stacks(
-            agent, reward, validation, plugins=plugins, chat=chat, router=router, host=host, prompt=prompt, tools=self._tools
-        )
+        self._tools = parts.open_tools(agent)
+        training = validating = open_stack(agent, reward, router, parts, tools=self._tools)
+        if validation is not None:
+            own = agent.model_copy(update={"tools": validation.tools})
+            validating = open_stack(own, validation.reward, router, parts, tools=self._tools)
         self._scorers = {training.scorer, validating.scorer}
         self._stats = RolloutStats()
         self.attempts = AttemptLog()  # training attempts only

@@ -20,7 +20,7 @@ from agentrl.rollout.conversation_line import ConversationLine
 from agentrl.rollout.message_model import ContextExceeded, MessageModel, MessageReply
 from agentrl.rollout.recorder import TrajectoryRecorder
 from agentrl.rollout.scopes import GENERATE
-from agentrl.rollout.session import TrajectorySession
+from agentrl.rollout.session import AttemptSession, SessionParts
 from agentrl.types import NO_VERSION, Generation, JsonObject, Message, Outcome, Turn
 
 UNKNOWN_TOKEN = -1
@@ -64,39 +64,45 @@ class MessageLine(ConversationLine):
         self._said = Messages(messages)
         # The cast is safe: only `ConversationLine.sample` needs tokens, and it is never called on this line.
         super().__init__(cast(Conversation, self._said), recorder, task_id=task_id)
-        self._row = recorder.row()
+        self._segment = recorder.begin_segment()
         self._num_counted = 0  # messages that the server has counted
         self.num_prompt_tokens = 0  # of the first prompt
 
     @property
     def num_tokens(self) -> int:
         """Tokens so far: as counted by the server, plus an estimate for the messages that wait."""
-        assert self._row is not None
+        assert self._segment is not None
         waiting = self._said.messages[self._num_counted :]
-        return self._row.num_tokens + (sum(len(message.content) for message in waiting) // CHARS_PER_TOKEN if self._num_counted else 0)
+        return self._segment.num_tokens + (sum(len(message.content) for message in waiting) // CHARS_PER_TOKEN if self._num_counted else 0)
 
     def record(self, reply: MessageReply) -> Turn:
         """Record a turn and the context that the model was shown before it."""
-        assert self._row is not None
+        assert self._segment is not None
         shown = self._said.messages[self._num_recorded_messages :]
         state = anchor(self._task_id, shown, self.reported_states)
         self.reported_states = []
-        first = 1 if not self._row.num_tokens else 0  # a segment begins with context
-        self._row.append_context([UNKNOWN_TOKEN] * max(first, reply.num_prompt_tokens - self._row.num_tokens))
-        self.num_prompt_tokens = self.num_prompt_tokens or self._row.num_tokens
+        first = 1 if not self._segment.num_tokens else 0  # a segment begins with context
+        self._segment.append_context([UNKNOWN_TOKEN] * max(first, reply.num_prompt_tokens - self._segment.num_tokens))
+        self.num_prompt_tokens = self.num_prompt_tokens or self._segment.num_tokens
         num = max(1, reply.num_tokens)
         tokens = np.full(num, UNKNOWN_TOKEN, np.int32)
         versions = np.full(num, NO_VERSION, np.int32)
         generation = Generation(tokens, np.full(num, np.nan, np.float32), versions, reply.finish_reason)
         self._said.add_messages([reply.message])
         self._num_recorded_messages = self._num_counted = len(self._said.messages)
-        return Turn(self._row.append_generation(generation, anchor=state), reply.message, reply.finish_reason == "length")
+        return Turn(self._segment.append_generation(generation, anchor=state), reply.message, reply.finish_reason == "length")
 
 
-class MessageSession(TrajectorySession):
-    """A session whose generator is a MessageModel, and whose chat is an UncountedChat."""
+class MessageSession(AttemptSession):
+    """Implements `agentrl.plugins.Session` for a model that exchanges messages."""
 
     _line: MessageLine
+
+    def __init__(self, parts: SessionParts, *, model: MessageModel) -> None:
+        super().__init__(parts)
+        self._model = model
+        self._shown_tools = parts.shown_tools
+        self._line = MessageLine(parts.prompt, self._recorder, task_id=parts.attempt.task.task_id)
 
     async def generate(self) -> Turn:
         """Show the model everything since its last turn and sample the next turn.
@@ -111,10 +117,9 @@ class MessageSession(TrajectorySession):
         room = self._room()
         if room < 1:
             raise self._end(Outcome.TRUNCATED)
-        model = cast(MessageModel, self._generator)
         try:
             with self._tally.timed("generate_s"), self._attempt.scope.open(GENERATE):
-                reply = await model.complete(
+                reply = await self._model.complete(
                     self._line.messages,
                     self._shown_tools,
                     self._sampling,
@@ -130,10 +135,6 @@ class MessageSession(TrajectorySession):
 
     def serve_openai(self) -> NoReturn:
         raise PluginError("this agent's program plays through an endpoint of ours, which needs tokens: name servers of SGLang's protocol")
-
-    def _new_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> MessageLine:
-        self._shown_tools = tools
-        return MessageLine(messages, self._recorder, task_id=self._attempt.task.task_id)
 
     def _room(self) -> int:
         """Return the token budget of the next turn, from the server's counts and an estimate for messages not

@@ -8,21 +8,17 @@ therefore a new segment: the first request, a sub-agent's, or one whose history 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import trio
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.equality import is_same_message
-from agentrl.rollout.conversation_line import ConversationLine, Sampled
+from agentrl.rollout.conversation_line import Adjust, ConversationLine, Sampled
 from agentrl.rollout.openai_messages import ChatReply, ChatRequest, FinishReason
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.types import Generation, JsonObject, Message
-
-if TYPE_CHECKING:
-    from agentrl.rollout.session import TrajectorySession
-
 
 _LARGE_PROMPT = 200_000
 """Prompts of at least this many characters are encoded in a thread."""
@@ -69,10 +65,22 @@ class ServedLine:
             self._is_preparing = False
 
 
+class LineSampler(Protocol):
+    """Samples turns of several lines of one attempt: `agentrl.rollout.session.TrajectorySession`."""
+
+    def open_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> ConversationLine: ...
+
+    async def sample(self, line: ConversationLine, *, max_tokens: int | None, adjust: Adjust) -> Sampled: ...
+
+    def count(self, name: str) -> None: ...
+
+    def ignores(self, asked: Mapping[str, Any]) -> bool: ...
+
+
 class OpenAISession:
     """Answers the requests of one attempt, which may be concurrent."""
 
-    def __init__(self, session: TrajectorySession, chat: Chat) -> None:
+    def __init__(self, session: LineSampler, chat: Chat) -> None:
         self._session = session
         self._chat = chat
         self._lines: list[ServedLine] = []

@@ -5,11 +5,10 @@ Every error inside becomes its outcome; only cancellation escapes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import trio
 
-from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError, RewardError, ServerError, ToolError
 from agentrl.plugins import AgentLoop, Plugins
@@ -18,15 +17,16 @@ from agentrl.plugins.contained import contained
 from agentrl.plugins.foreign_loop import foreign_loop
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.ending import TrajectoryEnd
-from agentrl.rollout.gateway import Gateway
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
-from agentrl.rollout.router import Router
+from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.scoring import Scorer
-from agentrl.rollout.session import PromptLimits, Sampling, TrajectorySession
+from agentrl.rollout.session import AttemptSession, SessionParts
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
 from agentrl.types import SCORED_OUTCOMES, Failure, Outcome, PluginId, Task, Trajectory
+
+OpenSession = Callable[[SessionParts], AttemptSession]
 
 OUTCOME_OF: Mapping[type[Exception], Outcome] = {
     ServerError: Outcome.MODEL_ERROR,
@@ -41,29 +41,22 @@ class Player:
     def __init__(
         self,
         agent: AgentConfig,
-        *,
         plugins: Plugins,
-        chat: Chat,
-        router: Router,
-        host: AsyncioHost,
         scorer: Scorer,
-        prompt: PromptLimits,
+        *,
         tools: SharedTools,
-        session: type[TrajectorySession] = TrajectorySession,
+        host: AsyncioHost,
+        open_session: OpenSession,
+        forget: Callable[[str], None],
     ) -> None:
-        """`session`: class of the session passed to agent loops; it receives `chat`, and `router` as its
-        generator.
-        """
+        """`forget`: called with the key of each attempt that is over."""
         self._agent = agent
         self._plugins = plugins
-        self._chat = chat
-        self._router = router
-        self._host = host
         self._scorer = scorer
-        self._prompt = prompt
-        self._gateway = Gateway()
         self._tools = tools
-        self._session = session
+        self._host = host
+        self._open_session = open_session
+        self._forget = forget
 
     async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
         """Play the attempt within `agent.trajectory_timeout_s`, close its tools and partner, and score it.
@@ -79,7 +72,7 @@ class Player:
         try:
             outcome, failure = await self._run_agent(attempt, agent, session)
         finally:
-            self._router.forget(attempt.key)
+            self._forget(attempt.key)
             await session.close()
         trajectory = session.trajectory(outcome, failure)
         if outcome not in SCORED_OUTCOMES:
@@ -90,28 +83,18 @@ class Player:
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory
             return trajectory.replace(outcome=Outcome.REWARD_ERROR, failure=failure_of(error))
 
-    def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> TrajectorySession:
+    def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> AttemptSession:
         task = attempt.task
         names = self._plugins.offered_tools(task, self._agent.tools)
         toolbox = Toolbox(
             names, self._tools, tools_kwargs=task.tools_kwargs, key=attempt.key, scope=attempt.scope, survived=attempt.survived
         )
-        return self._session(
-            attempt,
-            self._agent,
-            chat=self._chat,
-            generator=self._router,
-            sampling=sampling,
-            prompt=self._prompt,
-            toolbox=toolbox,
-            partner=Partner.of(task, self._plugins.interactions, self._agent, host=self._host),
-            host=self._host,
-            gateway=self._gateway,
-            prompt_messages=agent.prompt(task, toolbox.schemas),
-            shows_tools=agent.template_shows_tools,
-        )
+        partner = Partner.of(task, self._plugins.interactions, self._agent, host=self._host)
+        prompt = agent.prompt(task, toolbox.schemas)
+        parts = SessionParts(attempt, self._agent, sampling, toolbox, partner, self._host, prompt, agent.template_shows_tools)
+        return self._open_session(parts)
 
-    async def _run_agent(self, attempt: Attempt, agent: AgentLoop, session: TrajectorySession) -> tuple[Outcome, Failure | None]:
+    async def _run_agent(self, attempt: Attempt, agent: AgentLoop, session: AttemptSession) -> tuple[Outcome, Failure | None]:
         """Run the agent loop and return why the attempt stopped, with the failure if there was one."""
         with trio.move_on_after(self._agent.trajectory_timeout_s) as deadline:
             try:
@@ -131,7 +114,7 @@ class Player:
         return Outcome.ABORTED, Failure("the agent loop ended without generating", _agent_of(attempt))
 
 
-async def _until_end(agent: AgentLoop, task: Task, session: TrajectorySession) -> None:
+async def _until_end(agent: AgentLoop, task: Task, session: AttemptSession) -> None:
     """Run the agent loop until it returns or the session ends the trajectory.
 
     The session then has the outcome.

@@ -1,8 +1,9 @@
-"""Pairs of player and scorer: one for training, and one for validation if its tools or rewards differ."""
+"""The wiring of what plays attempts: one place for training, validation, evaluation, `agentrl play` and tests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
@@ -10,10 +11,14 @@ from agentrl.config.reward import RewardConfig
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.player import Player
+from agentrl.rollout.conversation_line import PromptLimits
+from agentrl.rollout.gateway import Gateway
+from agentrl.rollout.message_model import MessageModel
+from agentrl.rollout.message_session import MessageSession
+from agentrl.rollout.player import OpenSession, Player
 from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
-from agentrl.rollout.session import PromptLimits
+from agentrl.rollout.session import TrajectorySession
 from agentrl.rollout.shared_tools import SharedTools
 
 
@@ -26,6 +31,20 @@ class Validating:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PlayerParts:
+    """What all players of a process share. prompt: limits of the first prompt."""
+
+    plugins: Plugins
+    chat: Chat
+    host: AsyncioHost
+    prompt: PromptLimits
+
+    def open_tools(self, agent: AgentConfig) -> SharedTools:
+        """Return the state of the tools that all players of the process share."""
+        return SharedTools(self.plugins.tools, agent, host=self.host, codec=self.chat)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlayerStack:
     """A player and its scorer."""
 
@@ -33,31 +52,22 @@ class PlayerStack:
     scorer: Scorer
 
 
-def open_stacks(
-    agent: AgentConfig,
-    reward: RewardConfig,
-    validation: Validating | None,
-    *,
-    plugins: Plugins,
-    chat: Chat,
-    router: Router,
-    host: AsyncioHost,
-    prompt: PromptLimits,
-    tools: SharedTools,
-) -> tuple[PlayerStack, PlayerStack]:
-    """Return the stacks of training and validation. They are the same if `validation` is None. Both share
-    `tools`.
+def open_stack(
+    agent: AgentConfig, reward: RewardConfig, turns: Router | MessageModel, parts: PlayerParts, *, tools: SharedTools | None = None
+) -> PlayerStack:
+    """Return a player whose turns come from `turns`, and its scorer.
+
+    `tools`: shared with other stacks; None: its own.
 
     Raises:
         UserError: a reward is unknown or refuses its config.
     """
-
-    def stack(agent: AgentConfig, reward: RewardConfig) -> PlayerStack:
-        scorer = Scorer(reward, RewardTable(reward, plugins), host=host, max_response_tokens=agent.max_response_tokens)
-        player = Player(agent, plugins=plugins, chat=chat, router=router, host=host, scorer=scorer, prompt=prompt, tools=tools)
-        return PlayerStack(player, scorer)
-
-    training = stack(agent, reward)
-    if validation is None:
-        return training, training
-    return training, stack(agent.model_copy(update={"tools": validation.tools}), validation.reward)
+    open_session: OpenSession
+    if isinstance(turns, MessageModel):
+        open_session = partial(MessageSession, model=turns)
+    else:
+        open_session = partial(TrajectorySession, chat=parts.chat, generator=turns, prompt=parts.prompt, gateway=Gateway())
+    scorer = Scorer(reward, RewardTable(reward, parts.plugins), host=parts.host, max_response_tokens=agent.max_response_tokens)
+    tools = parts.open_tools(agent) if tools is None else tools
+    player = Player(agent, parts.plugins, scorer, tools=tools, host=parts.host, open_session=open_session, forget=turns.forget)
+    return PlayerStack(player, scorer)

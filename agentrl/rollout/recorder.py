@@ -48,8 +48,8 @@ class AttemptTurns:
     num_action_tokens: int = 0
 
 
-class Row:
-    """One segment of an attempt. It is append-only; `TrajectoryRecorder.row` creates it.
+class Segment:
+    """One segment of an attempt. It is append-only; `TrajectoryRecorder.begin_segment` creates it.
 
     Invariant: all lists cover the same tokens after every call, so an attempt can stop at any moment.
     """
@@ -72,7 +72,7 @@ class Row:
 
         `anchor`: hash of the state before the turn.
         """
-        assert self.num_tokens > 0, "a row begins with context: nothing predicts its first token"
+        assert self.num_tokens > 0, "a segment begins with context: nothing predicts its first token"
         turn = len(self._turns.anchors)
         self._append(generation.token_ids, generation.logprobs, generation.versions, turn)
         self._turns.anchors.append(anchor)
@@ -97,13 +97,13 @@ class TrajectoryRecorder:
     """
 
     def __init__(self) -> None:
-        self._rows: list[Row] = []
+        self._segments: list[Segment] = []
         self._turns = AttemptTurns()
 
-    def row(self) -> Row:
+    def begin_segment(self) -> Segment:
         """Begin a segment. It is part of the trajectory as soon as it has a token."""
-        self._rows.append(Row(self._turns))
-        return self._rows[-1]
+        self._segments.append(Segment(self._turns))
+        return self._segments[-1]
 
     @property
     def num_turns(self) -> int:
@@ -114,12 +114,12 @@ class TrajectoryRecorder:
         return self._turns.num_action_tokens
 
     @property
-    def num_rows(self) -> int:
+    def num_segments(self) -> int:
         return len(self._begun())
 
     @property
     def num_tokens(self) -> int:
-        return sum(row.num_tokens for row in self._rows)
+        return sum(segment.num_tokens for segment in self._segments)
 
     def trajectory(
         self,
@@ -131,10 +131,10 @@ class TrajectoryRecorder:
         metrics: Mapping[str, float],
     ) -> Trajectory:
         """Return everything recorded so far as a trajectory without rewards."""
-        rows = self._begun()
-        pieces = [piece for row in rows for piece in row.pieces]
+        segments = self._begun()
+        pieces = [piece for segment in segments for piece in segment.pieces]
         turn_ids = np.repeat(np.array([turn for turn, _ in pieces], np.int16), np.array([count for _, count in pieces], np.int64))
-        starts = itertools.accumulate((row.num_tokens for row in rows[:-1]), initial=0)
+        starts = itertools.accumulate((segment.num_tokens for segment in segments[:-1]), initial=0)
         task = attempt.task
         return Trajectory(
             group_id=attempt.group_id,
@@ -142,10 +142,10 @@ class TrajectoryRecorder:
             task_id=task.task_id,
             data_source=task.data_source,
             agent_name=task.agent_name,
-            token_ids=_joined([piece for row in rows for piece in row.token_ids], np.int32),
+            token_ids=_joined([piece for segment in segments for piece in segment.token_ids], np.int32),
             action_mask=turn_ids != CONTEXT_TURN,
-            behavior_logprobs=_joined([piece for row in rows for piece in row.logprobs], np.float32),
-            versions=_joined([piece for row in rows for piece in row.versions], np.int32),
+            behavior_logprobs=_joined([piece for segment in segments for piece in segment.logprobs], np.float32),
+            versions=_joined([piece for segment in segments for piece in segment.versions], np.int32),
             turn_ids=turn_ids,
             messages=messages,
             rewards=(),
@@ -158,8 +158,8 @@ class TrajectoryRecorder:
             anchors=np.array(self._turns.anchors, np.int64),
         )
 
-    def _begun(self) -> list[Row]:
-        return [row for row in self._rows if row.num_tokens]
+    def _begun(self) -> list[Segment]:
+        return [segment for segment in self._segments if segment.num_tokens]
 
 
 def reward_event(trajectory: Trajectory, name: str, value: float, *, turn: int | None = None) -> RewardEvent:

@@ -5,8 +5,10 @@ It alone writes tokens, and it enforces the token budgets.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import trio
@@ -16,7 +18,7 @@ from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError
 from agentrl.plugins import InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.conversation_line import ConversationLine, PromptLimits, Sampled
+from agentrl.rollout.conversation_line import Adjust, ConversationLine, PromptLimits, Sampled
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.gateway import Gateway
 from agentrl.rollout.openai_session import OpenAISession
@@ -30,55 +32,62 @@ from agentrl.rollout.toolbox import Toolbox
 from agentrl.types import Failure, Generation, JsonObject, Message, Outcome, SamplingParams, ToolCall, Trajectory, Turn
 
 T = TypeVar("T")
-Adjust = Callable[[Generation], Generation]
 
 
-class TrajectorySession:
-    """Implements `agentrl.plugins.Session`.
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionParts:
+    """What a session is opened with. prompt: its first messages. shows_tools: whether the prompt lists the tools."""
 
-    Invariant: recorded tokens and messages always agree. A block of context that exceeds the budget is not
-    appended at all, and messages that no prompt has shown yet are not part of the trajectory.
-    """
+    attempt: Attempt
+    agent: AgentConfig
+    sampling: Sampling
+    toolbox: Toolbox
+    partner: Partner | None
+    host: AsyncioHost
+    prompt: Sequence[Message]
+    shows_tools: bool = True
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        agent: AgentConfig,
-        *,
-        chat: Chat,
-        generator: Generator,
-        sampling: Sampling,
-        prompt: PromptLimits,
-        toolbox: Toolbox,
-        partner: Partner | None,
-        host: AsyncioHost,
-        gateway: Gateway,
-        prompt_messages: Sequence[Message],
-        shows_tools: bool = True,
-    ) -> None:
-        self._attempt = attempt
-        self._agent = agent
-        self._chat = chat
-        self._generator = generator
+    @property
+    def shown_tools(self) -> Sequence[JsonObject]:
+        """The schemas of the tools that the prompt lists."""
+        return self.toolbox.schemas if self.shows_tools else []
+
+
+class AttemptSession(ABC):
+    """What sessions for tokens and for messages share: tools, partner, rewards, limits, and how an attempt ends."""
+
+    limits: TurnLimits
+    _line: ConversationLine
+    """The line sampled last: the agent loop's own, until a program behind the gateway opens another."""
+
+    def __init__(self, parts: SessionParts) -> None:
+        agent, sampling = parts.agent, parts.sampling
+        self._attempt = parts.attempt
         self._sampling = sampling
         self._max_response_tokens = sampling.max_response_tokens or agent.max_response_tokens
         self._max_turn_tokens = sampling.max_turn_tokens or agent.max_turn_tokens
-        self._prompt = prompt
-        self._toolbox = toolbox
-        self._partner = partner
-        self._host = host
-        self._gateway = gateway
+        self._toolbox = parts.toolbox
+        self._partner = parts.partner
+        self._host = parts.host
         self._recorder = TrajectoryRecorder()
-        # The line sampled last: the agent loop's own, until a program behind the gateway opens another.
-        self._line = self._new_line(prompt_messages, toolbox.schemas if shows_tools else [])
-        self._num_sampling = 0
         self._is_cut = False  # the last turn ended at a token limit
         self._ended: Outcome | None = None
         self._is_finished = False  # a tool ended the trajectory
         self._tally = Tally()
         self.limits = TurnLimits(agent.max_turns, agent.max_tool_calls_per_turn, agent.max_user_turns)
 
-    # -------------------------------------------------------------------------------------------- for agent loops
+    @abstractmethod
+    async def generate(self) -> Turn:
+        """Show the model everything since its last turn and sample the next turn.
+
+        Raises:
+            TrajectoryEnd: there is no room for one more token, or `limits.turns` is reached.
+            ServerError: a server refused the request, or servers failed repeatedly.
+        """
+
+    @abstractmethod
+    def serve_openai(self) -> AbstractAsyncContextManager[OpenAIEndpoint]:
+        """Serve an OpenAI endpoint while the context is open."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -95,15 +104,6 @@ class TrajectorySession:
     @property
     def is_finished(self) -> bool:
         return self._is_finished
-
-    async def generate(self) -> Turn:
-        """Show the model everything since its last turn and sample the next turn.
-
-        Raises:
-            TrajectoryEnd: there is no room for one more token, or `limits.turns` is reached.
-            ServerError: a server refused the request, or servers failed repeatedly.
-        """
-        return (await self.sample(self._line, adjust=self._stopped)).turn
 
     async def call_tools(self, turn: Turn) -> Sequence[Message]:
         """Run the turn's calls concurrently. The model sees the answers at the next `generate`.
@@ -172,6 +172,107 @@ class TrajectorySession:
             self._line.conversation.add_messages([Message("user", reply.text)])
         return reply
 
+    async def run_asyncio(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Await `function(*args)` on the process's asyncio loop."""
+        return await self._host.run(function, *args)
+
+    def stop_at_turn_limit(self) -> None:
+        """Record that the model wanted more turns than `limits.turns` allows."""
+        self._ended = self._ended or Outcome.TURN_LIMIT
+
+    # ---------------------------------------------------------------------------------------------- for the player
+
+    @property
+    def outcome(self) -> Outcome:
+        """Why the attempt stopped, if neither an error nor the deadline stopped it."""
+        return self._ended or (Outcome.TRUNCATED if self._is_cut else Outcome.COMPLETED)
+
+    @property
+    def num_action_tokens(self) -> int:
+        return self._recorder.num_action_tokens
+
+    @property
+    def turn_rewards(self) -> Sequence[GivenReward]:
+        """Rewards given so far by tools, the partner and the agent loop."""
+        return self._tally.rewards
+
+    async def collect_scores(self) -> None:
+        """Collect the final scores of tools and partner after the agent loop is done. They are rewards of the
+        last turn.
+
+        Raises:
+            ToolError: one of them broke.
+        """
+        last = self._recorder.num_turns - 1
+        for name, score in (await self._toolbox.score()).items():
+            self._tally.rewards.append(GivenReward("tool", name, score, last))
+        if self._partner is not None and (final := await self._partner.score()) is not None:
+            self._tally.rewards.append(GivenReward("interaction", self._partner.name, final, last))
+
+    def trajectory(self, outcome: Outcome, failure: Failure | None) -> Trajectory:
+        """Return everything recorded so far as a trajectory without rewards."""
+        num_forks = max(self._recorder.num_segments - 1, 0)
+        return self._recorder.trajectory(
+            self._attempt,
+            messages=self._line.recorded_messages,
+            outcome=outcome,
+            failure=failure,
+            metrics={
+                "num_turns": float(self._recorder.num_turns),
+                "num_forks": float(num_forks),
+                **self._tally.metrics,
+                **self._toolbox.metrics,
+                **{f"{CALLS_OF}{name}": float(count) for name, count in self._toolbox.num_calls.items()},
+            },
+        )
+
+    async def close(self) -> None:
+        """Close the tools and the partner. It is shielded from cancellation."""
+        if self._partner is None and not self._toolbox.has_to_close:
+            return
+        # The shield is bounded: each close has its own deadline, CLOSE_TIMEOUT_S of guests.py.
+        with trio.CancelScope(shield=True), self._attempt.scope.open("close tools and partner"):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._toolbox.close)
+                if self._partner is not None:
+                    nursery.start_soon(self._partner.close)
+
+    # ------------------------------------------------------------------------------------------------ for sessions
+
+    def _end(self, outcome: Outcome) -> TrajectoryEnd:
+        self._ended = outcome
+        return TrajectoryEnd(outcome)
+
+    def _refuse_if_ended(self) -> None:
+        if self._ended is not None:
+            raise TrajectoryEnd(self._ended)
+
+
+class TrajectorySession(AttemptSession):
+    """Implements `agentrl.plugins.Session` for models that exchange tokens.
+
+    Invariant: recorded tokens and messages always agree. A block of context that exceeds the budget is not
+    appended at all, and messages that no prompt has shown yet are not part of the trajectory.
+    """
+
+    def __init__(self, parts: SessionParts, *, chat: Chat, generator: Generator, prompt: PromptLimits, gateway: Gateway) -> None:
+        super().__init__(parts)
+        self._chat = chat
+        self._generator = generator
+        self._prompt = prompt
+        self._gateway = gateway
+        self._num_sampling = 0
+        self._line = self._new_line(parts.prompt, parts.shown_tools)
+
+    async def generate(self) -> Turn:
+        """Show the model everything since its last turn and sample the next turn.
+
+        Raises:
+            TrajectoryEnd: there is no room for one more token, or `limits.turns` is reached.
+            ServerError: a server refused the request, or servers failed repeatedly.
+        """
+        return (await self.sample(self._line, adjust=self._stopped)).turn
+
     @asynccontextmanager
     async def serve_openai(self) -> AsyncIterator[OpenAIEndpoint]:
         """Serve an OpenAI endpoint while the context is open: any OpenAI client can play this trajectory
@@ -196,28 +297,7 @@ class TrajectorySession:
         if reaction is not None and self._ended is not None:
             raise TrajectoryEnd(self._ended) from reaction
 
-    async def run_asyncio(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Await `function(*args)` on the process's asyncio loop."""
-        return await self._host.run(function, *args)
-
-    async def collect_scores(self) -> None:
-        """Collect the final scores of tools and partner after the agent loop is done. They are rewards of the
-        last turn.
-
-        Raises:
-            ToolError: one of them broke.
-        """
-        last = self._recorder.num_turns - 1
-        for name, score in (await self._toolbox.score()).items():
-            self._tally.rewards.append(GivenReward("tool", name, score, last))
-        if self._partner is not None and (final := await self._partner.score()) is not None:
-            self._tally.rewards.append(GivenReward("interaction", self._partner.name, final, last))
-
-    def stop_at_turn_limit(self) -> None:
-        """Record that the model wanted more turns than `limits.turns` allows."""
-        self._ended = self._ended or Outcome.TURN_LIMIT
-
-    # -------------------------------------------------------------------------------------------- for the gateway
+    # --------------------------------------------------------------------------------------------- for the gateway
 
     def open_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> ConversationLine:
         """Open another line of conversation with its own token budget: its prompt may repeat everything said
@@ -271,51 +351,7 @@ class TrajectorySession:
         own = {"temperature": self._sampling.temperature, "top_p": self._sampling.top_p}
         return any(value != own[name] if name in own else bool(value) for name, value in asked.items())
 
-    # ---------------------------------------------------------------------------------------- for whoever plays it
-
-    @property
-    def outcome(self) -> Outcome:
-        """Why the attempt stopped, if neither an error nor the deadline stopped it."""
-        return self._ended or (Outcome.TRUNCATED if self._is_cut else Outcome.COMPLETED)
-
-    @property
-    def num_action_tokens(self) -> int:
-        return self._recorder.num_action_tokens
-
-    @property
-    def turn_rewards(self) -> Sequence[GivenReward]:
-        """Rewards given so far by tools, the partner and the agent loop."""
-        return self._tally.rewards
-
-    def trajectory(self, outcome: Outcome, failure: Failure | None) -> Trajectory:
-        """Return everything recorded so far as a trajectory without rewards."""
-        num_forks = max(self._recorder.num_rows - 1, 0)
-        return self._recorder.trajectory(
-            self._attempt,
-            messages=self._line.recorded_messages,
-            outcome=outcome,
-            failure=failure,
-            metrics={
-                "num_turns": float(self._recorder.num_turns),
-                "num_forks": float(num_forks),
-                **self._tally.metrics,
-                **self._toolbox.metrics,
-                **{f"{CALLS_OF}{name}": float(count) for name, count in self._toolbox.num_calls.items()},
-            },
-        )
-
-    async def close(self) -> None:
-        """Close the tools and the partner. It is shielded from cancellation."""
-        if self._partner is None and not self._toolbox.has_to_close:
-            return
-        # The shield is bounded: each close has its own deadline, CLOSE_TIMEOUT_S of guests.py.
-        with trio.CancelScope(shield=True), self._attempt.scope.open("close tools and partner"):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._toolbox.close)
-                if self._partner is not None:
-                    nursery.start_soon(self._partner.close)
-
-    # -------------------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------------------------ inside
 
     def _new_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> ConversationLine:
         return ConversationLine(self._chat.open(messages, list(tools)), self._recorder, task_id=self._attempt.task.task_id)
@@ -345,11 +381,3 @@ class TrajectorySession:
 
     def _stopped(self, generation: Generation) -> Generation:
         return cut_at_stop(generation, self._sampling.stop, self._chat) if self._sampling.stop else generation
-
-    def _end(self, outcome: Outcome) -> TrajectoryEnd:
-        self._ended = outcome
-        return TrajectoryEnd(outcome)
-
-    def _refuse_if_ended(self) -> None:
-        if self._ended is not None:
-            raise TrajectoryEnd(self._ended)

@@ -19,16 +19,16 @@ from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.attempt_log import AttemptReport
+from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.garbage import OldGarbage
 from agentrl.rollout.limits import model_limits, num_ids_of, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.manager import AgentLoopManager, TaskSource
 from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.play_loop import PlayLoop
-from agentrl.rollout.player_stack import Validating
+from agentrl.rollout.player_stack import PlayerParts, Validating
 from agentrl.rollout.router import Router
 from agentrl.rollout.scopes import LiveScopes
-from agentrl.rollout.session import PromptLimits
 from agentrl.rollout.shipment import TrajectorySink
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
@@ -91,11 +91,8 @@ class RolloutWorker:
             config.agent,
             config.rollout,
             config.reward,
-            plugins=open_plugins(config.agent),
-            chat=chat,
-            router=self._router,
-            host=self._host,
-            prompt=PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts),
+            self._router,
+            PlayerParts(open_plugins(config.agent), chat, self._host, PromptLimits.of(config.data)),
             attempts_per_group=config.attempts_per_group,
             validation=validating(config),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,10 +26,11 @@ from agentrl.plugins import AgentLoop, Interaction, Plugins, Registry, Tool
 from agentrl.plugins.rewards import AnyReward
 from agentrl.rewards.select import Unscored
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.manager import AgentLoopManager
-from agentrl.rollout.player_stack import Validating
+from agentrl.rollout.player_stack import PlayerParts, Validating
 from agentrl.rollout.router import Router
-from agentrl.rollout.session import PromptLimits, Sampling
+from agentrl.rollout.sampling import Sampling
 from agentrl.testing.script import Script, ScriptedModel
 from agentrl.types import Lease, Message, Task, Trajectory
 
@@ -84,18 +86,13 @@ class Stage:
                     self.agent,
                     self.rollout,
                     self.reward,
-                    plugins=self.plugins,
-                    chat=self.chat,
-                    router=self.router,
-                    host=host,
-                    prompt=self.prompt,
+                    self.router,
+                    PlayerParts(self.plugins, self.chat, host, self.prompt),
                     attempts_per_group=self._attempts_per_group,
                     validation=self._validation,
                 )
-                try:
+                async with aclosing(manager):
                     return await main(manager)
-                finally:
-                    await manager.aclose()
 
         return trio.run(wrapped, clock=clock)
 

@@ -23,9 +23,10 @@ from agentrl.errors import RequestRefused
 from agentrl.plugins import AgentLoop, load_plugins
 from agentrl.rewards.select import Unscored
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.manager import AgentLoopManager
+from agentrl.rollout.player_stack import PlayerParts
 from agentrl.rollout.router import Router
-from agentrl.rollout.session import PromptLimits
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
@@ -116,9 +117,7 @@ async def play_while_publishing(server, client, mode):
 
     async with routing(server.url) as router:
         with AsyncioHost() as host:
-            manager = AgentLoopManager(
-                agent, rollout, reward, plugins=plugins, chat=tiny_chat(), router=router, host=host, prompt=PromptLimits(256, "error")
-            )
+            manager = AgentLoopManager(agent, rollout, reward, router, PlayerParts(plugins, tiny_chat(), host, PromptLimits(256, "error")))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(publish_often)
                 trajectories = await manager.play([Lease(0, task, GROUP_SIZE, 0)], EvalConfig(temperature=1.0))

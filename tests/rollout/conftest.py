@@ -15,7 +15,7 @@ from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins import load_plugins
-from agentrl.rollout.session import PromptLimits
+from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.testing import Raw, ScriptedModel, Stage, tiny_chat
 from agentrl.types import Message, Task, Trajectory
 

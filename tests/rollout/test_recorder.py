@@ -19,20 +19,20 @@ pieces = st.lists(st.tuples(st.booleans(), st.integers(1, 5), st.integers(0, 9))
 
 
 def record(drawn) -> TrajectoryRecorder:
-    """One row: a token of prompt, then what was drawn; ids count the tokens."""
+    """One segment: a token of prompt, then what was drawn; ids count the tokens."""
     recorder = TrajectoryRecorder()
-    row = recorder.row()
-    row.append_context([0])
+    segment = recorder.begin_segment()
+    segment.append_context([0])
     for is_generation, size, version in drawn:
-        extend(row, is_generation, np.arange(size, dtype=np.int32) + recorder.num_tokens, version)
+        extend(segment, is_generation, np.arange(size, dtype=np.int32) + recorder.num_tokens, version)
     return recorder
 
 
-def extend(row, is_generation, ids, version=0) -> None:
+def extend(segment, is_generation, ids, version=0) -> None:
     if is_generation:
-        row.append_generation(Generation(ids, -ids.astype(np.float32) - 1, np.full(len(ids), version, np.int32), "stop"), anchor=7)
+        segment.append_generation(Generation(ids, -ids.astype(np.float32) - 1, np.full(len(ids), version, np.int32), "stop"), anchor=7)
     else:
-        row.append_context(ids.tolist())
+        segment.append_context(ids.tolist())
 
 
 def finish(recorder: TrajectoryRecorder):
@@ -73,13 +73,13 @@ plans = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(1, 4)),
 
 @given(plans)
 def test_rows_that_grow_in_turn_are_joined_in_the_order_of_their_start(plan):
-    recorder, rows, expected, owners = TrajectoryRecorder(), {}, {}, []
+    recorder, segments, expected, owners = TrajectoryRecorder(), {}, {}, []
     for key, is_generation, size in plan:
-        if key not in rows:
-            rows[key], expected[key] = recorder.row(), []
-            is_generation = False  # a row begins with context
+        if key not in segments:
+            segments[key], expected[key] = recorder.begin_segment(), []
+            is_generation = False  # a segment begins with context
         ids = np.arange(size, dtype=np.int32) + recorder.num_tokens
-        extend(rows[key], is_generation, ids)
+        extend(segments[key], is_generation, ids)
         expected[key] += [(int(id), len(owners) if is_generation else -1) for id in ids]
         owners += [key] if is_generation else []
     trajectory = finish(recorder)
@@ -87,8 +87,8 @@ def test_rows_that_grow_in_turn_are_joined_in_the_order_of_their_start(plan):
     assert list(zip(trajectory.token_ids.tolist(), trajectory.turn_ids.tolist(), strict=True)) == whole
     starts = np.cumsum([0, *(len(facts) for facts in expected.values())])[:-1] if expected else [0]
     assert trajectory.segment_starts == tuple(starts)
-    assert (recorder.num_rows, recorder.num_turns) == (len(expected), len(owners))
-    if owners:  # a reward without a turn is one for what was sampled last, in whichever row that is
+    assert (recorder.num_segments, recorder.num_turns) == (len(expected), len(owners))
+    if owners:  # a reward without a turn is one for what was sampled last, in whichever segment that is
         position = reward_event(trajectory, "r", 1.0).position
         assert trajectory.turn_ids[position] == len(owners) - 1
         assert len(owners) - 1 not in trajectory.turn_ids[position + 1 :]
@@ -96,24 +96,24 @@ def test_rows_that_grow_in_turn_are_joined_in_the_order_of_their_start(plan):
 
 def test_a_row_that_was_opened_and_not_used_is_not_there():
     recorder = TrajectoryRecorder()
-    recorder.row()
+    recorder.begin_segment()
     assert finish(recorder).segment_starts == (0,)
-    recorder.row().append_context([1, 2])
-    assert (finish(recorder).segment_starts, recorder.num_rows) == ((0,), 1)
-    recorder.row().append_context([3])
+    recorder.begin_segment().append_context([1, 2])
+    assert (finish(recorder).segment_starts, recorder.num_segments) == ((0,), 1)
+    recorder.begin_segment().append_context([3])
     assert finish(recorder).segment_starts == (0, 2)
 
 
 def test_a_row_begins_with_context():
     with pytest.raises(AssertionError, match="nothing predicts its first token"):
-        extend(TrajectoryRecorder().row(), True, np.array([1], np.int32))
+        extend(TrajectoryRecorder().begin_segment(), True, np.array([1], np.int32))
 
 
 def test_a_generation_of_another_dtype_is_refused_not_rounded():
     recorder = TrajectoryRecorder()
-    row = recorder.row()
-    row.append_context([0])
-    row.append_generation(Generation(np.array([1], np.int64), np.zeros(1, np.float32), np.zeros(1, np.int32), "stop"), anchor=7)
+    segment = recorder.begin_segment()
+    segment.append_context([0])
+    segment.append_generation(Generation(np.array([1], np.int64), np.zeros(1, np.float32), np.zeros(1, np.int32), "stop"), anchor=7)
     with pytest.raises(TypeError):
         finish(recorder)
 

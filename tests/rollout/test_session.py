@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from agentrl.config.evaluation import EvalConfig
 from agentrl.errors import ServerError, ToolError
 from agentrl.plugins import AgentLoop, Reward, RewardResult, Tool, ToolResult
-from agentrl.rollout.session import PromptLimits
+from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.types import NO_VERSION, Lease, Message, Outcome
 
 

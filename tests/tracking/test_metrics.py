@@ -189,7 +189,7 @@ def test_summary_of_three_by_hand():
             "rollout/tool_calls/mean": 4 / 3,
             "rollout/tool_errors/mean": 2.0,
             "rollout/turns/mean": 5 / 3,
-            "rollout/rows/mean": 1.0,
+            "rollout/segments/mean": 1.0,
             "rollout/response_tokens/mean": (4 + 3 + 5) / 3,
             "rollout/response_tokens/max": 5,
             "rollout/action_tokens/mean": 2.0,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import trio
@@ -21,11 +21,12 @@ from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError, concerning
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.limits import model_limits
 from agentrl.rollout.manager import AgentLoopManager
+from agentrl.rollout.player_stack import PlayerParts
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
-from agentrl.rollout.session import PromptLimits
 from agentrl.testing.one_row.models import Read, Say, open_model
 from agentrl.types import Lease, Task, Trajectory
 
@@ -64,19 +65,15 @@ def play_row(
     task = read_task(config.data, key, row, playable.agents)
     with concerning(task.task_id):
         playable.check(task)
-    manager = partial(
-        AgentLoopManager,
-        config.agent,
-        config.rollout,
-        config.reward,
-        plugins=plugins,
-        chat=chat,
-        prompt=PromptLimits(config.data.max_prompt_tokens, config.data.overlong_prompts),
-    )
     vocab_size, context_tokens = model_limits(weights, chat)
     with open_model(model, config.rollout, weights, chat, starts_server=starts_server, read=read, say=say) as client:
         router = Router(lambda url: client, vocab_size=vocab_size, context_tokens=context_tokens)
-        trajectory = trio.run(_play, manager, router, task, sampling)
+
+        def open_manager(host: AsyncioHost) -> AgentLoopManager:
+            parts = PlayerParts(plugins, chat, host, PromptLimits.of(config.data))
+            return AgentLoopManager(config.agent, config.rollout, config.reward, router, parts)
+
+        trajectory = trio.run(_play, open_manager, router, task, sampling)
     return PlayedRow(task, trajectory, chat)
 
 
@@ -96,13 +93,10 @@ def read_task(config: DataConfig, key: Literal["train_files", "val_files"], row:
     return dataset.task(row)
 
 
-async def _play(open_manager: Callable[..., AgentLoopManager], router: Router, task: Task, sampling: Sampling) -> Trajectory:
+async def _play(open_manager: Callable[[AsyncioHost], AgentLoopManager], router: Router, task: Task, sampling: Sampling) -> Trajectory:
     router.set_servers(["http://model"], version=0)
     with AsyncioHost() as host:
-        manager = open_manager(router=router, host=host)
-        try:
+        manager = open_manager(host)
+        async with aclosing(router), aclosing(manager):
             [trajectory] = await manager.play([Lease(0, task, 1, 0)], sampling)
             return trajectory
-        finally:
-            await manager.aclose()
-            await router.aclose()
