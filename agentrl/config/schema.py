@@ -52,6 +52,11 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
 
     @property
+    def models(self) -> dict[str, ModelConfig]:
+        """The models that this config names, by config key; the critic's is derived from `model`."""
+        return {"model": self.model, "reward_model.model": self.reward_model.model}
+
+    @property
     def policy_mode(self) -> Literal["decoupled", "bypass", "on_policy"]:
         """`algorithm.mode` with auto resolved.
 

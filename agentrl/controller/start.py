@@ -145,7 +145,7 @@ def open_run(config: Config) -> Iterator[Run]:
 
 def _resolved(config: Config) -> Config:
     """Return the config with its models resolved, after all checks that need no process."""
-    check_files(config)
+    check_files(config.models, config.agent)
     config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
     config = config.with_adapter_resolved
     check_nsight(config.profiler.nsight)

@@ -9,83 +9,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import ray
 from ray import ObjectRef
 
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig, refuse_url
-from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
+from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.fleet.server_handle import SERVER, ServerHandle, StartedServer, SupervisorLost
 from agentrl.rollout.limits import key_of_started, num_ids_of, server_key
 from agentrl.rollout.trio_run import in_trio
 from agentrl.serving.attached import AttachedServer
 from agentrl.serving.health import ServerKind, ServerStatus
-from agentrl.serving.launch import launcher
-from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
-from agentrl.workers.actors import Actor, ActorKind, get
+from agentrl.workers.actors import get
 from agentrl.workers.pools import Seat
-from agentrl.workers.starting import Readiness, num_done
-
-POLL_TIMEOUT_S = 30.0
-SUPERVISOR_START_S = 300.0
-"""On top of `rollout.server_start_timeout_s`, which the supervisor enforces: ends supervisors that hang."""
-UNPUBLISHED = "default"
-"""Version of a server before its first publish; the client refuses tokens that carry it."""
+from agentrl.workers.starting import Readiness
 
 T = TypeVar("T")
-
-# Several threads: `status` and `stop` must be answered while `start` waits for the model to load.
-SERVER = ActorKind("ServerActor", "a server's supervisor", POLL_TIMEOUT_S, num_threads=4)
-
-
-def supervisor(rollout: RolloutConfig, model: ModelConfig, log_file: Path, *, api_key: str, is_open: bool) -> Supervisor:
-    """Return the supervisor of a server of the kind `rollout.backend`, in its process.
-
-    Args:
-        log_file: of the server.
-        api_key: required by the server in every request.
-        is_open: listen on the node's IP address, for other machines; otherwise on 127.0.0.1 only.
-    """
-    return Supervisor(
-        launcher(rollout, model, api_key=api_key),
-        log_file=log_file,
-        start_timeout_s=rollout.server_start_timeout_s,
-        max_restarts=rollout.max_server_restarts,
-        hang_timeout_s=rollout.server_hang_timeout_s,
-        kind=rollout.backend,
-        host=ray.util.get_node_ip_address() if is_open else "127.0.0.1",
-    )
 
 
 @dataclass
 class _Member:
-    """A server and its last known status.
+    """A server and its last known status. seat: None if the server is attached."""
 
-    watch: its Supervisor; for an attached server, the object that polls it from here.
-    deadline: of its start, on the monotonic clock.
-    starting: the pending result of its start; None once that has ended.
-    """
-
-    name: str
-    watch: Actor[Supervisor] | AttachedServer
+    handle: ServerHandle
     status: ServerStatus
-    deadline: float
-    is_guest: bool = False
-    starting: ObjectRef | None = None
+    is_guest: bool
     seat: Seat | None = None
 
     @property
     def label(self) -> str:
-        return self.status.url or self.name
-
-    @property
-    def origin(self) -> Literal["started", "attached"]:
-        return "attached" if isinstance(self.watch, AttachedServer) else "started"
+        return self.status.url or self.handle.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +57,10 @@ class ServerLine:
     state: str
     restarts: int
     message: str
+
+    @classmethod
+    def of(cls, handle: ServerHandle, status: ServerStatus) -> ServerLine:
+        return cls(handle.name, status.url, handle.origin, status.kind or "unknown", status.state, status.restarts, status.message)
 
 
 class ServerFleet:
@@ -135,32 +97,26 @@ class ServerFleet:
 
     def _attach(self, url: str, *, is_guest: bool = False) -> _Member:
         rollout = self._rollout
-        watch = AttachedServer(
+        server = AttachedServer(
             url,
             start_timeout_s=rollout.server_start_timeout_s,
             hang_timeout_s=rollout.server_hang_timeout_s,
             max_restarts=rollout.max_server_restarts,
             api_key=self._api_key,
         )
-        watch.start()
-        member = _Member(watch.status().url, watch, watch.status(), self._start_deadline(), is_guest)
-        self._members.append(member)
-        return member
+        server.start()
+        return self._add(_Member(server, server.status(), is_guest))
 
     def _start(self, seat: Seat, *, is_guest: bool = False) -> _Member:
         name = f"server_{self._num_started}"
         self._num_started += 1
-        log_file, is_open = self._run_dir / "servers" / f"{name}.log", self._listens_to_the_network()
-        options = seat.ray_options()
-        watch = SERVER.launch(options, supervisor, self._rollout, self._model, log_file, api_key=self._key_of_started, is_open=is_open)
-        status = ServerStatus("", "starting", self._rollout.backend)
-        starting = watch.begin(Supervisor.start, self._model.path, UNPUBLISHED)
-        member = _Member(name, watch, status, self._start_deadline(), is_guest, starting, seat)
+        is_open, key = self._listens_to_the_network(), self._key_of_started
+        server = StartedServer(name, self._rollout, self._model, seat=seat, run_dir=self._run_dir, is_open=is_open, api_key=key)
+        return self._add(_Member(server, ServerStatus("", "starting", self._rollout.backend), is_guest, seat))
+
+    def _add(self, member: _Member) -> _Member:
         self._members.append(member)
         return member
-
-    def _start_deadline(self) -> float:
-        return time.monotonic() + self._rollout.server_start_timeout_s + SUPERVISOR_START_S
 
     def _listens_to_the_network(self) -> bool:
         """Return whether servers must be reachable from other machines.
@@ -176,22 +132,26 @@ class ServerFleet:
     @property
     def starting(self) -> Mapping[ObjectRef, float]:
         """The started servers that do not generate yet, each with its deadline (monotonic clock, seconds)."""
-        return {m.starting: m.deadline for m in self._members if m.starting is not None}
+        return {ref: deadline for handle in self._handles for ref, deadline in handle.starting.items()}
 
     @property
     def readiness(self) -> Readiness:
-        members = list(self._members)
-        attached = [m.watch.status().state for m in members if isinstance(m.watch, AttachedServer)]
-        refs = [m.starting for m in members if m.starting is not None]
-        num_waited = len(refs) - num_done(refs) + sum(state in ("starting", "failed") for state in attached)
-        return Readiness("servers", len(members) - num_waited, len(members), may_come="starting" in attached)
+        parts = [handle.readiness for handle in self._handles]
+        return Readiness("servers", sum(part.num_ready for part in parts), len(parts), any(part.may_come for part in parts))
+
+    @property
+    def _handles(self) -> list[ServerHandle]:
+        return [member.handle for member in list(self._members)]  # a copy, because other threads may read
 
     def wait_until_attached(self) -> list[str]:
         """Wait until every server of rollout.urls generates; return their URLs.
 
         Raises ServerError on a timeout.
         """
-        return [m.watch.wait_until_up() for m in self._members if isinstance(m.watch, AttachedServer)]
+        attached = [handle for handle in self._handles if handle.origin == "attached"]
+        for handle in attached:
+            handle.wait_until_ready()
+        return [handle.status().url for handle in attached]
 
     def wait_until_ready(self) -> None:
         """Wait until every server generates. None may take traffic before the first publish.
@@ -200,11 +160,11 @@ class ServerFleet:
             InfrastructureError: a server did not start in `rollout.server_start_timeout_s`; the message ends
                 with its log.
         """
-        deadline = max((m.deadline for m in self._members), default=0.0)
-        get(list(self.starting), timeout_s=max(0.0, deadline - time.monotonic()), who=SERVER.who)
-        for member in self._members:
-            member.starting = None
-        self.wait_until_attached()
+        pending = self.starting
+        # All at once: the first that fails ends the wait, however long the others still take.
+        get(list(pending), timeout_s=max(0.0, max(pending.values(), default=0.0) - time.monotonic()), who=SERVER.who)
+        for handle in self._handles:
+            handle.wait_until_ready()
         self.poll()
 
     # ------------------------------------------------------------------------------------------------------- state
@@ -229,10 +189,7 @@ class ServerFleet:
     @property
     def lines(self) -> list[ServerLine]:
         """All servers, for display."""
-        return [
-            ServerLine(m.name, m.status.url, m.origin, m.status.kind or "unknown", m.status.state, m.status.restarts, m.status.message)
-            for m in self._members
-        ]
+        return [ServerLine.of(m.handle, m.status) for m in self._members]
 
     def kind_of(self, url: str) -> ServerKind:
         """Return the kind of server at `url`; `rollout.backend` if the server did not report its kind."""
@@ -259,21 +216,12 @@ class ServerFleet:
                     raise InfrastructureError(f"no server of this run is left; the last one: {error}") from error
 
     def _ask(self, member: _Member) -> None:
-        if member.starting is not None and not _is_done(member.starting):
-            if time.monotonic() > member.deadline:
-                raise InfrastructureError(f"server {member.label} did not start: nothing is free for it, or its machine hangs")
+        before = member.status
+        try:
+            status = member.status = member.handle.status()
+        except SupervisorLost as error:
+            self._replace(member, error)
             return
-        member.starting = None
-        before, watch = member.status, member.watch
-        if isinstance(watch, AttachedServer):
-            member.status = watch.status()
-        else:
-            try:
-                member.status = watch.run(Supervisor.status)
-            except InfrastructureError as error:
-                self._replace(member, error)
-                return
-        status = member.status
         if status.state == "failed":
             raise InfrastructureError(f"server {member.label} is lost for good: {status.message}")
         if status.restarts > before.restarts:
@@ -293,18 +241,14 @@ class ServerFleet:
             raise InfrastructureError(f"server {lost.label} is lost ({why}), and rollout.max_server_restarts is used up") from why
         self._replacements_left -= 1
         self._members.remove(lost)
-        _stop([lost])  # an unreachable supervisor may still be alive
+        lost.handle.stop()  # an unreachable supervisor may still be alive
         new = self._start(lost.seat, is_guest=True)
-        self._say(f"server {lost.label} is lost ({why}); {new.name} is started in its place")
+        self._say(f"server {lost.label} is lost ({why}); {new.label} is started in its place")
 
     def mark_ready(self, urls: Sequence[str]) -> None:
         """Record that `urls` have the current weights."""
         for member in self._with(urls):
-            if isinstance(member.watch, AttachedServer):
-                member.watch.mark_ready(member.status.url)
-            else:
-                with suppress(InfrastructureError):  # `poll` handles a lost supervisor
-                    member.watch.run(Supervisor.mark_ready, member.status.url)
+            member.handle.mark_ready(member.status.url)
         self.poll()
 
     def restart(self, url: str) -> None:
@@ -313,11 +257,7 @@ class ServerFleet:
         An attached server is not killed: the run waits for it.
         """
         for member in self._with([url]):
-            if isinstance(member.watch, AttachedServer):
-                member.watch.restart(url)
-            else:
-                with suppress(InfrastructureError):
-                    member.watch.run(Supervisor.restart, url)
+            member.handle.restart(url)
         self.poll()
 
     def _with(self, urls: Sequence[str]) -> list[_Member]:
@@ -350,7 +290,7 @@ class ServerFleet:
             raise ConfigError(f"no {gpus:g} GPU of this Ray is free for another server; drain one, or attach to one that runs elsewhere")
         else:
             seat = Seat(gpus)
-        return self._start(seat, is_guest=True).name
+        return self._start(seat, is_guest=True).label
 
     @property
     def _rollout_gpus(self) -> float:
@@ -363,7 +303,7 @@ class ServerFleet:
         Raises:
             ConfigError: the run has no such server, or no other server is ready.
         """
-        member = next((m for m in self._members if url_or_name.rstrip("/") in (m.status.url, m.name)), None)
+        member = next((m for m in self._members if url_or_name.rstrip("/") in (m.status.url, m.handle.name)), None)
         if member is None:
             raise ConfigError(f"{url_or_name} is no server of this run; there are: {', '.join(self.states)}")
         if not [url for url in self.urls if url != member.status.url]:
@@ -379,7 +319,7 @@ class ServerFleet:
         self._members.remove(member)
         if member.seat is not None:
             self._free_seats.append(member.seat)
-        _stop([member])
+        member.handle.stop()
 
     # --------------------------------------------------------------------------------------------------------- end
 
@@ -410,24 +350,11 @@ class ServerFleet:
 
         The key of started servers is sent to no other server.
         """
-        is_started = any(m.status.url == url and m.origin == "started" for m in self._members)
-        return self._key_of_started if is_started else self._api_key
+        return next((m.handle.api_key for m in self._members if m.status.url == url), self._api_key)
 
     def close(self) -> None:
-        """Stop every server that this run started."""
-        _stop(self._members)
-
-
-def _stop(members: Sequence[_Member]) -> None:
-    actors = [m.watch for m in members if not isinstance(m.watch, AttachedServer)]
-    with suppress(AgentRLError):  # the server of a dead actor died with it
-        get([actor.begin(Supervisor.stop) for actor in actors], timeout_s=SERVER.timeout_s, who=SERVER.who)
-    for actor in actors:
-        actor.kill()
-    for member in members:
-        if isinstance(member.watch, AttachedServer):
-            member.watch.stop()
-
-
-def _is_done(ref: ObjectRef) -> bool:
-    return bool(ray.wait([ref], timeout=0, fetch_local=False)[0])
+        """Stop every server that this run started, and watch the attached ones no more."""
+        for handle in self._handles:
+            handle.begin_stop()
+        for handle in self._handles:
+            handle.stop()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.agent import AgentConfig
+from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
-from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.errors import ConfigError
 from agentrl.plugins import Reference
 from agentrl.plugins.sources import nearest, pack_files
@@ -26,37 +26,39 @@ def user_files(config: Config) -> list[str]:
     targets = [str(settings.get("target", "")) for settings in config.agent.agent_config.values()]
     named = [*config.agent.tools, *(config.eval.tools or ()), config.agent.default, *targets, config.data.reader or "", *rewards]
     files = [source for source in config.agent.plugins if source.endswith(".py")]
-    files += [*_plugin_files(named), *rank_files(config)]
+    files += [*_plugin_files(named), *rank_files(config.models, policy_loss=config.algorithm.policy_loss)]
     files += [config.reward.custom_function.path] if config.reward.custom_function.path else []
     files += [path for _, path in _verl_files(config.agent)]
     return list(dict.fromkeys(files))
 
 
-def rank_files(config: Config | SFTConfig | RMConfig) -> list[str]:
+def rank_files(models: Mapping[str, ModelConfig], *, policy_loss: str = "") -> list[str]:
     """Return the user files that learner ranks read: code and templates of models, and the loss.
 
     This is enough for commands without rollouts.
+
+    Args:
+        models: by config key.
     """
-    files = [path for _, path in _model_files(config)]
-    if isinstance(config, Config):
-        files = [*_plugin_files([config.algorithm.policy_loss]), *files]
-    return list(dict.fromkeys(files))
+    return list(dict.fromkeys([*_plugin_files([policy_loss]), *(path for _, path in _model_files(models))]))
 
 
-def check_files(config: Config | SFTConfig | RMConfig) -> None:
+def check_files(models: Mapping[str, ModelConfig], agent: AgentConfig) -> None:
     """Check, before any process starts, that the files in the config exist.
+
+    Args:
+        models: by config key.
 
     Raises:
         ConfigError: a file does not exist.
     """
-    for key, path in (*_model_files(config), *_verl_files(config.agent)):
+    for key, path in (*_model_files(models), *_verl_files(agent)):
         if not Path(path).is_file():
             raise ConfigError(f"{key}: file {path!r} does not exist{nearest(Path(path))}")
 
 
-def _model_files(config: Config | SFTConfig | RMConfig) -> Iterator[tuple[str, str]]:
+def _model_files(models: Mapping[str, ModelConfig]) -> Iterator[tuple[str, str]]:
     """Yield config key and path of each file with a model's code or chat template."""
-    models = {"model": config.model} | ({"reward_model.model": config.reward_model.model} if isinstance(config, Config) else {})
     for key, model in models.items():
         if model.external_lib is not None and model.external_lib.endswith(".py"):
             yield f"{key}.external_lib", model.external_lib

@@ -197,7 +197,7 @@ def _open_roles(config: Config, run_dir: RunDir, *, num_steps: int) -> Iterator[
     num_steps, dump_folder = config.trainer.steps or num_steps, str(run_dir.root / "non_finite")
     with ExitStack() as stack:
         if config.learner.world_size > 1:
-            stack.enter_context(ray_session(config.cluster, rank_files(config)))
+            stack.enter_context(ray_session(config.cluster, rank_files(config.models, policy_loss=config.algorithm.policy_loss)))
             seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks, roles=_ROLES))
             roles = start_roles(config, seats, num_steps=num_steps, dump_folder=dump_folder)
         else:

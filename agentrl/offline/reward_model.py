@@ -24,7 +24,7 @@ def train_reward_model(config: RMConfig) -> Path:
     Raises:
         UserError: a wrong key, a malformed pair, or no token that can serve as padding.
     """
-    check_files(config)
+    check_files({"model": config.model}, config.agent)
     plugins = agent_plugins(config.agent)
     model = model_with_tokenizer(config)
     chat = Chat.of(model)

@@ -18,7 +18,7 @@ def supervise(config: SFTConfig) -> Path:
     Raises:
         UserError: a wrong key or a malformed conversation.
     """
-    check_files(config)
+    check_files({"model": config.model}, config.agent)
     plugins = agent_plugins(config.agent)
     model = model_with_tokenizer(config)
     chat = Chat.of(model)

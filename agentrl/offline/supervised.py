@@ -171,7 +171,11 @@ def run_job(job: SupervisedJob) -> Path:
     data = _digest(job.train.samples, trainer)
     checkpoint, progress = _open_run(job, data)
     start = checkpoint.step if checkpoint is not None else 0
-    with interruptible(), ray_session(job.config.cluster, rank_files(job.config)), _open_trackers(job, order, checkpoint) as trackers:
+    with (
+        interruptible(),
+        ray_session(job.config.cluster, rank_files({"model": job.config.model})),
+        _open_trackers(job, order, checkpoint) as trackers,
+    ):
         trackers.console.say(job.train.summary(job.noun) + (f", from checkpoint {checkpoint.folder}" if checkpoint is not None else ""))
         if job.validation is not None:
             trackers.console.say(f"held out: {job.validation.summary(job.noun)}")

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import trio
 
 from agentrl.errors import ServerError
 from agentrl.serving.health import PROBE_TIMEOUT_S, ServerStatus, ServerWatchdog, generates, kind_of
 from agentrl.sglang.client import SGLangClient
+from agentrl.workers.starting import Readiness
 
 _POLL_S = 0.1
 _RELEASE_TIMEOUT_S = 5.0
@@ -25,7 +28,10 @@ _JOIN_TIMEOUT_S = 2 * PROBE_TIMEOUT_S
 
 
 class AttachedServer:
-    """The server at `url`, with the same methods as a Supervisor. Thread-safe.
+    """The server at `url`, which the fleet handles like one that the run started. Thread-safe.
+
+    Whoever calls and the thread that watches share `_status` under `_lock`. The thread alone decides when the
+    server is up again; `restart` and `stop` only wake it.
 
     Args:
         start_timeout_s: seconds in which the server must generate, at the start and after each failure.
@@ -35,12 +41,17 @@ class AttachedServer:
         api_key: sent with every request to the server.
     """
 
+    origin: Literal["attached"] = "attached"
+    starting: Mapping[Any, float] = MappingProxyType({})
+    """Nothing that Ray could wait for: `readiness` alone shows the progress."""
+
     def __init__(self, url: str, *, start_timeout_s: float, hang_timeout_s: float, max_restarts: int, api_key: str | None) -> None:
+        self.name = url.rstrip("/")
+        self.api_key = api_key
         self._start_timeout_s = start_timeout_s
         self._max_restarts = max_restarts
-        self._api_key = api_key
         self._lock = threading.Lock()
-        self._status = ServerStatus(url.rstrip("/"), "starting")
+        self._status = ServerStatus(self.name, "starting")
         self._watchdog = ServerWatchdog(timeout_s=hang_timeout_s, api_key=api_key)
         self._is_stopping = threading.Event()
         self._failure = threading.Event()  # set by `restart` and `stop`: wakes the thread between two probes
@@ -50,13 +61,17 @@ class AttachedServer:
         """Start the thread that waits for the server and then watches it."""
         self._thread.start()
 
-    def wait_until_up(self) -> str:
-        """Return the URL once the server generates; raise ServerError if it does not in time."""
+    @property
+    def readiness(self) -> Readiness:
+        state = self.status().state
+        return Readiness("servers", int(state not in ("starting", "failed")), 1, may_come=state == "starting")
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server generates; raise ServerError if it does not in time."""
         while (status := self.status()).state == "starting":
             time.sleep(_POLL_S)  # the thread sets `failed` after start_timeout_s
         if status.state == "failed":
             raise ServerError(status.message)
-        return status.url
 
     def status(self) -> ServerStatus:
         with self._lock:
@@ -76,10 +91,13 @@ class AttachedServer:
             self._status = replace(self._status, state="starting", message="it did not do what it was told")
         self._failure.set()
 
-    def stop(self) -> None:
-        """Stop watching. The server keeps running."""
+    def begin_stop(self) -> None:
         self._is_stopping.set()
         self._failure.set()
+
+    def stop(self) -> None:
+        """Stop watching. The server keeps running."""
+        self.begin_stop()
         if self._thread.is_alive():
             self._thread.join(_JOIN_TIMEOUT_S)
 
@@ -104,8 +122,8 @@ class AttachedServer:
     def _wait_until_it_generates(self) -> bool:
         url, deadline = self.status().url, time.monotonic() + self._start_timeout_s
         while (left := deadline - time.monotonic()) > 0:
-            if generates(url, api_key=self._api_key, timeout_s=min(PROBE_TIMEOUT_S, left)):
-                self._set(state="needs_weights", kind=kind_of(url, api_key=self._api_key, timeout_s=PROBE_TIMEOUT_S), message="")
+            if generates(url, api_key=self.api_key, timeout_s=min(PROBE_TIMEOUT_S, left)):
+                self._set(state="needs_weights", kind=kind_of(url, api_key=self.api_key, timeout_s=PROBE_TIMEOUT_S), message="")
                 return True
             if self._is_stopping.wait(_POLL_S):
                 return False
@@ -117,7 +135,7 @@ class AttachedServer:
 
         Its weights may be mixed. That does no harm: the router sends it nothing before `mark_ready`.
         """
-        client = SGLangClient(self.status().url, api_key=self._api_key)
+        client = SGLangClient(self.status().url, api_key=self.api_key)
         with trio.move_on_after(_RELEASE_TIMEOUT_S):
             for verb in (client.end_weight_update, client.resume):
                 with suppress(ServerError):

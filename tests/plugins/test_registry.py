@@ -159,10 +159,12 @@ def test_all_files_that_a_config_names_are_shipped() -> None:
 def test_ranks_alone_get_what_they_read() -> None:
     """A replay may stand where the agents' files are gone."""
     files = {"model": {"external_lib": "own_model.py", "chat_template": "own.jinja"}}
-    assert rank_files(SFTConfig.model_validate(files)) == rank_files(RMConfig.model_validate(files)) == ["own_model.py", "own.jinja"]
+    for alone in (SFTConfig.model_validate(files), RMConfig.model_validate(files)):
+        assert rank_files({"model": alone.model}) == ["own_model.py", "own.jinja"]
     run = Config.model_validate({**files, "agent": {"plugins": ["a.py"]}, "algorithm": {"policy_loss": "f.py:loss"}})
-    assert rank_files(run) == ["f.py", "own_model.py", "own.jinja"]
-    assert set(user_files(run)) == {"a.py", *rank_files(run)}
+    ranks = rank_files(run.models, policy_loss=run.algorithm.policy_loss)
+    assert ranks == ["f.py", "own_model.py", "own.jinja"]
+    assert set(user_files(run)) == {"a.py", *ranks}
 
 
 def test_no_files_no_runtime_environment() -> None:

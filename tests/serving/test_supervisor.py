@@ -218,7 +218,8 @@ def test_an_attached_server_that_stops_is_waited_for_and_needs_weights_again(run
     url, pid = running.status().url, running.status().pid
     server = attached(url, hang_timeout_s=4.0, max_restarts=2)
     try:
-        assert server.wait_until_up() == url
+        server.wait_until_ready()
+        assert server.status().url == url
         assert (server.status().state, server.status().kind) == ("needs_weights", "embedded")
         server.mark_ready(url)
         assert server.status().state == "ready"
@@ -249,7 +250,7 @@ def test_stop_ends_the_server_and_is_not_mistaken_for_a_death(model, tmp_path):
     assert watched.status().restarts == 0
     gone = attached(watched.status().url, start_timeout_s=1.0)
     with pytest.raises(ServerError, match="did not generate a token within 1 s"):
-        gone.wait_until_up()
+        gone.wait_until_ready()
     gone.stop()
 
 
