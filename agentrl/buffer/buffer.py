@@ -10,33 +10,26 @@ the last one stopped. Callers can retry a call whose answer was lost.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import Journal
-from agentrl.buffer.ledger import NO_VARIANCE, Admission, Ledger
+from agentrl.buffer.ledger import NO_VARIANCE, Admission, Ledger, LedgerRules
 from agentrl.buffer.lineage import Lineage
-from agentrl.buffer.rows import Rows
+from agentrl.buffer.rows import Rows, read_state, write_state
 from agentrl.buffer.samplers import ReadyGroup
-from agentrl.data.trajectories import SCHEMA, accuracies, from_ipc, sampled_versions, scored_rewards, to_ipc
-from agentrl.errors import CheckpointError, DataError
+from agentrl.data.trajectories import accuracies, from_ipc, sampled_versions, to_ipc
+from agentrl.errors import CheckpointError
 from agentrl.types import BufferCounts, HeldLease, Lease, Task
-
-STATE_KEY = b"agentrl.buffer"
-"""Metadata key of the Arrow stream that `state` returns; its value is the ledger's JSON."""
-
-ROUNDING = 1e-12
-"""Relative tolerance for equal rewards in a group: 0.1 + 0.2 equals 0.3."""
 
 T = TypeVar("T")
 
@@ -56,25 +49,20 @@ class ReplayBuffer:
     def __init__(
         self,
         tasks: TaskSequence,
+        rules: LedgerRules,
         *,
-        groups_per_step: int,
-        max_staleness: int,
-        group_size: int,
-        total_groups: int | None = None,
         has_greedy: bool = False,
         drop_constant_groups: bool = False,
-        waits_for_stragglers: bool = False,
-        sampler: str = "fifo",
-        oversample: float = 1.0,
         lease_timeout_s: float = math.inf,
         duplicate_after_s: float = math.inf,
         curriculum: Curriculum | None = None,
         journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start from the journal's state, or empty. Arguments not listed here are those of `Ledger`.
+        """Start from the journal's state, or empty.
 
         Args:
+            rules: `group_size` without the greedy attempt.
             has_greedy: each group has one more member, a greedy attempt. The staleness bound covers it too.
             drop_constant_groups: drop a complete group if all its rewards are equal, including the greedy
                 one; another group is leased instead.
@@ -89,23 +77,15 @@ class ReplayBuffer:
         """
         self._tasks = tasks
         self._drop_constant_groups = drop_constant_groups
-        self._group_size = group_size
+        self._group_size = rules.group_size
         self._has_greedy = has_greedy
         self._lease_timeout_s = lease_timeout_s
         self._duplicate_after_s = duplicate_after_s
         self._journal = Journal(None) if journal is None else journal
         self._rows = Rows(self._journal)
-        self._ledger = Ledger(
-            groups_per_step=groups_per_step,
-            max_staleness=max_staleness,
-            group_size=group_size + has_greedy,
-            total_groups=total_groups,
-            waits_for_stragglers=waits_for_stragglers,
-            sampler=sampler,
-            oversample=oversample,
-            curriculum=curriculum,
-            record=self._record,
-        )
+        rules = replace(rules, group_size=rules.group_size + has_greedy)
+        self._ledger = Ledger(rules, curriculum=curriculum, record=self._record)
+        self._groups = self._ledger.groups  # read here, changed by the ledger
         self._curriculum = curriculum
         self._changed = threading.Condition()
         self._is_closed = False
@@ -126,9 +106,9 @@ class ReplayBuffer:
         returned again, because the answer that leased them was lost. None: the owner knows all its groups.
         """
         with self._changed:
-            lost = [] if held is None else [group_id for group_id in self._ledger.held_by(owner) if group_id not in held]
+            lost = [] if held is None else [group_id for group_id in self._groups.held_by(owner) if group_id not in held]
             group_ids = lost if lost else self._lease(owner, limit, timeout_s)
-            version = self._ledger.version
+            version = self._groups.version
         # Outside the lock: reading one dataset row may decode a whole Parquet row group.
         leases = [Lease(group_id, self._tasks.task(group_id), self._group_size, version, self._has_greedy) for group_id in group_ids]
         if leases:
@@ -140,7 +120,7 @@ class ReplayBuffer:
         group_ids: list[int] = []
 
         def attempt() -> bool | None:
-            if self._ledger.is_released(owner):
+            if owner in self._groups.released:
                 return True
             now = self._clock()
             self._rows.forget_plays(self._ledger.expire(older_than=now - self._lease_timeout_s))
@@ -160,7 +140,7 @@ class ReplayBuffer:
         Another owner finished the group first, or the lease has ended.
         """
         with self._changed:
-            return sorted(set(held).difference(self._ledger.held_by(owner)))
+            return sorted(set(held).difference(self._groups.held_by(owner)))
 
     def add(self, owner: str, data: bytes) -> None:
         """Store finished trajectories (an Arrow IPC stream of `agentrl.data.trajectories`).
@@ -197,9 +177,9 @@ class ReplayBuffer:
         """
         if admission != "ready":
             return
-        group = self._ledger.ready_group(group_id)
+        group = self._groups.ready[group_id]
         self._rows.forget_others(group)
-        if self._drop_constant_groups and self._is_constant(group):
+        if self._drop_constant_groups and self._rows.is_constant(group):
             self._ledger.drop_ready(group_id, NO_VARIANCE)
             self._rows.forget([group_id])
 
@@ -241,7 +221,7 @@ class ReplayBuffer:
             groups = self._wait("take", lambda: self._take(num_groups, step), timeout_s)
             if groups is None:
                 return None
-            self._last_lags = Counter(self._ledger.lag(group) for group in groups)
+            self._last_lags = Counter(self._groups.lag(group) for group in groups)
             rows = [row for group in groups for row in self._rows.of(group)]
         return to_ipc(pa.concat_batches(rows))
 
@@ -265,17 +245,17 @@ class ReplayBuffer:
         idempotent.
         """
         with self._changed:
-            if version != self._ledger.version:
+            if version != self._groups.version:
                 self._ledger.advance(version, step)
             self._let_go()
             self._rows.forget(self._ledger.drop_stale())
             self._changed.notify_all()
-            return self._ledger.lineage.copy()
+            return self._groups.lineage.copy()
 
     def settle(self, step: int) -> None:
         """Record that the checkpoint of `step` is complete: batches up to `step` will never be rolled back."""
         with self._changed:
-            settled = [group for own, batch in self._ledger.batches().items() if own <= step for group in batch]
+            settled = [group for own, batch in self._groups.batches.items() if own <= step for group in batch]
             self._ledger.settle(step)
             self._rows.forget(settled)
 
@@ -304,32 +284,26 @@ class ReplayBuffer:
 
         A rollback goes back to the newest checkpoint, so the lag is measured from that checkpoint's version.
         """
-        ledger = self._ledger
-        restored = ledger.lineage.copy()
-        restored.roll_back(ledger.settled)
-        self._rows.forget(
-            [g.group_id for g in ledger.batch(ledger.step) if any(restored.lag(v) > ledger.max_staleness for v in g.versions)]
-        )
+        groups, max_staleness = self._groups, self._ledger.rules.max_staleness
+        restored = groups.lineage.copy()
+        restored.roll_back(groups.settled)
+        self._rows.forget([g.group_id for g in groups.batch(groups.step) if any(restored.lag(v) > max_staleness for v in g.versions)])
 
     # ---------------------------------------------------------------------------------------------------- account
 
     def counts(self) -> BufferCounts:
         with self._changed:
-            return self._ledger.counts()
+            return self._groups.counts()
 
     def stats(self) -> dict[str, float]:
         """Return metrics: groups by state, total seconds waited since the start, and lags of the last batch."""
         with self._changed:
-            counts = self._ledger.counts()
+            counts = self._groups.counts()
             lags = self._last_lags
             num_bytes = self._rows.num_bytes
             lag_sum = sum(lag * count for lag, count in lags.items())
             stats: dict[str, float] = {
-                "drawn": float(counts.drawn),
-                "ready": float(counts.ready),
-                "leased": float(counts.leased),
-                "queued": float(counts.queued),
-                "consumed": float(counts.consumed),
+                **{state: float(getattr(counts, state)) for state in ("drawn", "ready", "leased", "queued", "consumed")},
                 "stored_bytes": float(num_bytes),
                 "lease_wait_s": self._waited_s["lease"],
                 "take_wait_s": self._waited_s["take"],
@@ -349,7 +323,7 @@ class ReplayBuffer:
     def leases(self) -> list[HeldLease]:
         """Return all held leases with their owners and ages, oldest first."""
         with self._changed:
-            return self._ledger.held_leases(self._clock())
+            return self._groups.held_leases(self._clock())
 
     def close(self) -> None:
         """Wake all waiters. From now on `lease` returns [] and `take` returns None."""
@@ -367,10 +341,9 @@ class ReplayBuffer:
         with self._changed:
             # After a power loss, groups that the checkpoint learned from must not be ready again.
             self._journal.sync()
-            state = self._ledger.state()
-            rows = [row for group in state["ready"] for row in self._rows.of(self._ledger.ready_group(group["group_id"]))]
-        batch = pa.concat_batches(rows) if rows else pa.RecordBatch.from_pylist([], schema=SCHEMA)
-        return to_ipc(batch.replace_schema_metadata({**SCHEMA.metadata, STATE_KEY: json.dumps(state).encode()}))
+            state = self._groups.state()
+            rows = [row for group in self._groups.ready.values() for row in self._rows.of(group)]
+        return write_state(state, rows)
 
     def restore(self, data: bytes) -> None:
         """Replace the buffer's content with a saved `state`. Its weights are restored and published next.
@@ -378,20 +351,10 @@ class ReplayBuffer:
         Raises:
             CheckpointError: the bytes are not a valid state.
         """
-        try:
-            batch = from_ipc(data)
-        except DataError as error:
-            raise CheckpointError(f"the buffer's state cannot be read: {error}") from error
-        text = batch.schema.metadata.get(STATE_KEY)
-        if text is None:
-            raise CheckpointError("the buffer's state holds trajectories but no ledger")
-        state = json.loads(text)
-        batch = batch.replace_schema_metadata(SCHEMA.metadata)
-        keys = zip(batch.column("group_id").to_pylist(), batch.column("member").to_pylist(), strict=True)
-        owners = {group["group_id"]: group["owner"] for group in state.get("ready", ())}
+        state, rows = read_state(data)
         with self._changed:
-            for row, (group_id, member) in enumerate(keys):
-                self._rows.announce((group_id, owners.get(group_id, ""), member), batch.slice(row, 1))
+            for key, row in rows.items():
+                self._rows.announce(key, row)
             self._ledger.restore(state)
             self._changed.notify_all()
 
@@ -405,27 +368,25 @@ class ReplayBuffer:
         Raises:
             CheckpointError: neither source is available.
         """
-        if self._journal.is_empty or step < self._ledger.settled:
+        if self._journal.is_empty or step < self._groups.settled:
             if state is not None:
                 self.restore(state)
             elif step > 0 or not self._journal.is_empty:
                 raise CheckpointError(
                     f"nothing is known of the replay buffer as it was after step {step}: its journal goes back to "
-                    f"step {self._ledger.settled} only, and no checkpoint has its state; start anew with trainer.resume_mode=disable"
+                    f"step {self._groups.settled} only, and no checkpoint has its state; start anew with trainer.resume_mode=disable"
                 )
             return
-        for owner in self._ledger.owners():
+        for owner in self._groups.owners():
             self.release(owner)
         self.roll_back(step)
 
     def _read(self) -> None:
         """Replay the journal."""
-        for event in self._journal.events():
-            self._ledger.apply(event)
-        self._ledger.touch(self._clock())
+        self._ledger.replay(self._journal.events(), now=self._clock())
         # The process may have died between a group's last member and its variance check.
-        for group in self._ledger.ready_groups():
-            self._look_at(group.group_id, "ready")
+        for group_id in list(self._groups.ready):
+            self._look_at(group_id, "ready")
 
     # ---------------------------------------------------------------------------------------- under the lock only
 
@@ -449,7 +410,3 @@ class ReplayBuffer:
         # Late and duplicate members are not kept.
         is_kept = events[0].kind in (EventKind.ADDED, EventKind.IMPORTED)
         self._journal.append(events, arriving if is_kept else {})
-
-    def _is_constant(self, group: ReadyGroup) -> bool:
-        rewards = np.concatenate([scored_rewards(row) for row in self._rows.of(group)])
-        return bool(np.ptp(rewards) <= ROUNDING * np.abs(rewards).max())

@@ -24,12 +24,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.samplers import SAMPLERS, ReadyGroup
-from agentrl.buffer.states import FORMAT, OWNER_LOST, GroupStates, Play
+from agentrl.buffer.states import OWNER_LOST, GroupStates, check_format
 from agentrl.errors import CheckpointError
 from agentrl.types import NO_VERSION
 
@@ -50,64 +51,66 @@ waiting: kept, the group is incomplete. ready: kept, the group is complete. Else
 """
 
 
-class Ledger(GroupStates):
-    """Tracks the state of each group. A group's id is its task's position: the next one, or the curriculum's
-    choice.
+@dataclass(frozen=True, slots=True)
+class LedgerRules:
+    """How far the rollouts may run ahead, and how batches are formed.
 
-    An `owner` is one incarnation of a rollout actor. A restarted actor needs a new name; otherwise calls that
-    its previous process still had in flight would count as its own.
+    groups_per_step: B.
+    max_staleness: S, in versions.
+    group_size: members of a complete group.
+    total_groups: groups that the run will consume; no more are leased than it still needs. None: unlimited.
+    waits_for_stragglers: take no batch while a leased group would be too stale for the next batch.
+    sampler: a key of `SAMPLERS`.
+    oversample: factor >= 1 on the number of groups that admission allows.
+    """
+
+    groups_per_step: int
+    max_staleness: int
+    group_size: int
+    total_groups: int | None = None
+    waits_for_stragglers: bool = False
+    sampler: str = "fifo"
+    oversample: float = 1.0
+
+
+class Ledger:
+    """Decides which events happen to groups. `groups` is their state; others may read it, not change it.
+
+    A group's id is its task's position: the next one, or the curriculum's choice. An `owner` is one
+    incarnation of a rollout actor. A restarted actor needs a new name; otherwise calls that its previous
+    process still had in flight would count as its own.
     """
 
     def __init__(
-        self,
-        *,
-        groups_per_step: int,
-        max_staleness: int,
-        group_size: int,
-        total_groups: int | None = None,
-        waits_for_stragglers: bool = False,
-        sampler: str = "fifo",
-        oversample: float = 1.0,
-        curriculum: Curriculum | None = None,
-        record: Callable[[Sequence[Event]], None] = lambda events: None,
+        self, rules: LedgerRules, *, curriculum: Curriculum | None = None, record: Callable[[Sequence[Event]], None] = lambda events: None
     ) -> None:
         """Start empty.
 
         Args:
-            groups_per_step: B.
-            max_staleness: S, in versions.
-            group_size: members of a complete group.
-            total_groups: groups that the run will consume; no more are leased than it still needs. None:
-                unlimited.
-            waits_for_stragglers: take no batch while a leased group would be too stale for the next batch.
-            sampler: a key of `SAMPLERS`.
-            oversample: factor >= 1 on the number of groups that admission allows.
             curriculum: chooses the tasks to draw. None: dataset positions in order.
             record: stores events atomically; if it raises, none of them happened.
         """
-        super().__init__(group_size, curriculum)
-        self._waits_for_stragglers = waits_for_stragglers
-        self._groups_per_step = groups_per_step
-        self._max_staleness = max_staleness
-        self._total_groups = total_groups
-        self._sampler = sampler
-        self._oversample = oversample
+        self.rules = rules
+        self.groups = GroupStates(rules.group_size, curriculum)
         self._record = record
 
-    @property
-    def max_staleness(self) -> int:
-        return self._max_staleness
+    def replay(self, events: Iterable[Event], *, now: float) -> None:
+        """Apply events that were recorded before. All leases start `now`: the recorder had another clock."""
+        for event in events:
+            self.groups.apply(event)
+        for _, _, play in self.groups.plays():
+            play.since = now
 
     # ------------------------------------------------------------------------------------------------- admission
 
     def can_lease(self) -> bool:
         """Return whether the bound admits one more group and the run needs it."""
-        # `_published` counts groups (k * B), not steps, so that a resumed run can change B.
-        ahead = (self._max_staleness + 1) * self._groups_per_step
-        bound = self._published + math.ceil(self._oversample * ahead)
-        if self._total_groups is not None:
-            bound = min(bound, self._total_groups)
-        return self._consumed + len(self._ready) + len(self._leased) < bound
+        groups, rules = self.groups, self.rules
+        # `published` counts groups (k * B), not steps, so that a resumed run can change B.
+        bound = groups.published + math.ceil(rules.oversample * (rules.max_staleness + 1) * rules.groups_per_step)
+        if rules.total_groups is not None:
+            bound = min(bound, rules.total_groups)
+        return groups.consumed + len(groups.ready) + len(groups.leased) < bound
 
     def lease(self, owner: str, now: float = 0.0) -> int:
         """Lease one group to `owner`: the queued group that was drawn first, or a newly drawn group if none
@@ -118,12 +121,8 @@ class Ledger(GroupStates):
         """
         if not self.can_lease():
             raise ValueError("the bound on staleness admits no further group; ask can_lease first")
-        if self._queued:
-            group_id = min(self._queued, key=lambda queued: self._queued[queued].number)
-        else:
-            if self._next_draw is None:
-                self._next_draw = self._drawn if self._curriculum is None else self._curriculum.draw()
-            group_id = self._next_draw
+        queued = self.groups.queued
+        group_id = min(queued, key=lambda group_id: queued[group_id].number) if queued else self.groups.next_draw()
         return self._lease(owner, group_id, now)
 
     def lease_copy(self, owner: str, *, older_than: float, now: float) -> int | None:
@@ -134,7 +133,7 @@ class Ledger(GroupStates):
         """
         slow = [
             (play.order, group_id)
-            for group_id, group in self._leased.items()
+            for group_id, group in self.groups.leased.items()
             if owner not in group.plays and len(group.plays) == 1
             for play in group.plays.values()
             if play.since < older_than
@@ -143,7 +142,7 @@ class Ledger(GroupStates):
 
     def _lease(self, owner: str, group_id: int, now: float) -> int:
         self._commit(Event(EventKind.LEASED, group_id, owner))
-        self._leased[group_id].plays[owner].since = now
+        self.groups.leased[group_id].plays[owner].since = now
         return group_id
 
     def add_member(self, owner: str, group_id: int, member: int, versions: int | Iterable[int], accuracy: float | None = None) -> Admission:
@@ -161,7 +160,7 @@ class Ledger(GroupStates):
             ValueError: `member` is outside of the group.
         """
         self._check_member(group_id, member)
-        play = self._held(owner, group_id)
+        play = self.groups.play(owner, group_id)
         if play is None or member in play.left_out:
             self._commit(Event(EventKind.DISCARDED, group_id, owner, member, reason=LATE))
             return "late"
@@ -171,7 +170,7 @@ class Ledger(GroupStates):
         sampled = (versions,) if isinstance(versions, int) else tuple(sorted(set(versions)))
         sampled = tuple(version for version in sampled if version != NO_VERSION)
         self._commit(Event(EventKind.ADDED, group_id, owner, member, versions=sampled, accuracy=accuracy))
-        return "ready" if group_id in self._ready else "waiting"
+        return "ready" if group_id in self.groups.ready else "waiting"
 
     def leave_out(self, owner: str, group_id: int, member: int, reason: str) -> Admission:
         """Record that a member will not arrive; its group completes without it.
@@ -181,19 +180,19 @@ class Ledger(GroupStates):
                 instead.
         """
         self._check_member(group_id, member)
-        play = self._held(owner, group_id)
+        play = self.groups.play(owner, group_id)
         if play is None:
             return "late"
         if member in play.left_out or member in play.members:
             return "duplicate"
-        if len(play.left_out) + 1 == self._group_size:
+        if len(play.left_out) + 1 == self.rules.group_size:
             raise ValueError(f"group {group_id}: all members would be left out; drop the group")
         self._commit(Event(EventKind.LEFT_OUT, group_id, owner, member, reason=reason))
-        return "ready" if group_id in self._ready else "waiting"
+        return "ready" if group_id in self.groups.ready else "waiting"
 
     def _check_member(self, group_id: int, member: int) -> None:
-        if not 0 <= member < self._group_size:
-            raise ValueError(f"group {group_id}: member {member} is not in 0..{self._group_size - 1}")
+        if not 0 <= member < self.rules.group_size:
+            raise ValueError(f"group {group_id}: member {member} is not in 0..{self.rules.group_size - 1}")
 
     def drop(self, owner: str, group_id: int, reason: str) -> bool:
         """End the owner's lease of a group. Returns False, and changes nothing, if `owner` does not hold the
@@ -202,10 +201,10 @@ class Ledger(GroupStates):
         The group is dropped, with two exceptions: another owner plays a copy of it, or the sampler in_order
         keeps its place (it is queued again, up to MAX_LEASES_IN_ORDER leases).
         """
-        if self._held(owner, group_id) is None:
+        if self.groups.play(owner, group_id) is None:
             return False
-        group = self._leased[group_id]
-        is_kept = self._sampler == "in_order" and group.num_leases < MAX_LEASES_IN_ORDER
+        group = self.groups.leased[group_id]
+        is_kept = self.rules.sampler == "in_order" and group.num_leases < MAX_LEASES_IN_ORDER
         if len(group.plays) > 1 or is_kept:
             self._commit(Event(EventKind.QUEUED, group_id, owner, reason=reason))
         else:
@@ -218,7 +217,7 @@ class Ledger(GroupStates):
         Raises:
             ValueError: the group is not ready.
         """
-        if group_id not in self._ready:
+        if group_id not in self.groups.ready:
             raise ValueError(f"group {group_id} is not ready: it cannot be dropped as a complete one")
         self._commit(Event(EventKind.DROPPED, group_id, reason=reason))
 
@@ -228,27 +227,21 @@ class Ledger(GroupStates):
         Members that had already arrived are discarded. A group of which another owner plays a copy stays
         leased.
         """
-        held = self.held_by(owner)
+        held = self.groups.held_by(owner)
         self._commit(Event(EventKind.RELEASED, owner=owner), *(Event(EventKind.QUEUED, g, owner, reason=OWNER_LOST) for g in held))
         return held
 
     def expire(self, *, older_than: float) -> list[tuple[str, int]]:
         """End all leases that started before `older_than`. Returns their (owner, group id) pairs."""
-        late = [
-            (owner, group_id) for group_id, group in self._leased.items() for owner, play in group.plays.items() if play.since < older_than
-        ]
+        late = [(owner, group_id) for group_id, owner, play in self.groups.plays() if play.since < older_than]
         self._commit(*(Event(EventKind.QUEUED, group_id, owner, reason=EXPIRED) for owner, group_id in late))
         return late
-
-    def _held(self, owner: str, group_id: int) -> Play | None:
-        group = self._leased.get(group_id)
-        return group.plays.get(owner) if group is not None else None
 
     # ----------------------------------------------------------------------------------------------- consumption
 
     def drop_stale(self) -> list[int]:
         """Drop the ready groups that are too stale for any batch and return their ids."""
-        stale = [group_id for group_id, group in self._ready.items() if self.lag(group) > self._max_staleness]
+        stale = [group_id for group_id, group in self.groups.ready.items() if self.groups.lag(group) > self.rules.max_staleness]
         self._commit(*(Event(EventKind.DROPPED, group_id, reason=STALE) for group_id in stale))
         return stale
 
@@ -262,23 +255,24 @@ class Ledger(GroupStates):
         Raises:
             ValueError: num_groups is not in 1..groups_per_step.
         """
-        if not 1 <= num_groups <= self._groups_per_step:
-            raise ValueError(f"cannot take {num_groups} groups: a batch holds 1 to groups_per_step={self._groups_per_step}")
-        step = self._step + 1 if step is None else step
-        if taken := self.batch(step):
+        if not 1 <= num_groups <= self.rules.groups_per_step:
+            raise ValueError(f"cannot take {num_groups} groups: a batch holds 1 to groups_per_step={self.rules.groups_per_step}")
+        step = self.groups.step + 1 if step is None else step
+        if taken := self.groups.batch(step):
             return taken
-        if self._waits_for_stragglers and self._has_stragglers():
+        if self.rules.waits_for_stragglers and self._has_stragglers():
             return None
-        fresh = [group for group in self._ready.values() if self.lag(group) <= self._max_staleness]
-        open_number = min((group.number for groups in (self._queued, self._leased) for group in groups.values()), default=self._drawn)
-        batch = SAMPLERS[self._sampler](fresh, num_groups, self.lag, open_number)
+        groups = self.groups
+        fresh = [group for group in groups.ready.values() if groups.lag(group) <= self.rules.max_staleness]
+        still_open = (*groups.queued.values(), *groups.leased.values())
+        open_number = min((group.number for group in still_open), default=groups.drawn)
+        batch = SAMPLERS[self.rules.sampler](fresh, num_groups, groups.lag, open_number)
         if batch is not None:
             self._commit(*(Event(EventKind.CONSUMED, group.group_id, step=step) for group in batch))
         return batch
 
     def _has_stragglers(self) -> bool:
-        leases = (play.version for group in self._leased.values() for play in group.plays.values())
-        return any(self.lineage.lag(version) >= self._max_staleness for version in leases)
+        return any(self.groups.lineage.lag(play.version) >= self.rules.max_staleness for _, _, play in self.groups.plays())
 
     def reject(self, step: int, reason: str) -> list[int]:
         """Drop the groups of a batch from which nothing was learned and return their ids; the bound admits
@@ -287,8 +281,8 @@ class Ledger(GroupStates):
         Raises:
             ValueError: the update of this batch is published.
         """
-        rejected = list(self._batches.get(step, ()))
-        if len(rejected) > self._consumed - self._published:
+        rejected = list(self.groups.batches.get(step, ()))
+        if len(rejected) > self.groups.consumed - self.groups.published:
             raise ValueError(f"cannot reject the batch of step {step}: its update is published")
         self._commit(*(Event(EventKind.DROPPED, group_id, reason=reason) for group_id in rejected))
         return rejected
@@ -300,13 +294,13 @@ class Ledger(GroupStates):
         Raises:
             ValueError: `version` is not newer than the last one.
         """
-        if version <= self.version:
-            raise ValueError(f"version {version} was published after version {self.version}: versions only grow")
-        self._commit(Event(EventKind.PUBLISHED, version=version, step=self._step if step is None else step))
+        if version <= self.groups.version:
+            raise ValueError(f"version {version} was published after version {self.groups.version}: versions only grow")
+        self._commit(Event(EventKind.PUBLISHED, version=version, step=self.groups.step if step is None else step))
 
     def settle(self, step: int) -> None:
         """Record that the checkpoint of `step` is complete: no batch up to `step` will be undone."""
-        if step > self._settled:
+        if step > self.groups.settled:
             self._commit(Event(EventKind.SETTLED, step=step))
 
     def roll_back(self, step: int, *, is_kept: Callable[[ReadyGroup], bool] = lambda group: True) -> list[int]:
@@ -319,14 +313,14 @@ class Ledger(GroupStates):
         Raises:
             CheckpointError: batches after `step` are already settled.
         """
-        if step < self._settled:
-            raise CheckpointError(f"batches up to step {self._settled} are settled and cannot be undone; step {step} was asked for")
-        probe = self.lineage.copy()
+        if step < self.groups.settled:
+            raise CheckpointError(f"batches up to step {self.groups.settled} are settled and cannot be undone; step {step} was asked for")
+        probe = self.groups.lineage.copy()
         probe.roll_back(step)
         events = [Event(EventKind.ROLLED_BACK, step=step)]
-        for undone in sorted(s for s in self._batches if s > step):
-            for group in self._batches[undone].values():
-                is_fresh = all(probe.lag(version) <= self._max_staleness for version in group.versions)
+        for undone in sorted(s for s in self.groups.batches if s > step):
+            for group in self.groups.batches[undone].values():
+                is_fresh = all(probe.lag(version) <= self.rules.max_staleness for version in group.versions)
                 kind = EventKind.RETURNED if is_fresh and is_kept(group) else EventKind.REQUEUED
                 events.append(Event(kind, group.group_id, step=undone, reason=ROLLED_BACK))
         self._commit(*events)
@@ -340,8 +334,7 @@ class Ledger(GroupStates):
         Raises:
             CheckpointError: the state's format or curriculum differs from this run's.
         """
-        if state.get("format") != FORMAT:
-            raise CheckpointError(f"the buffer's state has format {state.get('format')!r}, expected {FORMAT}")
+        check_format(state)
         self._commit(Event(EventKind.IMPORTED, reason=json.dumps(state)))
 
     def _commit(self, *events: Event) -> None:
@@ -349,4 +342,4 @@ class Ledger(GroupStates):
         if events:
             self._record(events)
         for event in events:
-            self.apply(event)
+            self.groups.apply(event)

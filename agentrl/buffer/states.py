@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 from agentrl.buffer.curriculum import Curriculum, restore_curriculum
-from agentrl.buffer.events import Event
+from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.lineage import Lineage
 from agentrl.buffer.samplers import ReadyGroup
 from agentrl.errors import CheckpointError
@@ -44,253 +44,262 @@ class OpenGroup:
 
 
 class GroupStates:
-    """The state of all groups.
+    """The state of all groups. Everybody may read it.
 
-    Only `apply` changes it, and replaying the same events gives the same state.
+    Only `apply` changes it, and replaying the same events gives the same state. The start times of leases are
+    no part of it: they are on the clock of whoever leases.
+
+    lineage: the tree of published versions.
+    drawn: number of groups drawn.
+    queued, leased: groups that are drawn but not complete, by id.
+    ready: complete groups that no batch has consumed, by id.
+    batches: groups of each step that can still be undone: step -> group id -> group.
+    step: step of the last batch taken.
+    settled: newest step that can no longer be undone.
+    consumed: number of groups in batches that were not undone.
+    published: number of consumed groups whose update is published: k * B.
+    dropped: number of dropped groups, by reason.
+    discarded: number of members that nothing was learned from, by reason.
+    released: owners that are dead.
     """
 
     def __init__(self, group_size: int, curriculum: Curriculum | None) -> None:
         self._group_size = group_size
         self._curriculum = curriculum
         self._next_draw: int | None = None  # drawn from the curriculum, not yet leased
-        self.lineage = Lineage()
-        self._drawn = 0
         self._num_leases = 0
         self._num_finished = 0
-        self._queued: dict[int, OpenGroup] = {}
-        self._leased: dict[int, OpenGroup] = {}
-        self._ready: dict[int, ReadyGroup] = {}
-        self._batches: dict[int, dict[int, ReadyGroup]] = {}  # step -> its groups; only steps that can be undone
-        self._step = 0  # of the last batch taken
-        self._settled = 0
-        self._consumed = 0
-        self._published = 0  # consumed groups whose update is published: k * B
-        self._dropped: Counter[str] = Counter()
-        self._discarded: Counter[str] = Counter()
-        self._released: set[str] = set()
+        self.lineage = Lineage()
+        self.drawn = 0
+        self.queued: dict[int, OpenGroup] = {}
+        self.leased: dict[int, OpenGroup] = {}
+        self.ready: dict[int, ReadyGroup] = {}
+        self.batches: dict[int, dict[int, ReadyGroup]] = {}
+        self.step = 0
+        self.settled = 0
+        self.consumed = 0
+        self.published = 0
+        self.dropped: Counter[str] = Counter()
+        self.discarded: Counter[str] = Counter()
+        self.released: set[str] = set()
 
-    # ----------------------------------------------------------------------------------------------------- state
+    # ---------------------------------------------------------------------------------------------------- queries
 
     @property
     def version(self) -> int:
         """The policy's newest published version; NO_VERSION before the first publish."""
         return self.lineage.version
 
-    @property
-    def num_ready(self) -> int:
-        return len(self._ready)
+    def play(self, owner: str, group_id: int) -> Play | None:
+        """Return the owner's lease of a group; None if `owner` does not hold it."""
+        group = self.leased.get(group_id)
+        return None if group is None else group.plays.get(owner)
 
-    @property
-    def step(self) -> int:
-        """The step of the last batch taken."""
-        return self._step
-
-    @property
-    def settled(self) -> int:
-        """The newest step that can no longer be undone."""
-        return self._settled
-
-    def is_released(self, owner: str) -> bool:
-        return owner in self._released
+    def plays(self) -> Iterator[tuple[int, str, Play]]:
+        """Yield all leases as (group id, owner, play)."""
+        for group_id, group in self.leased.items():
+            for owner, play in group.plays.items():
+                yield group_id, owner, play
 
     def held_by(self, owner: str) -> list[int]:
         """Return the groups that `owner` plays."""
-        return [group_id for group_id, group in self._leased.items() if owner in group.plays]
-
-    def batch(self, step: int) -> list[ReadyGroup]:
-        """Return the groups that `step` consumed, in order; [] if `step` was never taken or is settled."""
-        return list(self._batches.get(step, {}).values())
-
-    def batches(self) -> Mapping[int, Mapping[int, ReadyGroup]]:
-        """Return the groups of each step that can still be undone: step -> group id -> group."""
-        return self._batches
-
-    def ready_group(self, group_id: int) -> ReadyGroup:
-        return self._ready[group_id]
-
-    def ready_groups(self) -> list[ReadyGroup]:
-        return list(self._ready.values())
+        return [group_id for group_id, group in self.leased.items() if owner in group.plays]
 
     def owners(self) -> list[str]:
         """Return the names of all owners that hold a lease."""
-        return sorted({owner for group in self._leased.values() for owner in group.plays})
+        return sorted({owner for _, owner, _ in self.plays()})
+
+    def batch(self, step: int) -> list[ReadyGroup]:
+        """Return the groups that `step` consumed, in order; [] if `step` was never taken or is settled."""
+        return list(self.batches.get(step, {}).values())
 
     def lag(self, group: ReadyGroup) -> int:
         """Return the largest lag of the group's action tokens, in versions; 0 if it has none."""
         return max(map(self.lineage.lag, group.versions), default=0)
 
+    def next_draw(self) -> int:
+        """Return the id of the group to be drawn next. Idempotent until it is leased."""
+        if self._next_draw is None:
+            self._next_draw = self.drawn if self._curriculum is None else self._curriculum.draw()
+        return self._next_draw
+
+    def counts(self) -> BufferCounts:
+        return BufferCounts(
+            drawn=self.drawn,
+            queued=len(self.queued),
+            leased=len(self.leased),
+            ready=len(self.ready),
+            consumed=self.consumed,
+            dropped={reason: count for reason, count in self.dropped.items() if count},
+            discarded={reason: count for reason, count in self.discarded.items() if count},
+        )
+
+    def held_leases(self, now: float) -> list[HeldLease]:
+        """Return all held leases, oldest first. `now` is on the clock of the caller of `lease`."""
+        found = [HeldLease(group_id, owner, now - play.since, len(play.members)) for group_id, owner, play in self.plays()]
+        return sorted(found, key=lambda lease: -lease.age_s)
+
     # ----------------------------------------------------------------------------------------------------- events
 
     def apply(self, event: Event) -> None:
         """Apply a recorded event."""
-        getattr(self, f"_on_{event.kind}")(event)
+        match event.kind:
+            case EventKind.LEASED:
+                self._lease(event)
+            case EventKind.ADDED:
+                self._add(event)
+            case EventKind.LEFT_OUT:
+                self._leave_out(event)
+            case EventKind.DISCARDED:
+                self.discarded[event.reason] += 1
+            case EventKind.QUEUED:
+                self._queue(event)
+            case EventKind.DROPPED:
+                self._drop(event)
+            case EventKind.CONSUMED:
+                self._consume(event)
+            case EventKind.RETURNED:
+                self.ready[event.group_id] = self._undo(event)
+            case EventKind.REQUEUED:
+                self._requeue(event)
+            case EventKind.PUBLISHED:
+                self._publish(event)
+            case EventKind.ROLLED_BACK:
+                self.lineage.roll_back(event.step)
+                self.step = event.step
+            case EventKind.RELEASED:
+                self.released.add(event.owner)
+            case EventKind.SETTLED:
+                self.settled = event.step
+                self.batches = {step: batch for step, batch in self.batches.items() if step > event.step}
+            case EventKind.IMPORTED:
+                self._load(json.loads(event.reason))
+            case _:
+                assert_never(event.kind)
 
-    def _on_leased(self, event: Event) -> None:
-        group = self._queued.pop(event.group_id, None) or self._leased.get(event.group_id)
+    def _lease(self, event: Event) -> None:
+        group = self.queued.pop(event.group_id, None) or self.leased.get(event.group_id)
         if group is None:
-            if self._curriculum is not None and self._next_draw is None:
-                self._curriculum.draw()
+            self.next_draw()  # on a replay, the curriculum has not drawn it yet
             self._next_draw = None
-            group = OpenGroup(self._drawn)
-            self._drawn += 1
-        self._leased[event.group_id] = group
+            group = OpenGroup(self.drawn)
+            self.drawn += 1
+        self.leased[event.group_id] = group
         group.plays[event.owner] = Play(self._num_leases, self.version, 0.0)
         group.num_leases += 1
         self._num_leases += 1
 
-    def _on_added(self, event: Event) -> None:
-        play = self._leased[event.group_id].plays[event.owner]
+    def _add(self, event: Event) -> None:
+        play = self.leased[event.group_id].plays[event.owner]
         play.members[event.member] = event.versions
         if event.accuracy is not None:
             play.accuracies.append(event.accuracy)
         self._complete(event.group_id, event.owner)
 
-    def _on_left_out(self, event: Event) -> None:
-        self._leased[event.group_id].plays[event.owner].left_out.add(event.member)
-        self._discarded[event.reason] += 1
+    def _leave_out(self, event: Event) -> None:
+        self.leased[event.group_id].plays[event.owner].left_out.add(event.member)
+        self.discarded[event.reason] += 1
         self._complete(event.group_id, event.owner)
 
     def _complete(self, group_id: int, owner: str) -> None:
         """Make the group ready if `owner` has delivered or left out every member."""
-        group = self._leased[group_id]
+        group = self.leased[group_id]
         play = group.plays[owner]
         if len(play.members) + len(play.left_out) < self._group_size:
             return
         versions = tuple(sorted({version for own in play.members.values() for version in own}))
         ready = ReadyGroup(group_id, group.number, play.order, owner, self._num_finished, tuple(sorted(play.members)), versions)
         self._num_finished += 1
-        self._discarded[OUTRUN] += sum(len(other.members) for other in group.plays.values() if other is not play)
-        self._ready[group_id] = ready
-        del self._leased[group_id]
+        self.discarded[OUTRUN] += sum(len(other.members) for other in group.plays.values() if other is not play)
+        self.ready[group_id] = ready
+        del self.leased[group_id]
         if self._curriculum is not None:
             self._curriculum.observe(group_id, play.accuracies)
 
-    def _on_discarded(self, event: Event) -> None:
-        self._discarded[event.reason] += 1
-
-    def _on_queued(self, event: Event) -> None:
-        group = self._leased[event.group_id]
-        self._discarded[event.reason] += len(group.plays.pop(event.owner).members)
+    def _queue(self, event: Event) -> None:
+        group = self.leased[event.group_id]
+        self.discarded[event.reason] += len(group.plays.pop(event.owner).members)
         if not group.plays:
-            self._queued[event.group_id] = self._leased.pop(event.group_id)
+            self.queued[event.group_id] = self.leased.pop(event.group_id)
 
-    def _on_dropped(self, event: Event) -> None:
-        if self._leased.pop(event.group_id, None) is None and self._ready.pop(event.group_id, None) is None:
-            step = next(step for step, batch in self._batches.items() if event.group_id in batch)
-            del self._batches[step][event.group_id]
-            self._consumed -= 1
-            if not self._batches[step]:  # the whole batch was rejected: the step counts as not taken
-                del self._batches[step]
-                self._step = step - 1
-        self._dropped[event.reason] += 1
+    def _drop(self, event: Event) -> None:
+        if self.leased.pop(event.group_id, None) is None and self.ready.pop(event.group_id, None) is None:
+            step = next(step for step, batch in self.batches.items() if event.group_id in batch)
+            del self.batches[step][event.group_id]
+            self.consumed -= 1
+            if not self.batches[step]:  # the whole batch was rejected: the step counts as not taken
+                del self.batches[step]
+                self.step = step - 1
+        self.dropped[event.reason] += 1
 
-    def _on_consumed(self, event: Event) -> None:
-        self._batches.setdefault(event.step, {})[event.group_id] = self._ready.pop(event.group_id)
-        self._step = event.step
-        self._consumed += 1
+    def _consume(self, event: Event) -> None:
+        self.batches.setdefault(event.step, {})[event.group_id] = self.ready.pop(event.group_id)
+        self.step = event.step
+        self.consumed += 1
 
-    def _on_published(self, event: Event) -> None:
+    def _publish(self, event: Event) -> None:
         self.lineage.publish(event.version, event.step)
-        self._published = self._consumed
+        self.published = self.consumed
         if self._curriculum is not None:
             self._curriculum.finish_step()
 
-    def _on_rolled_back(self, event: Event) -> None:
-        self.lineage.roll_back(event.step)
-        self._step = event.step
-
-    def _on_returned(self, event: Event) -> None:
-        self._ready[event.group_id] = self._undo(event)
-
-    def _on_requeued(self, event: Event) -> None:
+    def _requeue(self, event: Event) -> None:
         group = self._undo(event)
-        self._queued[event.group_id] = OpenGroup(group.number)
-        self._discarded[event.reason] += len(group.members)
+        self.queued[event.group_id] = OpenGroup(group.number)
+        self.discarded[event.reason] += len(group.members)
 
     def _undo(self, event: Event) -> ReadyGroup:
-        batch = self._batches[event.step]
+        """Take a group out of the batch of an undone step."""
+        batch = self.batches[event.step]
         group = batch.pop(event.group_id)
         if not batch:
-            del self._batches[event.step]
-        self._consumed -= 1
-        self._published = min(self._published, self._consumed)
+            del self.batches[event.step]
+        self.consumed -= 1
+        self.published = min(self.published, self.consumed)
         return group
 
-    def _on_released(self, event: Event) -> None:
-        self._released.add(event.owner)
-
-    def _on_settled(self, event: Event) -> None:
-        self._settled = event.step
-        self._batches = {step: batch for step, batch in self._batches.items() if step > event.step}
-
-    # ---------------------------------------------------------------------------------------------------- account
-
-    def counts(self) -> BufferCounts:
-        return BufferCounts(
-            drawn=self._drawn,
-            queued=len(self._queued),
-            leased=len(self._leased),
-            ready=len(self._ready),
-            consumed=self._consumed,
-            dropped={reason: count for reason, count in self._dropped.items() if count},
-            discarded={reason: count for reason, count in self._discarded.items() if count},
-        )
+    # ------------------------------------------------------------------------------------------------- checkpoint
 
     def state(self) -> dict[str, Any]:
         """Return everything that a run in another folder needs to continue, as JSON values."""
-        opened = {group_id: group for groups in (self._leased, self._queued) for group_id, group in groups.items()}
+        opened = {group_id: group for groups in (self.leased, self.queued) for group_id, group in groups.items()}
         return {
             "format": FORMAT,
             "lineage": self.lineage.state(),
-            "step": self._step,
-            "drawn": self._drawn,
+            "step": self.step,
+            "drawn": self.drawn,
             "num_leases": self._num_leases,
             "num_finished": self._num_finished,
             "open": [[group_id, group.number, sum(len(p.members) for p in group.plays.values())] for group_id, group in opened.items()],
-            "ready": [asdict(group) for group in self._ready.values()],
-            "consumed": self._consumed,
-            "dropped": dict(self._dropped),
-            "discarded": dict(self._discarded),
+            "ready": [asdict(group) for group in self.ready.values()],
+            "consumed": self.consumed,
+            "dropped": dict(self.dropped),
+            "discarded": dict(self.discarded),
             **({} if self._curriculum is None else {"curriculum": self._curriculum.state()}),
         }
 
-    def _on_imported(self, event: Event) -> None:
+    def _load(self, state: Mapping[str, Any]) -> None:
         """Load a saved state.
 
         Its lease owners are gone, so their groups are queued and their members discarded.
         """
-        state = json.loads(event.reason)
-        if state.get("format") != FORMAT:
-            raise CheckpointError(f"the buffer's state has format {state.get('format')!r}, expected {FORMAT}")
+        check_format(state)
         restore_curriculum(self._curriculum, state.get("curriculum"))
         self._next_draw = None
         self.lineage = Lineage.restored(state["lineage"])
         self.lineage.roll_back(state["step"])
-        self._step = self._settled = state["step"]
-        self._drawn, self._num_leases, self._num_finished = state["drawn"], state["num_leases"], state["num_finished"]
-        self._queued = {group_id: OpenGroup(number) for group_id, number, _ in state["open"]}
-        self._leased, self._batches = {}, {}
+        self.step = self.settled = state["step"]
+        self.drawn, self._num_leases, self._num_finished = state["drawn"], state["num_leases"], state["num_finished"]
+        self.queued = {group_id: OpenGroup(number) for group_id, number, _ in state["open"]}
+        self.leased, self.batches = {}, {}
         ready = ({**group, "members": tuple(group["members"]), "versions": tuple(group["versions"])} for group in state["ready"])
-        self._ready = {group["group_id"]: ReadyGroup(**group) for group in ready}
-        self._consumed = self._published = state["consumed"]
-        self._dropped, self._discarded = Counter(state["dropped"]), Counter(state["discarded"])
-        self._discarded[OWNER_LOST] += sum(num_members for _, _, num_members in state["open"])
+        self.ready = {group["group_id"]: ReadyGroup(**group) for group in ready}
+        self.consumed = self.published = state["consumed"]
+        self.dropped, self.discarded = Counter(state["dropped"]), Counter(state["discarded"])
+        self.discarded[OWNER_LOST] += sum(num_members for _, _, num_members in state["open"])
 
-    def touch(self, now: float) -> None:
-        """Set the start of all leases to `now`.
 
-        Needed after replaying a journal, which was written under another clock.
-        """
-        for group in self._leased.values():
-            for play in group.plays.values():
-                play.since = now
-
-    def held_leases(self, now: float) -> list[HeldLease]:
-        """Return all held leases, oldest first. `now` is on the clock of the caller of `lease`."""
-        held = [(group_id, owner, play) for group_id, group in self._leased.items() for owner, play in group.plays.items()]
-        found = [HeldLease(group_id, owner, now - play.since, len(play.members)) for group_id, owner, play in held]
-        return sorted(found, key=lambda lease: -lease.age_s)
-
-    def oldest_lease(self) -> float | None:
-        """Return the start of the oldest lease, in seconds of the caller's clock; None if nothing is leased."""
-        return min((play.since for group in self._leased.values() for play in group.plays.values()), default=None)
+def check_format(state: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if a saved state has another format."""
+    if state.get("format") != FORMAT:
+        raise CheckpointError(f"the buffer's state has format {state.get('format')!r}, expected {FORMAT}")

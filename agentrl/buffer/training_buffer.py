@@ -14,6 +14,7 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.journal import FILE, Journal
+from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.lineage import Lineage
 from agentrl.chat.chat import Chat
 from agentrl.config.buffer import BufferConfig
@@ -125,15 +126,17 @@ class TrainingBuffer(ReplayBuffer):
         )
         super().__init__(
             dataset,
-            groups_per_step=config.buffer.groups_per_step,
-            max_staleness=config.buffer.max_staleness,
-            group_size=config.rollout.group_size,
-            total_groups=steps * config.buffer.groups_per_step,
+            LedgerRules(
+                groups_per_step=config.buffer.groups_per_step,
+                max_staleness=config.buffer.max_staleness,
+                group_size=config.rollout.group_size,
+                total_groups=steps * config.buffer.groups_per_step,
+                waits_for_stragglers=config.buffer.stragglers == "wait",
+                sampler=config.buffer.sampler,
+                oversample=config.buffer.oversample,
+            ),
             has_greedy=config.has_greedy,
             drop_constant_groups=config.buffer.drop_constant_groups,
-            waits_for_stragglers=config.buffer.stragglers == "wait",
-            sampler=config.buffer.sampler,
-            oversample=config.buffer.oversample,
             lease_timeout_s=config.buffer.lease_timeout_s,
             duplicate_after_s=config.buffer.duplicate_after_s or math.inf,
             curriculum=_open_curriculum(config.data, dataset, seed=config.trainer.seed),

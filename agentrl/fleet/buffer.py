@@ -17,7 +17,7 @@ from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import JournalError
 from agentrl.types import Lease, Trajectory
-from agentrl.workers.actors import Actor, ActorKind, Retry
+from agentrl.workers.actors import Actor, ActorKind, RetryPolicy
 from agentrl.workers.pools import beside_driver
 
 DATA_TIMEOUT_S = 3600.0
@@ -39,7 +39,7 @@ def launch_buffer(config: Config, folder: str | None, *, is_new: bool, say: Call
     """
     options = {"max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": beside_driver()}
     buffer = BUFFER.launch(options, open_buffer, config, folder, is_new=is_new)
-    return buffer.retrying(Retry((JournalError,), config.buffer.disk_patience_s, say))
+    return buffer.retrying(RetryPolicy((JournalError,), config.buffer.disk_patience_s, say))
 
 
 def open_buffer(config: Config, folder: str | None, *, is_new: bool) -> TrainingBuffer:
@@ -60,7 +60,7 @@ class RemoteBuffer:
     def __init__(self, owner: str, buffer: Actor[ReplayBuffer], *, patience_s: float = 0.0) -> None:
         """`patience_s`: seconds for which a call is retried while the buffer cannot write."""
         self._owner = owner
-        self._buffer = buffer.within(LEASE_TIMEOUT_S).retrying(Retry((JournalError,), patience_s))
+        self._buffer = buffer.within(LEASE_TIMEOUT_S).retrying(RetryPolicy((JournalError,), patience_s))
         self._missing: dict[int, set[int]] = {}  # group id -> members neither added nor left out yet
 
     async def lease(self, limit: int) -> Sequence[Lease]:

@@ -89,7 +89,7 @@ class ActorKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryPolicy:
     """Which errors a caller waits out: those of `errors` are retried for `for_s` seconds since the first.
 
     The methods must be idempotent. say: called with the first error of a call.
@@ -106,7 +106,7 @@ class Actor(Generic[W_co]):
 
     handle: ActorHandle
     kind: ActorKind
-    retry: Retry = Retry()
+    retry: RetryPolicy = RetryPolicy()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Actor, (self.handle, self.kind)
@@ -115,7 +115,7 @@ class Actor(Generic[W_co]):
         """Return the same actor with another timeout of its calls."""
         return replace(self, kind=replace(self.kind, timeout_s=timeout_s))
 
-    def retrying(self, retry: Retry) -> Actor[W_co]:
+    def retrying(self, retry: RetryPolicy) -> Actor[W_co]:
         """Return the same actor with calls that are retried."""
         return replace(self, retry=retry)
 
@@ -162,7 +162,7 @@ class Actor(Generic[W_co]):
 class _Tries:
     """The tries of one call."""
 
-    def __init__(self, retry: Retry) -> None:
+    def __init__(self, retry: RetryPolicy) -> None:
         self._retry = retry
         self._since: float | None = None
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.buffer.ledger import LedgerRules
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import CheckpointError, DataError
 from agentrl.types import NO_VERSION, Failure, Lease, Message, Outcome, RewardEvent, Task, Trajectory
@@ -46,7 +47,7 @@ def wire(*trajectories: Trajectory) -> bytes:
 
 def buffer(*, groups_per_step: int = 2, max_staleness: int = 0, group_size: int = 2, total_groups: int | None = None) -> ReplayBuffer:
     made = ReplayBuffer(
-        Tasks(), groups_per_step=groups_per_step, max_staleness=max_staleness, group_size=group_size, total_groups=total_groups
+        Tasks(), LedgerRules(groups_per_step=groups_per_step, max_staleness=max_staleness, group_size=group_size, total_groups=total_groups)
     )
     made.advance(0)
     return made
@@ -100,7 +101,7 @@ def test_a_batch_is_whole_groups_in_order_of_lease_and_member():
 
 
 def test_groups_without_variance_are_replaced_and_the_counts_balance():
-    target = ReplayBuffer(Tasks(), groups_per_step=2, max_staleness=0, group_size=2, total_groups=2, drop_constant_groups=True)
+    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=2, max_staleness=0, group_size=2, total_groups=2), drop_constant_groups=True)
     target.advance(0)
     first, second = target.lease("a", 8, 0.0)
     finish(target, first, reward=0.1)
@@ -117,14 +118,14 @@ def test_groups_without_variance_are_replaced_and_the_counts_balance():
 
 
 def test_a_group_with_a_greedy_attempt_is_complete_with_it():
-    target = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=1, group_size=2, has_greedy=True)
+    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True)
     target.advance(0)
     [lease, _] = target.lease("a", 9, 0.0)
     assert (lease.group_size, lease.has_greedy, lease.num_attempts) == (2, True, 3)
     finish(target, lease)
     assert target.take(1, 0.0) is None
     target.add("a", wire(play(lease, 2).replace(is_greedy=True)))
-    resumed = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=1, group_size=2, has_greedy=True)
+    resumed = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True)
     resumed.restore(target.state())
     for one in (target, resumed):
         batch = one.take(1, 0.0)
@@ -134,7 +135,7 @@ def test_a_group_with_a_greedy_attempt_is_complete_with_it():
 
 
 def test_an_old_greedy_attempt_makes_its_group_old():
-    target = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=0, group_size=1, has_greedy=True)
+    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), has_greedy=True)
     target.advance(3)
     [lease] = target.lease("a", 1, 0.0)
     finish(target, lease)
@@ -145,7 +146,9 @@ def test_an_old_greedy_attempt_makes_its_group_old():
 
 @pytest.mark.parametrize(("greedy_reward", "is_dropped"), [(0.5, True), (1.0, False)])
 def test_a_group_teaches_something_when_it_differs_from_its_greedy_attempt(greedy_reward, is_dropped):
-    target = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=0, group_size=1, has_greedy=True, drop_constant_groups=True)
+    target = ReplayBuffer(
+        Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), has_greedy=True, drop_constant_groups=True
+    )
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)
     finish(target, lease, reward=0.5)
@@ -156,7 +159,7 @@ def test_a_group_teaches_something_when_it_differs_from_its_greedy_attempt(greed
 
 @pytest.mark.parametrize(("reward", "is_dropped"), [(1.0, True), (0.0, False)])
 def test_a_failed_member_earned_nothing_that_could_differ(reward, is_dropped):
-    target = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=0, group_size=3, drop_constant_groups=True)
+    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=3), drop_constant_groups=True)
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)
     failed = play(lease, 2).replace(outcome=Outcome.TIMEOUT, rewards=(), failure=Failure("late"))
@@ -278,7 +281,7 @@ def test_close_ends_all_waiting():
 
 def test_waiting_is_measured_with_the_clock():
     ticks = iter(range(1000))
-    target = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=0, group_size=1, clock=lambda: float(next(ticks)))
+    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), clock=lambda: float(next(ticks)))
     assert target.take(1, 0.0) is None
     assert target.take(1, 0.0) is None
     target.lease("a", 1, 0.0)
@@ -295,7 +298,7 @@ def test_a_checkpoint_keeps_cursor_ready_groups_and_the_duty_to_play_what_was_le
     target.add("a", wire(play(leases[1], 0)))
     saved = target.state()
 
-    resumed = ReplayBuffer(Tasks(), groups_per_step=2, max_staleness=1, group_size=2)
+    resumed = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=2, max_staleness=1, group_size=2))
     resumed.restore(saved)
     resumed.advance(1)
     counts = resumed.counts()
@@ -313,7 +316,7 @@ def test_a_checkpoint_keeps_cursor_ready_groups_and_the_duty_to_play_what_was_le
 
 def test_a_checkpoint_without_ready_groups_and_one_that_comes_too_late():
     empty = buffer()
-    resumed = ReplayBuffer(Tasks(), groups_per_step=2, max_staleness=0, group_size=2)
+    resumed = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=2, max_staleness=0, group_size=2))
     resumed.restore(empty.state())
     assert resumed.counts() == empty.counts()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.curriculum import Curriculum
-from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.ledger import Ledger, LedgerRules
 from agentrl.config.compose import load_config
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.explain import explain, find_warnings
@@ -40,9 +40,10 @@ def curriculum(**options) -> Curriculum:
     return Curriculum(["s"] * NUM_TASKS, CurriculumConfig(**options), seed=3, shuffle=True)
 
 
-def buffer(*, has_curriculum: bool = True, **options) -> ReplayBuffer:
+def buffer(*, has_curriculum: bool = True, drop_constant_groups: bool = False, has_greedy: bool = False, **rules) -> ReplayBuffer:
     chosen = curriculum(by_pass_rate=True) if has_curriculum else None
-    target = ReplayBuffer(Tasks(), curriculum=chosen, **{"groups_per_step": 2, "max_staleness": 0, "group_size": 2, **options})
+    rules = LedgerRules(**{"groups_per_step": 2, "max_staleness": 0, "group_size": 2, **rules})
+    target = ReplayBuffer(Tasks(), rules, drop_constant_groups=drop_constant_groups, has_greedy=has_greedy, curriculum=chosen)
     target.advance(0)
     return target
 
@@ -126,7 +127,7 @@ def test_members_of_a_dead_owner_do_not_count():
 
 def test_without_results_nothing_is_read_and_no_pass_rate_is_told():
     chosen = curriculum(source_weights={"s": 1})
-    target = ReplayBuffer(Tasks(), groups_per_step=1, max_staleness=0, group_size=1, curriculum=chosen)
+    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), curriculum=chosen)
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)
     finish(target, lease, 1.0)
@@ -190,11 +191,11 @@ def test_a_curriculum_is_neither_added_to_a_checkpoint_nor_taken_away():
 
 
 def test_without_a_curriculum_positions_follow_one_another_and_the_state_knows_none():
-    ledger = Ledger(groups_per_step=5, max_staleness=0, group_size=1)
+    ledger = Ledger(LedgerRules(groups_per_step=5, max_staleness=0, group_size=1))
     ledger.advance(0)
     assert [ledger.lease("a") for _ in range(5)] == [0, 1, 2, 3, 4]
     ledger.add_member("a", 0, 0, 0, 1.0)
-    assert "curriculum" not in ledger.state()
+    assert "curriculum" not in ledger.groups.state()
 
 
 # ------------------------------------------------------------------------------------------------------- config

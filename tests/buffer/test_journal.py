@@ -18,6 +18,7 @@ from agentrl.buffer.audit import audit
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import FILE, Journal
+from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.lineage import Lineage
 from agentrl.buffer.records import Records
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
@@ -54,7 +55,9 @@ def play(lease: Lease, member: int, version: int) -> Trajectory:
 
 
 def opened(folder: Path, *, staleness: int = 1, **options) -> ReplayBuffer:
-    return ReplayBuffer(Tasks(), groups_per_step=2, max_staleness=staleness, group_size=2, journal=Journal(folder / FILE), **options)
+    return ReplayBuffer(
+        Tasks(), LedgerRules(groups_per_step=2, max_staleness=staleness, group_size=2), journal=Journal(folder / FILE), **options
+    )
 
 
 def finish(target: ReplayBuffer, lease: Lease, owner: str = "a", *, version: int, members=(0, 1)) -> None:

@@ -11,6 +11,7 @@ from ray.exceptions import RayTaskError
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
+from agentrl.buffer.ledger import LedgerRules
 from agentrl.config.data import DataConfig
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
@@ -23,7 +24,7 @@ ROW = {"data_source": "s", "prompt": [{"role": "user", "content": "?"}]}
 def opened(folder: Path, journal: Journal) -> ReplayBuffer:
     agents = AgentChoice(lambda name: name, "single_turn_agent")
     rows = Dataset([str(folder / "rows.jsonl")], DataConfig(), agents=agents, seed=0, shuffle=False, check=lambda task: None)
-    return ReplayBuffer(rows, groups_per_step=2, max_staleness=1, group_size=1, total_groups=6, journal=journal)
+    return ReplayBuffer(rows, LedgerRules(groups_per_step=2, max_staleness=1, group_size=1, total_groups=6), journal=journal)
 
 
 def test_a_row_that_breaks_later_is_named_and_what_was_journaled_stays(tmp_path: Path) -> None:

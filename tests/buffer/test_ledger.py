@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from agentrl.buffer.audit import audit
 from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.events import Event, EventKind
-from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.ledger import Ledger, LedgerRules
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.errors import CheckpointError, JournalError
 from agentrl.types import NO_VERSION
@@ -54,8 +54,7 @@ class LedgerMachine(RuleBasedStateMachine):
         has_curriculum=st.booleans(),
     )
     def start(self, per_step: int, staleness: int, size: int, total: int | None, waits: bool, has_curriculum: bool) -> None:
-        self.settings = {"groups_per_step": per_step, "max_staleness": staleness, "group_size": size, "total_groups": total}
-        self.settings["waits_for_stragglers"] = waits
+        self.rules = LedgerRules(per_step, staleness, size, total, waits_for_stragglers=waits)
         self.has_curriculum = has_curriculum
         self.journal: list[Event] = []
         self.is_disk_full = False
@@ -84,7 +83,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def empty(self) -> Ledger:
         chosen = Curriculum(["even", "odd"] * 2, WEIGHED, seed=1, shuffle=True) if self.has_curriculum else None
-        return Ledger(**self.settings, curriculum=chosen, record=self.record)
+        return Ledger(self.rules, curriculum=chosen, record=self.record)
 
     def older(self, age: int) -> int:
         """The version published `age` publishes ago."""
@@ -96,7 +95,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def finish_if_complete(self, group_id: int, owner: str) -> bool:
         key = (group_id, owner)
-        if len(self.arrived[key]) + len(self.left_out[key]) < self.settings["group_size"]:
+        if len(self.arrived[key]) + len(self.left_out[key]) < self.rules.group_size:
             return False
         self.complete[group_id] = set(self.arrived[key].values()) - {NO_VERSION}
         for other in self.held.pop(group_id):
@@ -149,7 +148,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), age=st.integers(0, 3))
     def add(self, data: st.DataObject, age: int) -> None:
         group_id, owner = key = self.one_held(data)
-        member = data.draw(st.integers(0, self.settings["group_size"] - 1))
+        member = data.draw(st.integers(0, self.rules.group_size - 1))
         version = data.draw(st.sampled_from([NO_VERSION, self.older(age)]))
         if member in self.left_out[key]:
             assert self.ledger.add_member(owner, group_id, member, version) == "late"
@@ -167,11 +166,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave_out(self, data: st.DataObject) -> None:
         group_id, owner = key = self.one_held(data)
-        member = data.draw(st.integers(0, self.settings["group_size"] - 1))
+        member = data.draw(st.integers(0, self.rules.group_size - 1))
         if member in self.left_out[key] or member in self.arrived[key]:
             assert self.ledger.leave_out(owner, group_id, member, "timeout") == "duplicate"
             return
-        if len(self.left_out[key]) + 1 == self.settings["group_size"]:
+        if len(self.left_out[key]) + 1 == self.rules.group_size:
             with pytest.raises(ValueError, match="all members"):
                 self.ledger.leave_out(owner, group_id, member, "timeout")
             return
@@ -185,7 +184,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def finish(self, ages: list[int], data: st.DataObject) -> None:
         """All members still missing, of ages of their own: the farthest decides."""
         group_id, owner = key = self.one_held(data)
-        for member in set(range(self.settings["group_size"])) - self.arrived[key].keys() - self.left_out[key]:
+        for member in set(range(self.rules.group_size)) - self.arrived[key].keys() - self.left_out[key]:
             version = self.older(ages[member])
             self.arrived[key][member] = version
             self.ledger.add_member(owner, group_id, member, version, ages[member] / 3)
@@ -218,7 +217,7 @@ class LedgerMachine(RuleBasedStateMachine):
         owner = self.owners[which]
         lost = [group_id for group_id, owners in self.held.items() if owner in owners]
         assert sorted(self.ledger.release(owner)) == sorted(lost)
-        assert self.ledger.is_released(owner)
+        assert owner in self.ledger.groups.released
         for group_id in lost:
             self.give_up(group_id, owner)
         self.owners[which] = owner + "'"
@@ -235,7 +234,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def drop_stale(self) -> None:
         for group_id in self.ledger.drop_stale():
-            assert any(self.lag(version) > self.settings["max_staleness"] for version in self.complete[group_id])
+            assert any(self.lag(version) > self.rules.max_staleness for version in self.complete[group_id])
             self.dropped.add(group_id)
             del self.complete[group_id]
 
@@ -244,22 +243,22 @@ class LedgerMachine(RuleBasedStateMachine):
     def take(self) -> None:
         self.drop_stale()
         step = self.step + 1
-        batch = self.ledger.take(self.settings["groups_per_step"], step)
+        batch = self.ledger.take(self.rules.groups_per_step, step)
         leases = [version for owners in self.held.values() for version in owners.values()]
-        late = [version for version in leases if self.lag(version) >= self.settings["max_staleness"]]
-        is_held_up = self.settings["waits_for_stragglers"] and bool(late)
+        late = [version for version in leases if self.lag(version) >= self.rules.max_staleness]
+        is_held_up = self.rules.waits_for_stragglers and bool(late)
         if batch is None:
-            assert is_held_up or self.ledger.num_ready < self.settings["groups_per_step"]
+            assert is_held_up or len(self.ledger.groups.ready) < self.rules.groups_per_step
             return
         assert not is_held_up
         assert [group.order for group in batch] == sorted(group.order for group in batch)
-        assert self.ledger.take(self.settings["groups_per_step"], step) == batch, "an answer that was lost is given again"
+        assert self.ledger.take(self.rules.groups_per_step, step) == batch, "an answer that was lost is given again"
         taken = [group_id for own in self.batches.values() for group_id in own]
         for group in batch:
             assert group.group_id not in taken, "taken before, and not undone"
             assert group.group_id not in self.dropped
             assert set(group.versions) == self.complete[group.group_id]
-            assert all(self.lag(version) <= self.settings["max_staleness"] for version in group.versions)
+            assert all(self.lag(version) <= self.rules.max_staleness for version in group.versions)
         self.batches[step] = [group.group_id for group in batch]
         self.step = step
         self.is_learning = True
@@ -285,11 +284,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.step -= 1
         self.is_learning = False
 
-    @precondition(lambda self: self.ledger.num_ready)
+    @precondition(lambda self: len(self.ledger.groups.ready))
     @rule(which=st.integers(0, 5))
     def drop_ready(self, which: int) -> None:
         """A complete group without variance."""
-        ready = sorted(group.group_id for group in self.ledger.ready_groups())
+        ready = sorted(group.group_id for group in self.ledger.groups.ready.values())
         group_id = ready[which % len(ready)]
         self.ledger.drop_ready(group_id, "no_variance")
         self.dropped.add(group_id)
@@ -301,18 +300,22 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.settle(self.step)
         self.settled = max(self.settled, self.step)
 
+    def seen(self) -> tuple[object, ...]:
+        """Everything that others can see of the groups."""
+        groups = self.ledger.groups
+        return groups.state(), groups.counts(), {owner: groups.held_by(owner) for owner in self.owners}
+
     # ------------------------------------------------------------------------------------------- what goes wrong
 
     @rule()
     def the_buffer_is_killed(self) -> None:
         """It reads its journal, and is as it was: who plays goes on, and nothing is lost."""
-        before = (self.ledger.state(), self.ledger.counts(), {owner: self.ledger.held_by(owner) for owner in self.owners})
+        before = self.seen()
         journal, self.journal = self.journal, []
         self.ledger = self.empty()
-        for event in journal:
-            self.ledger.apply(event)
+        self.ledger.replay(journal, now=0.0)
         self.journal = journal
-        assert (self.ledger.state(), self.ledger.counts(), {owner: self.ledger.held_by(owner) for owner in self.owners}) == before
+        assert self.seen() == before
 
     @rule(back=st.integers(0, 3), driver_dies=st.booleans(), keeps=st.booleans(), by=st.integers(1, 3))
     def the_weights_are_restored(self, back: int, driver_dies: bool, keeps: bool, by: int) -> None:
@@ -331,11 +334,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.advance(self.version)
         self.published = {s: v for s, v in self.published.items() if s < step} | {step: self.version}
         undone = [group_id for own, batch in self.batches.items() if own > step for group_id in batch]
-        near = {g for g in undone if all(self.lag(version) <= self.settings["max_staleness"] for version in self.complete[g])}
+        near = {g for g in undone if all(self.lag(version) <= self.rules.max_staleness for version in self.complete[g])}
         assert sorted(requeued) == sorted(set(undone) - (near if keeps else set()))
         for group_id in requeued:
             del self.complete[group_id]
-        self.refused = sum(self.ledger.counts().discarded.values())  # members of what is played again; the audit counts them one by one
+        # Members of what is played again are refused, too; the audit counts them one by one.
+        self.refused = sum(self.ledger.groups.counts().discarded.values())
         self.batches = {own: batch for own, batch in self.batches.items() if own <= step}
         self.step = step
         self.is_learning = False
@@ -343,7 +347,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def the_disk_is_full(self) -> None:
         """What cannot be written did not happen."""
-        before = (self.ledger.state(), self.ledger.counts())
+        before = self.seen()
         self.is_disk_full = True
         with pytest.raises(JournalError):
             self.ledger.release("somebody")
@@ -353,21 +357,21 @@ class LedgerMachine(RuleBasedStateMachine):
             with pytest.raises(JournalError):
                 self.ledger.lease("a")
         self.is_disk_full = False
-        assert (self.ledger.state(), self.ledger.counts()) == before
+        assert self.seen() == before
 
     @precondition(lambda self: not self.is_learning)
     @rule()
     def a_checkpoint_goes_elsewhere(self) -> None:
         """Another folder has no journal: leases and their members are lost there, and all else is as it was."""
-        state = json.loads(json.dumps(self.ledger.state()))
-        before = self.ledger.counts()
+        state = json.loads(json.dumps(self.ledger.groups.state()))
+        before = self.ledger.groups.counts()
         self.journal = []
         self.ledger = self.empty()
         self.ledger.restore(state)
         self.version += 1
         self.tree.parents[self.version] = (self.version - 1, 0)
         self.ledger.advance(self.version)
-        after = self.ledger.counts()
+        after = self.ledger.groups.counts()
         assert (after.leased, after.queued, after.ready) == (0, before.queued + before.leased, before.ready)
         self.refused += sum(len(self.arrived[group_id, owner]) for group_id, owners in self.held.items() for owner in owners)
         self.held = {}
@@ -379,7 +383,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """The audit, which knows the events alone, comes to the same counts."""
         if not hasattr(self, "journal"):
             return
-        found, counts = audit(enumerate(self.journal), max_staleness=self.settings["max_staleness"]), self.ledger.counts()
+        found, counts = audit(enumerate(self.journal), max_staleness=self.rules.max_staleness), self.ledger.groups.counts()
         assert found.is_balanced, found.problems
         groups = found.counts()
         assert (groups["queued"], groups["consumed"], groups["dropped"]) == (counts.queued, counts.consumed, sum(counts.dropped.values()))
@@ -402,7 +406,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_balance(self) -> None:
-        counts = self.ledger.counts()
+        counts = self.ledger.groups.counts()
         assert counts.is_balanced
         assert counts.drawn == len(self.drawn)
         assert counts.leased == len(self.held)
@@ -413,8 +417,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def admission_is_bounded(self) -> None:
-        counts = self.ledger.counts()
-        per_step, staleness, total = (self.settings[name] for name in ("groups_per_step", "max_staleness", "total_groups"))
+        counts = self.ledger.groups.counts()
+        per_step, staleness, total = self.rules.groups_per_step, self.rules.max_staleness, self.rules.total_groups
         published = len(self.batches) - self.is_learning
         ahead = counts.consumed + counts.leased
         assert ahead <= (staleness + published + 1) * per_step
@@ -425,13 +429,13 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def it_never_locks_up(self) -> None:
         """With nothing leased and nothing learning, either a batch is there, or a lease is possible, or the run is over."""
-        total = self.settings["total_groups"]
-        counts = self.ledger.counts()
-        is_over = total is not None and total - counts.consumed < self.settings["groups_per_step"]
+        total = self.rules.total_groups
+        counts = self.ledger.groups.counts()
+        is_over = total is not None and total - counts.consumed < self.rules.groups_per_step
         if not self.held and not self.is_learning and not is_over:
-            lags = [self.ledger.lag(group) for group in self.ledger.ready_groups()]
-            fresh = sum(lag <= self.settings["max_staleness"] for lag in lags)
-            assert fresh >= self.settings["groups_per_step"] or fresh < len(lags) or self.ledger.can_lease()
+            lags = [self.ledger.groups.lag(group) for group in self.ledger.groups.ready.values()]
+            fresh = sum(lag <= self.rules.max_staleness for lag in lags)
+            assert fresh >= self.rules.groups_per_step or fresh < len(lags) or self.ledger.can_lease()
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
@@ -445,7 +449,7 @@ def ready(ledger: Ledger, owner: str = "a", *, version: int) -> int:
 
 
 def test_without_staleness_leases_and_learning_alternate():
-    ledger = Ledger(groups_per_step=2, max_staleness=0, group_size=1)
+    ledger = Ledger(LedgerRules(groups_per_step=2, max_staleness=0, group_size=1))
     ledger.advance(0)
     for step in range(3):
         assert [ready(ledger, version=step) for _ in range(2)] == [2 * step, 2 * step + 1]
@@ -456,21 +460,21 @@ def test_without_staleness_leases_and_learning_alternate():
 
 
 def test_batches_that_name_no_step_are_of_the_next_one():
-    ledger = Ledger(groups_per_step=1, max_staleness=4, group_size=1)
+    ledger = Ledger(LedgerRules(groups_per_step=1, max_staleness=4, group_size=1))
     ledger.advance(0)
     groups = [ready(ledger, version=0) for _ in range(4)]
     for step in (1, 2):
         batch = ledger.take(1)
         assert batch is not None
-        assert ledger.batch(step) == batch
+        assert ledger.groups.batch(step) == batch
         assert [group.group_id for group in batch] == [groups[step - 1]]
     ledger.take(1, 7)
     ledger.take(1)
-    assert [[group.group_id for group in ledger.batch(step) or ()] for step in (0, 7, 8)] == [[], [groups[2]], [groups[3]]]
+    assert [[group.group_id for group in ledger.groups.batch(step) or ()] for step in (0, 7, 8)] == [[], [groups[2]], [groups[3]]]
 
 
 def test_with_staleness_one_a_second_batch_is_played_while_the_first_is_learned():
-    ledger = Ledger(groups_per_step=2, max_staleness=1, group_size=1)
+    ledger = Ledger(LedgerRules(groups_per_step=2, max_staleness=1, group_size=1))
     ledger.advance(0)
     for _ in range(4):
         ready(ledger, version=0)
@@ -480,11 +484,11 @@ def test_with_staleness_one_a_second_batch_is_played_while_the_first_is_learned(
     ledger.advance(1)
     batch = ledger.take(2)
     assert batch is not None
-    assert [ledger.lag(group) for group in batch] == [1, 1]
+    assert [ledger.groups.lag(group) for group in batch] == [1, 1]
 
 
 def test_a_straggler_that_became_too_old_is_dropped_and_its_place_is_leased_again():
-    ledger = Ledger(groups_per_step=1, max_staleness=0, group_size=1, total_groups=2)
+    ledger = Ledger(LedgerRules(groups_per_step=1, max_staleness=0, group_size=1, total_groups=2))
     ledger.advance(0)
     ready(ledger, version=0)
     ledger.take(1)
@@ -494,11 +498,11 @@ def test_a_straggler_that_became_too_old_is_dropped_and_its_place_is_leased_agai
     assert ledger.take(1) is None
     assert ledger.drop_stale() == [1]
     assert ledger.can_lease()
-    assert ledger.counts().dropped == {"stale": 1}
+    assert ledger.groups.counts().dropped == {"stale": 1}
 
 
 def test_the_oldest_token_of_all_members_decides():
-    ledger = Ledger(groups_per_step=1, max_staleness=1, group_size=2)
+    ledger = Ledger(LedgerRules(groups_per_step=1, max_staleness=1, group_size=2))
     ledger.advance(2)
     group_id = ledger.lease("a")
     ledger.add_member("a", group_id, 0, 2)
@@ -508,7 +512,7 @@ def test_the_oldest_token_of_all_members_decides():
 
 
 def test_a_group_without_any_sampled_token_is_never_stale():
-    ledger = Ledger(groups_per_step=1, max_staleness=0, group_size=1)
+    ledger = Ledger(LedgerRules(groups_per_step=1, max_staleness=0, group_size=1))
     ledger.advance(0)
     ready(ledger, version=NO_VERSION)
     ledger.advance(99)
@@ -517,7 +521,7 @@ def test_a_group_without_any_sampled_token_is_never_stale():
 
 
 def test_the_oldest_lease_is_taken_first_not_the_first_to_finish():
-    ledger = Ledger(groups_per_step=2, max_staleness=1, group_size=1)
+    ledger = Ledger(LedgerRules(groups_per_step=2, max_staleness=1, group_size=1))
     ledger.advance(0)
     first, second, third = (ledger.lease("a") for _ in range(3))
     for group_id in (third, second, first):
@@ -528,7 +532,7 @@ def test_the_oldest_lease_is_taken_first_not_the_first_to_finish():
 
 
 def test_a_group_leased_again_queues_behind_those_leased_meanwhile():
-    ledger = Ledger(groups_per_step=2, max_staleness=0, group_size=1)
+    ledger = Ledger(LedgerRules(groups_per_step=2, max_staleness=0, group_size=1))
     ledger.advance(0)
     ledger.lease("a")
     ready(ledger, "b", version=0)
@@ -540,32 +544,32 @@ def test_a_group_leased_again_queues_behind_those_leased_meanwhile():
 
 
 def test_a_queued_group_goes_to_the_next_owner_before_any_further_one_is_drawn():
-    ledger = Ledger(groups_per_step=4, max_staleness=0, group_size=2)
+    ledger = Ledger(LedgerRules(groups_per_step=4, max_staleness=0, group_size=2))
     ledger.advance(0)
     assert [ledger.lease("a"), ledger.lease("b"), ledger.lease("a")] == [0, 1, 2]
     ledger.add_member("a", 0, 1, 0)
     assert ledger.release("a") == [0, 2]
     assert [ledger.lease("b"), ledger.lease("b"), ledger.lease("b")] == [0, 2, 3]
     assert ledger.add_member("a", 0, 0, 0) == "late"
-    assert ledger.counts().discarded == {"owner_lost": 1, "late": 1}
+    assert ledger.groups.counts().discarded == {"owner_lost": 1, "late": 1}
 
 
 def test_a_resumed_run_may_change_its_batch_size():
-    ledger = Ledger(groups_per_step=4, max_staleness=0, group_size=1)
+    ledger = Ledger(LedgerRules(groups_per_step=4, max_staleness=0, group_size=1))
     ledger.advance(0)
     for _ in range(4):
         ready(ledger, version=0)
     ledger.take(4)
-    smaller = Ledger(groups_per_step=2, max_staleness=0, group_size=1)
+    smaller = Ledger(LedgerRules(groups_per_step=2, max_staleness=0, group_size=1))
     ledger.advance(1)
-    smaller.restore(ledger.state())
+    smaller.restore(ledger.groups.state())
     smaller.advance(2)
     assert [ready(smaller, version=2) for _ in range(2)] == [4, 5]
     assert not smaller.can_lease()
 
 
 def test_misuse_is_answered():
-    ledger = Ledger(groups_per_step=2, max_staleness=0, group_size=2)
+    ledger = Ledger(LedgerRules(groups_per_step=2, max_staleness=0, group_size=2))
     ledger.advance(3)
     with pytest.raises(ValueError, match="version 3 was published after version 3"):
         ledger.advance(3)
@@ -587,7 +591,7 @@ def test_misuse_is_answered():
 )
 def test_what_waits_for_stragglers_drops_none(per_step: int, staleness: int, size: int, moves: list[tuple[str, int]]) -> None:
     """However long a group takes: when its tokens are no older than its lease, it is learned from, within the bound."""
-    ledger = Ledger(groups_per_step=per_step, max_staleness=staleness, group_size=size, waits_for_stragglers=True)
+    ledger = Ledger(LedgerRules(groups_per_step=per_step, max_staleness=staleness, group_size=size, waits_for_stragglers=True))
     ledger.advance(0)
     version = 0
     missing: dict[int, tuple[int, int]] = {}  # of each leased group: version at the lease, members that have not arrived
@@ -604,7 +608,7 @@ def test_what_waits_for_stragglers_drops_none(per_step: int, staleness: int, siz
         assert ledger.drop_stale() == []
         batch = ledger.take(per_step)
         if batch is not None:
-            assert all(ledger.lag(group) <= staleness for group in batch)
+            assert all(ledger.groups.lag(group) <= staleness for group in batch)
             version += 1
             ledger.advance(version)
         return batch is not None
@@ -620,5 +624,5 @@ def test_what_waits_for_stragglers_drops_none(per_step: int, staleness: int, siz
         arrive(0)
     while learn():
         pass
-    assert ledger.num_ready < per_step
-    assert ledger.counts().dropped == {}
+    assert len(ledger.groups.ready) < per_step
+    assert ledger.groups.counts().dropped == {}

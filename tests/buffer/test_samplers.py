@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.buffer.ledger import MAX_LEASES_IN_ORDER, Ledger
+from agentrl.buffer.ledger import MAX_LEASES_IN_ORDER, Ledger, LedgerRules
 from agentrl.config.buffer import BufferConfig
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.data import DataConfig
@@ -15,7 +15,7 @@ from agentrl.config.schema import Config
 
 
 def ledger(sampler: str, *, per_step: int = 2, staleness: int = 2, **options) -> Ledger:
-    made = Ledger(groups_per_step=per_step, max_staleness=staleness, group_size=1, sampler=sampler, **options)
+    made = Ledger(LedgerRules(groups_per_step=per_step, max_staleness=staleness, group_size=1, sampler=sampler, **options))
     made.advance(0)
     return made
 
@@ -65,8 +65,8 @@ def test_in_order_gives_up_a_group_that_always_fails():
         assert target.lease("a") == 0
         assert target.drop("a", 0, "tool_error")
     assert target.lease("a") == 1
-    assert target.counts().dropped == {"tool_error": 1}
-    assert target.counts().is_balanced
+    assert target.groups.counts().dropped == {"tool_error": 1}
+    assert target.groups.counts().is_balanced
 
 
 def test_windowed_keeps_more_in_flight_and_drops_what_is_left_over():
@@ -78,7 +78,7 @@ def test_windowed_keeps_more_in_flight_and_drops_what_is_left_over():
     assert taken(target) == [2, 0]
     target.advance(1)
     assert target.drop_stale() == [1]
-    assert target.counts().is_balanced
+    assert target.groups.counts().is_balanced
 
 
 def test_in_order_needs_an_order_that_does_not_depend_on_results():

@@ -12,6 +12,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.buffer.ledger import LedgerRules
 from agentrl.config.model import ModelFromScratchConfig
 from agentrl.config.schema import Config
 from agentrl.controller.credit import group_trajectories
@@ -144,7 +145,7 @@ def train_with_buffer_and_actors(config, seed):
     """What a run does, with threads in the place of Ray's actors."""
     with learner_of(config) as learner:
         server, losses = Server(learner), []
-        buffer = ReplayBuffer(Rows(), groups_per_step=GROUPS, max_staleness=config.buffer.max_staleness, group_size=MEMBERS)
+        buffer = ReplayBuffer(Rows(), LedgerRules(groups_per_step=GROUPS, max_staleness=config.buffer.max_staleness, group_size=MEMBERS))
         server.publish(0)
         lineage = buffer.advance(0, step=0)
         actors = [Actor(name, buffer, server, seed + index) for index, name in enumerate("abc")]

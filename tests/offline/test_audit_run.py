@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
+from agentrl.buffer.ledger import LedgerRules
 from agentrl.data.trajectories import decode, encode, from_ipc, read_parquet, to_ipc, write_parquet
 from agentrl.offline.audit import audit_run
 from agentrl.types import NO_VERSION, Lease, Message, Outcome, RewardEvent, Task, Trajectory
@@ -42,7 +43,7 @@ class Writer:
         (folder / "trajectories").mkdir()
         journal = Journal(folder / FILE)
         journal.set_fact("max_staleness", str(STALENESS))
-        self.buffer = ReplayBuffer(Tasks(), groups_per_step=GROUPS, max_staleness=STALENESS, group_size=2, journal=journal)
+        self.buffer = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=GROUPS, max_staleness=STALENESS, group_size=2), journal=journal)
         self.version = -1
 
     def publish(self, step: int) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.buffer.ledger import LedgerRules
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
@@ -367,7 +368,7 @@ def test_groups_of_all_sizes_reach_the_learner_through_the_replay_buffer(stage):
     table = {"tool_error": "shrink", "model_error": "mask", "aborted": "drop"}
     world = stage.World(lambda *_: "#### 42", rollout={"group_size": 4, "on_outcome": table}, plugins=[Unlucky])
     tasks = SimpleNamespace(task=lambda position: stage.task(agent="unlucky", task_id=f"t:{position}"))
-    buffer = ReplayBuffer(tasks, groups_per_step=30, max_staleness=0, group_size=4, total_groups=30)
+    buffer = ReplayBuffer(tasks, LedgerRules(groups_per_step=30, max_staleness=0, group_size=4, total_groups=30))
     buffer.advance(0)
 
     async def main(manager):
@@ -540,7 +541,7 @@ def hanging(stage, *, at_once: int, **limits):
     world = stage.World(lambda *_: stage.call("hotel", "{}"), agent={"tools": ("hotel",)}, rollout=rollout, plugins=[Hotel])
     tasks = SimpleNamespace(task=lambda position: stage.task(task_id=f"t:{position}"))
     now = [0.0]
-    buffer = ReplayBuffer(tasks, groups_per_step=2, max_staleness=0, group_size=2, clock=lambda: now[0], **limits)
+    buffer = ReplayBuffer(tasks, LedgerRules(groups_per_step=2, max_staleness=0, group_size=2), clock=lambda: now[0], **limits)
     buffer.advance(0)
     return world, buffer, now
 

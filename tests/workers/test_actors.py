@@ -18,7 +18,7 @@ import trio
 from agentrl.config.cluster import ClusterConfig
 from agentrl.errors import ConfigError, InfrastructureError, JournalError
 from agentrl.fleet.cluster import ray_session
-from agentrl.workers.actors import Actor, ActorKind, Retry
+from agentrl.workers.actors import Actor, ActorKind, RetryPolicy
 
 KIND = ActorKind("ShelfActor", "the shelf", timeout_s=60.0, num_threads=2, long_polls={"wait": 3})
 
@@ -130,10 +130,10 @@ def test_a_killed_actor_is_made_again_and_calls_in_flight_are_repeated(tmp_path)
 def test_a_retried_error_is_waited_out_and_said_once(tmp_path):
     said: list[str] = []
     shelf = launch(tmp_path)
-    patient = shelf.retrying(Retry((JournalError,), 50.0, said.append))
+    patient = shelf.retrying(RetryPolicy((JournalError,), 50.0, said.append))
     assert patient.run(Shelf.fill, 2) == 2
     assert said == ["the shelf is full (waiting for up to 50 s)"]
-    assert trio.run(shelf.retrying(Retry((JournalError,), 50.0)).run_async, Shelf.fill, 4) == 4
+    assert trio.run(shelf.retrying(RetryPolicy((JournalError,), 50.0)).run_async, Shelf.fill, 4) == 4
     with pytest.raises(JournalError):
-        shelf.retrying(Retry((JournalError,), 0.5)).run(Shelf.fill, 99)
+        shelf.retrying(RetryPolicy((JournalError,), 0.5)).run(Shelf.fill, 99)
     shelf.kill()
