@@ -17,7 +17,7 @@ FEEDBACK = "Wrong. Try again."
 PRAISE = "Correct."
 
 
-class Gsm8kOptions(Options):
+class Gsm8kPartnerOptions(Options):
     """Options in `agent.interaction_config.gsm8k`."""
 
     reward: Literal["turn", "final"] = "turn"
@@ -36,7 +36,7 @@ class Gsm8k(Interaction):
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
-        self._options = read_options(Gsm8kOptions, self.config, plugin="interaction 'gsm8k'")
+        self._options = read_options(Gsm8kPartnerOptions, self.config, plugin="interaction 'gsm8k'")
 
     async def start(self, *, ground_truth: Any = None, query: str = "", **_: Any) -> None:
         """Store the row's ground truth. `query` and other fields of the row are ignored.

@@ -109,7 +109,7 @@ class Chat:
     def render_whole(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Return the tokens of a finished conversation, to be judged, as `apply_chat_template` would."""
         renderer = self._renderer
-        text = renderer.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=False)
+        text = renderer.template.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=False)
         return renderer.codec.encode_rendered(text)
 
     def check_template(

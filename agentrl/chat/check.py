@@ -147,7 +147,7 @@ def find_omissions(renderer: Renderer, tools: Tools) -> Iterator[Finding]:
     question = Message("user", "a")
     asked: TemplateMessage = {"role": "user", "content": TURN}
     with contextlib.suppress(TemplateRefusal):
-        if TURN not in renderer.render([asked], (), add_generation_prompt=True):
+        if TURN not in renderer.template.render([asked], (), add_generation_prompt=True):
             yield Finding("broken", "at the prompt", "leaves out what a user says", (question,))
     if not tools:
         return
@@ -156,9 +156,9 @@ def find_omissions(renderer: Renderer, tools: Tools) -> Iterator[Finding]:
     result = Message("tool", "b", tool_call_id=call_id(0, 0), name=name)
     shown = [asked, renderer.sampled(SampledTurn(), [result]), {**renderer.shown(result), "content": TURN}]
     with contextlib.suppress(TemplateRefusal):
-        if name not in renderer.render([asked], tools, add_generation_prompt=True):
+        if name not in renderer.template.render([asked], tools, add_generation_prompt=True):
             yield Finding("note", "at the prompt", "leaves out the tools; name them in the system message", (question,))
-        if renderer.render(shown, tools, add_generation_prompt=True).count(TURN) < 2:
+        if renderer.template.render(shown, tools, add_generation_prompt=True).count(TURN) < 2:
             yield Finding("broken", "when tools answer", "leaves out what tools say", (question, call, result))
 
 
@@ -184,7 +184,7 @@ def _block_findings(renderer: Renderer, messages: Messages, tools: Tools, step: 
     shown = [renderer.shown(message) for message in step.conversation.messages]
     where = _place(messages, step.shown)
     built = step.conversation.token_ids
-    expected = codec.encode_rendered(renderer.render(shown, tools, add_generation_prompt=True))
+    expected = codec.encode_rendered(renderer.template.render(shown, tools, add_generation_prompt=True))
     if step.edit is not None:
         # If `expected` still begins with the replaced tokens, the template did not even write the edited part
         # in the last turn. The difference is then between the template and what a model says, not between
@@ -241,7 +241,7 @@ def _num_written_calls(renderer: Renderer, messages: Messages, tools: Tools) -> 
         return 0
     results = [Message("tool", "", tool_call_id=call.id, name=call.name) for call in last.tool_calls]
     marked = renderer.sampled(SampledTurn(bool(last.content), THOUGHT if last.reasoning else None), results)
-    return renderer.count_calls(renderer.render([*map(renderer.shown, before), marked], tools, add_generation_prompt=False))
+    return renderer.count_calls(renderer.template.render([*map(renderer.shown, before), marked], tools, add_generation_prompt=False))
 
 
 def _smallest(renderer: Renderer, finding: Finding, tools: Tools) -> Finding:

@@ -184,7 +184,7 @@ class Conversation:
         renderer = self._renderer
         results = self._pending[: num_answers(self._pending)]
         history = [*self._history, renderer.sampled(self._turn, results), *map(renderer.shown, self._pending)]
-        text = renderer.render(history, self._tools, add_generation_prompt=True)
+        text = renderer.template.render(history, self._tools, add_generation_prompt=True)
         try:
             renderer.check_prefix(self._rendered, text, self._turn)
             ids = renderer.after_turn(text, len(self._rendered), self._turn, self._pending)

@@ -66,9 +66,6 @@ class Renderer:
         self._end_depends = len(known) > 1 or None in known
         self._cached_prompt: Callable[[str], tuple[str, tuple[int, ...]]] = functools.lru_cache(NUM_CACHED_PROMPTS)(self._prompt_of)
 
-    def render(self, messages: Sequence[TemplateMessage], tools: Tools, *, add_generation_prompt: bool) -> str:
-        return self.template.render(messages, tools, add_generation_prompt=add_generation_prompt)
-
     def prompt(self, messages: Sequence[TemplateMessage], tools: Tools) -> tuple[str, list[int]]:
         """Return text and ids of a whole conversation with the generation prompt. Results are cached."""
         text, ids = self._cached_prompt(json.dumps([messages, tools]))
@@ -76,7 +73,7 @@ class Renderer:
 
     def _prompt_of(self, key: str) -> tuple[str, tuple[int, ...]]:
         messages, tools = json.loads(key)
-        text = self.render(messages, tools, add_generation_prompt=True)
+        text = self.template.render(messages, tools, add_generation_prompt=True)
         return text, tuple(self.codec.encode_rendered(text))
 
     # ---------------------------------------------------------------------------------- input of the template
@@ -197,7 +194,7 @@ class Renderer:
 
     def _end_before(self, turn: TemplateMessage, following: Sequence[TemplateMessage]) -> str | None:
         try:
-            text = self.render([{"role": "user", "content": "?"}, turn, *following], (), add_generation_prompt=False)
+            text = self.template.render([{"role": "user", "content": "?"}, turn, *following], (), add_generation_prompt=False)
         except TemplateRefusal:
             return ""
         last = max((mark.end() for mark in _ANY_MARK.finditer(text) if mark[0] != THOUGHT), default=0)

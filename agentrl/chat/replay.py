@@ -116,11 +116,11 @@ def write_turn(renderer: Renderer, messages: Sequence[Message], turn: int, tools
 
 
 def _prompt(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> str:
-    return renderer.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=True)
+    return renderer.template.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=True)
 
 
 def _whole(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> str:
-    return renderer.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=False)
+    return renderer.template.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=False)
 
 
 def _written(renderer: Renderer, messages: Sequence[Message], prompt: str, tools: Tools) -> str | None:

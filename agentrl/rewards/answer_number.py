@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from agentrl.rewards.equations import is_false, is_no_result, worked_out
 from agentrl.rewards.number_words import number_in_words
-from agentrl.rewards.numbers import Found, has_number, in_smaller_unit, numbers_in, unit_of, with_signs
+from agentrl.rewards.numbers import FoundNumber, has_number, in_smaller_unit, numbers_in, unit_of, with_signs
 from agentrl.rewards.plain_text import plain
 
 MAX_TAIL_CHARS = 2000
@@ -335,7 +335,7 @@ def _without_negations(sentence: str) -> str:
     return sentence
 
 
-def _is_taken_back(rest: str, found: Sequence[Found]) -> bool:
+def _is_taken_back(rest: str, found: Sequence[FoundNumber]) -> bool:
     """Return whether the text after an answer's first sentence retracts it, or has another number."""
     if _TAKEN_BACK.match(rest) or _offers_another(rest, {number.value for number in found}):
         return True
@@ -356,7 +356,7 @@ def _offers_another(rest: str, values: Set[Fraction | None]) -> bool:
     return other.value not in values and not (unit_of(line, other)[1] and other.value / 100 in values)
 
 
-def _are_accounted_for(line: str, found: Sequence[Found], start: int, end: int) -> bool:
+def _are_accounted_for(line: str, found: Sequence[FoundNumber], start: int, end: int) -> bool:
     """Return whether the numbers beside the sum start..end are explained: premises before, details after it."""
     value = found[end].value
     for position in range(start):
@@ -380,7 +380,7 @@ def _are_accounted_for(line: str, found: Sequence[Found], start: int, end: int) 
     return True
 
 
-def _are_same(line: str, one: Found, other: Found) -> bool:
+def _are_same(line: str, one: FoundNumber, other: FoundNumber) -> bool:
     """Return whether two numbers have one value: 18 and 18.00, 1/4 and 25%, 90 minutes and 1.5 hours."""
     if one.value is None or other.value is None:
         return False
@@ -422,7 +422,7 @@ def _without_asides(line: str) -> str:
     return without if without == line or has_number(without) else line
 
 
-def _behind_last_lead(line: str, found: Sequence[Found], *, colons: bool) -> int:
+def _behind_last_lead(line: str, found: Sequence[FoundNumber], *, colons: bool) -> int:
     """Return the index of the number after the last "=" ("rounds to", a colon, "so"), else of the last number."""
     chosen = len(found) - 1
     has_equals, starts = False, [number.start for number in found]
@@ -444,7 +444,7 @@ def _without_reason(line: str) -> str:
     return line[: reason.start()] if reason and has_number(line[: reason.start()]) else line
 
 
-def _result(line: str, found: Sequence[Found], start: int, joints: tuple[re.Pattern[str], ...]) -> Fraction | None:
+def _result(line: str, found: Sequence[FoundNumber], start: int, joints: tuple[re.Pattern[str], ...]) -> Fraction | None:
     """Return number `start`, or the result of the sum that begins there.
 
     None if it has none, or beside `joints`.
@@ -455,7 +455,7 @@ def _result(line: str, found: Sequence[Found], start: int, joints: tuple[re.Patt
     return None if _is_relation(line, found, start, end) or is_no_result(line, found, end) else found[end].value
 
 
-def _is_relation(line: str, found: Sequence[Found], start: int, end: int) -> bool:
+def _is_relation(line: str, found: Sequence[FoundNumber], start: int, end: int) -> bool:
     """Return whether the sum start..end is only a bound or a part of the answer: "less than 18", "18 or more"."""
     before = {line[max(0, found[position].start - 40) : found[position].start] for position in (start, end)}
     if any(_BELOW_OR_ABOVE.search(text) or _is_modified(_LAST_MARK.search(text)) for text in before):
@@ -472,7 +472,7 @@ def _is_modified(mark: re.Match[str] | None) -> bool:
     return bool(sign) and sign not in _HARMLESS_SIGNS and not is_arrow and (sign in "!¬‰" or unicodedata.category(sign) == "Sm")
 
 
-def _end_of_sum(line: str, found: Sequence[Found], start: int) -> int | None:
+def _end_of_sum(line: str, found: Sequence[FoundNumber], start: int) -> int | None:
     """Return the index of the result of the sum at number `start` (`start` without operators), or None."""
     is_open = False
     for position in range(start, len(found) - 1):
@@ -486,7 +486,7 @@ def _end_of_sum(line: str, found: Sequence[Found], start: int) -> int | None:
     return None if is_open else len(found) - 1
 
 
-def _is_joined(line: str, found: Sequence[Found], position: int, joints: tuple[re.Pattern[str], ...]) -> bool:
+def _is_joined(line: str, found: Sequence[FoundNumber], position: int, joints: tuple[re.Pattern[str], ...]) -> bool:
     """Return whether number `position` is one of several alternatives, next to a different number before it."""
     if not 0 < position < len(found) or _are_same(line, found[position - 1], found[position]):
         return False

@@ -22,7 +22,7 @@ from typing import Any
 
 from agentrl.errors import RewardError
 from agentrl.rewards.code_cases import Cases, equal_texts, is_expected
-from agentrl.rewards.code_tests import Call, Suite, read_tests
+from agentrl.rewards.code_tests import FunctionCall, Suite, read_tests
 from agentrl.rewards.inside import plain_data
 from agentrl.sandbox import Limits, Program, Sandbox, SandboxResult
 
@@ -86,7 +86,9 @@ class Judge:
             RewardError: a test cannot be run with any program.
         """
         if cases.function is not None:
-            calls = [Call(cases.function, tuple(args), {}, expected) for args, expected in zip(cases.inputs, cases.outputs, strict=True)]
+            calls = [
+                FunctionCall(cases.function, tuple(args), {}, expected) for args, expected in zip(cases.inputs, cases.outputs, strict=True)
+            ]
             await self._serve(len(calls), functools.partial(self._make_calls, calls, _is_stated(cases), tally), tally)
         elif cases.asserts:
             tests = read_tests(cases.asserts)
@@ -166,7 +168,7 @@ class Judge:
             start, stdin=stdin, files={**_inside("plain_data", "contest_imports", "program"), "program.py": self._file}, limits=limits
         )
 
-    async def _make_calls(self, calls: list[Call], is_right: Callable[[Any, Any], bool], tally: CaseTally, first: int) -> Verdicts:
+    async def _make_calls(self, calls: list[FunctionCall], is_right: Callable[[Any, Any], bool], tally: CaseTally, first: int) -> Verdicts:
         rest = calls[first:]
         asked = b"".join(_question(call) for call in rest)
         limits = self._limits(len(rest), tally, output_bytes=sum(len(repr(call.expected)) for call in rest))
@@ -208,7 +210,7 @@ def _inside(*names: str) -> dict[str, bytes]:
     return files
 
 
-def _question(call: Call) -> bytes:
+def _question(call: FunctionCall) -> bytes:
     args, kwargs = plain_data.encode(list(call.args), _no_object), plain_data.encode(call.kwargs, _no_object)
     return plain_data.dump({"op": "entry", "function": call.function, "args": args, "kwargs": kwargs})
 

@@ -19,7 +19,7 @@ _BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """A call of one of the program's functions, and its expected value."""
 
     function: str
@@ -29,7 +29,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CheckedCase:
     """One piece of test code. functions, classes: pytest functions and unittest classes to call after it."""
 
     source: str
@@ -50,11 +50,11 @@ class Suite:
     names: tuple[str, ...]
     modules: tuple[str, ...]
     sources: tuple[str, ...]
-    cases: tuple[Case, ...]
+    cases: tuple[CheckedCase, ...]
     asserting: str = ASSERTING
 
 
-def read_call(text: str) -> Call | None:
+def read_call(text: str) -> FunctionCall | None:
     """Parse `assert f(1, [2]) == {3}`: a call with literal arguments, compared with a literal.
 
     None for all else.
@@ -72,11 +72,11 @@ def read_call(text: str) -> Call | None:
         value = ast.literal_eval(expected)
     except (ValueError, TypeError, RecursionError, MemoryError):
         return None
-    return Call(call.func.id, args, kwargs, value) if len(kwargs) == len(call.keywords) else None
+    return FunctionCall(call.func.id, args, kwargs, value) if len(kwargs) == len(call.keywords) else None
 
 
 @functools.lru_cache(maxsize=256)  # all attempts of a group have the same tests
-def read_tests(texts: tuple[str, ...]) -> tuple[Call, ...] | Suite:
+def read_tests(texts: tuple[str, ...]) -> tuple[FunctionCall, ...] | Suite:
     """Parse pieces of test code: to calls if all are such, else to a suite.
 
     Raises ValueError as `read_suite`.
@@ -125,7 +125,7 @@ def read_suite(texts: Sequence[str]) -> Suite:
             sources.update(dict.fromkeys(_imports(tree)))
             sources.update(dict.fromkeys(classes.values()))
         _MarkAsserts().visit(tree)
-        cases.append(Case(ast.unparse(ast.fix_missing_locations(tree)), functions, test_cases))
+        cases.append(CheckedCase(ast.unparse(ast.fix_missing_locations(tree)), functions, test_cases))
     return Suite(tuple(names), tuple(modules), tuple(sources), tuple(cases))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from agentrl.rewards.numbers import Found, in_smaller_unit, numbers_in, unit_of
+from agentrl.rewards.numbers import FoundNumber, in_smaller_unit, numbers_in, unit_of
 
 MAX_BITS = 1000
 MAX_TOKENS = 80
@@ -89,7 +89,7 @@ def worked_out(line: str) -> Fraction | None:
     return last.values[0] if last.step is not None or first.step is None else first.values[0]
 
 
-def is_no_result(line: str, found: Sequence[Found], end: int) -> bool:
+def is_no_result(line: str, found: Sequence[FoundNumber], end: int) -> bool:
     """Return whether number `end` is in a trivial equation of two equal numbers: 18 = 18."""
     if end == 0 or not re.fullmatch(r"\s?=\s?", line[found[end - 1].end : found[end].start]):
         return False
@@ -311,5 +311,5 @@ def _are_mixed(units: frozenset[str]) -> bool:
     return any(in_smaller_unit(Fraction(1), one, other) is not None for one in units for other in units)
 
 
-def _written(line: str, number: Found) -> str:
+def _written(line: str, number: FoundNumber) -> str:
     return _EMPTY.sub("", line[number.start : number.end + 1].rstrip("."))

@@ -90,7 +90,7 @@ _UNIT_BEHIND = re.compile(r"\s?([A-Za-z]{1,11}|[%¢$€])")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundNumber:
     """A number in a text, at text[start:end]. `value` is None if it cannot be an answer (too long, division
     by zero).
 
@@ -120,9 +120,9 @@ def with_signs(text: str, *, decimal_commas: bool = True) -> str:
     return _DECIMAL_COMMA.sub(_decimal_comma, text) if decimal_commas else text
 
 
-def numbers_in(text: str) -> list[Found]:
+def numbers_in(text: str) -> list[FoundNumber]:
     """Return the numbers of a plain text (see `plain` and `with_signs`) in order."""
-    return [Found(_value(found), found.start(), found.end(), _scale(found)) for found in _NUMBER.finditer(text)]
+    return [FoundNumber(_value(found), found.start(), found.end(), _scale(found)) for found in _NUMBER.finditer(text)]
 
 
 def has_number(text: str) -> bool:
@@ -130,7 +130,7 @@ def has_number(text: str) -> bool:
     return _NUMBER.search(text) is not None
 
 
-def unit_of(text: str, number: Found) -> tuple[str, bool]:
+def unit_of(text: str, number: FoundNumber) -> tuple[str, bool]:
     """Return a number's unit ("minute" for 5 mins, "" for 5 apples), and whether it is a percentage."""
     found = _UNIT_BEHIND.match(text, number.end)
     unit = found[1].lower() if found else ""

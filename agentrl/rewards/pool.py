@@ -21,7 +21,7 @@ import trio
 from agentrl.errors import RewardError
 from agentrl.plugins.blame import RaisedElsewhere
 from agentrl.rewards.recipes import Recipe
-from agentrl.rewards.worker import HEADER, MakeRequest, RehearseRequest, Reply, Request, ScoreRequest, frame
+from agentrl.rewards.worker import HEADER, MakeRequest, RehearseRequest, Reply, Request, RewardRequest, frame
 from agentrl.types import Task
 
 START_TIMEOUT_S = 120.0
@@ -81,7 +81,7 @@ class WorkerPool:
                 if rehearse is not None:
                     await worker.ask(RehearseRequest(key, rehearse))
                 try:
-                    return await worker.ask(ScoreRequest(key, subject))
+                    return await worker.ask(RewardRequest(key, subject))
                 except DeathError as error:
                     if rehearse is not None and error.signal in SIGNALS_OF_AN_ANSWER:
                         raise AnswerDeathError(str(error)) from error

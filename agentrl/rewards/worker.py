@@ -50,14 +50,14 @@ class RehearseRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRequest:
+class RewardRequest:
     """Score `subject` (one attempt or several) with the reward `key`."""
 
     key: int
     subject: Any
 
 
-Request = MakeRequest | RehearseRequest | ScoreRequest
+Request = MakeRequest | RehearseRequest | RewardRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class AlarmOptions(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AlarmRule:
     """The sum of `metrics` must be `at_most` or `at_least` the `bound`.
 
     metrics: a name that ends in `/` is a prefix; each metric below it is judged separately.
@@ -69,7 +69,7 @@ class Rule:
     concerns: Concern | None
     is_relative: bool = False
 
-    def instances(self, names: Iterable[str]) -> list[Rule]:
+    def instances(self, names: Iterable[str]) -> list[AlarmRule]:
         """Return a copy of the rule for each metric of `names` below its prefix, or itself without a
         prefix."""
         (first, *_) = self.metrics
@@ -108,24 +108,24 @@ class Alarm:
 class Alarms:
     """Judges each step by all rules, and records raised and cleared alarms in a JSON-lines file."""
 
-    def __init__(self, rules: Sequence[Rule], *, window_steps: int, file: Path, kept: Iterable[StepRecord] = ()) -> None:
+    def __init__(self, rules: Sequence[AlarmRule], *, window_steps: int, file: Path, kept: Iterable[StepRecord] = ()) -> None:
         """Replay the records `kept` from before a resume, and rewrite the file with their alarms only."""
         self._rules = rules
         self._window_steps = window_steps
-        self._watches: dict[Rule, _Watch] = {}
+        self._watches: dict[AlarmRule, _Watch] = {}
         self._file = AppendedFile(file)
         judged = [one for record in kept if record.kind == "train" for one in self._judge(record.step, record.values)]
         file.unlink(missing_ok=True)
         self._append([alarm for _, alarm in judged])
 
-    def observe(self, step: int, values: Mapping[str, float]) -> list[tuple[Rule, Alarm]]:
+    def observe(self, step: int, values: Mapping[str, float]) -> list[tuple[AlarmRule, Alarm]]:
         """Judge a step, record raised and cleared alarms, and return the raised ones with their rules."""
         judged = self._judge(step, values)
         with suppress(OSError):  # `write` retries and reports it
             self._append([alarm for _, alarm in judged])
         return [(rule, alarm) for rule, alarm in judged if alarm.event == "raised"]
 
-    def _judge(self, step: int, values: Mapping[str, float]) -> list[tuple[Rule, Alarm]]:
+    def _judge(self, step: int, values: Mapping[str, float]) -> list[tuple[AlarmRule, Alarm]]:
         judged = []
         for rule in [instance for each in self._rules for instance in each.instances(values)]:
             if rule not in self._watches:
@@ -150,7 +150,7 @@ class Alarms:
 class _Watch:
     """The state of one rule over time."""
 
-    def __init__(self, rule: Rule, window_steps: int) -> None:
+    def __init__(self, rule: AlarmRule, window_steps: int) -> None:
         self.rule = rule
         self._window_steps = window_steps if rule.is_relative else 1
         self._first: list[float] = []
@@ -223,7 +223,7 @@ def shortest_response(group: Group) -> float:
     return -float(min(t.num_response_tokens for t in group.trajectories))
 
 
-def evidence(groups: Sequence[Group], rule: Rule, *, limit: int) -> list[Group]:
+def evidence(groups: Sequence[Group], rule: AlarmRule, *, limit: int) -> list[Group]:
     """Return the `limit` groups that the rule concerns most, in the order of the batch."""
     concerns = rule.concerns
     if concerns is None:
@@ -236,7 +236,7 @@ def evidence(groups: Sequence[Group], rule: Rule, *, limit: int) -> list[Group]:
 # -------------------------------------------------------------------------------------------------------------- rules
 
 
-def rules_from(options: AlarmOptions) -> list[Rule]:
+def rules_from(options: AlarmOptions) -> list[AlarmRule]:
     """Return the rules whose bound is set."""
     length = "rollout/response_tokens/mean"
     change = options.max_length_change
@@ -255,12 +255,12 @@ def rules_from(options: AlarmOptions) -> list[Rule]:
     return [rule for rule in rules if rule is not None]
 
 
-def _at_most(name: str, bound: float | None, concerns: Concern | None, *metrics: str, is_relative: bool = False) -> Rule | None:
-    return None if bound is None else Rule(name, metrics, "at_most", bound, _ADVICE[name], concerns, is_relative)
+def _at_most(name: str, bound: float | None, concerns: Concern | None, *metrics: str, is_relative: bool = False) -> AlarmRule | None:
+    return None if bound is None else AlarmRule(name, metrics, "at_most", bound, _ADVICE[name], concerns, is_relative)
 
 
-def _at_least(name: str, bound: float | None, concerns: Concern, *metrics: str, is_relative: bool = False) -> Rule | None:
-    return None if bound is None else Rule(name, metrics, "at_least", bound, _ADVICE[name], concerns, is_relative)
+def _at_least(name: str, bound: float | None, concerns: Concern, *metrics: str, is_relative: bool = False) -> AlarmRule | None:
+    return None if bound is None else AlarmRule(name, metrics, "at_least", bound, _ADVICE[name], concerns, is_relative)
 
 
 _ADVICE: Mapping[str, str] = {

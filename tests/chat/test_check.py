@@ -190,7 +190,7 @@ def test_prefix_and_mask_hold_for_any_generated_conversation(name, seed):
             said.append(chat.decode(step.ids[:-1]))
             continue
         shown = [renderer.shown(message) for message in step.conversation.messages]
-        whole = renderer.codec.encode_rendered(renderer.render(shown, scope.tools, add_generation_prompt=True))
+        whole = renderer.codec.encode_rendered(renderer.template.render(shown, scope.tools, add_generation_prompt=True))
         assert row == whole
         assert step.edit is None or name not in ("tiny", "blocks")
     turns = [message for message in messages if message.role == "assistant"]

@@ -255,7 +255,7 @@ def test_every_row_keeps_what_was_sampled_and_begins_with_the_render(plan, data)
         block = conversation.next_prompt()
         if conversation.num_forks > forks:
             rows.append([])
-            render = chat._renderer.render(shown, TOOLS, add_generation_prompt=True)
+            render = chat._renderer.template.render(shown, TOOLS, add_generation_prompt=True)
             assert block == chat._renderer.codec.encode_rendered(render)
         rows[-1] += block
         sampled = (

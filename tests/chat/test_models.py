@@ -95,7 +95,7 @@ def test_rows_grow_by_what_the_template_shows_and_by_what_was_sampled(name, seed
             assert set(step.ids[-1:]) <= set(chat.eos_token_ids)
             continue
         shown = [renderer.shown(message) for message in step.conversation.messages]
-        whole = renderer.codec.encode_rendered(renderer.render(shown, scope.tools, add_generation_prompt=True))
+        whole = renderer.codec.encode_rendered(renderer.template.render(shown, scope.tools, add_generation_prompt=True))
         assert renderer.codec.is_same_text(row, whole)
         assert step.edit is None or row == whole
 

@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError, DataError, RewardError, SandboxError
 from agentrl.plugins import Attempted, load_plugins
 from agentrl.rewards.code import Code
 from agentrl.rewards.code_cases import equal_texts, equal_values, extract_code, is_expected, read_cases
-from agentrl.rewards.code_tests import Call, join_setups, read_call, read_suite
+from agentrl.rewards.code_tests import FunctionCall, join_setups, read_call, read_suite
 from agentrl.rewards.inside import plain_data
 from agentrl.sandbox import Sandbox
 from agentrl.types import Message, Outcome, Task
@@ -334,9 +334,9 @@ def test_pieces_that_run_nothing_belong_to_the_next_one() -> None:
 @pytest.mark.parametrize(
     ("text", "call"),
     [
-        ("assert f(1, [2], k=(3,)) == {4}", Call("f", (1, [2]), {"k": (3,)}, {4})),
-        ("assert -1 == f()", Call("f", (), {}, -1)),
-        ("assert (f(set())) == 'a', 'message'", Call("f", (set(),), {}, "a")),
+        ("assert f(1, [2], k=(3,)) == {4}", FunctionCall("f", (1, [2]), {"k": (3,)}, {4})),
+        ("assert -1 == f()", FunctionCall("f", (), {}, -1)),
+        ("assert (f(set())) == 'a', 'message'", FunctionCall("f", (set(),), {}, "a")),
         ("assert f(x) == 1", None),
         ("assert sum([1]) == 1", None),
         ("assert f(1) == 1 == g(1)", None),
@@ -345,7 +345,7 @@ def test_pieces_that_run_nothing_belong_to_the_next_one() -> None:
         ("x = 1\nassert f(1) == 1", None),
     ],
 )
-def test_an_assertion_is_a_call_where_it_is_no_more(text: str, call: Call | None) -> None:
+def test_an_assertion_is_a_call_where_it_is_no_more(text: str, call: FunctionCall | None) -> None:
     assert read_call(text) == call
 
 

@@ -85,7 +85,7 @@ class Objects:
         return self._numbers[id(value)]
 
 
-class Program:
+class LoadedProgram:
     """Loads the program and answers requests.
 
     cpu_s, wall_s: limits of one call; beyond them the process dies.
@@ -259,7 +259,7 @@ def main(reads: int, writes: int, *, is_heard: bool, cpu_s: float, wall_s: float
     nowhere = os.open("/dev/null", os.O_RDWR)
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
-    program = Program(reads, writes, cpu_s=cpu_s, wall_s=wall_s)
+    program = LoadedProgram(reads, writes, cpu_s=cpu_s, wall_s=wall_s)
     if program.load("program.py"):
         program.serve(is_heard=is_heard)
     os._exit(0)  # do not wait for threads that the program left

@@ -19,12 +19,12 @@ from agentrl.errors import ConfigError
 from agentrl.verl.importing.shell_expansion import UNKNOWN, Unset, calculate, expand_parameter, is_true, shown, unknown
 from agentrl.verl.importing.shell_syntax import (
     Assignment,
-    Case,
+    CaseCommand,
     Chain,
     Command,
     CommandGroup,
     For,
-    Function,
+    FunctionDefinition,
     If,
     Simple,
     Test,
@@ -107,11 +107,11 @@ class Shell:
             case While():
                 passes: Iterator[Mapping[str, str]] = ({} for _ in range(MAX_LOOPS) if self._chain(command.condition) != command.is_until)
                 return self._loop(command.body, passes)
-            case Case():
+            case CaseCommand():
                 return self._case(command)
             case CommandGroup():
                 return self._chain(command.body) if not command.is_apart else self._apart().follow(command.body)
-            case Function():
+            case FunctionDefinition():
                 self.functions[command.name] = command.body
                 return True
             case Test():
@@ -144,7 +144,7 @@ class Shell:
                     raise
         return True
 
-    def _case(self, command: Case) -> bool:
+    def _case(self, command: CaseCommand) -> bool:
         value = self.text(command.word)
         for patterns, body in command.branches:
             if any(fnmatch.fnmatchcase(shown(value), self.text(pattern)) for pattern in patterns):

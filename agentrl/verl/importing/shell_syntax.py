@@ -84,7 +84,7 @@ class While:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CaseCommand:
     word: Word
     branches: tuple[tuple[tuple[Word, ...], Chain], ...]
 
@@ -98,7 +98,7 @@ class CommandGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class FunctionDefinition:
     name: str
     body: Command
 
@@ -111,7 +111,7 @@ class Test:
     arithmetic: str | None = None
 
 
-Command: TypeAlias = Simple | If | For | While | Case | CommandGroup | Function | Test
+Command: TypeAlias = Simple | If | For | While | CaseCommand | CommandGroup | FunctionDefinition | Test
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -211,7 +211,7 @@ class _Reader:
         if (found := _FUNCTION.match(self.text, self.at)) is not None:
             self.at = found.end()
             self._skip_blank(newlines=True)
-            return Function(found[1] or found[2], self._command())
+            return FunctionDefinition(found[1] or found[2], self._command())
         if self._is_at("(("):
             self.at += 2
             return self._with_redirections(Test((), self._until("))")))
@@ -288,7 +288,7 @@ class _Reader:
         while True:
             self._skip_blank(newlines=True)
             if self._take_word("esac"):
-                return Case(word, tuple(branches))
+                return CaseCommand(word, tuple(branches))
             self._take("(")
             patterns = [self._required_word()]
             self._skip_blank()
