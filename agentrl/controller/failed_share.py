@@ -21,7 +21,7 @@ STALL_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Sample:
     time: float
     num_ended: int
     num_failed: int
@@ -39,7 +39,7 @@ class FailedShare:
         self._lasting_s = STALL_SHARE * config.buffer.stall_timeout_s
         self.ignored = frozenset({Outcome.MODEL_ERROR} | {o for o, policy in config.rollout.on_outcome.items() if policy == "replace"})
         self._clock = clock
-        self._looks = deque([_Look(clock(), 0, 0)])
+        self._samples = deque([_Sample(clock(), 0, 0)])
 
     def check(self, counts: AttemptCounts, *, most_common: Callable[[], str]) -> None:
         """Judge the latest attempts.
@@ -49,12 +49,12 @@ class FailedShare:
         Raises:
             InfrastructureError: too many of the latest attempts failed.
         """
-        now = _Look(self._clock(), counts.num_ended, counts.num_failed(ignored=self.ignored))
-        self._looks.append(now)
+        now = _Sample(self._clock(), counts.num_ended, counts.num_failed(ignored=self.ignored))
+        self._samples.append(now)
         # Keep the shortest window that is still long enough, in attempts and in seconds.
-        while len(self._looks) > 1 and self._is_enough(self._looks[1], now):
-            self._looks.popleft()
-        first = self._looks[0]
+        while len(self._samples) > 1 and self._is_enough(self._samples[1], now):
+            self._samples.popleft()
+        first = self._samples[0]
         if self._max_share is None or not self._is_enough(first, now):
             return
         num_ended, num_failed = now.num_ended - first.num_ended, now.num_failed - first.num_failed
@@ -64,5 +64,5 @@ class FailedShare:
                 f"most of them with: {most_common()}"
             )
 
-    def _is_enough(self, first: _Look, now: _Look) -> bool:
+    def _is_enough(self, first: _Sample, now: _Sample) -> bool:
         return now.num_ended - first.num_ended >= MIN_ATTEMPTS and now.time - first.time >= self._lasting_s

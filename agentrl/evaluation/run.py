@@ -47,9 +47,9 @@ from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import uncounted_chat
 from agentrl.rollout.open_files import allow_trajectories
-from agentrl.rollout.play_loop import PlayLoop
 from agentrl.rollout.player_stack import PlayerParts, open_stack
 from agentrl.rollout.router import Router
+from agentrl.rollout.scopes import PlayLoop
 from agentrl.rollout.trio_run import in_trio
 from agentrl.sglang.client import SGLangClient
 from agentrl.tracking.unwritten import UnwrittenFiles

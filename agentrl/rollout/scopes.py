@@ -18,10 +18,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
+
+from agentrl.rollout.loop_gaps import LoopGaps
 
 GENERATE = "generate"
 """Name of a scope that waits for a server. The router knows which one, by the `key` of the outer scope."""
@@ -222,3 +224,28 @@ def where_blocked(loop: threading.Thread) -> str | None:
     if not stack or stack[0].endswith(_WAITS_FOR_EVENTS):
         return None
     return f"the event loop of thread {loop.name!r} is in {' < '.join(stack)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlayLoop:
+    """A trio loop in which attempts are played, as seen from other threads: its root task, its thread, and the
+    thread of the asyncio plugins.
+    """
+
+    gaps: LoopGaps
+    root: trio.lowlevel.Task
+    thread: threading.Thread
+    plugins: threading.Thread
+
+    @classmethod
+    def here(cls, gaps: LoopGaps, *, plugins: threading.Thread) -> PlayLoop:
+        """Return the loop in which the calling task runs."""
+        root = trio.lowlevel.current_root_task()
+        assert root is not None, "this is called from a task"
+        return cls(gaps, root, threading.current_thread(), plugins)
+
+    def look(self, scopes: Scope, *, limit: int, places: Mapping[str, str]) -> LiveScopes:
+        """Return the live scopes inside `scopes` (see `scopes.look`), all tasks, and where blocked loops are."""
+        threads = [self.plugins, *([self.thread] if self.gaps.is_blocked else [])]
+        blocked = tuple(where for thread in threads if (where := where_blocked(thread)) is not None)
+        return replace(look(scopes, limit=limit, places=places), tasks=count_tasks(self.root), blocked=blocked)

@@ -25,10 +25,9 @@ from agentrl.rollout.limits import model_limits, num_ids_of, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.manager import AgentLoopManager, TaskSource
 from agentrl.rollout.open_files import allow_trajectories
-from agentrl.rollout.play_loop import PlayLoop
 from agentrl.rollout.player_stack import PlayerParts, Validating
 from agentrl.rollout.router import Router
-from agentrl.rollout.scopes import LiveScopes
+from agentrl.rollout.scopes import LiveScopes, PlayLoop
 from agentrl.rollout.shipment import TrajectorySink
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import POLICY_ADAPTER

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -26,14 +27,38 @@ SHOWN_SCOPES = 8
 log = logging.getLogger(__name__)
 
 
-class Findings(Protocol):
-    """The answers of all parts."""
+class Playing(Protocol):
+    """What a process that plays attempts waits for: `agentrl.rollout.scopes.LiveScopes`."""
+
+    def lines(self) -> Iterator[str]: ...
+
+    def shortened(self, limit: int) -> Playing:
+        """Return a copy with at most `limit` attempts in full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Why a run or an evaluation makes no progress.
+
+    facts: lines about everything that plays no attempts.
+    playing: for each process that plays, by its title, what it waits for; or a line that says why that is unknown.
+    """
+
+    facts: Sequence[str]
+    playing: Mapping[str, Playing | str]
 
     def lines(self, *, max_scopes: int | None = None) -> Iterator[str]:
-        """Yield lines of text.
+        """Yield the findings as lines of text.
 
         max_scopes: number of attempts per process that are shown in full; None: all, and trio's task tree.
         """
+        yield from self.facts
+        for title, found in self.playing.items():
+            if isinstance(found, str):
+                yield found
+            else:
+                yield f"{title}:"
+                yield from (f"  {line}" for line in (found if max_scopes is None else found.shortened(max_scopes)).lines())
 
 
 class Watched(Protocol):

@@ -18,9 +18,8 @@ from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
-from agentrl.controller.findings import Parts
 from agentrl.controller.phases import Phases
-from agentrl.controller.watchdog import WatchedRun
+from agentrl.controller.watchdog import Parts, WatchedRun
 from agentrl.data.arithmetic import write_arithmetic
 from agentrl.fleet.buffer import launch_buffer
 from agentrl.fleet.cluster import ray_session
